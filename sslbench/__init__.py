@@ -1,0 +1,25 @@
+"""sslbench: benchmark and evaluation of pretrained image representations.
+
+The public names are imported when they are first used, so that `import sslbench` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sslbench.api import evaluate, extract_features, load_backbone, make_leaderboard
+    from sslbench.names import list_names
+
+__all__ = ["evaluate", "extract_features", "list_names", "load_backbone", "make_leaderboard"]
+
+_HOME = dict.fromkeys(__all__, "sslbench.api") | {"list_names": "sslbench.names"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sslbench' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

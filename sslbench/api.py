@@ -1,0 +1,104 @@
+"""The public functions: what the command line does, from Python."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sslbench import evaluation, paths, records
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.build import from_module
+from sslbench.backbones.load import load_backbone
+from sslbench.features.array import Features
+from sslbench.leaderboard import Board, table
+from sslbench.preprocessing import Preprocessing
+from sslbench.results import Result
+
+__all__ = ["evaluate", "extract_features", "leaderboard", "load_backbone"]
+
+
+def evaluate(
+    model: str | Path | nn.Module,
+    train: str | Path,
+    test: str | Path | None = None,
+    *,
+    protocols: Sequence[str] = ("knn", "linear"),
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    out: str | Path = "results",
+    run: evaluation.RunSettings | None = None,
+    **request: Any,
+) -> list[Result]:
+    """Scores a backbone, as `sslbench eval` does; the records are written too.
+
+    Args:
+        model: a weights file, 'random', 'pixels', or any `nn.Module` that takes (B, 3, H, W); a module is copied, so
+            its mode, device, gradients and values stay as they are, and so does the global random state.
+        train: data, as for `--data`.
+        test: the test part, as for `--test-data`; without it `train` has one inside or is split.
+        protocols: names; each runs on the features of one pass over the images.
+        settings: protocol -> settings that differ from its defaults.
+        out: folder for the records.
+        run: device, precision, batch size, seed, ...
+        **request: other fields of `evaluation.Request`: backbone, format, layers, limit, preprocessing, ...
+
+    Returns:
+        One result per layer and protocol; rates in percent.
+
+    Raises:
+        SslbenchError: anything that is wrong with the arguments, the weights or the data.
+    """
+    run = run or evaluation.RunSettings()
+    tasks = tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in protocols)
+    given = {**request, "test_data": None if test is None else str(test)}
+    backbone = None
+    if isinstance(model, nn.Module):
+        backbone = _copied(model, given)
+    weights = backbone.name if backbone is not None else str(model)
+    asked = evaluation.Request(weights=weights, data=str(train), tasks=tasks, **given)
+    evaluation.check_writable(Path(out))
+    prepared = evaluation.prepare(asked, run, backbone=backbone)
+    store = paths.cache_dir() / "features"
+    return evaluation.evaluate(prepared, store=store, out=Path(out), command="sslbench.evaluate(...)")
+
+
+def extract_features(
+    model: str | Path | nn.Module,
+    data: str | Path,
+    *,
+    store: str | Path | None = None,
+    run: evaluation.RunSettings | None = None,
+    **request: Any,
+) -> dict[str, dict[str, Features]]:
+    """Features of every part of the data, as `sslbench extract` writes them.
+
+    Args:
+        model: as for `evaluate`.
+        data: as for `--data`; labels are not needed.
+        store: folder of the feature store; by default the one that `evaluate` uses.
+        run: device, precision, batch size, ...
+        **request: other fields of `evaluation.Request`: backbone, layers, limit, preprocessing, ...
+
+    Returns:
+        Name of the part ('train', 'test', 'all') -> layer -> features, memory-mapped.
+    """
+    backbone = _copied(model, request) if isinstance(model, nn.Module) else None
+    weights = backbone.name if backbone is not None else str(model)
+    asked = evaluation.Request(weights=weights, data=str(data), tasks=(), **request)
+    root = Path(store) if store is not None else paths.cache_dir() / "features"
+    found = evaluation.extract_only(asked, run or evaluation.RunSettings(), store=root, backbone=backbone)
+    return {split: extraction.features for split, extraction in found.items()}
+
+
+def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
+    """One table of all records below a folder (`sslbench.leaderboard.to_csv` and others write it)."""
+    return table(records.read_tree(Path(folder)), metric=metric)
+
+
+def _copied(model: nn.Module, request: dict[str, Any]) -> Backbone:
+    """A backbone around a copy of the user's module."""
+    module = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    values = getattr(model, "preprocessing", None)
+    preprocessing = values if isinstance(values, Preprocessing) else Preprocessing()
+    return from_module(request.get("backbone") or type(model).__name__, module, preprocessing)

@@ -1,0 +1,253 @@
+"""Layers by name: `LAYER[:POOL]`, tapped with hooks in one forward pass.
+
+LAYER is a name of the backbone's own table (`res4`, `features`), any module path (`layer3.2.conv1`, `blocks.11`),
+`PATH@input` for what goes into that module (`fc@input`), or `output` for what the backbone returns.
+"""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.pools import Pool, Tokens, apply_pool, parse_pool
+from sslbench.errors import BackboneError, UsageError
+from sslbench.names import did_you_mean
+
+log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One named feature of a backbone.
+
+    Attributes:
+        text: how it is written in results and feature stores, `res4:avg(8,3)`.
+        path: module path; '' is the backbone itself.
+        side: whether the module's output or its input is taken.
+        pool: None is the default for the shape that comes out.
+    """
+
+    text: str
+    path: str
+    side: Literal["output", "input"] = "output"
+    pool: Pool | None = None
+
+
+def split_layers(text: str) -> list[str]:
+    """Splits at the commas that are not inside parentheses.
+
+    Raises:
+        UsageError: unbalanced parentheses, or nothing between two commas.
+    """
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+        if depth < 0:
+            break
+    parts = [part.strip() for part in parts]
+    if depth != 0 or not all(parts):
+        raise UsageError(f"'{text}' is not a list of layers", "Write LAYER[:POOL],LAYER[:POOL]: res4:avg(8,3),res5avg")
+    return parts
+
+
+def resolve_layers(backbone: Backbone, specs: Sequence[str]) -> tuple[Layer, ...]:
+    """Turns texts into layers of this backbone; no text is the default layer. The same layer named twice is one layer.
+
+    Raises:
+        BackboneError: the backbone has no such layer; the message names the nearest ones.
+        UsageError: the pool is not one.
+    """
+    layers = {layer.text: layer for layer in (_resolve(backbone, spec) for spec in specs or [backbone.default_layer])}
+    if backbone.builder == "module" and any(layer.path == "" for layer in layers.values()):
+        _warn_about_logits(backbone)
+    return tuple(layers.values())
+
+
+def _resolve(backbone: Backbone, spec: str) -> Layer:
+    name, _, pool_text = spec.replace(" ", "").partition(":")
+    if ":" in spec and not pool_text:
+        raise UsageError(f"layer '{spec}' names no pool after the colon")
+    path, at, side = name.partition("@")
+    if at and side != "input":
+        raise UsageError(f"layer '{spec}': only '@input' may follow a module's path", f"Write {path}@input or {path}.")
+    modules = {path for path, _ in backbone.module.named_modules() if path}
+    names = {"output": "", **backbone.aliases}
+    if path not in modules | set(names):
+        raise BackboneError(f"{backbone.name} has no layer '{path}'", did_you_mean(path, modules | set(names)))
+    # In `conv1@input` the module conv1 is meant, where there is one: a name of the table stands for an output.
+    target = path if (at and path in modules) or path not in names else names[path]
+    if at and not target:
+        raise BackboneError(f"'{name}' would be the images themselves", "The backbone 'pixels' gives them as features.")
+    pool = parse_pool(pool_text) if pool_text else None
+    if pool is not None and pool.name == "vissl":
+        pool = _vissl_pool(backbone, name)
+    text = f"{name}:{pool}" if pool else name
+    return Layer(text, target, "input" if at else "output", pool)
+
+
+def _vissl_pool(backbone: Backbone, name: str) -> Pool | None:
+    if name not in backbone.vissl_pools:
+        has = ", ".join(backbone.vissl_pools)
+        remedy = (
+            f"It is defined for: {has}." if has else "It is defined for ResNets of bottleneck blocks, widths 1, 2, 4."
+        )
+        raise BackboneError(f"VISSL defines no pool for layer '{name}' of {backbone.name}", remedy)
+    text = backbone.vissl_pools[name]
+    return parse_pool(text) if text else None
+
+
+def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -> dict[str, Tensor]:
+    """The features of all layers in one forward pass.
+
+    They are pooled inside the hooks: a later in-place operation (ReLU) cannot change them, and no map is kept.
+
+    Args:
+        module: in eval mode.
+        images: (B, 3, H, W), normalised.
+        layers: of this module.
+
+    Returns:
+        text of each layer -> (B, D) float32, on the device of `images`.
+
+    Raises:
+        BackboneError: a module ran twice or never, its output cannot be pooled, or the backbone fails on these images.
+    """
+    taken: dict[str, list[Tensor]] = {layer.text: [] for layer in layers}
+    with hooked(module, layers, lambda layer, value: taken[layer.text].append(_pooled(module, layer, value, images))):
+        run(module, images)
+    for layer in layers:
+        _check_once(layer, len(taken[layer.text]))
+    return {text: values[0] for text, values in taken.items()}
+
+
+def run(module: nn.Module, images: Tensor) -> None:
+    """Runs the module on these images, for what its hooks see.
+
+    Raises:
+        BackboneError: it raises anything but out of memory; the message says on which images.
+    """
+    try:
+        module(images)
+    except (BackboneError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        shape = "x".join(map(str, images.shape))
+        reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+        raise BackboneError(
+            f"the backbone fails on images of shape {shape} ({images.dtype}): {reason}",
+            "If it needs another size, set the crop; if it needs float32, use precision fp32.",
+        ) from error
+
+
+@contextlib.contextmanager
+def hooked(module: nn.Module, layers: Sequence[Layer], take: Callable[[Layer, Any], None]) -> Iterator[None]:
+    """Calls `take` with what each layer gives while the module runs; the hooks are always gone afterwards."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            stack.callback(_hook(module.get_submodule(layer.path), layer, take).remove)
+        yield
+
+
+def _hook(module: nn.Module, layer: Layer, take: Callable[[Layer, Any], None]) -> torch.utils.hooks.RemovableHandle:
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        take(layer, next(iter((*args, *kwargs.values())), None))
+
+    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        take(layer, output)
+
+    if layer.side == "input":
+        return module.register_forward_pre_hook(before, with_kwargs=True)
+    return module.register_forward_hook(after)
+
+
+def _check_once(layer: Layer, times: int) -> None:
+    if times == 1:
+        return
+    what = f"layer '{layer.text}' (module '{layer.path}')"
+    if times == 0:
+        raise BackboneError(
+            f"{what} did not run in the forward pass, or not through its own call",
+            "Take the module around it, or the input or output of the next one: PATH@input.",
+        )
+    raise BackboneError(
+        f"{what} ran {times} times in one forward pass: it is shared",
+        "Take the module around it, or the input of the next one: PATH@input.",
+    )
+
+
+def _pooled(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise BackboneError(
+            f"layer '{layer.text}' gives a {type(value).__name__}, not a tensor",
+            "Take a layer inside it, or the input of the next one: PATH@input.",
+        )
+    if value.ndim < 2 or value.shape[0] != images.shape[0]:
+        raise BackboneError(
+            f"layer '{layer.text}' gives shape {tuple(value.shape)} for {len(images)} images",
+            "The first dimension must be the images: take another layer.",
+        )
+    if value.ndim == 4 and _channels_last(root, layer, value, images):
+        value = value.permute(0, 3, 1, 2)
+    return apply_pool(value, layer.pool, token_layout(root, layer.path, value), layer=layer.text)
+
+
+def _channels_last(root: nn.Module, layer: Layer, x: Tensor, images: Tensor) -> bool:
+    """Whether a 4-D output is (B, H, W, C), as in Swin and MambaOut.
+
+    Square images give square maps, which shows in the shape alone; otherwise timm's own declaration counts, except for
+    modules that exist for (B, C, H, W) only.
+    """
+    _, a, b, c = x.shape
+    if images.shape[2] == images.shape[3] and (a == b) != (b == c):
+        return a == b
+    target = root.get_submodule(layer.path)
+    if isinstance(target, nn.Conv2d | nn.BatchNorm2d | nn.MaxPool2d | nn.AvgPool2d):
+        return False
+    return str(getattr(root, "output_fmt", "NCHW")) == "NHWC"
+
+
+def token_layout(root: nn.Module, path: str, x: Tensor) -> Tokens:
+    """What is known of the tokens at a module: from it or the nearest module around it that declares them.
+
+    timm's models have `num_prefix_tokens`; others a parameter `cls_token`, and `num_register_tokens` (DINOv2).
+    """
+    parts = path.split(".") if path else []
+    for length in range(len(parts), -1, -1):
+        owner = root.get_submodule(".".join(parts[:length]))
+        has_class = isinstance(getattr(owner, "cls_token", None), Tensor)
+        registers = getattr(owner, "num_register_tokens", 0)
+        prefix = getattr(owner, "num_prefix_tokens", has_class + registers if has_class else None)
+        if isinstance(prefix, int):
+            patches = getattr(getattr(owner, "patch_embed", None), "num_patches", None)
+            # CaiT and XCiT add the class token only in their last blocks: before, there are as many tokens as patches.
+            absent = x.ndim == 3 and x.shape[1] == patches
+            return Tokens() if absent or prefix == 0 else Tokens(prefix, has_class)
+    return Tokens()
+
+
+def _warn_about_logits(backbone: Backbone) -> None:
+    """A user's classifier returns logits, which are rarely what should be evaluated: says which layer is."""
+    module, seen = copied(backbone.module), dict[str, Tensor]()
+    size = backbone.preprocessing.crop or backbone.preprocessing.resize
+    height, width = size if isinstance(size, tuple) else (224, 224)
+    linears = [Layer(path, path) for path, part in module.named_modules() if isinstance(part, nn.Linear)]
+    with (
+        torch.inference_mode(),
+        hooked(module, [*linears, Layer("", "")], lambda layer, value: seen.update({layer.path: value})),
+    ):
+        run(module, torch.zeros(1, 3, height, width))
+    last = next((path for path, value in seen.items() if path and value is seen[""]), None)
+    if last:
+        log.warning(
+            f"{backbone.name} returns the output of its last linear layer '{last}', probably class scores. "
+            f"To evaluate the features before it: --layers {last}@input"
+        )

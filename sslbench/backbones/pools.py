@@ -1,0 +1,158 @@
+"""How a layer's output becomes one vector per image.
+
+Shapes: B images, C channels, H x W a spatial map, N tokens, D features. Everything is computed in float32.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812  the name everyone uses
+from torch import Tensor
+
+from sslbench.errors import BackboneError, UsageError
+from sslbench.names import did_you_mean
+
+# name -> how many numbers it takes (fewest, most)
+_ARGUMENTS = {
+    "avg": (0, 3),
+    "max": (0, 0),
+    "flatten": (0, 0),
+    "adaptive": (2, 2),
+    "gem": (0, 1),
+    "cls": (0, 0),
+    "mean": (0, 0),
+    "cls+mean": (0, 0),
+    "vissl": (0, 0),
+}
+_MAP_POOLS = "avg, max, gem(p), flatten, avg(kernel,stride), adaptive(h,w)"
+GEM_POWER = 3.0  # Radenovic et al. 2018, the value they start from
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """A pool as it is written after a layer's name: `avg`, `avg(8,3)`, `cls+mean`."""
+
+    name: str
+    arguments: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        numbers = ",".join(f"{a:g}" for a in self.arguments)
+        return f"{self.name}({numbers})" if numbers else self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """How the tokens of a transformer are laid out.
+
+    Attributes:
+        prefix: tokens before the patches (class token, registers).
+        has_class: whether the first of them is a class token.
+    """
+
+    prefix: int = 0
+    has_class: bool = False
+
+
+def parse_pool(text: str) -> Pool:
+    """Reads `NAME` or `NAME(numbers)`.
+
+    Raises:
+        UsageError: no such pool, or it does not take these numbers.
+    """
+    found = re.fullmatch(r"([a-z+]+)(?:\(([^()]*)\))?", text.replace(" ", ""))
+    if not found or found[1] not in _ARGUMENTS:
+        raise UsageError(f"there is no pool '{text}'", did_you_mean(found[1] if found else text, _ARGUMENTS))
+    try:
+        numbers = tuple(float(n) for n in found[2].split(",")) if found[2] else ()
+    except ValueError:
+        raise UsageError(f"the pool '{text}' has something in parentheses that is not a number") from None
+    name, (fewest, most) = found[1], _ARGUMENTS[found[1]]
+    whole = name == "gem" or all(n == int(n) and n >= 0 for n in numbers)
+    if name == "avg" and len(numbers) == 1:
+        numbers = (numbers[0], numbers[0])  # AvgPool2d's own default: stride = kernel
+    positive = all(n > 0 for n in numbers[:2])
+    if not fewest <= len(numbers) <= most or not whole or not positive:
+        usage = (
+            "avg, avg(kernel), avg(kernel,stride), avg(kernel,stride,padding), adaptive(h,w), gem, gem(p), max, flatten"
+        )
+        raise UsageError(f"the pool '{text}' does not take these numbers", f"Valid forms: {usage}.")
+    if name == "avg" and len(numbers) == 3 and numbers[2] == 0:
+        numbers = numbers[:2]
+    return Pool(name, numbers or ((GEM_POWER,) if name == "gem" else ()))
+
+
+def apply_pool(x: Tensor, pool: Pool | None, tokens: Tokens, *, layer: str) -> Tensor:
+    """One vector per image, (B, D) float32, in memory of its own.
+
+    Args:
+        x: (B, C, H, W), (B, N, C) or (B, D).
+        pool: None takes the average of a map, the class token of tokens (the mean of the patches where there is none),
+            and a vector as it is.
+        tokens: what is known of the tokens' order; used for (B, N, C) only.
+        layer: for messages.
+
+    Raises:
+        BackboneError: this shape cannot be pooled that way; the message lists the pools that fit.
+    """
+    x = x.float()
+    if x.ndim == 4:
+        pooled = _pool_map(x, pool or Pool("avg"), layer)
+    elif x.ndim == 3:
+        pooled = _pool_tokens(x, pool or Pool("cls" if tokens.has_class else "mean"), tokens, layer)
+    elif x.ndim == 2:
+        if pool is not None and pool.name != "flatten":
+            raise _no_fit(x, pool, layer, "none (it is a vector already)")
+        pooled = x
+    elif x.ndim > 1 and pool is not None and pool.name == "flatten":
+        pooled = x.flatten(1)
+    else:
+        raise _no_fit(x, pool, layer, "flatten" if x.ndim > 1 else "none")
+    return pooled.clone() if pooled.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else pooled
+
+
+def _pool_map(x: Tensor, pool: Pool, layer: str) -> Tensor:
+    sizes = [int(a) for a in pool.arguments]
+    kernel, stride, padding = (*sizes, 0, 0, 0)[:3]
+    ways: dict[str, Callable[[], Tensor]] = {
+        "avg": lambda: F.avg_pool2d(x, kernel, stride, padding) if sizes else x.mean((2, 3)),
+        "max": lambda: x.amax((2, 3)),
+        "flatten": lambda: x,
+        "adaptive": lambda: F.adaptive_avg_pool2d(x, (sizes[0], sizes[1])),
+        "gem": lambda: _generalised_mean(x, (2, 3), pool.arguments[0]),
+    }
+    if pool.name not in ways:
+        raise _no_fit(x, pool, layer, _MAP_POOLS)
+    if pool.name == "avg" and sizes and (min(x.shape[2:]) + 2 * padding < kernel or 2 * padding > kernel):
+        raise _no_fit(x, pool, layer, _MAP_POOLS + " with a kernel no larger than the map")
+    return ways[pool.name]().flatten(1)
+
+
+def _pool_tokens(x: Tensor, pool: Pool, tokens: Tokens, layer: str) -> Tensor:
+    patches = x[:, tokens.prefix :]
+    fitting = ["mean", "max", "gem(p)", "flatten"] + (["cls", "cls+mean"] if tokens.has_class else [])
+    if pool.name not in {name.removesuffix("(p)") for name in fitting}:
+        raise _no_fit(x, pool, layer, ", ".join(fitting))
+    if pool.name == "cls":
+        return x[:, 0]
+    if pool.name == "cls+mean":
+        return torch.cat([x[:, 0], patches.mean(1)], dim=1)
+    if pool.name == "mean":
+        return patches.mean(1)
+    if pool.name == "max":
+        return patches.amax(1)
+    return x.flatten(1) if pool.name == "flatten" else _generalised_mean(patches, (1,), pool.arguments[0])
+
+
+def _generalised_mean(x: Tensor, dims: Sequence[int], power: float) -> Tensor:
+    """Radenovic et al. 2018, eq. 3; values below 1e-6 count as 1e-6, as in their code."""
+    return x.clamp(min=1e-6).pow(power).mean(tuple(dims)).pow(1 / power)
+
+
+def _no_fit(x: Tensor, pool: Pool | None, layer: str, fitting: str) -> BackboneError:
+    shape = "x".join(str(n) for n in x.shape[1:]) or "a single number"
+    way = f"pooled with '{pool}'" if pool else "made into a vector"
+    return BackboneError(
+        f"layer '{layer}' gives {shape} per image, which cannot be {way}", f"Pools that fit: {fitting}."
+    )

@@ -1,0 +1,207 @@
+"""ResNets under torchvision's names: any depth with four stages, any width, ResNeXt and wide variants.
+
+A name says everything: `resnet50`, `resnext101_32x8d`, `wide_resnet50_2`, and each of them with all channels multiplied
+(`resnet50w2` is VISSL's RN50-w2, `resnet18w0.25` a quarter of the width). Depths that have no number of their own are
+written with their blocks: `resnet_bottleneck_2-2-2-2`.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
+
+DEPTHS: dict[str, tuple[Literal["basic", "bottleneck"], tuple[int, ...]]] = {
+    "18": ("basic", (2, 2, 2, 2)),
+    "34": ("basic", (3, 4, 6, 3)),
+    "50": ("bottleneck", (3, 4, 6, 3)),
+    "101": ("bottleneck", (3, 4, 23, 3)),
+    "152": ("bottleneck", (3, 8, 36, 3)),
+    "200": ("bottleneck", (3, 24, 36, 3)),
+}
+NAMES = (
+    *(f"resnet{depth}" for depth in DEPTHS),
+    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"),
+    *("resnet50w2", "resnet50w4"),
+)
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_NAME = re.compile(
+    rf"(?P<family>resnet|resnext|wide_resnet)(?P<depth>\d+|_(?:basic|bottleneck)_\d+-\d+-\d+-\d+)"
+    rf"(?:_(?P<groups>\d+)x(?P<group_width>{_NUMBER})d|_(?P<factor>{_NUMBER}))?(?:w(?P<width>{_NUMBER}))?"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetSpec:
+    """The numbers behind a name.
+
+    Attributes:
+        block: 'basic' (two 3x3 convolutions) or 'bottleneck' (1x1, 3x3, 1x1; four times as many channels come out).
+        layers: blocks in each of the four stages.
+        width: channels of the stem; stage i has width * 2^i (64 in the paper).
+        groups: of the 3x3 convolution (32 in ResNeXt-50 32x4d).
+        width_per_group: channels of each group in the first stage at width 64 (4 in ResNeXt-50 32x4d).
+    """
+
+    block: Literal["basic", "bottleneck"]
+    layers: tuple[int, ...]
+    width: int = 64
+    groups: int = 1
+    width_per_group: float = 64
+
+    @property
+    def name(self) -> str:
+        """The name that `parse` turns back into this."""
+        known = [depth for depth, value in DEPTHS.items() if value == (self.block, self.layers)]
+        depth = known[0] if known else f"_{self.block}_" + "-".join(map(str, self.layers))
+        multiplier = "" if self.width == 64 else f"w{_decimal(self.width / 64)}"
+        if self.groups > 1:
+            return f"resnext{depth}_{self.groups}x{_decimal(self.width_per_group)}d{multiplier}"
+        if self.width_per_group != 64:
+            return f"wide_resnet{depth}_{_decimal(self.width_per_group / 64)}{multiplier}"
+        return f"resnet{depth}{multiplier}"
+
+    def inner(self, stage: int) -> int:
+        """Channels of the 3x3 convolutions in a stage (0 to 3)."""
+        return int(self.width * 2**stage * (self.width_per_group / 64)) * self.groups
+
+
+def _decimal(value: float) -> str:
+    """The shortest decimal that reads back as the same number ('2', not '2.0')."""
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def parse(name: str) -> ResNetSpec | None:
+    """The spec behind a name, or None when it is not a ResNet's name."""
+    found = _NAME.fullmatch(name)
+    if not found or (found["family"] == "resnet") == bool(found["groups"] or found["factor"]):
+        return None
+    if (found["family"] == "resnext") != bool(found["groups"]):
+        return None
+    if found["depth"] in DEPTHS:
+        block, layers = DEPTHS[found["depth"]]
+    elif found["depth"].startswith("_"):
+        _, kind, blocks = found["depth"].split("_")
+        block, layers = ("basic" if kind == "basic" else "bottleneck"), tuple(int(n) for n in blocks.split("-"))
+    else:
+        return None
+    width = float(found["width"] or 1) * 64
+    spec = ResNetSpec(
+        block,
+        layers,
+        width=int(width),
+        groups=int(found["groups"] or 1),
+        width_per_group=float(found["group_width"] or 64 * float(found["factor"] or 1)),
+    )
+    plain_basic = block == "bottleneck" or (spec.groups == 1 and spec.width_per_group == 64)
+    return spec if width == int(width) > 0 and min(layers) > 0 and plain_basic and _divides(spec) else None
+
+
+def _divides(spec: ResNetSpec) -> bool:
+    return all(spec.inner(stage) > 0 and spec.inner(stage) % spec.groups == 0 for stage in range(4))
+
+
+class ResNet(nn.Module):
+    """He et al. 2016, section 3.3, of torchvision's blocks (stride on the 3x3 convolution), without classifier.
+
+    Tensor names are torchvision's. `relu` runs once, after the stem, so that it can be tapped as VISSL's 'conv1'.
+    """
+
+    def __init__(self, spec: ResNetSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.conv1 = nn.Conv2d(3, spec.width, kernel_size=7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(spec.width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        self.layer1, channels = _stage(spec, 0, spec.width)
+        self.layer2, channels = _stage(spec, 1, channels)
+        self.layer3, channels = _stage(spec, 2, channels)
+        self.layer4, channels = _stage(spec, 3, channels)
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, channels of the last stage)."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return torch.flatten(self.avgpool(x), 1)
+
+
+def _stage(spec: ResNetSpec, stage: int, channels: int) -> tuple[nn.Sequential, int]:
+    """The blocks of one stage, and the channels that come out."""
+    block: Any = BasicBlock if spec.block == "basic" else Bottleneck
+    planes, stride = spec.width * 2**stage, 1 if stage == 0 else 2
+    blocks = []
+    for index in range(spec.layers[stage]):
+        stride_here, downsample = stride if index == 0 else 1, None
+        if stride_here != 1 or channels != planes * block.expansion:
+            shortcut = conv1x1(channels, planes * block.expansion, stride_here)
+            downsample = nn.Sequential(shortcut, nn.BatchNorm2d(planes * block.expansion))
+        blocks.append(
+            block(
+                planes=planes,
+                inplanes=channels,
+                stride=stride_here,
+                downsample=downsample,
+                groups=spec.groups,
+                base_width=spec.width_per_group,
+            )
+        )
+        channels = planes * block.expansion
+    return nn.Sequential(*blocks), channels
+
+
+def recognise_resnet(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The name of the ResNet whose tensors have these names and shapes, or None.
+
+    Every number is taken by majority, so that a file with a few missing or damaged tensors is still recognised: loading
+    then names what is wrong with it, which helps more than not knowing it. Names that no ResNet has
+    (squeeze-excitation, a deep stem) make it another architecture.
+
+    Args:
+        shapes: canonical name -> shape, without heads.
+    """
+    stem = shapes.get("conv1.weight")
+    if stem is not None and stem[1:] != (3, 7, 7):
+        return None
+    spec = _spec_of(shapes)
+    if spec is None or parse(spec.name) != spec:
+        return None
+    with torch.device("meta"):
+        expected = {name: tuple(tensor.shape) for name, tensor in ResNet(spec).state_dict().items()}
+    matching = sum(expected.get(name) == shape for name, shape in shapes.items())
+    if matching < len(shapes) / 2 or any(name not in expected for name in shapes):
+        return None
+    return spec.name
+
+
+def _spec_of(shapes: Mapping[str, tuple[int, ...]]) -> ResNetSpec | None:
+    blocks = re.compile(r"layer([1-9])\.(\d+)\.(.+)")
+    found = [(int(m[1]) - 1, int(m[2]), m[3], shape) for name, shape in shapes.items() if (m := blocks.fullmatch(name))]
+    layers = tuple(1 + max((index for s, index, _, _ in found if s == stage), default=-1) for stage in range(4))
+    if 0 in layers or any(stage > 3 for stage, *_ in found):
+        return None
+    block: Literal["basic", "bottleneck"] = (
+        "bottleneck" if any(t.startswith("conv3.") for _, _, t, _ in found) else "basic"
+    )
+    last, expansion = ("bn3.weight", 4) if block == "bottleneck" else ("bn2.weight", 1)
+    width = _most_common(shape[0] / (expansion * 2**stage) for stage, _, t, shape in found if t == last and shape)
+    inner = _most_common(shape[0] / 2**stage for stage, _, t, shape in found if t == "bn1.weight" and shape)
+    groups = _most_common(
+        shape[0] / shape[1] for _, _, t, shape in found if t == "conv2.weight" and len(shape) == 4 and shape[1]
+    )
+    if not width or not inner or not groups or width != int(width) or groups != int(groups):
+        return None
+    return ResNetSpec(block, layers, int(width), int(groups), inner / groups / width * 64)
+
+
+def _most_common(values: Iterable[float]) -> float | None:
+    counted = collections.Counter(values).most_common(1)
+    return counted[0][0] if counted else None

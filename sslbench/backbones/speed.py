@@ -1,0 +1,74 @@
+"""A frozen backbone made ready for extraction: folded BatchNorm, channels-last, reduced precision when asked for."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.fold import folded
+from sslbench.backbones.layers import Layer, forward_layers
+from sslbench.preprocessing import Preprocessing
+
+Precision = Literal["fp32", "bf16", "fp16"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# On a CPU a batch is encoded in pieces, so that the maps of one piece stay in the cache.
+CPU_CHUNK = 8
+PROBE_SIDE = 224  # when the preprocessing fixes no size
+
+
+def prepare(
+    backbone: Backbone, layers: Sequence[Layer], *, device: torch.device, precision: Precision = "fp32"
+) -> Callable[[Tensor], dict[str, Tensor]]:
+    """A function from normalised images to features, made from a copy: the backbone itself is not touched.
+
+    Args:
+        backbone: any.
+        layers: of this backbone; one forward pass gives them all.
+        device: where the copy lives and the images will be.
+        precision: of the forward pass. Pooling and what comes out is float32 in any case.
+
+    Returns:
+        (B, 3, H, W) -> {text of the layer: (B, D) float32 on `device`}; images of another dtype are converted.
+
+    Raises:
+        BackboneError: a layer does not run or cannot be pooled; found here, before any image is decoded.
+    """
+    dtype = DTYPES[precision]
+    module = folded(backbone.module, layers, probe_images(backbone.preprocessing))
+    module = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def encode(images: Tensor) -> dict[str, Tensor]:
+        images = images.to(device=device, dtype=dtype, memory_format=torch.channels_last)
+        pieces = torch.split(images, CPU_CHUNK) if device.type == "cpu" else (images,)
+        with torch.inference_mode(), _exact_float32(device):
+            outputs = [forward_layers(module, piece, layers) for piece in pieces]
+        if len(outputs) == 1:
+            return outputs[0]
+        return {layer.text: torch.cat([output[layer.text] for output in outputs]) for layer in layers}
+
+    return encode
+
+
+def probe_images(preprocessing: Preprocessing, count: int = 1) -> Tensor:
+    """Noise of the size the backbone expects, always the same: (count, 3, H, W)."""
+    size = preprocessing.crop or preprocessing.resize
+    height, width = size if isinstance(size, tuple) else (PROBE_SIDE, PROBE_SIDE)
+    return torch.randn(count, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+@contextlib.contextmanager
+def _exact_float32(device: torch.device) -> Iterator[None]:
+    """No TensorFloat-32: cuDNN uses it by default, and features would differ from a CPU's in the third digit."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,0 +1,1 @@
+"""The command line: the only place that knows Hydra, flags, print and progress bars."""

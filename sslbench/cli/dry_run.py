@@ -1,0 +1,53 @@
+"""What `--dry-run` prints: every setting that will be in effect, and where it came from."""
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from sslbench.cli.eval_command import show_value
+from sslbench.evaluation import Prepared
+
+
+def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> None:
+    """The whole plan of one evaluation on stdout; nothing has been decoded."""
+    from sslbench.features.extract import store_key
+    from sslbench.features.store import open_entry, what_changed
+
+    request, backbone, data = prepared.request, prepared.backbone, prepared.data
+    loaded = backbone.report.line() if backbone.report else "nothing loaded"
+    _section("weights", [(request.weights, f"{backbone.name}: {loaded}", "")])
+    rows = [
+        (name, str(getattr(backbone.preprocessing, name)), origin)
+        for name, origin in prepared.preprocessing_origins.items()
+    ]
+    _section("preprocessing", rows)
+    given = "flag --layers" if request.layers else "the backbone's default"
+    _section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
+    parts = [
+        (part.name, f"{len(part)} images, {len(part.labels.classes)} classes, {part.labels.kind} label", "")
+        for part in (data.train, data.test)
+    ]
+    _section("data", [*parts, ("split", data.how, "")])
+    for task in request.tasks:
+        settings = dataclasses.asdict(task.settings)
+        name = f"{task.protocol} ({task.benchmark.name} v{task.benchmark.version})" if task.benchmark else task.protocol
+        _section(name, [(key, show_value(value), task.origins[key]) for key, value in settings.items()])
+    run = dataclasses.asdict(prepared.run)
+    _section("run", [(key, show_value(value), run_origins[key]) for key, value in run.items()])
+    rows = []
+    for part in [data.whole] if data.whole is not None else [data.train, data.test]:
+        key = store_key(backbone, part, prepared.run.extract_settings())
+        entry = open_entry(store, key, part, backbone.name)
+        missing = [layer.text for layer in prepared.layers if not entry.has(layer.text)]
+        state = f"to be extracted: {', '.join(missing)}" if missing else "stored, no image will be decoded"
+        changed = what_changed(store, key, part) if missing and not entry.layers() else None
+        rows.append((part.name, state, changed or ""))
+    _section("features", rows)
+
+
+def _section(title: str, rows: list[tuple[str, str, str]]) -> None:
+    click.echo(click.style(title, bold=True))
+    width = max((len(name) for name, _, _ in rows), default=0)
+    for name, value, origin in rows:
+        click.echo(f"  {name:<{width}}  {value}" + (click.style(f"  [{origin}]", dim=True) if origin else ""))

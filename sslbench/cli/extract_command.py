@@ -1,0 +1,51 @@
+"""`sslbench extract`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sslbench.cli import flags
+
+
+@click.command("extract")
+@flags.weights_flags
+@flags.data_flags
+@flags.preprocessing_flags
+@flags.run_flags
+def command(**given: Any) -> None:
+    """Write a backbone's features of a data set to disk: one .npy per layer, index.csv and meta.json beside it.
+
+    They go into the feature store, where `eval` finds them; --store puts them into a folder of yours.
+    """
+    from sslbench import evaluation
+    from sslbench.backbones.layers import split_layers
+    from sslbench.cli import terminal
+    from sslbench.cli.eval_command import _default_data, _store
+    from sslbench.cli.words import compose_run
+    from sslbench.config import resolve
+    from sslbench.errors import UsageError
+
+    terminal.show_messages()
+    if not given["weights"]:
+        raise UsageError("which weights? --weights is missing")
+    run, _ = resolve(evaluation.RunSettings, compose_run({}, flags.given(given, flags.RUN_KEYS)))
+    keys = ("weights", "test_data", "backbone", "format", "allow_partial", "image_column", "label_column", "limit")
+    request = evaluation.Request(
+        **{key: given[key] for key in keys},
+        data=given["data"] or _default_data(),
+        tasks=(),
+        layers=tuple(split_layers(given["layers"])) if given["layers"] else (),
+        preprocessing=flags.preprocessing_values(given),
+    )
+    store = _store(given["store"])
+    evaluation.check_writable(store)
+    with terminal.progress() as progress:
+        for split, extraction in evaluation.extract_only(request, run, store=store, progress=progress).items():
+            for layer, features in extraction.features.items():
+                path = extraction.entry.layer_file(layer)
+                click.echo(f"{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{_shown(path)}")
+
+
+def _shown(path: Path) -> str:
+    return str(path.resolve())

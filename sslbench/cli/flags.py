@@ -1,0 +1,90 @@
+"""Flags that several commands share."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WEIGHTS = [
+    click.option("--weights", help="A checkpoint file; 'random' (untrained, needs --backbone); 'pixels'."),
+    click.option("--backbone", help="resnet50, a timm name, or my_module:callable; needed when it is not recognised."),
+    click.option(
+        "--format", help="Whose key names the weights have; recognised when left out (sslbench list formats)."
+    ),
+    click.option(
+        "--allow-partial", is_flag=True, help="Evaluate weights that do not fill the backbone; marks results."
+    ),
+    click.option("--layers", help="Layers and pooling, e.g. res4:avg(8,3),res5avg. Default: the backbone's own."),
+]
+_DATA = [
+    click.option("--data", help="Folder, table (.csv .tsv .parquet), COCO/kwcoco manifest, torchvision:NAME, ..."),
+    click.option("--test-data", help="The same for the test part, when it lies elsewhere."),
+    click.option("--image-col", "image_column", help="Column of a table that holds the image paths."),
+    click.option("--label-col", "label_column", help="Column of a table that holds the labels."),
+    click.option("--limit", type=click.IntRange(1), help="At most this many samples per part: a first look."),
+]
+_PREPROCESSING = [
+    click.option("--resize", help="Shorter side in pixels, or HEIGHTxWIDTH. Default: the backbone's own."),
+    click.option("--crop", help="Centre crop in pixels, HEIGHTxWIDTH, or 'none'."),
+    click.option("--interpolation", help="Filter of the resize: nearest, bilinear, bicubic, lanczos."),
+]
+_RUN = [
+    click.option("--device", help="auto, cpu, cuda, cuda:1, mps."),
+    click.option("--precision", help="fp32, bf16, fp16: of the backbone's computation."),
+    click.option("--feature-dtype", help="float32, float16: of the stored features."),
+    click.option("--batch-size", type=int, help="Images per forward pass."),
+    click.option("--workers", type=int, help="Processes that decode images; 0: none."),
+    click.option("--seed", type=int, help="Of splits, held-out parts, untrained weights and bootstrap."),
+    click.option("--on-error", help="stop, skip: what to do about images that cannot be read."),
+    click.option("--store", help="Folder of the feature store. Default: in the user's cache folder."),
+]
+
+
+def _add(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+weights_flags = _add(_WEIGHTS)
+data_flags = _add(_DATA)
+preprocessing_flags = _add(_PREPROCESSING)
+run_flags = _add(_RUN)
+
+RUN_KEYS = ("device", "precision", "feature_dtype", "batch_size", "workers", "seed", "on_error")
+
+
+def given(flags: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """The flags among `keys` that were given."""
+    return {key: flags[key] for key in keys if flags.get(key) is not None}
+
+
+def preprocessing_values(flags: dict[str, Any]) -> dict[str, Any]:
+    """What --resize, --crop and --interpolation ask for, as values of a Preprocessing.
+
+    Raises:
+        UsageError: a size that is no size.
+    """
+    from sslbench.errors import UsageError
+
+    def size(text: str, flag: str) -> list[int]:
+        parts = text.lower().split("x")
+        if not 1 <= len(parts) <= 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
+            raise UsageError(f"{flag} {text}: should be a number of pixels, or HEIGHTxWIDTH such as 224x224")
+        return [int(part) for part in parts]
+
+    values: dict[str, Any] = {}
+    if flags.get("resize") is not None:
+        resize = None if flags["resize"] == "none" else size(flags["resize"], "--resize")
+        values["resize"] = resize[0] if resize is not None and len(resize) == 1 else resize
+    if flags.get("crop") is not None:
+        crop = None if flags["crop"] == "none" else size(flags["crop"], "--crop")
+        values["crop"] = crop * 2 if crop is not None and len(crop) == 1 else crop
+    if flags.get("interpolation") is not None:
+        values["interpolation"] = flags["interpolation"]
+    return values

@@ -1,0 +1,41 @@
+"""`sslbench show`."""
+
+import click
+
+from sslbench.names import did_you_mean, find_file, find_module, list_names
+
+
+@click.command("show")
+@click.argument("name")
+def command(name: str) -> None:
+    """Print what is behind NAME: a benchmark's or a weight format's file, or a protocol's settings."""
+    from sslbench.errors import UsageError
+
+    if name in list_names("protocol"):
+        _show_protocol(name)
+        return
+    for kind in ("benchmark", "format"):
+        if name in list_names(kind):
+            path = find_file("benchmark" if kind == "benchmark" else "format", name)
+            click.echo(f"# {path}")
+            click.echo(path.read_text(encoding="utf-8").rstrip())
+            return
+    known = [n for kind in ("protocol", "benchmark", "format") for n in list_names(kind)]
+    raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
+
+
+def _show_protocol(name: str) -> None:
+    from sslbench.cli.eval_command import show_value
+    from sslbench.config import describe
+
+    module = find_module("protocol", name)
+    click.echo(f"{name}, version {module.VERSION}: {(module.__doc__ or '').strip().splitlines()[0]}\n")
+    formatter = click.HelpFormatter(width=110)
+    rows = describe(module.Settings)
+    formatter.write_dl(
+        [
+            (f"{r.name}={show_value(r.default)}", f"{r.meaning}{f', in {r.unit}' if r.unit else ''} [{r.type}]")
+            for r in rows
+        ]
+    )
+    click.echo(formatter.getvalue().rstrip())

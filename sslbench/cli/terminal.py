@@ -1,0 +1,92 @@
+"""What the user sees while a command works: plain lines, warnings and a progress bar, all on stderr."""
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            message = click.style("warning: ", fg="yellow", bold=True) + message
+        click.echo(message, err=True)
+
+
+def show_messages() -> None:
+    """Shows what sslbench says (logger 'sslbench', INFO and above) as lines on stderr."""
+    logger = logging.getLogger("sslbench")
+    logger.handlers = [_Lines()]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+class ProgressLines:
+    """Progress without a terminal: a line every ten seconds at most, so that log files stay short."""
+
+    def __init__(self) -> None:
+        self.started: dict[str, float] = {}
+        self.last = 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Reports `done` of `total` images of one job."""
+        now = time.monotonic()
+        started = self.started.setdefault(what, now)
+        if done < total and now - self.last < 10:
+            return
+        self.last = now
+        rate = f", {done / (now - started):.0f} images/s" if now > started else ""
+        click.echo(f"{what}: {done} of {total}{rate}", err=True)
+
+
+@contextmanager
+def progress() -> Iterator["ProgressLines | ProgressBars"]:
+    """A callable (what, done, total): bars on a terminal, lines otherwise."""
+    if not sys.stderr.isatty():
+        yield ProgressLines()
+        return
+    bars = ProgressBars()
+    try:
+        yield bars
+    finally:
+        bars.close()
+
+
+class ProgressBars:
+    """Progress on a terminal: one bar per job, with images per second and the time left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self.tasks: dict[str, tuple[int, float]] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Reports `done` of `total` images of one job."""
+        from rich.progress import TaskID
+
+        if not self.tasks:
+            self.bars.start()
+        if what not in self.tasks:
+            self.tasks[what] = (self.bars.add_task(what, total=total, rate=""), time.monotonic())
+        task, started = self.tasks[what]
+        elapsed = time.monotonic() - started
+        rate = f"{done / elapsed:.0f} img/s" if elapsed > 0.5 else ""
+        self.bars.update(TaskID(task), completed=done, rate=rate)
+
+    def close(self) -> None:
+        """Leaves the terminal as it should be."""
+        if self.tasks:
+            self.bars.stop()

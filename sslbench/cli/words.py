@@ -1,0 +1,126 @@
+"""The words after a command: names, and key=value in Hydra's grammar."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sslbench import paths
+from sslbench.config import read_yaml
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean, find_module
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Names in order, and key -> value of the words with '='; values as Hydra reads them (k=[10,20], a='b,c').
+
+    Raises:
+        UsageError: a value that cannot be read, or a key that is given twice.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    names_: list[str] = []
+    values: dict[str, Any] = {}
+    parser = OverridesParser.create()
+    for word in words:
+        if "=" not in word:
+            names_.append(word)
+            continue
+        try:
+            override = parser.parse_override(word)
+        except HydraException:
+            raise UsageError(
+                f"'{word}' cannot be read as key=value",
+                "Put quotes around text with special characters: \"key='a,b'\"; a list is key=[1,2].",
+            ) from None
+        key = override.key_or_group
+        if override.type is None or override.type.name != "CHANGE" or override.is_sweep_override():
+            raise UsageError(f"'{word}': only key=value is understood", "Write a list as key=[1,2].")
+        if key in values:
+            raise UsageError(f"the key '{key}' is given twice")
+        values[key] = override.value()
+    return names_, values
+
+
+def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequence[str]) -> "Routed":
+    """Sorts key=value into settings of the run and of each protocol; `knn.k=20` is for one protocol only.
+
+    Raises:
+        UsageError: a key that nothing has, with the nearest one.
+    """
+    run: dict[str, Any] = {}
+    per_protocol: dict[str, dict[str, Any]] = {name: {} for name in protocols}
+    fields = {name: {f.name for f in dataclasses.fields(find_module("protocol", name).Settings)} for name in protocols}
+    for key, value in values.items():
+        prefix, _, rest = key.partition(".")
+        if prefix in fields and rest:
+            if rest not in fields[prefix]:
+                raise UsageError(f"{prefix} has no setting '{rest}'", did_you_mean(rest, fields[prefix]))
+            per_protocol[prefix][rest] = value
+            continue
+        takers = [name for name in protocols if key in fields[name]]
+        for name in takers:
+            per_protocol[name].setdefault(key, value)
+        if key in run_keys:
+            run[key] = value
+        elif not takers:
+            known = set(run_keys).union(*fields.values())
+            raise UsageError(f"there is no setting '{key}'", did_you_mean(key, known))
+    return Routed(run, per_protocol)
+
+
+@dataclasses.dataclass(frozen=True)
+class Routed:
+    """key=value words, by what they are for."""
+
+    run: dict[str, Any]
+    protocols: dict[str, dict[str, Any]]
+
+
+def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The layers of run settings: configs/eval.yaml with its machine group through Hydra, key=value, then flags.
+
+    Args:
+        values: key=value words for the run; 'machine' picks configs/machine/NAME.yaml.
+        flags: flags that were given.
+
+    Returns:
+        (origin, values) pairs for `config.resolve`, weakest first.
+
+    Raises:
+        UsageError: no such machine.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    values = dict(values)
+    folders = paths.search_path("configs")
+    machines = {f.stem: f for folder in reversed(folders) for f in (folder / "machine").glob("*.yaml")}
+    machine = str(values.pop("machine", "auto"))
+    if machine not in machines:
+        raise UsageError(f"there is no machine called '{machine}'", did_you_mean(machine, machines))
+    searchpath = ",".join(f"'file://{folder}'" for folder in folders)
+    overrides = [f"machine={machine}", f"hydra.searchpath=[{searchpath}]"]
+    try:
+        with initialize_config_dir(str(paths.builtin_dir("configs").resolve()), version_base="1.3"):
+            composed = OmegaConf.to_container(compose("eval", overrides=overrides), resolve=True)
+    except HydraException as error:
+        raise UsageError(f"configs/eval.yaml with machine={machine}: {error}") from error
+    if not isinstance(composed, dict):
+        raise UsageError("configs/eval.yaml should be a mapping")
+    base = {str(key): value for key, value in composed.items()}
+    in_machine = set(read_yaml_or_empty(machines[machine]))
+    return [
+        ("configs/eval.yaml", {k: v for k, v in base.items() if k not in in_machine}),
+        (f"machine={machine}", {k: v for k, v in base.items() if k in in_machine}),
+        ("key=value", values),
+        ("flag", dict(flags)),
+    ]
+
+
+def read_yaml_or_empty(path: Any) -> dict[str, Any]:
+    """The mapping in a YAML file, {} when it holds only comments."""
+    text = path.read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return read_yaml(path) if lines else {}

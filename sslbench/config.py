@@ -1,0 +1,205 @@
+"""Plain mappings (YAML, flags, key=value) into frozen dataclasses, strictly, remembering where each value came from."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+import yaml
+
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
+
+T = TypeVar("T")
+
+
+def setting(default: Any, meaning: str, *, unit: str = "") -> Any:
+    """A dataclass field that documents itself, as in `k: int = setting(20, "neighbours that vote")`."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "unit": unit})
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingInfo:
+    """One row of a settings table, as `sslbench show` and `--help` print it."""
+
+    name: str
+    type: str
+    default: Any
+    unit: str
+    meaning: str
+
+
+def describe(cls: type[Any]) -> list[SettingInfo]:
+    """The settings of a dataclass in order of definition."""
+    hints = typing.get_type_hints(cls)
+    return [
+        SettingInfo(f.name, type_name(hints[f.name]), f.default, f.metadata.get("unit", ""), f.metadata["meaning"])
+        for f in dataclasses.fields(cls)
+    ]
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """The safe loader, which also refuses a key that is written twice (plain YAML keeps the last one silently)."""
+
+
+def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    pairs = [(loader.construct_object(k, deep=True), loader.construct_object(v, deep=True)) for k, v in node.value]
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is written twice", node.start_mark)
+    return dict(pairs)
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file: no tags, no duplicate keys.
+
+    Raises:
+        UsageError: the file cannot be read or is not a mapping.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UsageError(f"{path} should hold a mapping with names as keys")
+    return content
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """A dataclass from a mapping; every value is checked against the field's type.
+
+    Args:
+        cls: a dataclass, possibly with fields that are dataclasses.
+        values: field name -> value; fields that are left out keep their default.
+        where: what to call the origin in messages, for instance a file name.
+
+    Raises:
+        UsageError: an unknown key (with the nearest valid one), a missing key, or a value of another type.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    for key in values:
+        if key not in fields:
+            raise UsageError(f"{where}: unknown key '{key}'", did_you_mean(key, fields))
+    arguments = {name: convert(values[name], hints[name], f"{where}: {name}") for name in fields if name in values}
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in arguments:
+            raise UsageError(f"{where}: the key '{name}' is missing")
+    return cls(**arguments)
+
+
+def resolve(cls: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
+    """A dataclass from several mappings, later ones winning, and where each field's value came from.
+
+    Args:
+        cls: the dataclass.
+        layers: (origin, values) pairs, weakest first; the dataclass's own defaults are weaker than all.
+    """
+    merged: dict[str, Any] = {}
+    origins = {f.name: "default" for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for origin, values in layers:
+        build_partial(cls, values, origin)
+        merged.update(values)
+        origins.update(dict.fromkeys(values, origin))
+    return build(cls, merged, layers[-1][0] if layers else "defaults"), origins
+
+
+def build_partial(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The same checks as `build` for a mapping that need not be complete; returns the converted values."""
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    for key in values:
+        if key not in names:
+            raise UsageError(f"{where}: unknown key '{key}'", did_you_mean(key, names))
+    return {key: convert(value, hints[key], f"{where}: {key}") for key, value in values.items()}
+
+
+def convert(value: Any, kind: Any, where: str) -> Any:
+    """`value` as the annotated type `kind`: str, int, float, bool, None, Literal, X | Y, tuple, dict or a dataclass.
+
+    Nothing is guessed: 'False' is no bool and 1.5 is no int; an int is taken where a float is wanted, and so is '1e-3',
+    which YAML reads as text; one value is taken where a tuple of them is wanted.
+
+    Raises:
+        UsageError: the value has another type.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        for option in sorted(arguments, key=lambda option: option is str):
+            try:
+                return convert(value, option, where)
+            except UsageError:
+                continue
+        raise _wrong(value, kind, where)
+    if origin is Literal:
+        if value in arguments and type(value) in {type(a) for a in arguments}:
+            return value
+        raise UsageError(f"{where}: '{value}' is not possible", did_you_mean(str(value), map(str, arguments)))
+    if origin is tuple:
+        return _convert_tuple(value, kind, arguments, where)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise _wrong(value, kind, where)
+        return {convert(k, arguments[0], where): convert(v, arguments[1], f"{where}.{k}") for k, v in value.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, Mapping):
+            raise _wrong(value, kind, where)
+        return build(kind, value, where)
+    return _convert_plain(value, kind, where)
+
+
+def _convert_tuple(value: Any, kind: Any, arguments: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+    items = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else [value]
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return tuple(convert(item, arguments[0], where) for item in items)
+    if len(items) != len(arguments):
+        raise _wrong(value, kind, where)
+    return tuple(convert(item, argument, where) for item, argument in zip(items, arguments, strict=True))
+
+
+def _convert_plain(value: Any, kind: Any, where: str) -> Any:
+    if kind in (None, type(None)):
+        if value is None:
+            return None
+    elif kind is float and type(value) in (int, float):
+        return float(value)
+    elif kind is float and isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            raise _wrong(value, kind, where) from None
+    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise _wrong(value, kind, where)
+
+
+def _wrong(value: Any, kind: Any, where: str) -> UsageError:
+    return UsageError(f"{where}: should be {type_name(kind)}, not {value!r}")
+
+
+def type_name(kind: Any) -> str:
+    """A type as a user reads it: 'int', 'one of cosine, l2', 'list of int'."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join(type_name(a) for a in arguments)
+    if origin is Literal:
+        return "one of " + ", ".join(str(a) for a in arguments)
+    if origin is tuple:
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return f"list of {type_name(arguments[0])}"
+        return "[" + ", ".join(type_name(a) for a in arguments) + "]"
+    if kind in (None, type(None)):
+        return "null"
+    names = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+    return names.get(kind) or getattr(kind, "__name__", str(kind))

@@ -1,0 +1,107 @@
+"""A memo of file hashes, so that a second run reads no unchanged file: one sqlite database in the cache folder."""
+
+import functools
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from sslbench import paths
+
+Stamp = tuple[int, int, int, int]
+"""Size in bytes, modification time and change time in ns, inode: another one means another content."""
+
+_log = logging.getLogger("sslbench")
+_SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
+    path BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, inode TEXT, digest BLOB
+) WITHOUT ROWID"""
+_FIND = "SELECT path, size, mtime_ns, ctime_ns, inode, digest FROM hashes WHERE path IN (%s)"
+_VARIABLES = 500
+
+
+class HashMemo:
+    """Digests by absolute path, valid while the file's stamp is the same. Use it as a context manager.
+
+    Any number of processes may use it at once. A memo that cannot be read or written costs time and a warning only.
+    """
+
+    def __enter__(self) -> "HashMemo":
+        self._database: sqlite3.Connection | None = None
+        self._file = paths.cache_dir() / "file-hashes.sqlite"
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            # Each write is a short transaction of its own; waiting is for many processes that start together.
+            self._database = sqlite3.connect(self._file, timeout=20, isolation_level=None)
+            self._database.execute(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            self._give_up(error)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._database is not None:
+            self._database.close()
+
+    def lookup(self, files: Sequence[str], stamps: Sequence[Stamp | None]) -> list[bytes | None]:
+        """The digest of each file, or None where it is not known or the file changed since."""
+        found: dict[bytes, tuple[Stamp, bytes]] = {}
+        for start in range(0, len(files), _VARIABLES):
+            keys = [os.fsencode(file) for file in files[start : start + _VARIABLES]]
+            for path, size, mtime, ctime, inode, digest in self._run(_FIND % ",".join("?" * len(keys)), keys):
+                found[path] = ((size, mtime, ctime, int(inode)), digest)
+        digests: list[bytes | None] = []
+        for file, stamp in zip(files, stamps, strict=True):
+            known = found.get(os.fsencode(file))
+            digests.append(known[1] if known is not None and known[0] == stamp else None)
+        return digests
+
+    def remember(self, entries: Sequence[tuple[str, Stamp, bytes]]) -> None:
+        """Keep digests of files, except of those written a moment ago: they may change again within one clock tick."""
+        now = time.time_ns()
+        rows = [
+            # Inodes are unsigned 64-bit numbers and sqlite's are signed, hence text.
+            (os.fsencode(file), stamp[0], stamp[1], stamp[2], str(stamp[3]), digest)
+            for file, stamp, digest in entries
+            if _settled(stamp, now)
+        ]
+        if not rows or self._database is None:
+            return
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.executemany("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._give_up(error)
+
+    def _run(self, statement: str, values: Sequence[bytes]) -> list[tuple[bytes, int, int, int, str, bytes]]:
+        if self._database is None:
+            return []
+        try:
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            self._give_up(error)
+            return []
+
+    def _give_up(self, error: Exception) -> None:
+        if self._database is not None:
+            self._database.close()
+        self._database = None
+        _warn_once(
+            f"the memo of file hashes {self._file} cannot be used ({error}): every image is read again to hash it. "
+            "Delete the file, or set SSLBENCH_CACHE to a folder you may write to."
+        )
+
+
+def _settled(stamp: Stamp, now_ns: int) -> bool:
+    # File times tick every 1 to 10 ms, or every 1 to 2 s where the file system keeps whole seconds.
+    newest = max(stamp[1], stamp[2])
+    coarse = stamp[1] % 1_000_000_000 == 0 and stamp[2] % 1_000_000_000 == 0
+    return now_ns - newest > (2_500_000_000 if coarse else 50_000_000)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)

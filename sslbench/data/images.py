@@ -1,0 +1,169 @@
+"""The two ways in which images lie: as files on disk, and as one array in memory."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.hashes import HashMemo, Stamp
+from sslbench.data.wording import printable
+
+DIGEST_BYTES = 16
+_CHUNK = 4096
+_THREADS = 8
+_MANY = 100_000
+_log = logging.getLogger("sslbench")
+
+
+def digest(content: bytes | memoryview) -> bytes:
+    """16-byte BLAKE2b of some content."""
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+EMPTY_DIGEST = digest(b"")
+"""The digest of a file without content."""
+
+UNREADABLE_DIGEST = bytes(DIGEST_BYTES)
+"""Stands for a file that cannot be read: decoding reports it by name, so hashing does not stop at it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Encoded image files.
+
+    Attributes:
+        paths: one per image, relative to `root`. Sources pass the ids here when they are the same strings, so that a
+            million files cost one string each.
+        root: the folder the paths are relative to; empty for the current folder.
+    """
+
+    paths: Sequence[str | Path]
+    root: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.paths, tuple):
+            object.__setattr__(self, "paths", tuple(self.paths))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def _file(self, index: int) -> str:
+        return os.path.join(self.root, self.paths[index])  # noqa: PTH118 - a Path per image is slow for a million
+
+    def read(self, index: int) -> bytes:
+        """The bytes of one file.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with open(self._file(index), "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read()
+
+    def path(self, index: int) -> str:
+        r"""The file; bytes of its name that are no UTF-8 are written as \xNN."""
+        return printable(self._file(index))
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes: BLAKE2b of each file's content, zeros for a file that cannot be read.
+
+        A memo in the cache folder keeps the hash of every file whose size, times and inode have not changed.
+        """
+        digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
+        if len(self) >= _MANY:
+            _log.info("hashing %s images; those that have not changed since the last run are skipped", f"{len(self):,}")
+        with HashMemo() as memo, ThreadPoolExecutor(_THREADS) as pool:
+            for start in range(0, len(self), _CHUNK):
+                stop = min(start + _CHUNK, len(self))
+                files = [os.path.abspath(self._file(i)) for i in range(start, stop)]  # noqa: PTH100
+                digests[start:stop] = _digests(files, memo, pool)
+        return digests
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "Files":
+        """Some of the files, in the order of `indices`."""
+        return Files(tuple(self.paths[i] for i in indices), self.root)
+
+
+def _digests(files: list[str], memo: HashMemo, pool: ThreadPoolExecutor) -> npt.NDArray[np.uint8]:
+    # The stamp is taken before the content is read: a change in between makes the memo miss, never lie.
+    stamps = [_stamp(file) for file in files]
+    known = memo.lookup(files, stamps)
+    todo = [i for i, (found, stamp) in enumerate(zip(known, stamps, strict=True)) if found is None and stamp]
+    fresh = dict(zip(todo, pool.map(_hash_file, (files[i] for i in todo)), strict=True))
+    memo.remember([(files[i], stamp, d) for i, d in fresh.items() if d and (stamp := stamps[i])])
+    content = b"".join(found or fresh.get(i) or UNREADABLE_DIGEST for i, found in enumerate(known))
+    return np.frombuffer(content, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def _stamp(file: str) -> Stamp | None:
+    try:
+        stat = os.stat(file)  # noqa: PTH116
+    except OSError:
+        return None
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
+def _hash_file(file: str) -> bytes | None:
+    with contextlib.suppress(OSError), open(file, "rb", buffering=0) as handle:  # noqa: PTH123
+        return digest(handle.read())
+    return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arrays:
+    """Images of equal size in one array.
+
+    Attributes:
+        array: uint8 (N, H, W) or (N, H, W, channels).
+        name: what to call the whole in messages.
+        rows: int64, the rows of `array` that count, in order; None for all of them. Selecting copies no pixels.
+    """
+
+    array: npt.NDArray[np.uint8]
+    name: str
+    rows: npt.NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if self.array.dtype != np.uint8 or self.array.ndim not in (3, 4):
+            raise ValueError(f"{self.name}: expected uint8 (N, H, W[, C]), got {self.array.dtype} {self.array.shape}")
+
+    def __len__(self) -> int:
+        return len(self.array) if self.rows is None else len(self.rows)
+
+    def _row(self, index: int) -> int:
+        return range(len(self.array))[index] if self.rows is None else int(self.rows[index])
+
+    def read(self, index: int) -> npt.NDArray[np.uint8]:
+        """One image: uint8 (H, W) or (H, W, channels)."""
+        image: npt.NDArray[np.uint8] = self.array[self._row(index)]
+        return image
+
+    def path(self, index: int) -> str:
+        """The name and the row in the whole array, such as 'digits[17]'."""
+        return f"{self.name}[{self._row(index)}]"
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes: BLAKE2b of each image's shape and pixels, computed once per object."""
+        return self._digests.copy()
+
+    @functools.cached_property
+    def _digests(self) -> npt.NDArray[np.uint8]:
+        state = hashlib.blake2b(repr(self.array.shape[1:]).encode(), digest_size=DIGEST_BYTES)
+        digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
+        for i in range(len(self)):
+            image = state.copy()
+            image.update(np.ascontiguousarray(self.read(i)).data)
+            digests[i] = np.frombuffer(image.digest(), dtype=np.uint8)
+        return digests
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "Arrays":
+        """Some of the images, in the order of `indices`."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Arrays(self.array, self.name, chosen if self.rows is None else self.rows[chosen])

@@ -1,0 +1,76 @@
+"""From the text in folders, tables and manifests to `Labels`."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.source import Labels
+
+SEPARATORS = (";", "|")
+"""What separates several labels in one cell of a table."""
+
+
+def no_labels(n: int) -> Labels:
+    """The labels of N unlabelled samples."""
+    return Labels("none", (), np.zeros((n, 0), dtype=np.int8))
+
+
+def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) -> Labels:
+    """One class per sample.
+
+    Args:
+        names: the class name of each sample.
+        classes: the classes in the source's own order; by default those that occur, sorted by name.
+    """
+    ordered = tuple(sorted(set(names)) if classes is None else classes)
+    number = {name: i for i, name in enumerate(ordered)}
+    return Labels("single", ordered, np.fromiter((number[name] for name in names), dtype=np.int64, count=len(names)))
+
+
+def multi_labels(
+    present: Sequence[Collection[str]],
+    ignored: Sequence[Collection[str]] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Labels:
+    """Any number of classes per sample.
+
+    Args:
+        present: the names of the classes each sample has.
+        ignored: the names of the classes that are not to be scored for it; a class that is also present is present.
+        classes: the classes in the source's own order; by default those that occur, sorted by name.
+    """
+    hidden = ignored if ignored is not None else [()] * len(present)
+    ordered = tuple(sorted({c for row in (*present, *hidden) for c in row}) if classes is None else classes)
+    number = {name: i for i, name in enumerate(ordered)}
+    values: npt.NDArray[np.int8] = np.zeros((len(present), len(ordered)), dtype=np.int8)
+    for row, (names, ignore) in enumerate(zip(present, hidden, strict=True)):
+        values[row, [number[name] for name in ignore]] = -1
+        values[row, [number[name] for name in names]] = 1
+    return Labels("multi", ordered, values)
+
+
+def has_separator(cell: str) -> bool:
+    """Whether a cell holds several labels."""
+    return any(separator in cell for separator in SEPARATORS)
+
+
+def split_cell(cell: str) -> tuple[list[str], list[str]]:
+    """The labels in one cell of a table: those present, and those to be ignored ('?name', as `Labels.text` writes)."""
+    for separator in SEPARATORS[1:]:
+        cell = cell.replace(separator, SEPARATORS[0])
+    names = [name for part in cell.split(SEPARATORS[0]) if (name := part.strip())]
+    ignored = [name[1:] for name in names if name.startswith("?") and len(name) > 1]
+    return [name for name in names if not (name.startswith("?") and len(name) > 1)], ignored
+
+
+def present_classes(labels: Labels) -> npt.NDArray[np.bool_]:
+    """(C,): which classes have at least one sample."""
+    return class_counts(labels) > 0
+
+
+def class_counts(labels: Labels) -> npt.NDArray[np.int64]:
+    """(C,): the number of samples that have each class."""
+    if labels.kind == "single":
+        return np.bincount(labels.values, minlength=len(labels.classes)).astype(np.int64)
+    return np.asarray((labels.values == 1).sum(axis=0), dtype=np.int64)

@@ -1,0 +1,115 @@
+"""What every kind of data location is turned into: named samples, their labels, and a way to read one image."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+LabelKind = Literal["single", "multi", "none"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """The labels of N samples.
+
+    Attributes:
+        kind: 'single': one class per sample; 'multi': any number of classes; 'none': unlabelled.
+        classes: the C class names; the column or number of a class is its position here.
+        values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
+            none: int8 (N, 0).
+    """
+
+    kind: LabelKind
+    classes: tuple[str, ...]
+    values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "Labels":
+        """The labels of some samples; the classes stay as they are."""
+        return dataclasses.replace(self, values=self.values[indices])
+
+    def text(self, index: int) -> str:
+        """One sample's label as it is written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore)."""
+        if self.kind == "single":
+            return self.classes[int(self.values[index])]
+        row = self.values[index]
+        return ";".join(("?" if v < 0 else "") + c for c, v in zip(self.classes, row, strict=True) if v != 0)
+
+
+class Images(Protocol):
+    """N images that can be read in any order, from any process (an implementation must be picklable)."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> bytes | npt.NDArray[np.uint8]:
+        """The encoded file, or for images that are arrays already: uint8 (H, W) or (H, W, channels).
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        ...
+
+    def path(self, index: int) -> str:
+        """What to call the image in messages and in index.csv: its file, else something like 'digits[17]'."""
+        ...
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes: a hash of each image's content. Cheap when nothing changed since the last call."""
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "Images":
+        """Some of the images, in the order of `indices`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """N samples in order of their id.
+
+    Attributes:
+        name: what the user calls it, with the split: 'photos/ (train)'.
+        ids: unique, ascending, stable between machines (for files: the path relative to the data's root).
+        labels: of the same length.
+        images: of the same length.
+        notes: what was found on opening and may surprise ("2 hidden folders left out"), one sentence each.
+    """
+
+    name: str
+    ids: tuple[str, ...]
+    labels: Labels
+    images: Images
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.labels) == len(self.images):
+            raise ValueError(f"{len(self.ids)} ids, {len(self.labels)} labels, {len(self.images)} images")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, indices: Sequence[int] | npt.NDArray[np.int64], name: str | None = None) -> "Source":
+        """Some of the samples. `indices` must ascend, so that the ids still do."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if len(chosen) and np.any(np.diff(chosen) <= 0):
+            raise ValueError("indices must be strictly ascending")
+        ids = tuple(self.ids[i] for i in chosen)
+        images, labels = self.images.select(chosen), self.labels.select(chosen)
+        return Source(name or self.name, ids, labels, images, self.notes)
+
+    def images_fingerprint(self) -> str:
+        """Hash of ids and image contents, 32 hex digits: what features depend on."""
+        digest = hashlib.sha256("\n".join(self.ids).encode())
+        digest.update(self.images.digests().tobytes())
+        return digest.hexdigest()[:32]
+
+    def fingerprint(self) -> str:
+        """Hash of ids, image contents, labels and class names, 32 hex digits: what a score depends on."""
+        digest = hashlib.sha256(self.images_fingerprint().encode())
+        digest.update("\n".join((self.labels.kind, *self.labels.classes)).encode())
+        digest.update(np.ascontiguousarray(self.labels.values).tobytes())
+        return digest.hexdigest()[:32]

@@ -1,0 +1,89 @@
+"""What several sources share about names: of splits, of columns, of files."""
+
+import os
+import posixpath
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sslbench.data.source import Images, Labels, Source
+from sslbench.data.wording import counted, printable, some
+from sslbench.errors import DataError, UsageError
+
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+
+def split_name(name: str) -> str | None:
+    """'train', 'val' or 'test' for the names that people give to them, in any case; None for any other name."""
+    return _SPLITS.get(name.strip().lower())
+
+
+def refuse_columns(spec: str, image_column: str | None, label_column: str | None) -> None:
+    """For sources that are no tables.
+
+    Raises:
+        UsageError: a column was named.
+    """
+    for name in (image_column, label_column):
+        if name is not None:
+            raise UsageError(f"{spec} has no column '{name}': columns can be named for a .csv, .tsv or .parquet only")
+
+
+def image_id(name: str, folder: Path) -> str:
+    """The id of an image that a manifest in `folder` names: its path relative to the folder if it lies inside."""
+    if os.path.isabs(name):  # noqa: PTH117
+        relative = os.path.relpath(name, folder)
+        name = name if relative.startswith("..") else relative
+    return printable(posixpath.normpath(name.replace(os.sep, "/")))
+
+
+def check_files(spec: str, files: Sequence[str], ids: Sequence[str], folder: Path) -> None:
+    """Every image that a table or manifest lists is there, once.
+
+    Raises:
+        DataError: an image is listed twice, or files are missing.
+    """
+    if len(set(ids)) < len(ids):
+        seen: set[str] = set()
+        twice = sorted({i for i in ids if i in seen or seen.add(i)})  # type: ignore[func-returns-value]
+        raise DataError(
+            f"{spec} lists {counted(len(twice), 'image')} more than once: {some(twice)}",
+            "Keep one entry per image; several labels of one image go into one cell: cat;dog",
+        )
+    missing = [file for file in files if not os.path.exists(folder / file)]  # noqa: PTH110
+    if missing:
+        raise DataError(
+            f"{spec}: {len(missing):,} of {counted(len(files), 'image file')} missing: {some(missing)}",
+            f"Relative paths start at the folder of the list: looked for {printable(str(folder / missing[0]))}",
+        )
+
+
+def numbered_ids(n: int) -> tuple[str, ...]:
+    """Ids for images that have only a position: '0000' ... , of equal length so that they ascend as text."""
+    width = len(str(n - 1))
+    return tuple(f"{i:0{width}d}" for i in range(n))
+
+
+def by_split(
+    spec: str, ids: Sequence[str], labels: Labels, images: Images, splits: Sequence[str] | None, notes: tuple[str, ...]
+) -> dict[str, Source]:
+    """One source per split, each in order of its ids; {"all": source} if `splits`, the split of each image, is None."""
+    order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
+    split_of = ["all"] * len(ids) if splits is None else splits
+    sources = {}
+    for split in sorted(set(split_of), key=_split_rank):
+        chosen = order[[split_of[i] == split for i in order]]
+        name = spec if splits is None else f"{spec} ({split})"
+        chosen_ids = tuple(ids[i] for i in chosen)
+        sources[split] = Source(name, chosen_ids, labels.select(chosen), images.select(chosen), notes)
+    return sources
+
+
+def _split_rank(split: str) -> tuple[int, str]:
+    known = ("all", "train", "val", "test")
+    return (known.index(split) if split in known else len(known), split)

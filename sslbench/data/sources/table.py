@@ -1,0 +1,217 @@
+"""Table (.csv, .tsv, .parquet): a row per image: its path, its label (`cat`, `cat;dog`) or a 0/1 column per class."""
+
+import csv
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sslbench.data.images import Files
+from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
+from sslbench.data.source import Labels, Source
+from sslbench.data.sources._names import by_split, check_files, image_id, split_name
+from sslbench.data.wording import counted, some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+IMAGE_COLUMNS = tuple(
+    "image image_path img img_path path file filename file_name filepath file_path image_file image_filename "
+    "image_name impath".split()
+)
+"""Names under which the image column is recognised, the first that is there winning."""
+LABEL_COLUMNS = tuple(
+    "label labels class classes class_name category categories target targets y label_name class_label tag tags "
+    "class_id label_id category_id".split()
+)
+"""Names under which the label column is recognised, the first that is there winning."""
+_FLAGS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "True": 1, "False": 0}
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string ends like a table and is no folder."""
+    return spec.lower().endswith(SUFFIXES) and not Path(spec).is_dir()
+
+
+def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+    """The images a table lists.
+
+    Args:
+        spec: the file. It needs a header. Paths in it are relative to its folder. A column called `split` is honoured.
+        image_column: the column with the paths; by default recognised by its name (`IMAGE_COLUMNS`).
+        label_column: the column with the labels, read as text; by default recognised (`LABEL_COLUMNS`). Without one,
+            columns that hold only 0, 1 and -1 (ignore) are taken as one class each.
+
+    Returns:
+        Split name -> source, or {"all": source}. Ids are the paths relative to the table's folder.
+
+    Raises:
+        DataError: no header, no rows, an empty label, an image that is listed twice or missing.
+        UsageError: there is no such column.
+    """
+    table = _read(Path(spec))
+    image = _find(table, image_column, IMAGE_COLUMNS, "image")
+    if image is None:
+        raise UsageError(
+            f"{spec}: no column for the images was recognised among: {', '.join(table.columns)}",
+            "Name it with --image-column, or call it 'path'. The first line must be a header.",
+        )
+    folder = Path(spec).parent
+    files = [str(value).strip() if value is not None else "" for value in table.columns[image]]
+    _refuse_empty(table, image, files)
+    ids = [image_id(file, folder) for file in files]
+    check_files(spec, files, ids, folder)
+    label = _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
+    split = _find(table, None, ("split",), "split")
+    labels, notes = _labels(table, label, leave_out={image, split, ""})
+    notes = (*table.notes, *_ambiguous(table, image, IMAGE_COLUMNS), *_ambiguous(table, label, LABEL_COLUMNS), *notes)
+    return by_split(spec, ids, labels, Files(files, str(folder)), _splits(table, split), notes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """Column name -> its cells; `row_name` says where row i is in the file."""
+
+    name: str
+    columns: dict[str, Sequence[Any]]
+    row_name: Callable[[int], str]
+    notes: tuple[str, ...] = ()
+
+
+def _read(path: Path) -> _Table:
+    table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
+    if not table.columns or not len(next(iter(table.columns.values()))):
+        raise DataError(f"{path} has no rows below its header")
+    return table
+
+
+def _read_text(path: Path) -> _Table:
+    notes: tuple[str, ...] = ()
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            separator = "\t" if path.suffix.lower() == ".tsv" else ","
+            if separator not in header and (other := next((s for s in ";\t" if s in header), None)):
+                separator, notes = other, (f"{path}: columns are separated by {other!r}",)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=separator, strict=True)
+            rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a table in UTF-8: {error}") from error
+    if not rows:
+        raise DataError(f"{path} is empty", "Its first line should be a header such as: path,label")
+    names = [name.strip() for name in rows[0][1]]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{path}: the header has the column '{twice[0]}' twice")
+    lines = [line for line, _ in rows[1:]]
+    for line, row in rows[1:]:
+        if len(row) != len(names):
+            raise DataError(f"{path}, line {line}: {counted(len(row), 'cell')} where the header has {len(names)}")
+    columns: dict[str, Sequence[Any]] = {name: [row[i].strip() for _, row in rows[1:]] for i, name in enumerate(names)}
+    return _Table(str(path), columns, lambda row: f"line {lines[row]}", notes)
+
+
+def _read_parquet(path: Path) -> _Table:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"reading {path} needs pyarrow", "pip install 'sslbench[parquet]'") from error
+    try:
+        # One file and not a data set: a folder named split=train around it must not become a column.
+        content = pyarrow.parquet.ParquetFile(path).read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"cannot read {path} as Parquet: {error}") from error
+    for field in content.schema:
+        if pyarrow.types.is_struct(field.type) and field.name.lower() in IMAGE_COLUMNS:
+            raise DataError(
+                f"{path}: the column '{field.name}' holds the images themselves, not paths",
+                "Write the images to files and list their paths.",
+            )
+    columns = {name: content.column(name).to_pylist() for name in content.column_names}
+    return _Table(str(path), columns, lambda row: f"row {row + 1}")
+
+
+def _key(column: str) -> str:
+    return column.strip().lower().replace(" ", "_").replace("-", "_")
+
+
+def _find(table: _Table, asked: str | None, known: Sequence[str], what: str, taken: str | None = None) -> str | None:
+    """The column asked for, or else the first known one, in any case and with spaces or hyphens for underscores."""
+    if asked is not None:
+        if asked not in table.columns:
+            raise UsageError(f"{table.name} has no column '{asked}' ({what})", did_you_mean(asked, table.columns))
+        return asked
+    keys = {_key(column): column for column in reversed(table.columns) if column != taken}
+    return next((keys[name] for name in known if name in keys), None)
+
+
+def _ambiguous(table: _Table, chosen: str | None, known: Sequence[str]) -> tuple[str, ...]:
+    others = [column for column in table.columns if _key(column) in known and column != chosen]
+    if chosen is None or _key(chosen) not in known or not others:
+        return ()
+    option = "--image-column" if known is IMAGE_COLUMNS else "--label-column"
+    return (f"{table.name}: column '{chosen}' is used, not {some(others)}; choose with {option}",)
+
+
+def _refuse_empty(table: _Table, column: str, cells: Sequence[str]) -> None:
+    empty = [table.row_name(i) for i, cell in enumerate(cells) if not cell]
+    if empty:
+        raise DataError(f"{table.name}: the column '{column}' is empty in {some(empty)}")
+
+
+def _splits(table: _Table, column: str | None) -> list[str] | None:
+    if column is None:
+        return None
+    cells = ["" if cell is None else str(cell).strip() for cell in table.columns[column]]
+    _refuse_empty(table, column, cells)
+    return [split_name(cell) or cell.lower() for cell in cells]
+
+
+def _labels(table: _Table, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
+    """The labels, decided over all rows so that every split has the same kind and classes; and notes."""
+    if column is None:
+        return _labels_from_flags(table, [name for name in table.columns if name not in leave_out])
+    cells = table.columns[column]
+    if any(isinstance(cell, list) for cell in cells):
+        lists = [[str(name) for name in cell or ()] for cell in cells]
+        return multi_labels(lists), ()
+    texts = [_text(cell) for cell in cells]
+    empty = [table.row_name(i) for i, text in enumerate(texts) if not text]
+    if empty:
+        raise DataError(
+            f"{table.name}: the label (column '{column}') is empty in {some(empty)}",
+            "Fill it in or remove the rows; for images with none of the classes, write one 0/1 column per class.",
+        )
+    if not any(map(has_separator, texts)):
+        return single_labels(texts), ()
+    present, ignored = zip(*map(split_cell, texts), strict=True)
+    return multi_labels(present, ignored), ()
+
+
+def _text(cell: object) -> str:
+    """A cell as text: '007' stays so, and 3.0 (how Parquet keeps a whole number beside empty cells) is '3'."""
+    if cell is None or (isinstance(cell, float) and np.isnan(cell)):
+        return ""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+
+
+def _labels_from_flags(table: _Table, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+    cells = {name: [_text(cell) for cell in table.columns[name]] for name in names}
+    classes = [name for name in names if any(cells[name]) and all(c in _FLAGS for c in cells[name] if c)]
+    n = len(next(iter(table.columns.values())))
+    if not classes:
+        listed = ", ".join(table.columns)
+        return no_labels(n), (
+            f"{table.name}: no label column was recognised among: {listed}; name it with --label-column",
+        )
+    for name in classes:
+        _refuse_empty(table, name, cells[name])
+    values = np.array([[_FLAGS[cell] for cell in cells[name]] for name in classes], dtype=np.int8).T
+    note = f"{table.name}: {counted(len(classes), 'column')} of 0 and 1 taken as classes: {some(classes, 5)}"
+    return Labels("multi", tuple(classes), np.ascontiguousarray(values)), (note,)

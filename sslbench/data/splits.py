@@ -1,0 +1,224 @@
+"""Which samples are trained on and which are scored: by the data's own splits, or by a seeded stratified split."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.labels import class_counts, present_classes
+from sslbench.data.open import open_data
+from sslbench.data.source import Labels, Source
+from sslbench.data.stratify import choose
+from sslbench.data.wording import some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTest:
+    """A train and a test part.
+
+    Attributes:
+        train: to fit on.
+        test: to score on.
+        how: how the two came about, for messages and results: 'train/ against val/'.
+        notes: what may surprise about it, one sentence each.
+        whole: the source that both were cut from, when they were: its features serve both, at any seed of the split.
+    """
+
+    train: Source
+    test: Source
+    how: str
+    notes: tuple[str, ...] = ()
+    whole: Source | None = None
+
+
+def train_test(
+    data: str,
+    test_data: str | None = None,
+    *,
+    seed: int = 0,
+    test_fraction: float = 0.2,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> TrainTest:
+    """The two parts of one data location, or of two.
+
+    Args:
+        data: as `open_data` takes it. Its train split if it has one, else all of it.
+        test_data: of this the test split, else val, else all. Without it, `data`'s own test split (else val); if
+            `data` has no splits, a seeded split that keeps the share of every class.
+        seed: of the split; it depends on nothing else but ids and labels.
+        test_fraction: share of the samples that becomes the test part in a seeded split.
+        image_column: as in `open_data`.
+        label_column: as in `open_data`.
+
+    Raises:
+        UsageError: a location does not exist or has no part that could serve, or the fraction is not in (0, 1).
+        DataError: a location cannot be used, or is too small to split.
+    """
+    sources = open_data(data, image_column=image_column, label_column=label_column)
+    if test_data is None:
+        return _from_one(data, sources, seed, test_fraction)
+    others = open_data(test_data, image_column=image_column, label_column=label_column)
+    train = _part(data, sources, ("train", "all"))
+    test = _part(test_data, others, ("test", "val", "all"))
+    return TrainTest(train, test, f"{train.name} against {test.name}")
+
+
+def _part(spec: str, sources: dict[str, Source], wanted: tuple[str, ...]) -> Source:
+    for name in wanted:
+        if name in sources:
+            return sources[name]
+    if len(sources) == 1:
+        return next(iter(sources.values()))
+    raise UsageError(f"{spec} has the splits {', '.join(sources)}, but none called {' or '.join(wanted[:-1])}")
+
+
+def _from_one(spec: str, sources: dict[str, Source], seed: int, test_fraction: float) -> TrainTest:
+    if len(sources) == 1:
+        return _seeded(next(iter(sources.values())), seed, test_fraction)
+    train = sources.get("train")
+    candidates = [name for name in ("test", "val") if name in sources]
+    if train is None or not candidates:
+        raise UsageError(
+            f"{spec} has the splits {', '.join(sources)}: "
+            + ("none of them is train" if train is None else "no test or val"),
+            "Give the parts with --data and --test-data.",
+        )
+    notes: list[str] = []
+    if train.labels.kind != "none" and len(candidates) > 1 and sources["test"].labels.kind == "none":
+        notes.append(f"{sources['test'].name} has no labels, so val is scored")
+        candidates.remove("test")
+    chosen = candidates[0]
+    unused = [f"{name} ({len(source):,} images)" for name, source in sources.items() if name not in ("train", chosen)]
+    if unused:
+        notes.append(f"not used: {', '.join(unused)}")
+    return TrainTest(train, sources[chosen], f"train/ against {chosen}/", tuple(notes))
+
+
+def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
+    fit, held = holdout(source.labels, test_fraction, seed)
+    if not len(fit) or not len(held):
+        raise DataError(
+            f"{source.name} has {len(source)} images, too few of each class to split into train and test",
+            "A class needs two images to be on both sides; or give the test images with --test-data.",
+        )
+    kind = "random" if source.labels.kind == "none" else "stratified"
+    percent = round(100 * len(held) / len(source))
+    how = f"seeded {kind} split: {100 - percent} % train, {percent} % test (seed {seed})"
+    train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
+    test = source.select(held, f"{source.name} (test, {percent} %)")
+    alone = [name for name, n in zip(source.labels.classes, class_counts(source.labels), strict=True) if n == 1]
+    notes = (f"classes with one image are on one side only: {some(alone, 5)}",) if alone else ()
+    if alone and source.labels.kind == "single":
+        notes = (f"classes with one image are in train only: {some(alone, 5)}",)
+    return TrainTest(train, test, how, notes, whole=source)
+
+
+def holdout(labels: Labels, fraction: float, seed: int) -> tuple[Indices, Indices]:
+    """A seeded stratified split of samples: (fit, held), int64 positions, each ascending.
+
+    Every class keeps its share as nearly as whole samples allow, and a class with at least two is on both
+    sides. A class with one sample is in `fit`. Multi-label: classes are dealt out rarest first, after Sechidis
+    et al. 2011 (On the stratification of multi-label data), and a class is on both sides where that is possible.
+
+    Args:
+        labels: of the N samples.
+        fraction: share of `held`, in (0, 1).
+        seed: another one gives another split.
+
+    Raises:
+        UsageError: the fraction is not between 0 and 1.
+    """
+    if not 0 < fraction < 1:
+        raise UsageError(f"the fraction of a split must lie between 0 and 1, not {fraction}")
+    held = choose(labels, round(fraction * len(labels)), np.random.default_rng(seed), both_sides=True)
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def limit(source: Source, n: int, seed: int) -> Source:
+    """`n` samples that keep the share of every class, ascending; the source itself if it has no more than that.
+
+    Raises:
+        UsageError: n is below one.
+    """
+    if n < 1:
+        raise UsageError(f"the limit must be at least 1 image, not {n}")
+    if n >= len(source):
+        return source
+    chosen = choose(source.labels, n, np.random.default_rng(seed), both_sides=False)
+    limited = source.select(np.flatnonzero(chosen), f"{source.name}, {n} of {len(source)}")
+    return dataclasses.replace(limited, notes=(*source.notes, f"limited to {n:,} of {len(source):,} images"))
+
+
+def match_classes(train: Source, test: Source) -> tuple[Source, Source]:
+    """Both sources with the same classes in train's order, matched by name; only the test labels change.
+
+    A class that test lacks becomes a note of `test`.
+
+    Raises:
+        DataError: a part has no labels, one is single-label and the other multi-label, or test has a class that train
+            does not know.
+    """
+    problems = label_problems(train, test)
+    if problems:
+        raise DataError("\n".join(problems))
+    note = absent_from_test(train, test)
+    known = {name: i for i, name in enumerate(train.labels.classes)}
+    values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
+    if train.labels.kind == "single":
+        # A class that test lists but has no sample of may be unknown to train: its number is never looked up.
+        numbers = np.array([known.get(name, -1) for name in test.labels.classes], dtype=np.int64)
+        values = numbers[test.labels.values]
+    else:
+        values = np.zeros((len(test), len(known)), dtype=np.int8)
+        columns = [i for i, name in enumerate(test.labels.classes) if name in known]
+        values[:, [known[test.labels.classes[i]] for i in columns]] = test.labels.values[:, columns]
+    labels = Labels(train.labels.kind, train.labels.classes, values)
+    return train, dataclasses.replace(test, labels=labels, notes=(*test.notes, *([note] if note else [])))
+
+
+def label_problems(train: Source, test: Source) -> list[str]:
+    """What keeps the labels of the two parts from being scored against each other, one sentence each."""
+    unlabelled = [part.name for part in (train, test) if part.labels.kind == "none"]
+    if unlabelled:
+        verb = "has" if len(unlabelled) == 1 else "have"
+        remedy = "give a folder with a sub-folder per class, or a table or manifest with labels"
+        return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
+    if train.labels.kind != test.labels.kind:
+        return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]
+    unknown = [name for name in _present(test) if name not in set(train.labels.classes)]
+    problems = []
+    for name in unknown[:5]:
+        problems.append(
+            f"the class '{name}' of {test.name} is not in {train.name}. {_nearest(name, train.labels.classes)}"
+        )
+    if len(unknown) > 5:
+        problems.append(f"... and {len(unknown) - 5} more classes of {test.name}")
+    return problems
+
+
+def _nearest(name: str, classes: tuple[str, ...]) -> str:
+    for other in classes:
+        if other.casefold() == name.casefold():
+            return f"It differs from '{other}' only in case."
+    return did_you_mean(name, classes)
+
+
+def absent_from_test(train: Source, test: Source) -> str | None:
+    """One sentence naming the classes that train has samples of and test has not, if there are any."""
+    there = set(_present(test))
+    absent = [name for name in _present(train) if name not in there]
+    if not absent:
+        return None
+    verb = "class is" if len(absent) == 1 else "classes are"
+    return f"{len(absent)} {verb} in {train.name} but not in {test.name}: {some(absent, 5)}"
+
+
+def _present(source: Source) -> list[str]:
+    return [
+        name for name, is_there in zip(source.labels.classes, present_classes(source.labels), strict=True) if is_there
+    ]

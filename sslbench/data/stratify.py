@@ -1,0 +1,104 @@
+"""Choosing some of the samples so that every class keeps its share."""
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.source import Labels
+
+_Mask = npt.NDArray[np.bool_]
+_ATTEMPTS = 10
+
+
+def choose(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool) -> _Mask:
+    """Which of N samples are chosen: (N,) bool.
+
+    Args:
+        labels: of the N samples.
+        n: how many to choose. With `both_sides` the result may differ from it by what that rule costs.
+        rng: the only source of chance.
+        both_sides: a class with at least two samples has one chosen and one not, and the only sample of a class is not
+            chosen; otherwise exactly `n` are chosen, and every class has one if there are that many.
+    """
+    if labels.kind == "single":
+        return _choose_single(labels, n, rng, both_sides=both_sides)
+    if labels.kind == "multi" and labels.values.shape[1]:
+        return _choose_multi(labels.values == 1, n, rng, both_sides=both_sides)
+    chosen = np.zeros(len(labels), dtype=bool)
+    chosen[rng.permutation(len(labels))[:n]] = True
+    return chosen
+
+
+def _choose_single(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool) -> _Mask:
+    counts = np.bincount(labels.values, minlength=len(labels.classes))
+    some = counts > 0
+    low = np.where(counts > 1, 1, 0) if both_sides else np.where(some & (n >= some.sum()), 1, 0)
+    high = np.where(counts > 0, counts - 1, 0) if both_sides else counts
+    quota = _apportion(counts, n, low, high, rng)
+    chosen = np.zeros(len(labels), dtype=bool)
+    by_class = np.split(np.argsort(labels.values, kind="stable"), np.cumsum(counts)[:-1])
+    for members, k in zip(by_class, quota, strict=True):
+        chosen[rng.permutation(members)[:k]] = True
+    return chosen
+
+
+def _apportion(
+    counts: npt.NDArray[np.int64],
+    n: int,
+    low: npt.NDArray[np.int64],
+    high: npt.NDArray[np.int64],
+    rng: np.random.Generator,
+) -> npt.NDArray[np.int64]:
+    """How many of each class: in proportion to `counts`, within [low, high], `n` in all if the bounds let it be.
+
+    Largest remainder; ties are broken by chance, or else they would always favour the first classes.
+    """
+    exact = counts * (n / max(counts.sum(), 1))
+    quota: npt.NDArray[np.int64] = np.clip(np.floor(exact).astype(np.int64), low, high)
+    while (short := n - int(quota.sum())) != 0:
+        room = quota < high if short > 0 else quota > low
+        if not room.any():
+            break
+        wish = (exact - quota if short > 0 else quota - exact) + rng.random(len(counts)) * 1e-9
+        wish[~room] = -np.inf
+        quota[np.argsort(-wish)[: min(abs(short), int(room.sum()))]] += np.sign(short)
+    return quota
+
+
+def _choose_multi(positives: _Mask, n: int, rng: np.random.Generator, *, both_sides: bool) -> _Mask:
+    best, best_missing = np.zeros(len(positives), dtype=bool), np.inf
+    several = positives.sum(axis=0) > 1
+    for _ in range(_ATTEMPTS):
+        chosen = _deal(positives, n, rng)
+        if not both_sides:
+            chosen = _exactly(chosen, n, rng)
+        sides = positives[chosen].any(axis=0) & positives[~chosen].any(axis=0)
+        missing = int((several & ~sides).sum())
+        if missing < best_missing:
+            best, best_missing = chosen, missing
+        if not missing:
+            break
+    return best
+
+
+def _deal(positives: _Mask, n: int, rng: np.random.Generator) -> _Mask:
+    """Class by class, the rarest first: its samples that are still free are dealt so that the class gets its share."""
+    share = n / max(len(positives), 1)
+    totals = positives.sum(axis=0)
+    chosen, free = np.zeros(len(positives), dtype=bool), np.ones(len(positives), dtype=bool)
+    for c in np.lexsort((rng.random(len(totals)), totals)):
+        members = rng.permutation(np.flatnonzero(positives[:, c] & free))
+        wanted = np.clip(round(share * totals[c]), min(1, totals[c] - 1), max(totals[c] - 1, 0)) if totals[c] else 0
+        have = int((positives[:, c] & chosen).sum())
+        chosen[members[: max(0, wanted - have)]] = True
+        free[members] = False
+    rest = rng.permutation(np.flatnonzero(free))
+    chosen[rest[: max(0, n - int(chosen.sum()))]] = True
+    return chosen
+
+
+def _exactly(chosen: _Mask, n: int, rng: np.random.Generator) -> _Mask:
+    """The same, with some samples added or removed by chance until there are `n`."""
+    excess = int(chosen.sum()) - n
+    changed = chosen.copy()
+    changed[rng.permutation(np.flatnonzero(chosen == (excess > 0)))[: abs(excess)]] = excess < 0
+    return changed

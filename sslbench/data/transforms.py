@@ -1,0 +1,113 @@
+"""The evaluation transform in two halves: resize and crop beside the decoder, normalisation on the compute device."""
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.transforms.v2 import InterpolationMode, functional
+
+from sslbench.data.decode import MAX_PIXELS
+from sslbench.errors import UsageError
+from sslbench.preprocessing import Preprocessing
+
+_TENSOR_MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+_PILLOW_MODES = {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}
+
+
+def resize_and_crop(image: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
+    """The resized and centre-cropped picture, as torchvision's v2 Resize and CenterCrop make it from a Pillow image.
+
+    Bilinear and bicubic work on the tensor, which is faster and at most one level away (a resize that changes the
+    aspect ratio up to three, with versions of Pillow that swap the horizontal and vertical pass to save time); nearest
+    and lanczos go through Pillow, because the tensor versions differ from it or do not exist.
+
+    Args:
+        image: uint8 (3, H, W).
+        preprocessing: resize, crop and interpolation are used.
+
+    Returns:
+        uint8 (3, h, w), a copy with interleaved channels in memory, as decoders write them.
+
+    Raises:
+        ValueError: the resized picture would be larger than `decode.MAX_PIXELS` (a very long, thin picture).
+    """
+    if preprocessing.resize is not None:
+        height, width = resized(image.shape[1], image.shape[2], preprocessing.resize)
+        if height * width > MAX_PIXELS:
+            raise ValueError(f"{image.shape[2]} x {image.shape[1]} pixels become {width} x {height} when resized")
+        image = _resize(image, height, width, preprocessing.interpolation)
+    if preprocessing.crop is not None:
+        image = functional.center_crop(image, list(preprocessing.crop))
+    return image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # a mere view would keep the whole picture alive
+
+
+def resized(height: int, width: int, resize: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width) after the resize; the longer side is rounded down, as torchvision does."""
+    if not isinstance(resize, int):
+        return resize
+    if height <= width:
+        return resize, int(resize * width / height)
+    return int(resize * height / width), resize
+
+
+def _resize(image: torch.Tensor, height: int, width: int, interpolation: str) -> torch.Tensor:
+    if image.shape[1:] == (height, width):
+        return image
+    if interpolation in _TENSOR_MODES:
+        mode = _TENSOR_MODES[interpolation]
+        scaled: torch.Tensor = functional.resize(image, [height, width], interpolation=mode, antialias=True)
+        return scaled
+    pixels = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+    resampled = pixels.resize((width, height), _PILLOW_MODES[interpolation])
+    return torch.from_numpy(np.array(resampled)).permute(2, 0, 1)
+
+
+def normalise(
+    images: torch.Tensor,
+    preprocessing: Preprocessing,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.channels_last,
+) -> torch.Tensor:
+    """(images / 255 - mean) / std, computed in float32 as images * scale + shift on the device the images are on.
+
+    Args:
+        images: uint8 (B, 3, h, w).
+        preprocessing: mean and std are used.
+        dtype: of the result.
+        memory_format: of the result.
+
+    Raises:
+        UsageError: mean or std is not of 3 values, or a std is not positive.
+    """
+    mean, std = preprocessing.mean, preprocessing.std
+    if len(mean) != images.shape[1] or len(std) != images.shape[1] or min(std) <= 0:
+        raise UsageError(
+            f"preprocessing from {preprocessing.origin}: mean {mean} and std {std} do not fit images of "
+            f"{images.shape[1]} channels",
+            "Give one mean and one positive std per channel.",
+        )
+    shape = (1, images.shape[1], 1, 1)
+    # In double first: rounded once, the result is as near to the exact value as (x / 255 - mean) / std is.
+    exact_std = torch.tensor(std, dtype=torch.float64)
+    scale = (1 / (255 * exact_std)).to(images.device, torch.float32).view(shape)
+    shift = (-torch.tensor(mean, dtype=torch.float64) / exact_std).to(images.device, torch.float32).view(shape)
+    pixels = images.to(dtype=torch.float32, memory_format=memory_format)
+    return torch.addcmul(shift, pixels, scale, out=pixels).to(dtype)
+
+
+def equal_size(preprocessing: Preprocessing) -> bool:
+    """Whether pictures of any size come out with one size, so that they can be batched."""
+    return preprocessing.crop is not None or isinstance(preprocessing.resize, tuple)
+
+
+def describe(preprocessing: Preprocessing) -> str:
+    """One line for people, such as 'resize 256 bilinear, centre crop 224x224, mean ..., std ... (flag --crop)'."""
+    resize, crop = preprocessing.resize, preprocessing.crop
+    parts = []
+    if isinstance(resize, int):
+        parts.append(f"resize shorter side to {resize} ({preprocessing.interpolation})")
+    elif resize is not None:
+        parts.append(f"resize to {resize[0]}x{resize[1]} ({preprocessing.interpolation})")
+    if crop is not None:
+        parts.append(f"centre crop {crop[0]}x{crop[1]}")
+    mean, std = (" ".join(f"{value:g}" for value in values) for values in (preprocessing.mean, preprocessing.std))
+    return ", ".join([*(parts or ["own size"]), f"mean {mean}", f"std {std}"]) + f" [{preprocessing.origin}]"

@@ -1,0 +1,27 @@
+"""How numbers, lists and file names are put into messages."""
+
+import os
+from collections.abc import Sequence
+
+
+def counted(n: int, thing: str) -> str:
+    """'1 image', '3 images', '2 classes', '1,000 categories'."""
+    if n == 1:
+        return f"1 {thing}"
+    plural = f"{thing}es" if thing.endswith("s") else f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    return f"{n:,} {plural}"
+
+
+def some(names: Sequence[object], n: int = 3) -> str:
+    """The first `n` of many names, and how many more there are."""
+    listed = ", ".join(str(name) for name in names[:n])
+    return listed if len(names) <= n else f"{listed} and {len(names) - n:,} more"
+
+
+def printable(name: str) -> str:
+    r"""A file name that can be printed and written as UTF-8: stray bytes become \xNN."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(name).decode("utf-8", "backslashreplace")
+    return name

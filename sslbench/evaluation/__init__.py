@@ -1,0 +1,21 @@
+"""An evaluation from end to end: weights and data in, one result record per protocol and layer out.
+
+`prepare` finds everything that can be wrong before the first image is decoded; `evaluate` extracts, scores and writes.
+"""
+
+from sslbench.evaluation.prepare import Prepared, prepare
+from sslbench.evaluation.request import Request, RunSettings, Task, make_task
+from sslbench.evaluation.run import check_writable, evaluate, evaluate_features, extract_only
+
+__all__ = [
+    "Prepared",
+    "Request",
+    "RunSettings",
+    "Task",
+    "check_writable",
+    "evaluate",
+    "evaluate_features",
+    "extract_only",
+    "make_task",
+    "prepare",
+]

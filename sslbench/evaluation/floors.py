@@ -1,0 +1,88 @@
+"""The floor under a score: chance, majority, the pixels themselves, and the same network untrained."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from sslbench import paths, records
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.load import load_backbone
+from sslbench.data.source import Labels
+from sslbench.results import Result
+
+log = logging.getLogger("sslbench")
+
+UNTRAINED_SEED = 0  # of the untrained backbone: the same for every evaluation, so that it is computed once per data set
+
+
+def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
+    """What guessing scores, in percent: 'chance' picks a class at random, 'majority' always the most frequent one.
+
+    Single label: top-1, and top-5 where there are at least five classes. Multi-label: a random order of the samples has
+    an expected average precision of about the share of positives; there is no majority class.
+    """
+    if test.kind == "multi":
+        known = (test.values >= 0).sum(axis=0)
+        positive = (test.values == 1).sum(axis=0)
+        rates = positive[positive > 0] / known[positive > 0]
+        return {"chance": {"mAP": 100.0 * float(rates.mean()) if len(rates) else None}}
+    classes = len(train.classes)
+    counts = np.bincount(train.values, minlength=classes)
+    order = np.argsort(-counts, kind="stable")
+    floors: dict[str, dict[str, float | None]] = {"chance": {}, "majority": {}}
+    for k in (1, 5):
+        if classes >= k:
+            floors["chance"][f"top{k}"] = 100.0 * k / classes
+            floors["majority"][f"top{k}"] = 100.0 * float(np.isin(test.values, order[:k]).mean())
+    return floors
+
+
+def floor_backbones(backbone: Backbone, *, is_floor: bool) -> dict[str, Backbone]:
+    """The backbones whose scores stand beside this one's: pixels, and the same architecture untrained.
+
+    Args:
+        backbone: the one that is evaluated.
+        is_floor: it is itself untrained, or the pixels; then only what it is not is returned.
+    """
+    found: dict[str, Backbone] = {}
+    if backbone.builder == "pixels":
+        return found
+    found["pixels"] = load_backbone("pixels")
+    if not is_floor:
+        untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
+        found["untrained"] = dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
+    return found
+
+
+def cached(measurement: str) -> tuple[Result, records.Scores] | None:
+    """A floor's result from an earlier evaluation on the same data with the same settings."""
+    for path in (paths.cache_dir() / "floors").glob(f"*/*-{measurement}.json"):
+        result = records.read(path)
+        return result, records.read_scores(path)
+    return None
+
+
+def keep(result: Result, scores: records.Scores, out: Path) -> None:
+    """Writes a floor's result into the cache and into the results: leaderboards show it as a row of its own."""
+    for folder in (paths.cache_dir() / "floors", out):
+        records.write(result, scores.scores, scores.ids, scores.labels, folder)
+
+
+def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
+    """A warning when the weights are not better than no training at all, by a paired test on the same test samples."""
+    from sslbench.metrics.intervals import paired_difference
+
+    other = untrained[1]
+    if scores.ids != other.ids or scores.labels.ndim != 1:
+        return None
+    right = (scores.scores.argmax(axis=1) == scores.labels).astype(np.float64)
+    right_untrained = (other.scores.argmax(axis=1) == other.labels).astype(np.float64)
+    difference, low, _ = paired_difference(right, right_untrained, seed=0)
+    if low > 0:
+        return None
+    return (
+        f"{result.weights.name} is not better than the untrained {result.weights.backbone} "
+        f"({100 * difference:+.1f} points, the interval reaches {100 * low:+.1f}): are these the weights you meant?"
+    )

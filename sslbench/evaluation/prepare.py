@@ -1,0 +1,135 @@
+"""Opening weights and data and checking them, before the first image is decoded."""
+
+import dataclasses
+import logging
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from sslbench import names
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.backbones.load import load_backbone
+from sslbench.benchmarks import Benchmark
+from sslbench.config import convert
+from sslbench.data import preflight
+from sslbench.data.splits import TrainTest, limit, match_classes, train_test
+from sslbench.errors import DataError, UsageError
+from sslbench.evaluation.request import Request, RunSettings
+from sslbench.preprocessing import Preprocessing
+
+log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Everything resolved and checked, nothing decoded yet: what `--dry-run` prints.
+
+    Attributes:
+        loaded: the backbone as it was loaded, for the next request with the same weights.
+        backbone: the same with the preprocessing that this request asks for.
+        preprocessing_origins: where each value of it comes from.
+        findings: warnings and notes about the data.
+    """
+
+    request: Request
+    run: RunSettings
+    loaded: Backbone
+    backbone: Backbone
+    layers: tuple[Layer, ...]
+    data: TrainTest
+    preprocessing_origins: dict[str, str]
+    findings: tuple[preflight.Finding, ...]
+
+
+def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = None) -> Prepared:
+    """Opens the weights and the data and checks them against each other and against the protocols' needs.
+
+    Args:
+        request: what to evaluate.
+        run: how.
+        backbone: takes the place of request.weights when it is in memory already.
+
+    Raises:
+        SslbenchError: anything that is wrong; no image has been decoded then.
+    """
+    run.extract_settings()
+    loaded = load(request, run) if backbone is None else backbone
+    backbone, origins = with_preprocessing(loaded, request.preprocessing)
+    layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
+    data = open_train_test(request, run)
+    findings = tuple(preflight.check(data.train, data.test))
+    preflight.raise_on_errors(findings)
+    train, test = match_classes(data.train, data.test)
+    data = dataclasses.replace(data, train=train, test=test)
+    log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}")
+    for finding in findings:
+        log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
+    for task in request.tasks:
+        _check_expected(task.benchmark, data)
+    return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
+
+
+def load(request: Request, run: RunSettings) -> Backbone:
+    """The backbone that is asked for, with its weights; says what loading did.
+
+    Raises:
+        SslbenchError: the weights cannot be read, are not recognised or do not fit.
+    """
+    backbone = load_backbone(
+        request.weights,
+        backbone=request.backbone,
+        format=request.format,
+        allow_partial=request.allow_partial,
+        seed=run.seed,
+    )
+    if backbone.report is not None:
+        log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")
+    return backbone
+
+
+def open_train_test(request: Request, run: RunSettings) -> TrainTest:
+    """Train and test part of the data, classes matched by name, limited if that was asked for."""
+    data = train_test(
+        request.data,
+        request.test_data,
+        seed=run.seed,
+        test_fraction=run.test_fraction,
+        image_column=request.image_column,
+        label_column=request.label_column,
+    )
+    if request.limit is None:
+        return data
+    if request.limit >= max(len(data.train), len(data.test)):
+        return data
+    train, test = (limit(part, request.limit, run.seed) for part in (data.train, data.test))
+    how = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
+    return dataclasses.replace(data, train=train, test=test, how=how, whole=None)
+
+
+def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[Backbone, dict[str, str]]:
+    """The backbone with some values of its preprocessing replaced, and where each value comes from."""
+    fields = {f.name: f for f in dataclasses.fields(Preprocessing) if f.name != "origin"}
+    origins = dict.fromkeys(fields, backbone.preprocessing.origin)
+    if not values:
+        return backbone, origins
+    hints = typing.get_type_hints(Preprocessing)
+    for key in values:
+        if key not in fields:
+            raise UsageError(f"preprocessing has no '{key}'", names.did_you_mean(key, fields))
+    changed = {key: convert(value, hints[key], f"preprocessing: {key}") for key, value in values.items()}
+    origins.update(dict.fromkeys(changed, "asked for"))
+    changed["origin"] = f"{backbone.preprocessing.origin}, changed: {', '.join(values)}"
+    return dataclasses.replace(backbone, preprocessing=dataclasses.replace(backbone.preprocessing, **changed)), origins
+
+
+def _check_expected(benchmark: Benchmark | None, data: TrainTest) -> None:
+    if benchmark is None:
+        return
+    found = {"train": len(data.train), "test": len(data.test)}
+    for split, n in benchmark.samples.items():
+        if found[split] != n:
+            log.warning(f"{benchmark.name} has {n} {split} samples, this data has {found[split]}")
+    if benchmark.classes and len(data.train.labels.classes) != benchmark.classes:
+        found_classes = len(data.train.labels.classes)
+        raise DataError(f"{benchmark.name} has {benchmark.classes} classes, this data has {found_classes}")

@@ -1,0 +1,103 @@
+"""What to evaluate and how: the arguments of an evaluation, checked."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from sslbench import names
+from sslbench.benchmarks import Benchmark
+from sslbench.config import resolve, setting
+from sslbench.data import loader
+from sslbench.distributed import this_process
+from sslbench.errors import UsageError
+from sslbench.features.extract import ExtractSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """How an evaluation runs (configs/eval.yaml holds the same keys)."""
+
+    device: str = setting("auto", "where the backbone runs: auto, cpu, cuda, cuda:1, mps")
+    precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "of the backbone's computation")
+    feature_dtype: Literal["float32", "float16"] = setting("float32", "of the stored features")
+    batch_size: int = setting(64, "images per forward pass")
+    workers: int | Literal["auto"] = setting("auto", "processes that decode images")
+    seed: int = setting(0, "of splits, held-out parts, untrained weights and bootstrap resamples")
+    test_fraction: float = setting(0.2, "part of the data that is tested on when it has no test part")
+    on_error: Literal["stop", "skip"] = setting("stop", "what to do about images that cannot be read")
+    floors: bool = setting(True, "compute chance, majority, pixels and the untrained backbone beside the result")
+
+    def torch_device(self) -> torch.device:
+        """The device, 'auto' resolved: cuda (this process's own), else mps, else cpu.
+
+        Raises:
+            UsageError: there is no such device here.
+        """
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise UsageError(f"there is no device called '{name}'", "Use auto, cpu, cuda, cuda:1 or mps.") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError("device 'cuda' was asked for, but torch finds no CUDA GPU here", "Use --device cpu.")
+        if device.type == "cuda" and device.index is None and this_process().world > 1:
+            device = torch.device("cuda", this_process().local)
+        return device
+
+    def extract_settings(self) -> ExtractSettings:
+        """The part that the extraction engine needs."""
+        workers = loader.default_workers() if self.workers == "auto" else self.workers
+        if self.batch_size < 1 or workers < 0:
+            raise UsageError(f"batch_size {self.batch_size} and workers {workers} must be positive")
+        return ExtractSettings(
+            self.torch_device(), self.precision, self.feature_dtype, self.batch_size, workers, self.on_error
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One protocol to run, with its settings and where each of them came from."""
+
+    protocol: str
+    settings: Any
+    origins: dict[str, str]
+    benchmark: Benchmark | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the user wants evaluated; every field means what the flag of the same name means."""
+
+    weights: str
+    data: str
+    tasks: tuple[Task, ...]
+    test_data: str | None = None
+    backbone: str | None = None
+    format: str | None = None
+    allow_partial: bool = False
+    layers: tuple[str, ...] = ()
+    image_column: str | None = None
+    label_column: str | None = None
+    limit: int | None = None
+    preprocessing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def make_task(protocol: str, overrides: Mapping[str, Any], benchmark: Benchmark | None = None) -> Task:
+    """A protocol with its settings: the module's defaults, then the benchmark's, then the user's.
+
+    Raises:
+        UsageError: no such protocol or setting.
+    """
+    module = names.find_module("protocol", protocol)
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if benchmark is not None:
+        layers.append((f"benchmark {benchmark.name}", benchmark.settings))
+    layers.append(("command line", overrides))
+    settings, origins = resolve(module.Settings, layers)
+    if benchmark is not None and overrides:
+        benchmark = dataclasses.replace(benchmark, modified=True)
+    return Task(protocol, settings, origins, benchmark)

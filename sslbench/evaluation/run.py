@@ -1,0 +1,255 @@
+"""Extract, score, write: the part of an evaluation that takes time."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sslbench import records
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.data.open import open_data
+from sslbench.data.source import Source
+from sslbench.data.splits import TrainTest
+from sslbench.distributed import this_process
+from sslbench.errors import UsageError
+from sslbench.evaluation import floors
+from sslbench.evaluation.prepare import Prepared, load, open_train_test, with_preprocessing
+from sslbench.evaluation.record import Encoded, Subject, describe, identity, score
+from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.features.array import Features
+from sslbench.features.external import FeaturePair
+from sslbench.features.extract import Extraction, extract
+from sslbench.results import DataPart, DataUsed, Result, Unreadable, WeightsUsed
+
+log = logging.getLogger("sslbench")
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total) while images are encoded."""
+
+
+def check_writable(folder: Path) -> None:
+    """Makes the folder, and finds out that it cannot be written before hours of work.
+
+    Raises:
+        UsageError: it is a file, or writing is not allowed.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write-test"
+        probe.touch()
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
+
+
+def extract_only(
+    request: Request,
+    run: RunSettings,
+    *,
+    store: Path,
+    progress: Progress | None = None,
+    backbone: Backbone | None = None,
+) -> dict[str, Extraction]:
+    """Features of every part of the data, without evaluating them; labels are not needed.
+
+    Args:
+        request: what to encode.
+        run: how.
+        store: folder of the feature store.
+        progress: see there.
+        backbone: takes the place of request.weights when it is in memory already.
+
+    Returns:
+        Name of the part ('train', 'test', 'all') -> its extraction.
+    """
+    loaded = load(request, run) if backbone is None else backbone
+    backbone, _ = with_preprocessing(loaded, request.preprocessing)
+    layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
+    columns = {"image_column": request.image_column, "label_column": request.label_column}
+    if request.limit is not None:
+        both = open_train_test(request, run)
+        parts = {"train": both.train, "test": both.test}
+    else:
+        parts = open_data(request.data, **columns)
+        if request.test_data is not None:
+            test = open_data(request.test_data, **columns)
+            parts = {**parts, **({"test": test["all"]} if set(test) == {"all"} else test)}
+    return {split: _extract(backbone, part, layers, run, store, split, progress) for split, part in parts.items()}
+
+
+def evaluate(
+    prepared: Prepared, *, store: Path, out: Path, command: str, progress: Progress | None = None
+) -> list[Result]:
+    """Runs every protocol on every layer and writes one record each; floors come before what stands on them.
+
+    Args:
+        prepared: from `prepare`.
+        store: folder of the feature store.
+        out: folder for the records.
+        command: what the user typed, for the record.
+        progress: see there.
+
+    Returns:
+        The results, as they were written. Empty on processes other than the first, which only help to encode.
+
+    Raises:
+        DataError: unreadable images, features that are not finite, labels that a protocol cannot use.
+    """
+    encoded = _encode(prepared.backbone, prepared.data, prepared.layers, prepared.run, store, progress)
+    floor_features = {
+        name: (backbone, _encode_floor(backbone, prepared, store, progress))
+        for name, backbone in _floor_backbones(prepared).items()
+    }
+    if this_process().rank != 0:
+        return []
+    results = []
+    for layer in prepared.layers:
+        subject = describe(prepared, prepared.backbone, layer.text, encoded, command)
+        train, test = encoded.train[layer.text], encoded.test[layer.text]
+        for task in prepared.request.tasks:
+            floor_results = {
+                name: _floor(prepared, backbone, features, task, out, command)
+                for name, (backbone, features) in floor_features.items()
+            }
+            results.append(_measure(subject, task, train, test, out, floor_results))
+    return results
+
+
+def evaluate_features(
+    pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, *, out: Path, command: str
+) -> list[Result]:
+    """The same for embeddings made elsewhere; the floors are chance and majority only."""
+    parts = [
+        DataPart(
+            name=f"{pair.name} ({split})", fingerprint=fingerprint, n=len(f), n_used=len(f), classes=f.labels.classes
+        )
+        for split, f, fingerprint in zip(("train", "test"), (pair.train, pair.test), pair.fingerprints, strict=True)
+    ]
+    data = DataUsed(train=parts[0], test=parts[1], how=pair.how, labels=pair.train.labels.kind)
+    digest = "".join(pair.fingerprints)
+    weights = WeightsUsed(
+        name=pair.name, path=None, sha256=digest, format="features", backbone="features", loaded=0, total=0
+    )
+    subject = Subject(weights, "features", {}, data, run, command, {})
+    return [_measure(subject, task, pair.train, pair.test, out, {}) for task in tasks]
+
+
+def _extract(
+    backbone: Backbone,
+    source: Source,
+    layers: Sequence[Layer],
+    run: RunSettings,
+    store: Path,
+    split: str,
+    progress: Progress | None,
+) -> Extraction:
+    what = f"{backbone.name} on {source.name}"
+    report = None if progress is None else lambda done, total: progress(what, done, total)
+    extraction = extract(backbone, source, layers, run.extract_settings(), root=store, split=split, progress=report)
+    if extraction.decoded:
+        rate = extraction.decoded / max(extraction.seconds, 1e-9)
+        log.info(f"{what}: {extraction.decoded} images in {extraction.seconds:.1f} s ({rate:.0f} images/s)")
+    else:
+        log.info(f"{what}: features were stored, no image decoded")
+    for conversion, count in sorted(extraction.conversions.items()):
+        log.info(f"{source.name}: {count} images: {conversion}")
+    if extraction.unreadable:
+        log.warning(
+            f"{source.name}: {len(extraction.unreadable)} of {len(source)} images cannot be read and are left out"
+        )
+    return extraction
+
+
+def _encode(
+    backbone: Backbone,
+    data: TrainTest,
+    layers: Sequence[Layer],
+    run: RunSettings,
+    store: Path,
+    progress: Progress | None,
+) -> Encoded:
+    """Features of train and test; when both were cut from one source, that source is encoded and then cut.
+
+    So `sslbench extract` and evaluations with other seeds or test fractions share one entry of the store.
+    """
+    if data.whole is not None:
+        extractions = [_extract(backbone, data.whole, layers, run, store, "all", progress)]
+        cut = extractions * 2
+    else:
+        parts = (("train", data.train), ("test", data.test))
+        extractions = [_extract(backbone, part, layers, run, store, split, progress) for split, part in parts]
+        cut = extractions
+    if this_process().rank != 0:
+        return Encoded({}, {}, (), 0.0, 0)
+    both = [
+        {layer: _rows(features, part) for layer, features in extraction.features.items()}
+        for extraction, part in zip(cut, (data.train, data.test), strict=True)
+    ]
+    unreadable = tuple(Unreadable(**row) for extraction in extractions for row in extraction.unreadable)
+    seconds, decoded = sum(e.seconds for e in extractions), sum(e.decoded for e in extractions)
+    return Encoded(both[0], both[1], unreadable, seconds, decoded)
+
+
+def _rows(features: Features, part: Source) -> Features:
+    """The rows of the samples in `part` that could be read, with the labels `part` has (classes matched by name)."""
+    stored = np.array(features.ids)
+    wanted = np.array(part.ids)
+    position = np.searchsorted(stored, wanted)
+    there = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == wanted)
+    if there.all() and len(wanted) == len(stored):
+        return dataclasses.replace(features, labels=part.labels)
+    kept = part.select(np.flatnonzero(there))
+    rows = position[there]
+    x = features.x if len(rows) == len(stored) else features.x[rows]
+    return Features(x, kept.labels, kept.ids)
+
+
+def _floor_backbones(prepared: Prepared) -> dict[str, Backbone]:
+    if not prepared.run.floors:
+        return {}
+    return floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights in ("random", "pixels"))
+
+
+def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress: Progress | None) -> Encoded:
+    layers = resolve_layers(backbone, (backbone.default_layer,))
+    return _encode(backbone, prepared.data, layers, prepared.run, store, progress)
+
+
+def _floor(
+    prepared: Prepared, backbone: Backbone, encoded: Encoded, task: Task, out: Path, command: str
+) -> tuple[Result, records.Scores]:
+    """A floor's result, from the cache where it is there."""
+    layer = next(iter(encoded.train))
+    subject = describe(prepared, backbone, layer, encoded, command)
+    found = floors.cached(identity(subject, task))
+    if found is None:
+        result, scores = score(subject, task, encoded.train[layer], encoded.test[layer])
+        found = (result, scores)
+    floors.keep(*found, out)
+    return found
+
+
+def _measure(
+    subject: Subject,
+    task: Task,
+    train: Features,
+    test: Features,
+    out: Path,
+    floor_results: Mapping[str, tuple[Result, records.Scores]],
+) -> Result:
+    """One protocol on one layer: score, put the floors beside it, write the record."""
+    result, scores = score(subject, task, train, test)
+    beside = dict(result.floors.items())
+    beside |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
+    notes = list(result.notes)
+    if "untrained" in floor_results and (
+        warning := floors.warn_if_at_floor(result, floor_results["untrained"], scores)
+    ):
+        log.warning(warning)
+        notes.append(warning)
+    result = dataclasses.replace(result, floors=beside, notes=tuple(notes))
+    path = records.write(result, scores.scores, scores.ids, scores.labels, out)
+    return dataclasses.replace(result, file=path)

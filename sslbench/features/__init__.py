@@ -1,0 +1,1 @@
+"""Features: extracted once, stored by content, brought in from elsewhere."""

@@ -1,0 +1,164 @@
+"""Embeddings made elsewhere: an array file and a CSV with the label of each row."""
+
+import csv
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.labels import single_labels
+from sslbench.data.source import Labels
+from sslbench.data.splits import holdout
+from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.names import did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class FeaturePair:
+    """Train and test features with matching classes.
+
+    Attributes:
+        train: to fit on.
+        test: to score.
+        how: one sentence on how the two came about.
+        fingerprints: hash of features, ids and labels of either part, 32 hex digits.
+        name: what the user called the file.
+    """
+
+    train: Features
+    test: Features
+    how: str
+    fingerprints: tuple[str, str]
+    name: str
+
+
+def read_train_test(
+    features: Path,
+    labels: Path,
+    test_features: Path | None,
+    test_labels: Path | None,
+    *,
+    label_column: str | None,
+    test_fraction: float,
+    seed: int,
+) -> FeaturePair:
+    """Reads one pair of files and splits it, or two pairs.
+
+    Args:
+        features: .npy (N, D), or .npz with one such array or one called 'features'.
+        labels: .csv with a header and one line per row: the label column, and where present 'id' and 'split'
+            ('train' or 'test').
+        test_features: of the test part, when it is in files of its own.
+        test_labels: of the test part.
+        label_column: its name; 'label', 'class' or 'target' when None.
+        test_fraction: part of the rows to test on when nothing says which.
+        seed: of that split.
+
+    Raises:
+        UsageError: a file is missing or is not what it should be.
+        DataError: the rows do not fit together.
+    """
+    x = _read_array(features)
+    table = _read_labels(labels, label_column, len(x), features)
+    if (test_features is None) != (test_labels is None):
+        raise UsageError("--test-features and --test-labels belong together")
+    if test_features is not None and test_labels is not None:
+        test_x = _read_array(test_features)
+        test_table = _read_labels(test_labels, label_column, len(test_x), test_features)
+        if test_x.shape[1] != x.shape[1]:
+            raise DataError(f"{features} has {x.shape[1]} features per row, {test_features} has {test_x.shape[1]}")
+        how = f"{features.name} against {test_features.name}"
+        parts = [(x, table, np.arange(len(x))), (test_x, test_table, np.arange(len(test_x)))]
+    else:
+        fit, held, how = _split(table, test_fraction, seed)
+        parts = [(x, table, fit), (x, table, held)]
+    unknown = set(parts[1][1].label) - set(parts[0][1].label)
+    if unknown:
+        raise DataError(
+            f"the test part has labels that the train part lacks: {', '.join(sorted(unknown)[:5])}",
+            did_you_mean(min(unknown), set(parts[0][1].label)),
+        )
+    classes = single_labels(parts[0][1].label).classes
+    train, test = (_features(array, rows, indices, classes) for array, rows, indices in parts)
+    return FeaturePair(train, test, how, (_fingerprint(train), _fingerprint(test)), features.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    label: list[str]
+    id: list[str]
+    split: list[str]
+
+
+def _read_array(path: Path) -> npt.NDArray[np.floating]:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", did_you_mean(path.name, _siblings(path)))
+    try:
+        content = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as a numpy array: {error}") from error
+    if not isinstance(content, np.ndarray):
+        keys = list(content.keys())
+        key = "features" if "features" in keys else keys[0] if len(keys) == 1 else None
+        if key is None:
+            raise UsageError(f"{path} holds several arrays ({', '.join(keys)}) and none is called 'features'")
+        content = content[key]
+    if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
+        raise UsageError(f"{path}: should be a float array (N, D), is {content.dtype} {content.shape}")
+    return content if content.dtype in (np.float16, np.float32) else content.astype(np.float32)
+
+
+def _read_labels(path: Path, column: str | None, rows: int, features: Path) -> _Table:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", did_you_mean(path.name, _siblings(path)))
+    with path.open(encoding="utf-8-sig", newline="") as handle:
+        reader = csv.DictReader(handle)
+        header = list(reader.fieldnames or ())
+        lines = list(reader)
+    candidates = [column] if column else [c for c in ("label", "class", "target") if c in header]
+    if not candidates or candidates[0] not in header:
+        wanted = column or "label"
+        raise UsageError(
+            f"{path} has no column '{wanted}'; its columns: {', '.join(header)}", did_you_mean(wanted, header)
+        )
+    if len(lines) != rows:
+        raise DataError(f"{path} has {len(lines)} lines, {features} has {rows} rows")
+    labels = [line[candidates[0]] or "" for line in lines]
+    empty = [i for i, label in enumerate(labels) if not label]
+    if empty:
+        raise DataError(f"{path}: {len(empty)} rows have no label, first line {empty[0] + 2}")
+    ids = [line.get("id") or f"{i:09d}" for i, line in enumerate(lines)]
+    if len(set(ids)) != len(ids):
+        raise DataError(f"{path}: the column 'id' has the same value twice")
+    return _Table(labels, ids, [line.get("split") or "" for line in lines])
+
+
+def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]:
+    splits = np.array(table.split)
+    if set(table.split) >= {"train", "test"}:
+        return np.flatnonzero(splits == "train"), np.flatnonzero(splits == "test"), "the split column of the labels"
+    fit, held = holdout(single_labels(table.label), fraction, seed)
+    return fit, held, f"seeded stratified split: {1 - fraction:.0%} train, {fraction:.0%} test (seed {seed})"
+
+
+def _features(
+    x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.int64], classes: tuple[str, ...]
+) -> Features:
+    order = rows[np.argsort(np.array([table.id[i] for i in rows]), kind="stable")]
+    number = {name: i for i, name in enumerate(classes)}
+    values = np.array([number[table.label[i]] for i in order], dtype=np.int64)
+    return Features(x[order], Labels("single", classes, values), tuple(table.id[i] for i in order))
+
+
+def _fingerprint(features: Features) -> str:
+    digest = hashlib.sha256("\n".join((*features.ids, *features.labels.classes)).encode())
+    digest.update(np.ascontiguousarray(features.x).tobytes())
+    digest.update(features.labels.values.tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _siblings(path: Path) -> list[str]:
+    return [f.name for f in path.parent.iterdir()] if path.parent.is_dir() else []

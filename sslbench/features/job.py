@@ -1,0 +1,251 @@
+"""One process's part of an extraction: rows written into files that are not complete yet.
+
+Process r of w takes rows r, r + w, r + 2w, ... and writes them into the same memory-mapped file, so nothing is
+gathered, padded or sent. Progress is kept per row; rows are on disk before they are marked as done.
+"""
+
+import collections
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer
+from sslbench.backbones.speed import DTYPES, prepare
+from sslbench.data import loader, transforms
+from sslbench.data.source import Source
+from sslbench.distributed import Process
+from sslbench.errors import DataError, StoreError
+from sslbench.features import store
+
+log = logging.getLogger("sslbench")
+
+Progress = Callable[[int, int], None]
+"""Called with (images done, images in all) now and then."""
+
+PENDING, DONE, UNREADABLE = 0, 1, 2
+FLUSH_SECONDS = 5.0  # at most this much work is lost when a run is killed
+STALL_SECONDS = 600.0  # processes that wait for each other give up after this long without any progress
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtractSettings:
+    """How features are extracted; only `precision` and `dtype` have an influence on them.
+
+    Attributes:
+        device: where the backbone runs.
+        precision: of the computation.
+        dtype: of the stored features.
+        batch_size: images per forward pass.
+        workers: processes that decode; 0 decodes in this one.
+        on_error: 'stop' raises after listing all unreadable images, 'skip' leaves their rows out.
+    """
+
+    device: torch.device
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    dtype: Literal["float32", "float16"] = "float32"
+    batch_size: int = 64
+    workers: int = 2
+    on_error: Literal["stop", "skip"] = "stop"
+
+
+class Job:
+    """The rows of one process, for the layers that are not stored yet."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        source: Source,
+        layers: Sequence[Layer],
+        settings: ExtractSettings,
+        entry: store.Entry,
+        process: Process,
+    ) -> None:
+        self.backbone, self.source, self.layers = backbone, source, layers
+        self.settings, self.entry, self.process = settings, entry, process
+        self.encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
+
+    def run(self, progress: Progress | None) -> tuple[int, collections.Counter[str]]:
+        """Encodes this process's rows that are not done yet; returns how many, and the conversions."""
+        files = self._open_files()
+        if files is None:
+            return 0, collections.Counter()
+        arrays, flags = files
+        mine = np.arange(self.process.rank, len(self.source), self.process.world)
+        pending = mine[np.any([flag[mine] == PENDING for flag in flags], axis=0)]
+        conversions: collections.Counter[str] = collections.Counter()
+        marks: list[tuple[npt.NDArray[np.int64], int]] = []
+        last_flush = time.perf_counter()
+        done = len(mine) - len(pending)
+        workers = self.settings.workers
+        for batch in loader.batches(
+            self.source, pending, self.backbone.preprocessing, batch_size=self.settings.batch_size, workers=workers
+        ):
+            if batch.unreadable and self.settings.on_error == "stop":
+                raise self._all_unreadable(mine)
+            if len(batch.indices):
+                for array, rows in zip(arrays, self._features(batch.images), strict=True):
+                    array[batch.indices] = rows
+                marks.append((batch.indices, DONE))
+            if batch.unreadable:
+                marks.append((np.array([index for index, _, _ in batch.unreadable]), UNREADABLE))
+            conversions.update(batch.conversions)
+            done += len(batch.indices) + len(batch.unreadable)
+            if progress:
+                progress(done, len(mine))
+            if time.perf_counter() - last_flush > FLUSH_SECONDS:
+                self._mark(arrays, flags, marks)
+                last_flush = time.perf_counter()
+        self._mark(arrays, flags, marks)
+        return len(pending), conversions
+
+    def finish(self, key: store.Key, split: str) -> None:
+        """Waits for the other processes' rows, then makes the files visible."""
+        flags = [np.memmap(self._files(layer)[1], dtype=np.uint8, mode="r") for layer in self.layers]
+        self._wait(lambda: all(flag.all() for flag in flags), lambda: sum(int((flag > 0).sum()) for flag in flags))
+        bad = np.flatnonzero(flags[0] == UNREADABLE)
+        found = loader.scan(self.source, bad, self.settings.workers) if len(bad) else []
+        skipped = [{"id": self.source.ids[i], "path": path, "reason": reason} for i, path, reason in found]
+        if len(skipped) != len(bad):
+            problem = f"{len(bad) - len(skipped)} images of {self.source.name} could not be read before and can be now"
+            raise StoreError(problem, f"Is something else writing them? Delete {self.entry.folder} and run again.")
+        store.write_description(self.entry, key, self.source, split, skipped)
+        for layer in self.layers:
+            self._publish(layer, bad)
+
+    def _features(self, images: torch.Tensor) -> list[npt.NDArray[np.float32]]:
+        """One array (B, D) per layer, of uint8 images (B, 3, H, W)."""
+        dtype = DTYPES[self.settings.precision]
+        device = self.settings.device
+        inputs = transforms.normalise(
+            images.to(device, non_blocking=True), self.backbone.preprocessing, dtype, torch.channels_last
+        )
+        outputs = self.encode(inputs)
+        return [outputs[layer.text].float().cpu().numpy() for layer in self.layers]
+
+    def _files(self, layer: Layer) -> tuple[Path, Path]:
+        complete = self.entry.layer_file(layer.text)
+        return complete.with_name(complete.name + ".partial"), complete.with_name(complete.name + ".progress")
+
+    def _open_files(self) -> tuple[list[npt.NDArray[np.floating]], list[npt.NDArray[np.uint8]]] | None:
+        """The arrays of features and of progress flags of every layer, mapped for writing; the first process makes them.
+
+        None when the first process has finished already: it continued a run in which only its own rows were left.
+        """
+        if self.process.rank == 0:
+            self._create_files()
+        else:
+            unfinished = [file for layer in self.layers for file in self._files(layer)]
+            self._wait(lambda: all(f.is_file() for f in unfinished) or self._complete(), lambda: 0)
+        if self._complete():
+            return None
+        arrays: list[npt.NDArray[np.floating]] = []
+        flags: list[npt.NDArray[np.uint8]] = []
+        for layer in self.layers:
+            partial, progress = self._files(layer)
+            arrays.append(np.lib.format.open_memmap(partial, mode="r+"))
+            flags.append(np.memmap(progress, dtype=np.uint8, mode="r+"))
+        return arrays, flags
+
+    def _complete(self) -> bool:
+        return all(self.entry.has(layer.text) for layer in self.layers)
+
+    def _create_files(self) -> None:
+        missing = [layer for layer in self.layers if not all(f.is_file() for f in self._files(layer))]
+        if not missing:
+            return
+        self.entry.folder.mkdir(parents=True, exist_ok=True)
+        widths = self._widths()
+        for layer in missing:
+            partial, progress = self._files(layer)
+            temporary = partial.with_name(partial.name + ".tmp")
+            shape = (len(self.source), widths[layer.text])
+            np.lib.format.open_memmap(temporary, mode="w+", dtype=np.dtype(self.settings.dtype), shape=shape)
+            temporary.replace(partial)
+            temporary.write_bytes(bytes(len(self.source)))
+            temporary.replace(progress)  # last: a progress file without its array would be taken for finished work
+
+    def _widths(self) -> dict[str, int]:
+        """Features per image of each layer, from one image of zeros: finds a layer that does not work before decoding."""
+        size = self.backbone.preprocessing.crop or self.backbone.preprocessing.resize
+        if isinstance(size, tuple):
+            images = torch.zeros((1, 3, *size), dtype=torch.uint8)
+        else:
+            first = next(
+                loader.batches(self.source, np.arange(1), self.backbone.preprocessing, batch_size=1, workers=0)
+            )
+            if not len(first.indices):
+                raise DataError(
+                    f"the first image of {self.source.name} cannot be read, and its size decides that of all"
+                )
+            images = first.images
+        return {layer.text: f.shape[1] for layer, f in zip(self.layers, self._features(images), strict=True)}
+
+    def _mark(
+        self,
+        arrays: list[npt.NDArray[np.floating]],
+        flags: list[npt.NDArray[np.uint8]],
+        marks: list[tuple[npt.NDArray[np.int64], int]],
+    ) -> None:
+        for array in arrays:
+            if isinstance(array, np.memmap):
+                array.flush()
+        for flag in flags:
+            for rows, state in marks:
+                flag[rows] = state
+            if isinstance(flag, np.memmap):
+                flag.flush()
+        marks.clear()
+
+    def _publish(self, layer: Layer, bad: npt.NDArray[np.int64]) -> None:
+        partial, progress = self._files(layer)
+        if len(bad):
+            whole = np.load(partial, mmap_mode="r")
+            kept = np.setdiff1d(np.arange(len(whole)), bad)
+            temporary = partial.with_name(partial.name + ".tmp")
+            shape = (len(kept), whole.shape[1])
+            compact = np.lib.format.open_memmap(temporary, mode="w+", dtype=whole.dtype, shape=shape)
+            for start in range(0, len(kept), 4096):
+                rows = kept[start : start + 4096]
+                compact[start : start + len(rows)] = whole[rows]
+            compact.flush()
+            temporary.replace(partial)
+        partial.replace(self.entry.layer_file(layer.text))
+        progress.unlink()
+
+    def _all_unreadable(self, rows: npt.NDArray[np.int64]) -> DataError:
+        log.warning(f"{self.source.name}: an image cannot be read; looking for all that cannot")
+        found = loader.scan(self.source, rows, self.settings.workers)
+        return unreadable_error(self.source, [(self.source.ids[i], path, reason) for i, path, reason in found])
+
+    def _wait(self, ready: Callable[[], bool], amount: Callable[[], int]) -> None:
+        """Waits for what other processes write; gives up when `amount` has not changed for STALL_SECONDS."""
+        last, since = amount(), time.monotonic()
+        while not ready():
+            time.sleep(0.05)
+            now = amount()
+            if now != last:
+                last, since = now, time.monotonic()
+            elif time.monotonic() - since > STALL_SECONDS:
+                raise StoreError(
+                    f"another process of this run stopped writing features into {self.entry.folder}",
+                    "Look at that process's output; run the same command again to continue.",
+                )
+
+
+def unreadable_error(source: Source, unreadable: Sequence[tuple[str, str, str]]) -> DataError:
+    """The error that lists unreadable images (all of them, up to 50)."""
+    lines = [f"  {path}: {reason}" for _, path, reason in unreadable[:50]]
+    if len(unreadable) > 50:
+        lines.append(f"  ... and {len(unreadable) - 50} more")
+    return DataError(
+        f"{len(unreadable)} of {len(source)} images of {source.name} cannot be read:\n" + "\n".join(lines),
+        "Mend or remove them, or leave them out with --on-error skip (the result then says how many).",
+    )

@@ -1,0 +1,224 @@
+"""The feature store: one folder per (backbone, images, preprocessing, precision), one .npy per layer in it.
+
+    <root>/<data>-<backbone>-<key>/meta.json          what the features depend on, in words and hashes
+                                   index.csv          row, id, path, label, split, digest of the image's content
+                                   unreadable.csv     samples that have no row, if there are any
+                                   <layer>.npy        (N, D), row i is line i of index.csv
+                                   <layer>.npy.partial, .progress, lock      while an extraction runs or was killed
+
+A `.npy` is there only when it is complete: it is renamed into place at the end.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.source import Source
+from sslbench.errors import StoreError
+
+INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """Everything features depend on, and nothing else: not batch size, workers, device or number of processes.
+
+    Attributes:
+        weights: sha256 of the backbone's tensors.
+        backbone: its name and what besides tensors decides the forward pass.
+        images: fingerprint of ids and image contents.
+        preprocessing: the values that decide the pixels.
+        precision: of the computation, 'fp32', 'bf16' or 'fp16'.
+        dtype: of the stored array, 'float32' or 'float16'.
+    """
+
+    weights: str
+    backbone: dict[str, str]
+    images: str
+    preprocessing: dict[str, Any]
+    precision: str
+    dtype: str
+
+    def digest(self) -> str:
+        """16 hex digits."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One folder of the store."""
+
+    folder: Path
+
+    def layer_file(self, layer: str) -> Path:
+        """Where the complete features of a layer are, or will be."""
+        return self.folder / (re.sub(r"[^A-Za-z0-9_.]+", "-", layer).strip("-") + ".npy")
+
+    def has(self, layer: str) -> bool:
+        """Whether the layer's features are complete."""
+        return self.layer_file(layer).is_file()
+
+    def layers(self) -> list[str]:
+        """The files of complete layers, without suffix."""
+        return sorted(f.stem for f in self.folder.glob("*.npy"))
+
+    def read(self, layer: str) -> npt.NDArray[np.floating]:
+        """The features of a layer, (N, D), memory-mapped and read-only.
+
+        Raises:
+            StoreError: the file is damaged or has another number of rows than the index.
+        """
+        path = self.layer_file(layer)
+        try:
+            features: npt.NDArray[np.floating] = np.load(path, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path} cannot be read: {error}", f"Delete the folder {self.folder}.") from error
+        rows = self.meta().get("rows")
+        if features.ndim != 2 or len(features) != rows:
+            problem = f"{path} holds an array of shape {features.shape}, its index.csv should have {rows} rows"
+            raise StoreError(problem, f"Delete the folder {self.folder}.")
+        return features
+
+    def index_rows(self) -> list[dict[str, str]]:
+        """The lines of index.csv."""
+        return _read_csv(self.folder / "index.csv")
+
+    def unreadable(self) -> list[dict[str, str]]:
+        """The samples that were left out because their image cannot be read: id, path, reason."""
+        return _read_csv(self.folder / "unreadable.csv")
+
+    def meta(self) -> dict[str, Any]:
+        """What meta.json says; empty if there is none."""
+        try:
+            content: dict[str, Any] = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content
+
+
+def open_entry(root: Path, key: Key, source: Source, backbone_name: str) -> Entry:
+    """The entry of a key; its folder may not exist yet."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", f"{source.name}-{backbone_name}").strip("-").lower()[-60:]
+    return Entry(root / f"{slug}-{key.digest()}")
+
+
+def write_description(entry: Entry, key: Key, source: Source, split: str, skipped: list[dict[str, str]]) -> None:
+    """Writes meta.json, index.csv and (if samples were left out) unreadable.csv; each appears at once or not at all."""
+    entry.folder.mkdir(parents=True, exist_ok=True)
+    left_out = {row["id"] for row in skipped}
+    digests = source.images.digests()
+    rows = []
+    for i, sample_id in enumerate(source.ids):
+        if sample_id not in left_out:
+            label = source.labels.text(i) if source.labels.kind != "none" else ""
+            rows.append((len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex()))
+    write_text(entry.folder / "index.csv", _csv_text(INDEX_COLUMNS, rows))
+    if skipped:
+        text = _csv_text(("id", "path", "reason"), [(r["id"], r["path"], r["reason"]) for r in skipped])
+        write_text(entry.folder / "unreadable.csv", text)
+    meta = {"key": dataclasses.asdict(key), "data": source.name, "rows": len(rows), "left_out": len(skipped)}
+    write_text(entry.folder / "meta.json", json.dumps(meta, indent=1, sort_keys=True, default=str))
+
+
+def what_changed(root: Path, key: Key, source: Source) -> str | None:
+    """One sentence on how this key differs from the most similar entry in the store; None if nothing is similar.
+
+    It tells a user why features are extracted again ("1 of 4000 images changed: cat/17.png").
+    """
+    best: tuple[int, Entry, dict[str, Any]] | None = None
+    wanted = json.loads(json.dumps(dataclasses.asdict(key), default=str))
+    for meta_file in root.glob("*/meta.json"):
+        entry = Entry(meta_file.parent)
+        stored = entry.meta().get("key", {})
+        same = sum(stored.get(part) == value for part, value in wanted.items())
+        same_data = stored.get("images") == wanted["images"] or entry.meta().get("data") == source.name
+        same_network = stored.get("backbone", {}).get("name") == wanted["backbone"]["name"]
+        if same_data and same_network and (best is None or same > best[0]):
+            best = (same, entry, stored)
+    if best is None:
+        return None
+    _, entry, stored = best
+    changes = []
+    for part, value in wanted.items():
+        if stored.get(part) == value:
+            continue
+        if part == "images":
+            changes.append(_changed_images(entry, source))
+        elif part == "weights":
+            changes.append(f"the weights changed (sha256 {str(stored.get(part))[:8]} -> {value[:8]})")
+        elif isinstance(value, dict):
+            old = stored.get(part) or {}
+            different = [f"{k}: {old.get(k)} -> {v}" for k, v in value.items() if old.get(k) != v]
+            changes.append(f"the {part} changed ({', '.join(different)})")
+        else:
+            changes.append(f"the {part} changed ({stored.get(part)} -> {value})")
+    return "; ".join(changes) if changes else None
+
+
+def _changed_images(entry: Entry, source: Source) -> str:
+    old = {row["id"]: row["digest"] for row in entry.index_rows() + entry.unreadable() if "digest" in row}
+    digests = source.images.digests()
+    new = {sample_id: digests[i].tobytes().hex() for i, sample_id in enumerate(source.ids)}
+    changed = [i for i in new if i in old and old[i] != new[i]]
+    added = [i for i in new if i not in old]
+    removed = [i for i in old if i not in new]
+    parts = [
+        f"{len(ids)} of {len(new)} images {word}: {', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}"
+        for word, ids in (("changed", changed), ("added", added), ("removed", removed))
+        if ids
+    ]
+    return "; ".join(parts) or "the images changed"
+
+
+@contextlib.contextmanager
+def locked(entry: Entry) -> Iterator[None]:
+    """Holds the entry's lock; another run that extracts the same features waits here and then finds them done."""
+    import logging
+
+    entry.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs at once both extract, and write the same values
+        yield
+        return
+    with (entry.folder / "lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logging.getLogger("sslbench").info("another run extracts the same features; waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that is never visible half-written."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _csv_text(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle))

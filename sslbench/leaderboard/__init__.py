@@ -1,0 +1,8 @@
+"""From result records to tables: what may be compared stands in one column, and nothing else does."""
+
+from sslbench.leaderboard.board import table
+from sslbench.leaderboard.html import to_html
+from sslbench.leaderboard.model import Board, Cell, Column, Row
+from sslbench.leaderboard.tables import to_csv, to_markdown, to_rich
+
+__all__ = ["Board", "Cell", "Column", "Row", "table", "to_csv", "to_html", "to_markdown", "to_rich"]

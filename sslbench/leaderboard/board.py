@@ -1,0 +1,180 @@
+"""From result records to a table in which whatever stands in one column may be compared."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from sslbench.leaderboard.flags import is_floor, row_flags
+from sslbench.leaderboard.floors import floor_rows
+from sslbench.leaderboard.headings import column_names, natural, preprocessing_text, row_names
+from sslbench.leaderboard.model import HIGHER_IS_BETTER, Board, Cell, Column, Group, Row, value
+from sslbench.leaderboard.ties import mark_best
+from sslbench.results import Comparability, Metric, Result, canonical, comparability_key
+
+
+def table(
+    results: Iterable[Result], *, metric: str | None = None, average: bool = False, paired_seed: int = 0
+) -> Board:
+    """Put results into a table: a row per weights and layer, a column per group of results that are comparable.
+
+    Results of one row and one column that differ in their seed only are averaged; their interval is then the
+    smallest that holds all of theirs. What was not measured stays a hole.
+
+    Args:
+        results: records, as `records.read_tree` returns them; with their score files, ties can be found.
+        metric: the metric to show; default each result's headline. Results without it are left out, with a note.
+        average: add the mean over the columns in which every row has a value.
+        paired_seed: of the resamples of the paired test.
+
+    Returns:
+        The board: rows best first by the first column, then by name; floors last.
+    """
+    notes: list[str] = []
+    records = _newest(results, notes)
+    shown = [r for r in records if metric is None or metric in r.metrics]
+    if len(shown) < len(records):
+        notes.append(f"{len(records) - len(shown)} results have no metric '{metric}' and are not shown.")
+    groups = _groups(shown, metric)
+    members: dict[Group, list[Result]] = defaultdict(list)
+    rows: dict[str, list[Result]] = defaultdict(list)
+    for record in shown:
+        members[groups[record.id]].append(record)
+        rows[_row_key(record)].append(record)
+    names = column_names(members)
+    unsorted = (Column(name=names[group], metric=group.key.metric, group=group) for group in members)
+    columns = tuple(sorted(unsorted, key=lambda column: natural(column.name)))
+    labels = row_names({key: records[0] for key, records in rows.items()})
+    made = [_row(labels[key], records, columns, groups) for key, records in rows.items()]
+    body = mark_best([row for row in made if not row.floor], columns, paired_seed)
+    body.sort(key=lambda row: _sort_key(row, columns))
+    notes += _disagreements(body, columns)
+    notes += [
+        f"{c.name}: whether more {c.metric} is better is not known, so none is marked as best."
+        for c in columns
+        if c.metric not in HIGHER_IS_BETTER
+    ]
+    bottom = floor_rows([row for row in made if row.floor], shown, columns, groups)
+    board = Board(columns=columns, rows=(*body, *bottom), notes=tuple(notes))
+    return _with_average(board) if average else board
+
+
+def _newest(results: Iterable[Result], notes: list[str]) -> list[Result]:
+    """One record per measurement, the last one made, in an order that does not depend on where the files lie."""
+    newest: dict[str, Result] = {}
+    for record in sorted(results, key=lambda r: (r.id, r.created, str(r.file))):
+        if record.id in newest:
+            notes.append(f"The measurement {record.id} is there twice; the newer one ({record.created}) is shown.")
+        newest[record.id] = record
+    return sorted(newest.values(), key=lambda r: (r.weights.name, r.layer, r.seed, r.id))
+
+
+def _row_key(record: Result) -> str:
+    """What makes two results one row: everything that is compared, apart from the seed."""
+    values = {key: value for key, value in record.preprocessing.items() if key != "origin"}
+    # An untrained backbone has other tensors for every seed, and is the same thing each time.
+    tensors = "untrained" if record.weights.untrained else record.weights.sha256
+    return canonical([tensors, record.weights.backbone, record.layer, values, record.precision])
+
+
+def _groups(results: Sequence[Result], metric: str | None) -> dict[str, Group]:
+    """Id of each result -> the group it may be compared in.
+
+    A result that was made without naming a benchmark joins the benchmark that measures the same, if there is one only;
+    two benchmarks, or two versions of one, are never in one group, whatever they have in common.
+    """
+    named: dict[Comparability, set[str]] = defaultdict(set)
+    for result in results:
+        if result.benchmark is not None:
+            named[comparability_key(result, metric)].add(_benchmark(result))
+    groups = {}
+    for result in results:
+        key = comparability_key(result, metric)
+        joined = next(iter(named[key])) if len(named[key]) == 1 else ""
+        groups[result.id] = Group(key, _benchmark(result) or joined)
+    return groups
+
+
+def _benchmark(result: Result) -> str:
+    return "" if result.benchmark is None else f"{result.benchmark.name} v{result.benchmark.version}"
+
+
+def _row(label: str, members: Sequence[Result], columns: Sequence[Column], groups: Mapping[str, Group]) -> Row:
+    first = members[0]
+    by_group: dict[Group, list[Result]] = defaultdict(list)
+    for record in members:
+        by_group[groups[record.id]].append(record)
+    cells = tuple(_cell(by_group[column.group]) if column.group in by_group else None for column in columns)
+    return Row(
+        label=label,
+        weights=first.weights.name,
+        sha256=first.weights.sha256,
+        backbone=first.weights.backbone,
+        layer=first.layer,
+        preprocessing=preprocessing_text(first.preprocessing),
+        precision=first.precision,
+        flags=row_flags(members, columns, cells),
+        floor=is_floor(first),
+        cells=cells,
+    )
+
+
+def _cell(records: Sequence[Result]) -> Cell:
+    """One cell: the metrics that all its records (one per seed) have."""
+    common = [name for name in records[0].metrics if all(name in record.metrics for record in records)]
+    merged = {name: merge_seeds([record.metrics[name] for record in records]) for name in common}
+    return Cell(metrics=merged, records=tuple(records))
+
+
+def merge_seeds(metrics: Sequence[Metric]) -> Metric:
+    """The mean of several seeds, with the smallest interval that holds those of all; not computable if one is not."""
+    if len(metrics) == 1:
+        return metrics[0]
+    values = [m.value for m in metrics if m.value is not None]
+    lows = [m.low for m in metrics if m.low is not None]
+    highs = [m.high for m in metrics if m.high is not None]
+    return Metric(
+        value=sum(values) / len(values) if len(values) == len(metrics) else None,
+        low=min(lows) if len(lows) == len(metrics) else None,
+        high=max(highs) if len(highs) == len(metrics) else None,
+        n=metrics[0].n,
+    )
+
+
+def _sort_key(row: Row, columns: tuple[Column, ...]) -> tuple[float, str, str]:
+    first = value(row, 0, columns)
+    unranked = first is None or columns[0].metric not in HIGHER_IS_BETTER
+    return (float("inf") if unranked or first is None else -first, row.label, row.layer)
+
+
+def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """One note per column whose metrics do not agree on which row is best."""
+    notes = []
+    for position, column in enumerate(columns):
+        cells = {f"{row.label} {row.layer}": cell for row in rows if (cell := row.cells[position]) is not None}
+        winners = {}
+        for name in [column.metric, *sorted({name for cell in cells.values() for name in cell.metrics})]:
+            values = {row: cell.metrics[name].value for row, cell in cells.items() if name in cell.metrics}
+            known = {row: v for row, v in values.items() if v is not None}
+            if len(known) == len(cells) > 1 and name in HIGHER_IS_BETTER:
+                winners[name] = frozenset(row for row, v in known.items() if v == max(known.values()))
+        if winners and not frozenset.intersection(*winners.values()):
+            found = "; ".join(f"{metric}: {' and '.join(sorted(winner))}" for metric, winner in winners.items())
+            notes.append(f"{column.name}: the metrics disagree on the best row ({found}).")
+    return notes
+
+
+def _with_average(board: Board) -> Board:
+    """The board with the mean of each row over the complete columns; without any, a note says so."""
+    positions = range(len(board.columns))
+    body = [row for row in board.rows if not row.floor]
+    complete = [i for i in positions if all(value(row, i, board.columns) is not None for row in body)]
+    if not complete or not body:
+        return dataclasses.replace(board, notes=(*board.notes, "No average: no column has a value in every row."))
+    rows = []
+    for row in board.rows:
+        known = [v for i in complete if (v := value(row, i, board.columns)) is not None]
+        mean = sum(known) / len(known) if len(known) == len(complete) else None
+        rows.append(dataclasses.replace(row, average=mean))
+    names = ", ".join(board.columns[i].name for i in complete)
+    note = f"The average is over {len(complete)} of {len(board.columns)} columns: {names}."
+    return dataclasses.replace(board, rows=tuple(rows), notes=(*board.notes, note), averaged=len(complete))

@@ -1,0 +1,49 @@
+"""Marks on rows whose numbers need a second look."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from sslbench.leaderboard.model import Cell, Column
+from sslbench.results import Result
+
+
+def row_flags(members: Sequence[Result], columns: Sequence[Column], cells: Sequence[Cell | None]) -> tuple[str, ...]:
+    """What a reader must know about a row; a flag that does not hold for all its numbers names the columns."""
+    flags = ["floor"] if is_floor(members[0]) else []
+    weights = members[0].weights
+    if weights.partial:
+        flags.append(f"partial weights ({weights.loaded} of {weights.total} tensors)")
+    concerned: dict[str, list[str]] = defaultdict(list)
+    for column, cell in zip(columns, cells, strict=True):
+        for flag in cell_flags(cell, column.metric) if cell is not None else ():
+            concerned[flag].append(column.name)
+    filled = sum(cell is not None for cell in cells)
+    flags += [flag if len(names) == filled else f"{flag}: {', '.join(names)}" for flag, names in concerned.items()]
+    return tuple(flags)
+
+
+def is_floor(result: Result) -> bool:
+    """Whether a record is itself a floor: an untrained backbone, or the images' own pixels."""
+    return result.weights.untrained or result.weights.backbone.partition(":")[0] == "pixels"
+
+
+def cell_flags(cell: Cell, metric: str) -> list[str]:
+    """What a reader must know about one number."""
+    flags = []
+    if any(record.converged is False for record in cell.records):
+        flags.append("not converged")
+    if any(record.benchmark is not None and record.benchmark.modified for record in cell.records):
+        flags.append("modified")
+    part = cell.records[0].data
+    if part.unreadable or part.train.n_used < part.train.n or part.test.n_used < part.test.n:
+        used = f"{part.train.n_used} of {part.train.n} train, {part.test.n_used} of {part.test.n} test"
+        flags.append(f"skipped images ({used})")
+    if any(str(record.selected.get("on", "")).startswith("test") for record in cell.records):
+        flags.append("selected on test")
+    floor = [record.floors.get("untrained", {}).get(metric) for record in cell.records]
+    known, value = [f for f in floor if f is not None], cell.metrics[metric].value
+    if known and value is not None and value <= max(known) and not is_floor(cell.records[0]):
+        flags.append("not above untrained")
+    if len(cell.records) > 1:
+        flags.append(f"mean of {len(cell.records)} seeds")
+    return flags

@@ -1,0 +1,129 @@
+"""Names of columns and rows: short, and never the same for two things that differ."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sslbench.leaderboard.model import Group
+from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from sslbench.results import Result
+
+_UNSET = "unset"
+
+
+def column_names(groups: Mapping[Group, Sequence[Result]]) -> dict[Group, str]:
+    """A name for each group: its benchmark, else protocol/data; in brackets what sets it apart from namesakes."""
+    namesakes: dict[str, list[Group]] = defaultdict(list)
+    for group, members in groups.items():
+        namesakes[_plain_name(group, members[0])].append(group)
+    names = {}
+    for name, alike in namesakes.items():
+        parts = _differences(alike)
+        for group in alike:
+            names[group] = f"{name} [{', '.join(parts[group])}]" if parts[group] else name
+    return _unique(names)
+
+
+def _plain_name(group: Group, record: Result) -> str:
+    if group.benchmark:
+        return group.benchmark.rsplit(" v", 1)[0]
+    return f"{record.protocol.name}/{data_name(record.data.test.name)}"
+
+
+def data_name(name: str) -> str:
+    """The data without its split and its folder: 'pictures/photos/ (train)' is 'photos'."""
+    base = name.rsplit(" (", 1)[0] if name.endswith(")") else name
+    base = base.rstrip("/\\")
+    return base if ":" in base else base.replace("\\", "/").rsplit("/", 1)[-1] or name
+
+
+_PARTS: tuple[Callable[[Group], str], ...] = (
+    lambda group: group.key.metric,
+    lambda group: "v" + group.benchmark.rsplit(" v", 1)[1] if group.benchmark else "no benchmark",
+    lambda group: group.key.protocol,
+    lambda group: f"protocol v{group.key.version}" if group.benchmark else f"v{group.key.version}",
+    lambda group: f"train {group.key.train[:4]}",
+    lambda group: f"data {group.key.test[:4]}",
+    lambda group: f"n_train={group.key.n_train}",
+    lambda group: f"n={group.key.n_test}",
+    lambda group: f"{group.key.unreadable} skipped",
+)
+
+
+def _differences(groups: Sequence[Group]) -> dict[Group, list[str]]:
+    """For each group the parts in which it differs from at least one of the others, as a reader would write them."""
+    parts: dict[Group, list[str]] = {group: [] for group in groups}
+    settings = {group: json.loads(group.key.settings) for group in groups}
+    texts: list[dict[Group, str]] = [
+        {group: f"{name}={_short(settings[group].get(name, _UNSET))}" for group in groups}
+        for name in sorted({name for values in settings.values() for name in values})
+    ]
+    texts += [{group: text(group) for group in groups} for text in _PARTS]
+    for written in texts:
+        if len(set(written.values())) > 1:
+            for group in groups:
+                parts[group].append(written[group])
+    return parts
+
+
+def _short(value: Any) -> str:
+    items = value if isinstance(value, list) else [value]
+    text = ",".join(item if isinstance(item, str) else json.dumps(item, separators=(",", ":")) for item in items)
+    return text if len(text) <= 24 else text[:23] + "…"
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A sort key by which 'k=20' comes before 'k=200'."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+
+
+def _unique(names: dict[Group, str]) -> dict[Group, str]:
+    """Where shortening made two names equal, both get digits of their own."""
+    taken = list(names.values())
+    return {group: name if taken.count(name) == 1 else f"{name} #{_digits(group)}" for group, name in names.items()}
+
+
+def _digits(group: Group) -> str:
+    return hashlib.sha256(repr(dataclasses.astuple(group)).encode()).hexdigest()[:8]
+
+
+def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
+    """A label for each row: the weights' name; in brackets what sets it apart from namesakes with the same layer."""
+    namesakes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for key, record in rows.items():
+        namesakes[record.weights.name, record.layer].append(key)
+    labels = {}
+    for (name, _), keys in namesakes.items():
+        described = {key: _row_parts(rows[key]) for key in keys}
+        differing = [i for i in range(4) if len({parts[i] for parts in described.values()}) > 1]
+        for key in keys:
+            parts = [described[key][i] for i in differing]
+            labels[key] = f"{name} [{', '.join(parts)}]" if parts else name
+    return labels
+
+
+def _row_parts(record: Result) -> tuple[str, str, str, str]:
+    weights = record.weights
+    return (weights.backbone, record.precision, preprocessing_text(record.preprocessing), weights.sha256[:8])
+
+
+def preprocessing_text(values: Mapping[str, Any]) -> str:
+    """The preprocessing in a few words ('resize 256 bilinear, crop 224'); mean and std are told unless ImageNet's."""
+    words = [f"{key} {_size(values[key])}" for key in ("resize", "crop") if values.get(key) is not None]
+    if values.get("resize") is not None and "interpolation" in values:
+        words[0] += f" {values['interpolation']}"
+    for key, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
+        if key in values and tuple(values[key]) != usual:
+            words.append(f"{key} {'/'.join(f'{v:g}' for v in values[key])}")
+    known = ("resize", "crop", "interpolation", "mean", "std", "origin")
+    words += [f"{key} {_short(item)}" for key, item in values.items() if key not in known]
+    return ", ".join(words)
+
+
+def _size(size: Any) -> str:
+    pair = list(size) if isinstance(size, list | tuple) else [size]
+    return "x".join(str(side) for side in (pair[:1] if len(set(pair)) == 1 else pair))

@@ -1,0 +1,104 @@
+"""What a leaderboard is made of."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from sslbench.results import Comparability, Metric, Result
+
+# A metric that is not listed is shown, but no row is called best by it: it may be an error or a loss.
+HIGHER_IS_BETTER = frozenset(
+    "top1 top5 balanced_accuracy macro_f1 micro_f1 mAP mAP_11pt mAP_noninterpolated macro_auroc auroc r2".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """What all results of one column have in common; `benchmark` is its name and version, empty without one."""
+
+    key: Comparability
+    benchmark: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """Results that may be compared with each other.
+
+    Attributes:
+        name: unique on the board; a benchmark, or protocol/data.
+        metric: the one that is shown.
+        group: what all results of the column have in common.
+    """
+
+    name: str
+    metric: str
+    group: Group
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """What one row scored in one column.
+
+    Attributes:
+        metrics: all of them, not only the one that is shown.
+        records: one per seed; empty for a floor.
+        best: no row has a higher value in this column.
+        tied: the paired 95 % interval of the difference to the best row holds 0; None when that was not tested.
+    """
+
+    metrics: Mapping[str, Metric]
+    records: tuple[Result, ...] = ()
+    best: bool = False
+    tied: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One backbone with its weights, layer and preprocessing, or one floor.
+
+    Attributes:
+        label: unique on the board together with the layer.
+        weights: the file's name as the user called it; 'chance', 'majority', 'pixels' or 'untrained' for a floor.
+        flags: what a reader must know, short.
+        cells: one per column, None where nothing was measured.
+        average: over the board's complete columns, when asked for.
+    """
+
+    label: str
+    weights: str
+    sha256: str = ""
+    backbone: str = ""
+    layer: str = ""
+    preprocessing: str = ""
+    precision: str = ""
+    flags: tuple[str, ...] = ()
+    floor: bool = False
+    cells: tuple[Cell | None, ...]
+    average: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Board:
+    """A table of results: rows best first by the first column, then by name; floors at the bottom.
+
+    Attributes:
+        notes: what a reader must know about the table as a whole, one sentence each.
+        averaged: number of columns that the rows' average is over; 0 without one.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    averaged: int = 0
+
+
+def shown(row: Row, position: int, columns: tuple[Column, ...]) -> Metric | None:
+    """The metric shown in a row's cell; None for a hole and where it is not computable."""
+    cell = row.cells[position]
+    metric = None if cell is None else cell.metrics.get(columns[position].metric)
+    return None if metric is None or metric.value is None else metric
+
+
+def value(row: Row, position: int, columns: tuple[Column, ...]) -> float | None:
+    """The value shown in a row's cell; None for a hole and where it is not computable."""
+    metric = shown(row, position, columns)
+    return None if metric is None else metric.value

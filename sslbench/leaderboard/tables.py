@@ -1,0 +1,205 @@
+"""A board as CSV (numbers only), Markdown and a table for the terminal."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sslbench.errors import ResultError
+from sslbench.leaderboard.model import Board, Cell, Row, shown, value
+from sslbench.records import replace_file
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LEGEND = "Bold: the best, and what cannot be told from it (paired 95 % interval over the test samples)."
+_LONG = (
+    "kind weights backbone layer preprocessing precision column metric shown value low high n tied_with_best seeds "
+    "protocol protocol_version settings benchmark benchmark_version modified converged n_train train_value "
+    "weights_sha256 train_fingerprint test_fingerprint ids flags"
+).split()
+
+
+def to_csv(board: Board, path: Path, form: Literal["wide", "long"] = "wide") -> None:
+    """Write a board as CSV: UTF-8, plain numbers (percent for rates) with a decimal point, empty where there is none.
+
+    Args:
+        board: the table.
+        path: is replaced whole or not at all.
+        form: 'wide': one row per row of the board, one column per column; 'long': one row per row, column and metric,
+            with intervals, hashes and settings.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(_wide(board) if form == "wide" else _long(board))
+    write_text(path, text.getvalue())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    try:
+        replace_file(Path(path), text.encode())
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _wide(board: Board) -> Iterator[list[Any]]:
+    fixed = ["weights", "backbone", "layer", "preprocessing", "precision"]
+    average = ["average"] if board.averaged else []
+    yield [*fixed, *(column.name for column in board.columns), *average, "flags"]
+    for row in board.rows:
+        values = [number(value(row, i, board.columns)) for i in range(len(board.columns))]
+        named = [getattr(row, name) for name in fixed[1:]]
+        yield [row.label, *named, *values, *([number(row.average)] if average else []), "; ".join(row.flags)]
+
+
+def _long(board: Board) -> Iterator[list[Any]]:
+    yield list(_LONG)
+    for row in board.rows:
+        for i, cell in enumerate(row.cells):
+            if cell is not None:
+                for entry in _long_rows(board, row, i, cell):
+                    yield [entry.get(name, "") for name in _LONG]
+
+
+def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[dict[str, Any]]:
+    column = board.columns[position]
+    key = column.group.key
+    common: dict[str, Any] = {
+        "kind": "floor" if row.floor else "result",
+        "weights": row.label,
+        **{name: getattr(row, name) for name in ("backbone", "layer", "preprocessing", "precision")},
+        "column": column.name,
+        "protocol": key.protocol,
+        "protocol_version": key.version,
+        "settings": key.settings,
+        "n_train": key.n_train,
+        "weights_sha256": row.sha256,
+        "train_fingerprint": key.train,
+        "test_fingerprint": key.test,
+        "flags": "; ".join(row.flags),
+    }
+    if cell.records:
+        first = cell.records[0]
+        common |= {"seeds": _joined(r.seed for r in cell.records), "ids": _joined(r.id for r in cell.records)}
+        common |= {"converged": "" if first.converged is None else int(all(r.converged for r in cell.records))}
+        if first.benchmark is not None:
+            modified = any(r.benchmark.modified for r in cell.records if r.benchmark is not None)
+            common |= {"benchmark": first.benchmark.name, "benchmark_version": first.benchmark.version}
+            common |= {"modified": int(modified)}
+    for name in sorted(cell.metrics, key=lambda name: (name != column.metric, name)):
+        metric, leads = cell.metrics[name], name == column.metric
+        entry = {"metric": name, "shown": int(leads), "n": "" if metric.n is None else metric.n}
+        entry |= {part: number(getattr(metric, part)) for part in ("value", "low", "high")}
+        if leads and cell.tied is not None:
+            entry["tied_with_best"] = int(cell.tied)
+        if cell.records and name == cell.records[0].headline and len(cell.records) == 1:
+            entry["train_value"] = number(cell.records[0].train)
+        yield common | entry
+
+
+def _joined(items: Iterable[object]) -> str:
+    return " ".join(str(item) for item in items)
+
+
+def number(value: float | None) -> str:
+    """A number as a CSV holds it: every digit that matters (6 after the point), empty for none."""
+    return "" if value is None else f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+def cell_text(board: Board, row: Row, position: int) -> str:
+    """'91.64 ±1.20': the value and half its interval; empty for a hole."""
+    metric = shown(row, position, board.columns)
+    if metric is None or metric.value is None:
+        return "" if row.cells[position] is None else "n/a"
+    if metric.low is None or metric.high is None:
+        return f"{metric.value:.2f}"
+    return f"{metric.value:.2f} ±{(metric.high - metric.low) / 2:.2f}"
+
+
+def leads(cell: Cell | None) -> bool:
+    """Whether a cell is set in bold: the best, or tied with it."""
+    return cell is not None and (cell.best or cell.tied is True)
+
+
+def several_layers(board: Board) -> bool:
+    """Whether the layer tells rows apart, so that it must be shown."""
+    return len({row.layer for row in board.rows if not row.floor}) > 1
+
+
+def titles(board: Board) -> list[str]:
+    """Headings of the columns that are shown to people: 'knn/photos top1'."""
+    return [f"{column.name} {column.metric}" for column in board.columns]
+
+
+def to_markdown(board: Board, path: Path) -> None:
+    """Write a board as a Markdown table, its notes below it.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    write_text(path, markdown(board))
+
+
+def markdown(board: Board) -> str:
+    """A board as a Markdown table, its notes below it."""
+    layer = several_layers(board)
+    heads = [
+        "weights",
+        *(["layer"] if layer else []),
+        *titles(board),
+        *(["average"] if board.averaged else []),
+        "flags",
+    ]
+    right = len(board.columns) + bool(board.averaged)
+    lines = [_markdown(heads), "|" + "---|" * (1 + layer) + "---:|" * right + "---|"]
+    for row in board.rows:
+        texts = [cell_text(board, row, i) for i in range(len(board.columns))]
+        cells = [f"**{text}**" if leads(cell) else text for text, cell in zip(texts, row.cells, strict=True)]
+        average = [f"{row.average:.2f}" if row.average is not None else ""] if board.averaged else []
+        lines.append(_markdown([row.label, *([row.layer] if layer else []), *cells, *average, "; ".join(row.flags)]))
+    return "\n".join([*lines, "", LEGEND, *(f"\n{note}" for note in board.notes)]) + "\n"
+
+
+def _markdown(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def to_rich(board: Board) -> "Table":
+    """A board for the terminal; flags stand below it, so that it stays narrow."""
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    layer = several_layers(board)
+    notes = [f"[{i}] {flag}" for i, flag in enumerate(_distinct_flags(board), start=1)]
+    numbers = {flag: f"[{i}]" for i, flag in enumerate(_distinct_flags(board), start=1)}
+    caption = "\n".join([LEGEND, *notes, *board.notes])
+    result = Table(caption=escape(caption), caption_justify="left", title_justify="left", padding=(0, 1))
+    result.add_column("weights", overflow="fold")
+    if layer:
+        result.add_column("layer", overflow="fold")
+    for title in [*titles(board), *(["average"] if board.averaged else [])]:
+        result.add_column(Text(title, overflow="fold"), justify="right", overflow="fold")
+    for position, row in enumerate(board.rows):
+        marks = "".join(numbers[flag] for flag in row.flags if flag != "floor")
+        cells = [Text(f"{row.label} {marks}".strip()), *([Text(row.layer)] if layer else [])]
+        for i, cell in enumerate(row.cells):
+            cells.append(Text(cell_text(board, row, i), style="bold" if leads(cell) else ""))
+        if board.averaged:
+            cells.append(Text("" if row.average is None else f"{row.average:.2f}"))
+        ends = position + 1 < len(board.rows) and board.rows[position + 1].floor and not row.floor
+        result.add_row(*cells, style="dim" if row.floor else "", end_section=ends)
+    return result
+
+
+def _distinct_flags(board: Board) -> list[str]:
+    return list(dict.fromkeys(flag for row in board.rows for flag in row.flags if flag != "floor"))

@@ -1,0 +1,1 @@
+"""Metrics and their uncertainty: pure functions on arrays."""

@@ -1,0 +1,121 @@
+"""From names to things: the file name is the registry, `my_pkg.my_thing` works in place of a name."""
+
+import difflib
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from sslbench import paths
+from sslbench.errors import UsageError
+
+ModuleKind = Literal["protocol", "source"]
+FileKind = Literal["benchmark", "format"]
+
+_PACKAGES: dict[str, str] = {"protocol": "sslbench.protocols", "source": "sslbench.data.sources"}
+_FOLDERS: dict[str, paths.DataFolder] = {"benchmark": "benchmarks", "format": "model_converters"}
+KINDS = tuple(sorted([*_PACKAGES, *_FOLDERS]))
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """One sentence that helps with a mistyped name: the nearest valid ones, else all of them (if they are few)."""
+    choices = sorted(choices)
+    near = difflib.get_close_matches(name, choices, n=3, cutoff=0.6)
+    if near:
+        return "Did you mean " + " or ".join(f"'{choice}'" for choice in near) + "?"
+    if len(choices) <= 40:
+        return "Valid names: " + ", ".join(choices) + "." if choices else ""
+    return f"{len(choices)} names are valid."
+
+
+def list_names(kind: str) -> list[str]:
+    """All names of one kind ('protocol', 'source', 'benchmark', 'format'), sorted.
+
+    Modules whose name starts with an underscore, and YAML files that start with one, are parts and not things.
+
+    Raises:
+        UsageError: there is no such kind.
+    """
+    if kind in _PACKAGES:
+        package = importlib.import_module(_PACKAGES[kind])
+        return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_")
+    if kind in _FOLDERS:
+        return sorted(_yaml_files(_FOLDERS[kind]))
+    raise UsageError(f"there is no kind of thing called '{kind}'", did_you_mean(kind, KINDS))
+
+
+def _yaml_files(folder: paths.DataFolder) -> dict[str, Path]:
+    """Name -> file below the search path; a name is the path below the folder without suffix, the user's come first."""
+    found: dict[str, Path] = {}
+    for root in paths.search_path(folder):
+        for file in sorted(root.rglob("*.yaml")):
+            if not file.name.startswith("_"):
+                found.setdefault(file.relative_to(root).with_suffix("").as_posix(), file)
+    return found
+
+
+def find_file(kind: FileKind, name: str) -> Path:
+    """The YAML file of that name, or the file itself when `name` is a path that ends in .yaml.
+
+    Raises:
+        UsageError: no such name, with the nearest ones.
+    """
+    if name.endswith(".yaml") and Path(name).is_file():
+        return Path(name)
+    files = _yaml_files(_FOLDERS[kind])
+    if name not in files:
+        raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, files))
+    return files[name]
+
+
+def find_module(kind: ModuleKind, name: str) -> ModuleType:
+    """The module that implements a protocol or a source: a built-in name, or a dotted path of the user's own.
+
+    Raises:
+        UsageError: no such name, or the user's module cannot be imported.
+    """
+    builtin = list_names(kind)
+    if name in builtin:
+        return importlib.import_module(f"{_PACKAGES[kind]}.{name.replace('-', '_')}")
+    if "." in name:
+        return _import_user_module(name)
+    raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, builtin))
+
+
+def find_object(spec: str) -> Any:
+    """The object behind `module:attribute`, for instance a function of the user's that builds a backbone.
+
+    The current folder is searched too, as `python -m` does.
+
+    Raises:
+        UsageError: the module cannot be imported, or has no such attribute.
+    """
+    module_name, _, attribute = spec.partition(":")
+    module = _import_user_module(module_name)
+    target: Any = module
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            valid = [n for n in vars(target) if not n.startswith("_")] if hasattr(target, "__dict__") else []
+            raise UsageError(f"'{module_name}' ({module.__file__}) has no '{attribute}'", did_you_mean(part, valid))
+        target = getattr(target, part)
+    return target
+
+
+def _import_user_module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UsageError(
+                f"there is no Python module '{name}' in {here} or on the Python path",
+                "Run sslbench from the folder that holds the module, or add that folder to PYTHONPATH.",
+            ) from None
+        raise UsageError(f"importing '{name}' failed: {error}") from error
+    except Exception as error:
+        raise UsageError(f"importing '{name}' failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,41 @@
+"""Where things lie: the data folders shipped with sslbench, the user's own ones, and the cache."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from sslbench.errors import UsageError
+
+DataFolder = Literal["benchmarks", "configs", "model_converters"]
+
+
+def builtin_dir(kind: DataFolder) -> Path:
+    """The folder of that kind shipped with sslbench: inside an installed wheel, else beside the package in a checkout.
+
+    The wheel's copy is looked at first: a foreign folder of the same name may lie beside an installed package.
+    """
+    package = Path(__file__).resolve().parent
+    in_wheel = package / "_data" / kind
+    if in_wheel.is_dir():
+        return in_wheel
+    checkout = package.parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / kind).is_dir():
+        return checkout / kind
+    raise UsageError(
+        f"sslbench's own folder '{kind}' is missing; looked in {in_wheel} and {checkout / kind}",
+        "The installation is incomplete: install sslbench again with pip.",
+    )
+
+
+def search_path(kind: DataFolder) -> list[Path]:
+    """Folders to look in, in order: each `<entry>/<kind>` of $SSLBENCH_PATH that exists, then the built-in one."""
+    entries = [Path(entry) for entry in os.environ.get("SSLBENCH_PATH", "").split(os.pathsep) if entry]
+    return [entry / kind for entry in entries if (entry / kind).is_dir()] + [builtin_dir(kind)]
+
+
+def cache_dir() -> Path:
+    """Where features, file hashes and floors are kept between runs: $SSLBENCH_CACHE or the platform's cache folder."""
+    import platformdirs
+
+    given = os.environ.get("SSLBENCH_CACHE")
+    return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("sslbench", appauthor=False))

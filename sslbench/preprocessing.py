@@ -1,0 +1,34 @@
+"""How an image becomes the tensor a backbone expects: the values only, no code that touches pixels."""
+
+import dataclasses
+from typing import Literal
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """The evaluation transform: resize, crop, scale to 0..1, normalise, in that order.
+
+    Attributes:
+        resize: an int is the length of the shorter side (aspect ratio kept); (height, width) is that exact size;
+            None keeps the image's own size.
+        crop: centre crop in pixels, (height, width); None takes all of the resized image. An image smaller than
+            the crop is padded with zeros (black), as torchvision does.
+        interpolation: filter of the resize; always with antialiasing, as Pillow does.
+        mean: per channel, subtracted after scaling to 0..1.
+        std: per channel, divided by.
+        origin: where the values come from ('timm resnet18.a1_in1k', 'torchvision default', 'flag --crop', ...).
+    """
+
+    resize: int | tuple[int, int] | None = 256
+    crop: tuple[int, int] | None = (224, 224)
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    origin: str = "ImageNet default"
+
+    def values(self) -> dict[str, object]:
+        """What decides the pixels, without `origin`: the part that belongs in a feature store's key."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "origin"}

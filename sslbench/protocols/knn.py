@@ -1,0 +1,175 @@
+"""Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018, "instance discrimination", sec. 3.4).
+
+Every test sample is classified by a vote of its k nearest training samples. With the default settings (cosine
+similarity, weight exp(similarity / 0.07)) this is what VISSL, DINO, DINOv2, solo-learn and lightly compute.
+
+Ties: of equally near training samples the one with the lower row is the nearer; of classes with equal votes the one
+with the lower number wins. The result does not depend on block sizes or threads.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.config import setting
+from sslbench.data.source import Labels
+from sslbench.errors import UsageError
+from sslbench.features.array import Features
+from sslbench.metrics.summary import headline, summarise
+from sslbench.protocols._common import check, holdout_rows, is_better, percent
+from sslbench.protocols._neighbours import nearest
+from sslbench.results import Outcome
+
+VERSION = 1
+
+_DEFAULT_K = (10, 20, 100, 200)
+_HOLDOUT = 0.1
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the kNN protocol."""
+
+    k: tuple[int, ...] = setting(
+        _DEFAULT_K, "neighbours that vote; of several, the best on a held-out 10 % of train is reported"
+    )
+    temperature: float = setting(0.07, "divides the similarity in the softmax vote; smaller trusts the nearest more")
+    metric: Literal["cosine", "dot", "l2"] = setting("cosine", "similarity of two feature vectors")
+    vote: Literal["softmax", "uniform", "inverse"] = setting(
+        "softmax",
+        "weight of a neighbour: exp(similarity / temperature), with l2 exp(-distance / temperature); "
+        "1; or 1 / (distance + 1e-5)",
+    )
+    max_memory: float = setting(1.0, "working memory of the search", unit="GB")
+
+
+def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+    """Classify test by its neighbours in train.
+
+    Args:
+        train: features and labels that vote.
+        test: features and labels that are scored.
+        settings: see `Settings`.
+        seed: of the held-out part and of the bootstrap.
+
+    Raises:
+        DataError: features that are not finite, or no labels.
+        UsageError: settings that are not possible, for instance k larger than the number of training samples.
+    """
+    check(train, test)
+    _check_settings(settings)
+    ks, notes = _usable_k(settings, len(train))
+    chosen = ks[0]
+    selected: dict[str, Any] = {}
+    if len(ks) > 1:
+        chosen, selected, note = _select(train, ks, settings, seed)
+        notes += note
+    similarity, neighbours = nearest(train.x, test.x, max(ks), metric=settings.metric, max_memory=settings.max_memory)
+    scores = {k: vote(similarity[:, :k], neighbours[:, :k], train.labels, settings) for k in ks}
+    kind, classes, values = test.labels.kind, test.labels.classes, test.labels.values
+    metrics, name, per_class = summarise(kind, classes, values, scores[chosen], seed=seed)
+    variants = {f"k={k}": {name: headline(kind, values, scores[k])} for k in ks if k != chosen}
+    return Outcome(
+        metrics=metrics,
+        headline=name,
+        scores=scores[chosen].astype(np.float32),
+        per_class=per_class,
+        selected=selected,
+        variants=variants,
+        notes=tuple(notes),
+    )
+
+
+def _check_settings(settings: Settings) -> None:
+    if not settings.k or min(settings.k) < 1 or len(set(settings.k)) < len(settings.k):
+        raise UsageError(f"knn: k should be one or several different numbers from 1 on, not {list(settings.k)}")
+    if not settings.temperature > 0:
+        raise UsageError(f"knn: temperature should be greater than 0, not {settings.temperature}")
+    if not settings.max_memory > 0:
+        raise UsageError(f"knn: max_memory should be greater than 0, not {settings.max_memory}")
+    if settings.vote == "inverse" and settings.metric == "dot":
+        raise UsageError(
+            "knn: vote=inverse weighs by distance, and metric=dot has none", "Use metric=l2 or metric=cosine."
+        )
+
+
+def _usable_k(settings: Settings, n_train: int) -> tuple[list[int], list[str]]:
+    """The values of k that there are enough training samples for."""
+    fitting = [k for k in sorted(settings.k) if k <= n_train]
+    dropped = [k for k in sorted(settings.k) if k > n_train]
+    if not dropped:
+        return fitting, []
+    if settings.k != _DEFAULT_K:
+        raise UsageError(
+            f"knn: k={dropped[0]} is larger than the number of training samples, {n_train}",
+            f"Give a k of at most {n_train}.",
+        )
+    names = ", ".join(map(str, dropped))
+    note = f"There are {n_train} training samples, so of the default values of k these were left out: {names}."
+    return (fitting or [n_train]), [note if fitting else f"{note} k={n_train} was used."]
+
+
+def _select(train: Features, ks: list[int], settings: Settings, seed: int) -> tuple[int, dict[str, Any], list[str]]:
+    """The k with the best headline metric on a held-out part of train; of equals the smallest."""
+    parts = holdout_rows(train.labels, _HOLDOUT, seed)
+    fitting = [k for k in ks if parts is not None and k <= len(parts[0])]
+    if parts is None or len(fitting) < 2:
+        return ks[0], {}, [f"Train is too small to choose k on a held-out part of it; the smallest, {ks[0]}, was used."]
+    fit, held = train.select(parts[0]), train.select(parts[1])
+    similarity, neighbours = nearest(fit.x, held.x, fitting[-1], metric=settings.metric, max_memory=settings.max_memory)
+    best, best_score = fitting[0], float("nan")
+    for k in fitting:
+        scores = vote(similarity[:, :k], neighbours[:, :k], fit.labels, settings)
+        score = headline(held.labels.kind, held.labels.values, scores)
+        if is_better(score, best_score):
+            best, best_score = k, score
+    selected = {"k": best, "on": f"held-out {percent(_HOLDOUT)} of train", "score": best_score, "seed": seed}
+    return best, selected, []
+
+
+def weights(similarity: FloatArray, settings: Settings) -> FloatArray:
+    """(M, k) weights of the neighbours from their similarities; they sum to 1 for each test sample.
+
+    The largest similarity is subtracted before the exponential, so nothing overflows whatever the features' size.
+    """
+    if settings.vote == "uniform":
+        return np.full(similarity.shape, 1 / similarity.shape[1])
+    distance = np.sqrt(np.maximum(0, -similarity if settings.metric == "l2" else 2 - 2 * similarity))
+    if settings.vote == "inverse":
+        weight = 1 / (distance + 1e-5)
+    else:
+        exponent = (-distance if settings.metric == "l2" else similarity) / settings.temperature
+        weight = np.exp(exponent - exponent.max(axis=1, keepdims=True))
+    return np.asarray(weight / weight.sum(axis=1, keepdims=True))
+
+
+def vote(similarity: FloatArray, neighbours: IntArray, labels: Labels, settings: Settings) -> FloatArray:
+    """(M, C) scores: the share of the neighbours' weight that each class gets, in 0..1.
+
+    Multi-label: for each class the weighted share of the neighbours that have it, among those not marked -1.
+
+    Args:
+        similarity: (M, k).
+        neighbours: (M, k), train rows.
+        labels: of train.
+        settings: which weights.
+    """
+    weight = weights(similarity, settings)
+    rows, n_classes = len(weight), len(labels.classes)
+    if labels.kind == "single":
+        cell = np.arange(rows)[:, None] * n_classes + labels.values[neighbours]
+        counts = np.bincount(cell.ravel(), weight.ravel(), rows * n_classes)
+        return np.asarray(counts.reshape(rows, n_classes), dtype=np.float64)
+    scores = np.zeros((rows, n_classes))
+    step = max(1, 4_000_000 // (neighbours.shape[1] * max(1, n_classes)))
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        given = labels.values[neighbours[part]]
+        present = np.einsum("mk,mkc->mc", weight[part], (given > 0).astype(np.float64))
+        known = np.einsum("mk,mkc->mc", weight[part], (given >= 0).astype(np.float64))
+        np.divide(present, known, out=scores[part], where=known > 0)
+    return scores

@@ -1,0 +1,226 @@
+"""Result records on disk: one JSON file and one file of per-sample scores each, whole or not there."""
+
+import contextlib
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import platform
+import re
+import uuid
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench import config
+from sslbench.errors import ResultError, UsageError
+from sslbench.results import SCHEMA, Result, plain
+
+_SCORES = ".scores.npz"
+_COMPRESSED_UP_TO = 64_000_000  # bytes of scores
+_RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What a result said about every test sample.
+
+    Attributes:
+        ids: of the N samples, in order.
+        scores: float32 (N, C), higher means more likely.
+        labels: int64 (N,) class numbers, or int8 (N, C) with 1 present, 0 absent, -1 ignore.
+        classes: the C class names.
+    """
+
+    ids: tuple[str, ...]
+    scores: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64] | npt.NDArray[np.int8]
+    classes: tuple[str, ...]
+
+
+def write(
+    result: Result,
+    scores: npt.NDArray[np.float32],
+    ids: Sequence[str],
+    labels: npt.NDArray[np.int64] | npt.NDArray[np.int8],
+    folder: Path,
+) -> Path:
+    """Write a record and its per-sample scores to `<folder>/<protocol>/<weights>-<id>.json` and `.scores.npz`.
+
+    The JSON file is put in place last, so whoever sees a record finds its scores. A record of the same measurement
+    is replaced, also when the weights had another name then.
+
+    Args:
+        result: its `scores_file` is filled in here.
+        scores: (N, C), columns in the order of `result.data.test.classes`.
+        ids: of the N test samples.
+        labels: int64 (N,), or int8 (N, C).
+        folder: the tree of results; made if missing.
+
+    Returns:
+        The path of the JSON file.
+
+    Raises:
+        ValueError: the arrays do not fit each other.
+        ResultError: the folder cannot be written.
+    """
+    classes = result.data.test.classes
+    if scores.shape != (len(ids), len(classes)) or len(labels) != len(ids):
+        raise ValueError(f"scores {scores.shape}, {len(ids)} ids, {len(labels)} labels, {len(classes)} classes")
+    target = Path(folder) / slug(result.protocol.name)
+    stem = f"{slug(result.weights.name)}-{result.id}"
+    content = plain(dataclasses.replace(result, scores_file=stem + _SCORES))
+    # Whatever cannot be read back is not written either.
+    config.build(Result, content, stem)
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    # Zeros and names shrink well; a thousand classes of dense scores hardly do, and would take a quarter of a minute.
+    save = np.savez_compressed if scores.nbytes < _COMPRESSED_UP_TO else np.savez
+
+    def write_scores(file: IO[bytes]) -> None:
+        arrays: dict[str, Any] = {"ids": np.asarray(list(ids), dtype=np.str_), "classes": np.asarray(classes, np.str_)}
+        save(file, scores=scores.astype(np.float32, copy=False), labels=labels, **arrays)
+
+    try:
+        replace_file(target / (stem + _SCORES), write_scores)
+        path = target / f"{stem}.json"
+        replace_file(path, text.encode())
+        for other in target.glob(f"*-{result.id}.json"):
+            if other != path:
+                other.unlink(missing_ok=True)
+                other.with_suffix(_SCORES).unlink(missing_ok=True)
+    except OSError as error:
+        raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error
+    return path
+
+
+def slug(name: str) -> str:
+    """A name as part of a file name: letters, digits, dot, dash and underscore; at most 60 characters."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "unnamed"
+
+
+def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
+    """Put a file in place whole or not at all: written beside its place under a hidden name, then renamed.
+
+    Args:
+        path: is replaced; its folder is made if missing.
+        content: of the file, or a function that writes it.
+
+    Raises:
+        OSError: it cannot be written; nothing half-written is left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid.uuid4().hex}.part")
+    try:
+        with temporary.open("xb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read(path: Path) -> Result:
+    """Read one record.
+
+    Raises:
+        ResultError: the file cannot be read, is no record, or was written by a newer sslbench; it names the file.
+    """
+    path = Path(path)
+    with _errors_name(path):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or type(content.get("schema")) is not int:
+        raise ResultError(f"{path} is not a result record: it has no 'schema' number")
+    if content["schema"] > SCHEMA:
+        raise ResultError(
+            f"{path} was written by a newer sslbench: its schema is {content['schema']}, this one reads up to {SCHEMA}",
+            "Upgrade with: pip install --upgrade sslbench",
+        )
+    if content["schema"] < 1 or "file" in content:
+        raise ResultError(f"{path} is not a result record of schema 1 to {SCHEMA}")
+    try:
+        result = config.build(Result, content, str(path))
+    except UsageError as error:
+        raise ResultError(error.message, error.remedy) from error
+    if result.headline not in result.metrics:
+        raise ResultError(f"{path}: the headline '{result.headline}' is not among the metrics")
+    return dataclasses.replace(result, file=path)
+
+
+@contextlib.contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while a file is read becomes one message with its name."""
+    try:
+        yield
+    except OSError as error:
+        raise ResultError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ResultError(
+            f"{path} is damaged: {error}", "Move it out of the folder of results, or run that evaluation again."
+        ) from error
+
+
+def read_tree(folder: Path) -> list[Result]:
+    """All records below a folder, in order of their paths (hidden files and folders are passed over).
+
+    A file that is no record is an error and never left out in silence: the table would lack a row.
+
+    Raises:
+        ResultError: the folder does not exist, or a file in it is broken; it names the file.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        return [read(folder)]
+    if not folder.is_dir():
+        raise ResultError(f"there is no folder of results {folder}", "Results are written by: sslbench eval ... --out")
+    files = (file.relative_to(folder) for file in folder.rglob("*.json"))
+    visible = (file for file in files if not any(part.startswith(".") for part in file.parts))
+    return [read(folder / file) for file in sorted(visible)]
+
+
+def scores_path(result: Result) -> Path | None:
+    """Where the per-sample scores of a record that was read from disk lie; None if they are not there."""
+    if result.file is None or result.scores_file is None:
+        return None
+    path = result.file.parent / result.scores_file
+    return path if path.is_file() else None
+
+
+def read_scores(path: Path) -> Scores:
+    """Read per-sample scores, from their own path or that of their record; nothing pickled is loaded.
+
+    Raises:
+        ResultError: the file cannot be read; it names the file.
+    """
+    path = Path(path)
+    if path.suffix == ".json":
+        path = path.with_suffix(_SCORES)
+    with _errors_name(path), path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
+        ids, classes = tuple(arrays["ids"].tolist()), tuple(arrays["classes"].tolist())
+        found = Scores(ids, arrays["scores"], arrays["labels"], classes)
+        if found.scores.shape != (len(ids), len(classes)) or len(found.labels) != len(ids):
+            raise ValueError(f"scores {found.scores.shape}, {len(ids)} ids, {len(classes)} classes")
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that can change a number, without importing any of them."""
+    found = {"python": platform.python_version()}
+    for package in _RECORDED_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def now() -> str:
+    """The time in UTC as a record holds it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

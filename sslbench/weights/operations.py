@@ -1,0 +1,93 @@
+"""What a rename rule may do to a tensor: a closed list, each with its exact inverse."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from sslbench.errors import WeightsError
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One operation on one tensor and the operation that undoes it, both bit for bit.
+
+    Attributes:
+        forward: foreign to canonical.
+        inverse: canonical to foreign.
+    """
+
+    forward: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+
+
+def flip_channels(weight: Tensor) -> Tensor:
+    """Reverse the input channels (dim 1) of a convolution: BGR to RGB and back. Its own inverse."""
+    if weight.ndim != 4:
+        raise ValueError("needs a convolution's weight (out, in, h, w)")
+    return weight.flip(1)
+
+
+def transpose(weight: Tensor) -> Tensor:
+    """(in, out) to (out, in): linear layers as TensorFlow and JAX store them. Its own inverse."""
+    if weight.ndim != 2:
+        raise ValueError("needs a matrix")
+    return weight.t().contiguous()
+
+
+def linear_to_conv(weight: Tensor) -> Tensor:
+    """(out, in) to (out, in, 1, 1): a linear layer as the 1x1 convolution that it is."""
+    if weight.ndim != 2:
+        raise ValueError("needs a matrix")
+    return weight[:, :, None, None]
+
+
+def conv_to_linear(weight: Tensor) -> Tensor:
+    """(out, in, 1, 1) to (out, in)."""
+    if weight.ndim != 4 or weight.shape[2:] != (1, 1):
+        raise ValueError("needs a 1x1 convolution's weight (out, in, 1, 1)")
+    return weight[:, :, 0, 0]
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "flip_channels": Operation(flip_channels, flip_channels),
+    "transpose": Operation(transpose, transpose),
+    "linear_to_conv": Operation(linear_to_conv, conv_to_linear),
+    "conv_to_linear": Operation(conv_to_linear, linear_to_conv),
+}
+
+
+def concat(parts: list[Tensor]) -> Tensor:
+    """Several tensors of one shape behind each other along dim 0, for instance q, k, v to qkv."""
+    if len({part.shape for part in parts}) != 1 or parts[0].ndim == 0:
+        raise ValueError("needs tensors of one shape")
+    return torch.cat(parts, dim=0)
+
+
+def split(whole: Tensor, count: int) -> list[Tensor]:
+    """`count` equal parts along dim 0; the inverse of `concat`."""
+    if whole.ndim == 0 or whole.shape[0] % count:
+        raise ValueError(f"cannot be split into {count} equal parts")
+    return [part.contiguous() for part in whole.chunk(count, dim=0)]
+
+
+def apply(names: tuple[str, ...], tensor: Tensor, *, key: str, inverse: bool = False) -> Tensor:
+    """All operations of a rule in their order, or their inverses in the opposite order.
+
+    Args:
+        names: of operations.
+        tensor: what they are applied to; not changed.
+        key: what to call it in the message.
+        inverse: whether to undo them.
+
+    Raises:
+        WeightsError: an operation does not fit the tensor.
+    """
+    for name in reversed(names) if inverse else names:
+        operation = OPERATIONS[name]
+        try:
+            tensor = operation.inverse(tensor) if inverse else operation.forward(tensor)
+        except ValueError as error:
+            raise WeightsError(f"'{name}' does not fit '{key}' of shape {tuple(tensor.shape)}: it {error}") from error
+    return tensor

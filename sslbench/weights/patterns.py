@@ -1,0 +1,70 @@
+"""Key patterns: full keys with named holes. `{i}` is a dotted segment or part of one, `{rest*}` one or more of them."""
+
+import dataclasses
+import functools
+import re
+
+_HOLE = re.compile(r"\{([a-z][a-z0-9_]*)(\*?)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """A parsed pattern, for instance `layer{i}.{j}.bn{k}.{leaf}`; it matches whole keys only.
+
+    Attributes:
+        text: as written.
+        holes: names of the holes in their order, `*` included for those that may hold dots.
+        expression: what does the matching; users never see it.
+    """
+
+    text: str
+    holes: tuple[str, ...]
+    expression: re.Pattern[str]
+
+    def match(self, key: str) -> dict[str, str] | None:
+        """What is in the holes if the pattern fits `key`, else None."""
+        found = self.expression.fullmatch(key)
+        return found.groupdict() if found else None
+
+    def fill(self, values: dict[str, str]) -> str:
+        """The key that has `values` in the holes."""
+        return _HOLE.sub(lambda hole: values[hole[1]], self.text)
+
+    def shape(self) -> str:
+        """The pattern without the names of its holes: patterns of one shape fit the same keys."""
+        return _HOLE.sub(lambda hole: "{" + hole[2] + "}", self.text)
+
+    def summary(self) -> str:
+        """How a report names everything that fits: `fc.{rest*}` is 'fc.*'."""
+        return _HOLE.sub("*", self.text)
+
+
+@functools.cache
+def parse(text: str) -> Pattern:
+    """A pattern from its text.
+
+    Raises:
+        ValueError: it is empty, has a brace that belongs to no hole, a hole twice, two holes with nothing between them,
+            or a `*` hole that is not whole segments or is not the only one.
+    """
+    holes = list(_HOLE.finditer(text))
+    names = [hole[1] for hole in holes]
+    literal = _HOLE.sub("\0", text)
+    if not text or "{" in literal or "}" in literal:
+        raise ValueError(f"'{text}' is not a key with holes such as {{i}} or {{rest*}}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"'{text}' has a hole twice")
+    if "\0\0" in literal:
+        raise ValueError(f"'{text}' has two holes with nothing between them")
+    if sum(hole[2] == "*" for hole in holes) > 1:
+        raise ValueError(f"'{text}' has more than one hole with a *")
+    for hole in holes:
+        before, after = text[: hole.start()], text[hole.end() :]
+        if hole[2] and not ((before == "" or before[-1] == ".") and (after == "" or after[0] == ".")):
+            raise ValueError(f"'{text}': a hole with a * stands for whole segments, between dots")
+    parts = [re.escape(part) for part in literal.split("\0")]
+    expression = parts[0]
+    for hole, part in zip(holes, parts[1:], strict=True):
+        inside = r"[^.]+(?:\.[^.]+)*" if hole[2] else r"[^.]+"
+        expression += f"(?P<{hole[1]}>{inside})" + part
+    return Pattern(text, tuple(hole[1] + hole[2] for hole in holes), re.compile(expression))

@@ -1,0 +1,125 @@
+"""The schema of a rename table's YAML, and the checks that need no weights: above all, that rules can be undone."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sslbench.config import build
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
+from sslbench.weights import operations, patterns
+from sslbench.weights.patterns import Pattern
+
+
+@dataclasses.dataclass(frozen=True)
+class Detect:
+    """One way in which a format shows itself: all of `present` fit some full key, and none of `absent` does."""
+
+    present: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class TableFile:
+    """What a table's YAML may hold; model_converters/README.md explains each entry.
+
+    Attributes:
+        title: what a person calls the format.
+        source: address where the format is defined.
+        rules: [foreign, canonical] or [foreign, canonical, operations]; a list of keys on one side is concatenated.
+        state_dict: where the tensors may lie: dotted paths, '' is the file itself; the first place that fits counts.
+        heads_at: dotted paths to dicts that hold nothing but heads.
+        marker: entries at the top of the file which, when equal, settle that it has this format.
+        detect: one of these must hold; none given: it is enough that every key fits.
+        prefix: how all keys of the backbone begin, one for the whole file; rules and heads are written without it. The
+            first is the one that is written.
+        heads: patterns of keys that are heads: left out of the backbone and kept on request.
+        drop: patterns of full keys (with any prefix) that belong to no backbone: queues, momentum copies.
+        fallback: looked at only when no other table fits.
+        needs_backbone: usable only when the backbone's own names are known and most of them are in the file.
+    """
+
+    title: str
+    source: str
+    rules: tuple[tuple[tuple[str, ...], ...], ...]
+    state_dict: tuple[str, ...] = ("",)
+    heads_at: tuple[str, ...] = ()
+    marker: dict[str, str] | None = None
+    detect: tuple[Detect, ...] = ()
+    prefix: tuple[str, ...] = ("",)
+    heads: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    fallback: bool = False
+    needs_backbone: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One parsed rule: foreign and canonical keys have the same holes; one side has one key.
+
+    Attributes:
+        foreign: one key, or several that are concatenated along dim 0 to the canonical one.
+        canonical: one key, or several into which the foreign one is split.
+        operations: applied in this order on the way to the canonical name (after concatenating, before splitting).
+    """
+
+    foreign: tuple[Pattern, ...]
+    canonical: tuple[Pattern, ...]
+    operations: tuple[str, ...]
+
+    def __str__(self) -> str:
+        sides = [" + ".join(p.text for p in side) for side in (self.foreign, self.canonical)]
+        return f"[{sides[0]}, {sides[1]}]"
+
+
+def parse(values: Mapping[str, Any], *, where: str) -> tuple[TableFile, tuple[Rule, ...]]:
+    """A table from the mapping in its YAML, and its rules.
+
+    Raises:
+        UsageError: an unknown or missing key, a pattern or rule that makes no sense, a rule that cannot be undone.
+    """
+    file = build(TableFile, values, where)
+    if not file.state_dict or not file.prefix or not file.rules:
+        raise UsageError(f"{where}: state_dict, prefix and rules must not be empty")
+    rules = tuple(_parse_rule(parts, f"{where}: rule {number + 1}") for number, parts in enumerate(file.rules))
+    for text in (*file.heads, *file.drop, *(t for way in file.detect for t in (*way.present, *way.absent))):
+        _parse_pattern(text, where)
+    _refuse_twins(rules, where)
+    return file, rules
+
+
+def _refuse_twins(rules: tuple[Rule, ...], where: str) -> None:
+    """Two rules with the same key on one side: each key that fits one fits the other."""
+    for side in ("foreign", "canonical"):
+        seen: dict[str, Rule] = {}
+        for rule in rules:
+            for pattern in rule.foreign if side == "foreign" else rule.canonical:
+                shape = pattern.shape()
+                if shape in seen:
+                    raise UsageError(f"{where}: two rules have the same {side} key: {seen[shape]} and {rule}")
+                seen[shape] = rule
+
+
+def _parse_rule(parts: tuple[tuple[str, ...], ...], where: str) -> Rule:
+    if len(parts) not in (2, 3):
+        raise UsageError(f"{where}: should be [foreign, canonical] or [foreign, canonical, operations]")
+    foreign, canonical = (tuple(_parse_pattern(text, where) for text in side) for side in parts[:2])
+    rule = Rule(foreign, canonical, parts[2] if len(parts) == 3 else ())
+    if not foreign or not canonical or (len(foreign) > 1 and len(canonical) > 1):
+        raise UsageError(f"{where}: {rule} should have one key on at least one side")
+    for pattern in (*foreign, *canonical):
+        if sorted(pattern.holes) != sorted(foreign[0].holes):
+            raise UsageError(f"{where}: {rule} cannot be undone: both sides must have the same holes")
+    for operation in rule.operations:
+        if operation not in operations.OPERATIONS:
+            raise UsageError(
+                f"{where}: unknown operation '{operation}'", did_you_mean(operation, operations.OPERATIONS)
+            )
+    return rule
+
+
+def _parse_pattern(text: str, where: str) -> Pattern:
+    try:
+        return patterns.parse(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from error

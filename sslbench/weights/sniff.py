@@ -1,0 +1,134 @@
+"""What kind of file this is, from its first bytes, so that a wrong file is refused by its right name."""
+
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Literal
+
+from sslbench.errors import WeightsError
+from sslbench.names import did_you_mean
+
+Container = Literal["torch zip", "torch legacy", "safetensors"]
+
+# torch.serialization.MAGIC_NUMBER as a pickle stores it: the first thing in a file of torch < 1.6.
+_LEGACY_MAGIC = bytes.fromhex("6cfc9c46f9206aa85019")
+_OTHER_KINDS: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"\x89PNG", "a PNG image"),
+    (b"GIF8", "a GIF image"),
+    (b"%PDF", "a PDF document"),
+    (b"\x1f\x8b", "a gzip archive: unpack it first"),
+    (b"BZh", "a bzip2 archive: unpack it first"),
+    (b"\xfd7zXZ", "an xz archive: unpack it first"),
+    (b"7z\xbc\xaf", "a 7z archive: unpack it first"),
+    (b"\x89HDF", "an HDF5 file (Keras?), which is not read"),
+    (b"\x93NUMPY", "a numpy array (.npy), which is not read yet"),
+    (b"\x80", "a plain pickle (.pkl), which is not read yet"),
+)
+
+
+def refuse_path(path: Path) -> None:
+    """Raise for a path that is no file, with what the user probably meant.
+
+    Raises:
+        WeightsError: nothing there, a folder, or an empty file.
+    """
+    if path.is_dir():
+        inside = sorted(p.name for p in path.iterdir() if p.is_file())
+        listed = ", ".join(inside[:5]) + (" ..." if len(inside) > 5 else "")
+        raise WeightsError(f"{path} is a folder, not a weights file", f"It holds: {listed}." if inside else None)
+    if not path.exists():
+        folder = path.parent
+        if not folder.is_dir():
+            raise WeightsError(f"there is no weights file {path}: the folder {folder} does not exist")
+        names = [p.name for p in folder.iterdir()]
+        raise WeightsError(f"there is no weights file {path}", did_you_mean(path.name, names) or None)
+    if not path.is_file():
+        raise WeightsError(f"{path} is not a regular file")
+    if path.stat().st_size == 0:
+        raise WeightsError(f"{path} is empty (0 bytes)", "Was the download or copy interrupted?")
+
+
+def sniff(path: Path) -> Container:
+    """How the tensors are stored.
+
+    Raises:
+        WeightsError: it is no weights file that can be read; the message says what it is instead.
+    """
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head[:4] == b"PK\x03\x04":
+        return _sniff_zip(path)
+    if tarfile.is_tarfile(path):  # before the next: torch would unpack a tar archive, whatever its first bytes
+        raise WeightsError(f"{path} is a tar archive, not weights", "Unpack it and give the file inside.")
+    if _LEGACY_MAGIC in head[:40]:
+        return "torch legacy"
+    if len(head) > 8 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 32:
+        return "safetensors"
+    for magic, kind in _OTHER_KINDS:
+        if head.startswith(magic):
+            raise WeightsError(f"{path} is {kind}", "Give a file of torch.save or safetensors.")
+    _refuse_text(path, head)
+    raise WeightsError(
+        f"{path} is no kind of weights file that is known; it starts with {head[:8]!r}",
+        "Give a file of torch.save or safetensors.",
+    )
+
+
+def _sniff_zip(path: Path) -> Container:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            damaged = _damaged_member(archive)
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise WeightsError(
+            f"{path} is damaged: it starts as a file of torch.save does, and its end is missing or broken ({error})",
+            f"It has {path.stat().st_size:,} bytes: was the download or copy interrupted?",
+        ) from error
+    if any(name.endswith("/constants.pkl") for name in names):
+        raise WeightsError(f"{path} is a TorchScript program, not weights", "Save model.state_dict() instead.")
+    if not any(name.endswith("/data.pkl") or name == "data.pkl" for name in names):
+        kind = "numpy arrays (.npz), which are not read yet" if names and names[0].endswith(".npy") else "no weights"
+        raise WeightsError(f"{path} is a zip archive with {kind}; it holds {', '.join(names[:3]) or 'nothing'}")
+    if damaged is not None:
+        raise WeightsError(f"{path} is damaged: the checksum of '{damaged}' in it is wrong", "Get the file again.")
+    return "torch zip"
+
+
+def _damaged_member(archive: zipfile.ZipFile) -> str | None:
+    """First member with a wrong checksum. torch can be told to write none: then not one of the large ones is right."""
+    members = archive.infolist()
+    wrong = [member.filename for member in members if _is_damaged(archive, member)]
+    tensors = [member.filename for member in members if "/data/" in member.filename]
+    written_without = len(tensors) > 1 and set(tensors) <= set(wrong)
+    return wrong[0] if wrong and not written_without else None
+
+
+def _is_damaged(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
+    try:
+        with archive.open(member) as file:
+            while file.read(1 << 22):
+                pass
+    except zipfile.BadZipFile as error:
+        if "CRC" in str(error):
+            return True
+        raise
+    return False
+
+
+def _refuse_text(path: Path, head: bytes) -> None:
+    try:
+        text = head.decode("utf-8", errors="strict" if len(head) < 4096 else "ignore")
+    except UnicodeDecodeError:
+        return
+    if any(ord(c) < 9 or 13 < ord(c) < 32 for c in text):
+        return
+    first = text.strip().splitlines()[0].strip()[:80] if text.strip() else ""
+    if first.startswith("version https://git-lfs"):
+        raise WeightsError(f"{path} is a git-lfs pointer, not the weights themselves", "Run 'git lfs pull' there.")
+    if first.lower().startswith(("<!doctype html", "<html", "<?xml")):
+        raise WeightsError(
+            f"{path} is a web page, not weights: {first}", "The download failed, or the address was that of a page."
+        )
+    raise WeightsError(f"{path} is text, not weights; its first line: {first}", "Give a checkpoint file.")

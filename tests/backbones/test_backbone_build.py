@@ -1,0 +1,169 @@
+"""Names to backbones: what exists, what a user brings, what is refused; random weights are a function of the seed."""
+
+import random
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+from sslbench.backbones.build import build
+from sslbench.backbones.layers import forward_layers, resolve_layers
+from sslbench.errors import BackboneError, UsageError
+from sslbench.preprocessing import Preprocessing
+
+NETS = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.fc = nn.Linear(4, 10)
+
+        def forward(self, x):
+            return self.fc(self.conv(x).mean((2, 3)))
+
+    def net():
+        return Net()
+
+    def small():
+        made = Net()
+        made.preprocessing = {"resize": None, "crop": [32, 32], "mean": [0.5, 0.5, 0.5]}
+        return made
+
+    def mistyped():
+        made = Net()
+        made.preprocessing = {"crops": 32}
+        return made
+
+    def needs_arguments(width):
+        return Net()
+
+    def fails():
+        raise KeyError("no such block")
+
+    def returns_text():
+        return "resnet50"
+
+    number = 3
+    instance = Net()
+"""
+
+
+@pytest.fixture
+def nets(tmp_path, monkeypatch):
+    """The name of a module of the user's in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"nets_{abs(hash(str(tmp_path))):x}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(NETS))
+    return name
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet18w0.25", "timm:test_vit", "test_resnet", "pixels", "pixels:8"])
+def test_a_backbone_is_frozen_and_in_eval_mode(name):
+    module = build(name).module
+    assert not any(part.training for part in module.modules())
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("name", ["resnet18w0.25", "timm:test_vit"])
+def test_random_weights_depend_on_the_seed_alone(name):
+    torch.manual_seed(3)
+    first = build(name, seed=1).module.state_dict()
+    torch.rand(5)
+    again, other = build(name, seed=1).module.state_dict(), build(name, seed=2).module.state_dict()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+
+
+def test_building_leaves_the_global_random_states_alone():
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    states = torch.random.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    for name in ("resnet18w0.25", "timm:test_vit", "pixels"):
+        build(name, seed=9)
+    assert torch.equal(states[0], torch.random.get_rng_state())
+    assert np.array_equal(states[1], np.random.get_state()[1])
+    assert states[2] == random.getstate()
+
+
+def test_names_lead_where_they_say():
+    assert build("resnet18w0.25").builder == "resnet"
+    assert build("timm:resnet18").builder == "timm"
+    assert build("test_vit").name == "timm:test_vit"
+    assert build("resnet18").preprocessing == Preprocessing(origin="torchvision default")
+
+
+def test_pixels_are_the_image_itself():
+    backbone = build("pixels:4")
+    assert backbone.preprocessing.resize == (4, 4)
+    assert backbone.preprocessing.crop is None
+    assert backbone.preprocessing.mean == (0, 0, 0)
+    assert backbone.preprocessing.std == (1, 1, 1)
+    images = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    features = forward_layers(backbone.module, images, resolve_layers(backbone, []))
+    assert torch.equal(features["pixels"], images.reshape(2, 48))
+    assert build("pixels").preprocessing.resize == (32, 32)
+    assert build("pixels:native").preprocessing.resize is None
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("resnet5O", "Did you mean .*'resnet50'"),
+        ("vit_smal_patch14_dinov2", "'vit_small_patch14_dinov2'"),
+        ("timm:convnext_tin", "Did you mean .*'convnext_tiny'"),
+        ("timm:resnet18.a1_in2k", "no tag 'a1_in2k'.*\n.*'a1_in1k'"),
+        ("pixels:big", "pixels:32"),
+        ("pixels:0", "pixels:32"),
+        ("hf-hub:timm/resnet18.a1_in1k", "Nothing is downloaded"),
+        ("timm:", "timm has no model"),
+        ("no_such_module_here:net", "no Python module 'no_such_module_here'"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_ones(name, says):
+    with pytest.raises(UsageError, match=f"(?s){says}"):
+        build(name)
+
+
+def test_a_users_module(nets):
+    backbone = build(f"{nets}:net")
+    assert backbone.name == f"{nets}:net"
+    assert "ImageNet default" in backbone.preprocessing.origin
+    assert backbone.default_layer == "output"
+    assert len(backbone.identity["source"]) == 32
+
+
+def test_a_users_preprocessing(nets):
+    given = build(f"{nets}:small").preprocessing
+    assert (given.resize, given.crop, given.mean) == (None, (32, 32), (0.5, 0.5, 0.5))
+    assert given.origin == f"{nets}:small.preprocessing"
+    with pytest.raises(UsageError, match=r"unknown key 'crops'(?s:.)*'crop'"):
+        build(f"{nets}:mistyped")
+
+
+def test_changed_source_changes_the_identity(nets, tmp_path):
+    before = build(f"{nets}:net").identity
+    file = tmp_path / f"{nets}.py"
+    file.write_text(file.read_text().replace("mean((2, 3))", "amax((2, 3))"))
+    assert build(f"{nets}:net").identity != before
+
+
+@pytest.mark.parametrize(
+    ("attribute", "error", "says"),
+    [
+        ("fails", BackboneError, "failed at .*nets_.*, line .*KeyError: 'no such block'"),
+        ("needs_arguments", BackboneError, "TypeError.*missing 1 required positional argument: 'width'"),
+        ("returns_text", BackboneError, "returned a str, not a torch.nn.Module"),
+        ("number", UsageError, "is a int, not a function"),
+        ("instance", UsageError, "is a module already"),
+        ("nett", UsageError, "Did you mean 'net'"),
+    ],
+)
+def test_a_user_callable_that_does_not_work_is_named(nets, attribute, error, says):
+    with pytest.raises(error, match=f"(?s){says}"):
+        build(f"{nets}:{attribute}")

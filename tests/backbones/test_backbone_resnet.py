@@ -1,0 +1,103 @@
+"""ResNets: the names and shapes are torchvision's, the outputs too, and shapes alone tell which one it is."""
+
+import pytest
+import torch
+import torchvision
+
+from sslbench.backbones.resnet import NAMES, ResNet, parse, recognise_resnet
+
+TORCHVISION = [name for name in NAMES if hasattr(torchvision.models, name)]
+UNUSUAL = [
+    "resnet50w0.0625",
+    "resnet18w0.25",
+    "resnet101w1.5",
+    "resnet_bottleneck_1-1-1-1",
+    "resnet_basic_1-2-1-3w0.5",
+    "resnext50_32x4dw2",
+    "resnext_bottleneck_2-2-2-2_8x16d",
+    "wide_resnet50_2w0.5",
+    "wide_resnet101_1.5",
+]
+
+
+def shapes_of(module):
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def our_shapes(name):
+    with torch.device("meta"):
+        return shapes_of(ResNet(parse(name)))
+
+
+def test_every_torchvision_resnet_is_covered():
+    theirs = {name for name in torchvision.models.list_models(module=torchvision.models) if "resne" in name}
+    assert theirs == set(TORCHVISION)
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_names_and_shapes_are_those_of_torchvision(name):
+    with torch.device("meta"):
+        theirs = shapes_of(getattr(torchvision.models, name)())
+    assert our_shapes(name) == {key: shape for key, shape in theirs.items() if not key.startswith("fc.")}
+
+
+def test_resnet50_has_318_tensors():
+    assert len(our_shapes("resnet50")) == 318
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnext50_32x4d"])
+def test_outputs_are_those_of_torchvision(name):
+    theirs = getattr(torchvision.models, name)().eval()
+    for module in theirs.modules():  # statistics of a fresh network would not show a swapped pair
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 2)
+    ours = ResNet(parse(name)).eval()
+    ours.load_state_dict({key: value for key, value in theirs.state_dict().items() if not key.startswith("fc.")})
+    theirs.fc = torch.nn.Identity()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(images), theirs(images))
+
+
+def test_a_width_multiplier_multiplies_every_channel():
+    plain, double = our_shapes("resnet50"), our_shapes("resnet50w2")
+    assert plain.keys() == double.keys()
+    for name, shape in plain.items():
+        scaled = tuple(n if position > 1 or n == 3 else 2 * n for position, n in enumerate(shape))
+        assert double[name] == scaled, name
+
+
+@pytest.mark.parametrize("name", [*NAMES, *UNUSUAL])
+def test_shapes_alone_tell_the_architecture(name):
+    assert parse(name).name == name
+    assert recognise_resnet(our_shapes(name)) == name
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"])
+def test_recognised_with_a_tenth_of_the_tensors_missing_or_without_batch_counters(name):
+    shapes = our_shapes(name)
+    for start in range(10):
+        assert recognise_resnet({key: shapes[key] for i, key in enumerate(shapes) if i % 10 != start}) == name
+    assert recognise_resnet({k: s for k, s in shapes.items() if not k.endswith("num_batches_tracked")}) == name
+    assert recognise_resnet(shapes | {"layer3.0.conv1.weight": (7, 7, 1, 1)}) == name
+
+
+def test_other_architectures_are_not_taken_for_a_resnet():
+    shapes = our_shapes("resnet50")
+    assert recognise_resnet({}) is None
+    assert recognise_resnet({"features.0.weight": (64, 3, 11, 11)}) is None
+    assert recognise_resnet(shapes | {"conv1.weight": (64, 3, 3, 3)}) is None, "CIFAR stem"
+    assert recognise_resnet(shapes | {"conv1.weight": (64, 2, 7, 7)}) is None, "two input channels"
+    assert recognise_resnet(shapes | {"layer1.0.se.fc1.weight": (16, 256, 1, 1)}) is None
+    assert recognise_resnet({k: s for k, s in shapes.items() if not k.startswith("layer4.")}) is None
+    assert recognise_resnet(shapes | {"layer5.0.bn1.weight": (1024,)}) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    "resnet resnet49 resnet50w0.3 resnet50w0 resnet50_2 resnext50 wide_resnet50 wide_resnet18_2 resnext18_32x4d "
+    "resnet50d resnet50w xresnet50 resnet_basic_2-2-2".split(),
+)
+def test_names_that_mean_nothing_are_refused(name):
+    assert parse(name) is None

@@ -1,0 +1,97 @@
+"""The command line starts fast and answers mistakes with one message."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sslbench.cli.main import COMMANDS, main
+
+HEAVY = ("numpy", "torch", "hydra", "pandas", "sklearn", "kwcoco", "timm", "rich")
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    return exit_.value.code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["eval", "--help"], ["leaderboard", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(arguments):
+    code = (
+        "import sys\nfrom sslbench.cli.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"
+        f"    assert e.code == 0, e.code\nloaded = [m for m in {HEAVY} if m in sys.modules]\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sslbench" in done.stdout
+
+
+def test_every_command_is_there_and_helps(capsys):
+    assert set(COMMANDS) == {"eval", "extract", "inspect", "check-data", "leaderboard", "list", "show", "demo"}
+    for name in COMMANDS:
+        code, out, _ = run(capsys, name, "--help")
+        assert code == 0
+        assert out.startswith(f"Usage: sslbench {name}")
+
+
+def test_help_of_a_protocol_lists_its_settings(capsys):
+    _, out, _ = run(capsys, "eval", "knn", "--help")
+    assert "Settings of knn" in out
+    assert "temperature=0.07" in out
+    assert "Settings of svm" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate"], "there is no command 'evaluate'. Did you mean 'eval'?"),
+        (["eval", "knn", "--wieghts", "x"], "No such option '--wieghts'. Did you mean '--weights'"),
+        (["eval"], "what should be evaluated?"),
+        (["eval", "kn", "--weights", "random"], "there is no protocol called 'kn'"),
+        (["eval", "knn"], "--weights is missing"),
+        (["eval", "knn", "--weights", "random", "kk=3"], "there is no setting 'kk'"),
+        (["eval", "knn", "--weights", "random", "knn.tempratur=3"], "Did you mean 'temperature'?"),
+        (["eval", "knn", "--weights", "random", "k=[1,two]"], "should be a whole number, not 'two'"),
+        (["eval", "knn", "--weights", "random", "k=[1"], "cannot be read as key=value"),
+        (["eval", "knn", "--weights", "random", "k=1", "k=2"], "given twice"),
+        (["eval", "knn", "--weights", "random", "machine=huge"], "there is no machine called 'huge'"),
+        (["eval", "knn", "--weights", "random", "--precision", "fp8"], "'fp8' is not possible"),
+        (["eval", "knn", "--weights", "random", "--batch-size", "many"], "Invalid value for '--batch-size'"),
+        (["eval", "--benchmark", "knn/cifar", "--weights", "x"], "Did you mean 'knn/cifar10'"),
+        (["eval", "--suite", "digit", "--weights", "x"], "Did you mean 'digits'"),
+        (["eval", "svm", "--benchmark", "knn/digits", "--weights", "x"], "no benchmark that was asked for uses"),
+        (["eval", "knn", "--weights", "random", "--crop", "big"], "should be a number of pixels"),
+        (["eval", "knn", "--features", "x.npy"], "--features needs --labels"),
+        (["eval", "knn", "--features", "x.npy", "--weights", "y"], "exclude each other"),
+        (["list", "protocls"], "Did you mean 'protocol'"),
+        (["show", "knn/digit"], "Did you mean 'knn/digits'"),
+        (["leaderboard", "no-such-folder"], "there is no folder no-such-folder"),
+        (["inspect", "no-such-file.pth"], "no-such-file.pth"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *arguments)
+    assert message in err
+    assert err.startswith("error: ") or "\nerror: " in err or err.startswith("no --data")
+    assert "Traceback" not in err
+    assert code in (1, 2)
+    assert out == ""
+    assert list(tmp_path.iterdir()) == [], "something was left behind"
+
+
+def test_list_and_show_print_what_there_is(capsys):
+    _, out, _ = run(capsys, "list", "protocols")
+    assert out.split() == ["knn", "linear", "svm"]
+    _, out, _ = run(capsys, "show", "knn/digits")
+    assert "sklearn:digits" in out
+    _, out, _ = run(capsys, "show", "knn")
+    assert "temperature=0.07" in out
+
+
+def test_python_dash_m_works():
+    done = subprocess.run([sys.executable, "-m", "sslbench", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("sslbench 0.")

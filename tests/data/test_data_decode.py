@@ -1,0 +1,279 @@
+"""Every kind of picture comes out as Pillow shows it, or is refused with a reason."""
+
+import io
+import pickle
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile, ImageOps
+
+from sslbench.data import decode as module
+from sslbench.data.decode import UnreadableImage, decode
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def picture(height=37, width=50, channels=3):
+    y, x, c = np.mgrid[:height, :width, :channels]
+    return ((x * 5 + y * 3 + c * 70 + (x // 7 + y // 5) % 2 * 60) % 256).astype(np.uint8)
+
+
+def encode(image, kind, **options):
+    buffer = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def with_pillow(data):
+    """The oracle: what DataLoaders built on Pillow show a network."""
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def pixels(decoded):
+    assert decoded.image.dtype == torch.uint8
+    return decoded.image.permute(1, 2, 0).numpy()
+
+
+def palette(transparent=False):
+    image = Image.fromarray(picture()).quantize(16)
+    if transparent:
+        image.info["transparency"] = bytes(range(0, 256, 16))
+    return image
+
+
+PLAIN = {
+    "jpeg": encode(picture(), "JPEG", quality=90),
+    "jpeg 4:4:4": encode(picture(), "JPEG", subsampling=0),
+    "progressive": encode(picture(), "JPEG", progressive=True),
+    "restart markers": encode(picture(), "JPEG", restart_marker_blocks=2),
+    "one pixel": encode(picture(1, 1), "JPEG"),
+    "png": encode(picture(), "PNG"),
+    "webp": encode(picture(), "WEBP", quality=80),
+    "bmp": encode(picture(), "BMP"),
+    "tiff": encode(picture(), "TIFF"),
+    "ppm": encode(picture(), "PPM"),
+}
+CONVERTED = {
+    "grey jpeg": (encode(picture(channels=1)[..., 0], "JPEG"), ("grey to RGB",)),
+    "cmyk jpeg": (encode(Image.fromarray(picture()).convert("CMYK"), "JPEG"), ("CMYK to RGB",)),
+    "grey png": (encode(picture(channels=1)[..., 0], "PNG"), ("grey to RGB",)),
+    "1 bit png": (encode(Image.fromarray(picture()).convert("1"), "PNG"), ("grey to RGB",)),
+    "rgba png": (encode(picture(channels=4), "PNG"), ("alpha dropped",)),
+    "grey + alpha png": (encode(Image.fromarray(picture()).convert("LA"), "PNG"), ("grey to RGB", "alpha dropped")),
+    "rgba webp": (encode(picture(channels=4), "WEBP", lossless=True, exact=True), ("alpha dropped",)),
+    "palette png": (encode(palette(), "PNG"), ("palette to RGB",)),
+    "palette + alpha png": (
+        encode(palette(), "PNG", transparency=bytes(range(0, 256, 16))),
+        ("palette to RGB", "alpha dropped"),
+    ),
+    "gif": (encode(palette(), "GIF"), ("palette to RGB",)),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_picture_is_pillows_and_counts_as_no_conversion(name):
+    decoded = decode(PLAIN[name], name)
+    np.testing.assert_array_equal(pixels(decoded), with_pillow(PLAIN[name]))
+    assert decoded.conversions == ()
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_other_colour_layouts_are_converted_as_pillow_does_and_counted(name):
+    data, conversions = CONVERTED[name]
+    decoded = decode(data, name)
+    np.testing.assert_array_equal(pixels(decoded), with_pillow(data))
+    assert decoded.conversions == conversions
+
+
+def test_without_torchvisions_decoder_the_pixels_are_the_same(monkeypatch):
+    expected = [decode(PLAIN[name], name) for name in PLAIN] + [decode(data, "") for data, _ in CONVERTED.values()]
+    monkeypatch.setattr(module, "decode_jpeg", None)
+    found = [decode(PLAIN[name], name) for name in PLAIN] + [decode(data, "") for data, _ in CONVERTED.values()]
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one.image, other.image) and one.conversions == other.conversions
+
+
+def test_plain_jpeg_takes_the_fast_way(monkeypatch):
+    monkeypatch.setattr(module, "_decode_with_pillow", lambda *_: pytest.fail("went through Pillow"))
+    for name in ("jpeg", "progressive", "restart markers"):
+        decode(PLAIN[name], name)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_turns_the_picture_upright(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(picture(), kind, exif=exif)
+    decoded = decode(data, "photo")
+    np.testing.assert_array_equal(pixels(decoded), with_pillow(data))
+    if kind != "TIFF":  # Pillow turns TIFF by itself while loading
+        assert decoded.conversions == (("turned upright (EXIF)",) if orientation > 1 else ())
+
+
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\x05\0", b"x"]
+)
+def test_damaged_exif_does_not_cost_the_picture(exif):
+    plain = PLAIN["jpeg"]
+    data = plain[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2) + exif + plain[2:]
+    np.testing.assert_array_equal(pixels(decode(data, "")), pixels(decode(plain, "")))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_16_bit_grey_keeps_its_upper_byte(kind):
+    values = np.arange(37 * 50, dtype=np.uint16).reshape(37, 50) * 35
+    decoded = decode(encode(values, kind), "scan")
+    np.testing.assert_array_equal(pixels(decoded), np.repeat((values >> 8).astype(np.uint8)[..., None], 3, axis=2))
+    assert decoded.conversions == ("16 bit to 8 bit", "grey to RGB")
+
+
+def test_16_bit_colour_keeps_its_upper_byte():
+    values = (picture().astype(int) * 256 + 255 - picture()).astype(">u2")
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", 50, 37, 16, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    decoded = decode(data, "scan")
+    np.testing.assert_array_equal(pixels(decoded), picture())
+    assert decoded.conversions == ("16 bit to 8 bit",)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_32_bit_pictures_are_refused_because_their_range_is_unknown(dtype):
+    data = encode(Image.fromarray(np.linspace(0, 1000, 12).reshape(3, 4).astype(dtype)), "TIFF")
+    with pytest.raises(UnreadableImage, match="range is not known"):
+        decode(data, "depth.tif")
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_of_an_animation_the_first_frame_is_taken(kind):
+    frames = [Image.fromarray(np.full((8, 9, 3), value, np.uint8)) for value in (40, 200)]
+    decoded = decode(encode(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True), "clip")
+    assert pixels(decoded).shape == (8, 9, 3) and np.ptp(pixels(decoded)) == 0 and pixels(decoded)[0, 0, 0] == 40
+    assert decoded.conversions[-1] == "first of several frames"
+
+
+@pytest.mark.parametrize(
+    ("shape", "conversions"),
+    [((5, 6), ("grey to RGB",)), ((5, 6, 1), ("grey to RGB",)), ((5, 6, 3), ()), ((5, 6, 4), ("alpha dropped",))],
+)
+def test_arrays_become_rgb(shape, conversions):
+    array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+    decoded = decode(array, "digits[3]")
+    assert decoded.conversions == conversions
+    for channel in range(3):
+        plane = array if array.ndim == 2 else array[..., min(channel, array.shape[2] - 1)]
+        np.testing.assert_array_equal(decoded.image[channel].numpy(), plane)
+
+
+def test_a_decoded_array_is_a_copy():
+    array = np.zeros((4, 4, 3), np.uint8)
+    array.flags.writeable = False
+    decode(array, "").image.add_(1)
+    assert array.max() == 0
+
+
+@pytest.mark.parametrize("array", [np.zeros((4, 4, 2), np.uint8), np.zeros(4, np.uint8), np.zeros((0, 4), np.uint8)])
+def test_arrays_of_another_shape_are_refused(array):
+    with pytest.raises(UnreadableImage):
+        decode(array, "digits[3]")
+
+
+def test_float_arrays_are_refused():
+    with pytest.raises(UnreadableImage, match="float32"):
+        decode(np.zeros((4, 4, 3), np.float32), "digits[3]")
+
+
+@pytest.mark.parametrize("name", ["jpeg", "progressive", "png", "webp", "bmp", "tiff"])
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_truncated_file_is_refused_even_if_pillow_was_told_to_be_lenient(name, lenient, monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
+    data = PLAIN[name]
+    for length in np.linspace(4, len(data) - 1, 40).astype(int):
+        try:
+            decoded = decode(data[:length], f"cut at {length}")
+        except UnreadableImage as error:
+            assert "\n" not in error.reason and error.path == f"cut at {length}"
+        else:  # only checksums or padding are cut off, the picture is all there
+            assert name in ("png", "bmp") and len(data) - length < 30
+            np.testing.assert_array_equal(pixels(decoded), picture())
+    assert lenient == ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def test_a_damaged_png_gives_no_partial_picture():
+    data = bytearray(encode(picture(200, 200), "PNG", compress_level=0))
+    at = data.index(b"IDAT") + 4
+    data[at + 3000 : at + 60000] = bytes(57000)
+    with pytest.raises(UnreadableImage, match="damaged PNG"):
+        decode(bytes(data), "photo.png")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty file"),
+        (bytes(3000), "zero bytes"),
+        ("Straße, not a picture\n".encode() * 40, r"\(text\)"),
+        (b"<!DOCTYPE html><html><body>404</body></html>", "HTML"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n", "Git LFS"),
+        (b"\0\0\0\x18ftypheic" + bytes(60), "HEIC"),
+        (bytes(range(256)) * 4, "not an image"),
+        (b"\xff\xd8\xff\xe0" + bytes(50), "JPEG"),
+        (PLAIN["jpeg"][: len(PLAIN["jpeg"]) // 2], "truncated JPEG"),
+        (PLAIN["png"][: len(PLAIN["png"]) // 2], "truncated PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", "EPS"),
+    ],
+)
+def test_what_is_no_picture_is_refused_with_its_reason(data, reason):
+    with pytest.raises(UnreadableImage, match=reason):
+        decode(data, "photo.jpg")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_decompression_bomb_is_refused_before_it_is_decoded(kind):
+    data = bytearray(PLAIN["jpeg" if kind == "JPEG" else "png"])
+    if kind == "JPEG":
+        at = data.index(b"\xff\xc0") + 5
+        data[at : at + 4] = struct.pack(">HH", 65000, 65000)
+    else:
+        data[16:24] = struct.pack(">II", 65000, 65000)
+        data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
+    with pytest.raises(UnreadableImage, match="178,956,970"):
+        decode(bytes(data), "bomb")
+
+
+def test_the_refusal_survives_pickling():
+    error = pickle.loads(pickle.dumps(UnreadableImage("a/b.jpg", "truncated JPEG")))  # noqa: S301 (our own bytes)
+    assert (error.path, error.reason, str(error)) == ("a/b.jpg", "truncated JPEG", "a/b.jpg: truncated JPEG")
+
+
+@pytest.mark.parametrize("name", ["jpeg", "progressive", "jpeg 4:4:4", "restart markers"])
+def test_damaged_jpegs_give_what_pillow_gives_or_are_refused(name):
+    generator = np.random.default_rng(0)
+    for _ in range(60):
+        data = bytearray(PLAIN[name])
+        data[generator.integers(2, len(data))] = generator.integers(256)
+        try:
+            found = pixels(decode(bytes(data), ""))
+        except UnreadableImage:
+            with pytest.raises(Exception):  # noqa: B017 (Pillow raises almost anything on a damaged file)
+                with_pillow(bytes(data))
+        else:
+            np.testing.assert_array_equal(found, with_pillow(bytes(data)))

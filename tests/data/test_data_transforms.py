@@ -1,0 +1,134 @@
+"""The transform gives what torchvision's transforms give on Pillow images; normalisation is exact."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode, v2
+
+from sslbench.data import transforms
+from sslbench.data.transforms import describe, equal_size, normalise, resize_and_crop, resized
+from sslbench.errors import UsageError
+from sslbench.preprocessing import Preprocessing
+
+
+def photo(height, width, seed=0):
+    generator = np.random.default_rng(seed)
+    coarse = Image.fromarray(generator.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    return np.clip(smooth + generator.integers(-12, 13, smooth.shape), 0, 255).astype(np.uint8)
+
+
+def reference(pixels, preprocessing):
+    """What users of torchvision write: v2's Resize and CenterCrop on a Pillow image."""
+    image = Image.fromarray(pixels)
+    mode = InterpolationMode(preprocessing.interpolation)
+    if isinstance(preprocessing.resize, tuple) and preprocessing.interpolation in ("bilinear", "bicubic"):
+        # In two steps, since some versions of Pillow swap the two where that is cheaper, and so round differently.
+        image = v2.Resize([pixels.shape[0], preprocessing.resize[1]], interpolation=mode)(image)
+    if preprocessing.resize is not None:
+        size = preprocessing.resize if isinstance(preprocessing.resize, int) else list(preprocessing.resize)
+        image = v2.Resize(size, interpolation=mode)(image)
+    if preprocessing.crop is not None:
+        image = v2.CenterCrop(list(preprocessing.crop))(image)
+    return np.asarray(image)
+
+
+def ours(pixels, preprocessing):
+    return resize_and_crop(torch.from_numpy(pixels).permute(2, 0, 1), preprocessing)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest", "lanczos"])
+@pytest.mark.parametrize("size", [(150, 200), (201, 133), (64, 64), (40, 31)])
+@pytest.mark.parametrize("resize", [64, (48, 80), 73])
+def test_resize_and_crop_agree_with_torchvision_on_pillow_images(interpolation, size, resize):
+    preprocessing = Preprocessing(resize=resize, crop=(48, 56), interpolation=interpolation)
+    expected, found = reference(photo(*size), preprocessing), ours(photo(*size), preprocessing)
+    assert found.dtype == torch.uint8 and found.shape == (3, 48, 56)
+    difference = np.abs(found.permute(1, 2, 0).numpy().astype(int) - expected)
+    if interpolation in ("nearest", "lanczos"):
+        assert difference.max() == 0
+    else:
+        assert difference.max() <= 1 and difference.mean() < 0.01
+
+
+@pytest.mark.parametrize("crop", [(60, 60), (33, 20), (31, 50), (5, 41)])
+def test_a_crop_alone_is_exact_and_pads_with_black(crop):
+    preprocessing = Preprocessing(resize=None, crop=crop)
+    expected = reference(photo(40, 31), preprocessing)
+    np.testing.assert_array_equal(ours(photo(40, 31), preprocessing).permute(1, 2, 0).numpy(), expected)
+
+
+def test_the_result_does_not_keep_the_whole_picture_in_memory():
+    found = ours(photo(400, 300), Preprocessing(resize=None, crop=(8, 8)))
+    assert found.untyped_storage().nbytes() == 3 * 8 * 8
+
+
+def test_without_resize_and_crop_the_picture_stays():
+    found = ours(photo(40, 31), Preprocessing(resize=None, crop=None))
+    np.testing.assert_array_equal(found.permute(1, 2, 0).numpy(), photo(40, 31))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 3), (333, 500), (500, 333), (224, 224), (375, 500)])
+def test_the_resized_size_is_torchvisions(size):
+    expected = v2.functional.resize(torch.zeros((1, *size), dtype=torch.uint8), 37).shape[1:]
+    assert resized(*size, 37) == tuple(expected)
+    assert ours(np.zeros((*size, 3), np.uint8), Preprocessing(resize=37, crop=None)).shape[1:] == expected
+
+
+def test_a_long_thin_picture_cannot_fill_the_memory():
+    with pytest.raises(ValueError, match="become"):
+        ours(np.zeros((1, 100_000, 3), np.uint8), Preprocessing(resize=256))
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_normalise_is_mean_and_std_of_images_scaled_to_one(memory_format):
+    images = torch.arange(256, dtype=torch.uint8).repeat(3 * 2).view(2, 3, 16, 16)
+    preprocessing = Preprocessing(mean=(0.5, 0.4, 0.1), std=(0.2, 0.3, 1.0))
+    before = images.clone()
+    found = normalise(images, preprocessing, torch.float32, memory_format)
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
+    expected = (images.double() / 255 - mean) / std
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+    assert found.dtype == torch.float32 and found.is_contiguous(memory_format=memory_format)
+    assert torch.equal(images, before)
+
+
+def test_normalise_is_rounded_to_other_types_at_the_end():
+    images = torch.from_numpy(photo(32, 32)).permute(2, 0, 1)[None]
+    exact = normalise(images, Preprocessing())
+    assert torch.equal(normalise(images, Preprocessing(), torch.bfloat16), exact.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("change", [{"mean": (0.5,)}, {"std": (1.0, 1.0)}, {"std": (1.0, 0.0, 1.0)}])
+def test_normalise_says_when_mean_and_std_do_not_fit(change):
+    with pytest.raises(UsageError, match="flag --std"):
+        normalise(torch.zeros((1, 3, 4, 4), dtype=torch.uint8), Preprocessing(**change, origin="flag --std"))
+
+
+@pytest.mark.parametrize(
+    ("resize", "crop", "expected"),
+    [(256, (224, 224), True), (None, (8, 8), True), ((8, 9), None, True), (256, None, False), (None, None, False)],
+)
+def test_equal_size_tells_whether_any_picture_comes_out_with_one_size(resize, crop, expected):
+    preprocessing = Preprocessing(resize=resize, crop=crop)
+    assert equal_size(preprocessing) == expected
+    sizes = {ours(photo(*size), preprocessing).shape for size in ((40, 31), (16, 50))}
+    assert (len(sizes) == 1) == expected
+
+
+def test_describe_names_every_value():
+    text = describe(Preprocessing(interpolation="bicubic", origin="timm resnet18"))
+    for part in ("256", "224x224", "bicubic", "0.485 0.456 0.406", "0.229 0.224 0.225", "timm resnet18"):
+        assert part in text
+    assert "\n" not in text
+    plain = Preprocessing(resize=None, crop=None)
+    assert "own size" in describe(plain)
+    assert "resize to 8x9" in describe(dataclasses.replace(plain, resize=(8, 9)))
+
+
+def test_every_interpolation_has_a_way():
+    names = set(transforms._TENSOR_MODES) | set(transforms._PILLOW_MODES)
+    assert names == {"nearest", "bilinear", "bicubic", "lanczos"}

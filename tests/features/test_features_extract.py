@@ -1,0 +1,248 @@
+"""Extraction: every row is right, written once, found again, continued after a kill, and shared among processes."""
+
+import csv
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sslbench.backbones.build import build
+from sslbench.backbones.layers import resolve_layers
+from sslbench.data.images import Files
+from sslbench.data.source import Labels, Source
+from sslbench.errors import DataError
+from sslbench.features import store
+from sslbench.features.extract import extract
+from sslbench.features.job import ExtractSettings
+from sslbench.preprocessing import Preprocessing
+
+CPU = ExtractSettings(torch.device("cpu"), batch_size=4, workers=0)
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    torch.set_num_threads(1)
+    return dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing(32, (32, 32)))
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(11):
+        Image.fromarray(rng.integers(0, 255, (40, 36, 3), dtype=np.uint8)).save(folder / f"{i:02d}.png")
+    return folder
+
+
+def source_of(folder):
+    files = sorted(folder.glob("*.png"))
+    labels = Labels("single", ("even", "odd"), np.array([int(f.stem) % 2 for f in files]))
+    return Source("pictures", tuple(f.name for f in files), labels, Files(tuple(files)))
+
+
+def run(backbone, source, root, *layers, settings=CPU, progress=None):
+    chosen = resolve_layers(backbone, layers or ("res5avg",))
+    return extract(backbone, source, chosen, settings, root=root, split="all", progress=progress)
+
+
+def plain_features(backbone, source):
+    """The oracle: one image at a time through the unchanged module with torchvision's transforms on Pillow images."""
+    from torchvision.transforms import v2
+
+    transform = v2.Compose([v2.Resize(32), v2.CenterCrop(32), v2.PILToTensor()])
+    p = backbone.preprocessing
+    rows = []
+    for i in range(len(source)):
+        image = transform(Image.open(source.images.path(i)).convert("RGB")).float() / 255
+        image = (image - torch.tensor(p.mean)[:, None, None]) / torch.tensor(p.std)[:, None, None]
+        with torch.no_grad():
+            rows.append(backbone.module(image[None]).flatten().numpy())
+    return np.stack(rows)
+
+
+def test_features_are_those_of_the_plain_module(backbone, pictures, tmp_path):
+    source = source_of(pictures)
+    found = run(backbone, source, tmp_path / "store")
+    features = found.features["res5avg"]
+    # One level of rounding in the resize is worth about 1e-2 here (dependencies differ between Pillow and torch).
+    assert np.abs(features.x - plain_features(backbone, source)).max() < 2e-2
+    assert features.ids == source.ids
+    assert features.labels.values.tolist() == source.labels.values.tolist()
+    assert found.decoded == 11
+
+
+def test_the_store_has_named_rows_and_nothing_unfinished(backbone, pictures, tmp_path):
+    source = source_of(pictures)
+    entry = run(backbone, source, tmp_path / "store", "res4", "res5avg").entry
+    assert {f.name for f in entry.folder.iterdir()} == {"index.csv", "meta.json", "lock", "res4.npy", "res5avg.npy"}
+    rows = list(csv.DictReader((entry.folder / "index.csv").open()))
+    assert [row["id"] for row in rows] == list(source.ids)
+    assert rows[3] == {
+        "row": "3",
+        "id": "03.png",
+        "path": str(pictures / "03.png"),
+        "label": "odd",
+        "split": "all",
+        "digest": source.images.digests()[3].tobytes().hex(),
+    }
+    array = np.load(entry.folder / "res5avg.npy", mmap_mode="r")
+    assert array.dtype == np.float32
+    assert array.nbytes * 1.1 + 4096 > sum(f.stat().st_size for f in entry.folder.glob("res5avg*"))
+    assert json.loads((entry.folder / "meta.json").read_text())["rows"] == 11
+
+
+def test_a_second_run_decodes_nothing_whatever_the_batch_size(backbone, pictures, tmp_path):
+    source = source_of(pictures)
+    first = run(backbone, source, tmp_path / "store")
+    other = dataclasses.replace(CPU, batch_size=3, workers=1)
+    second = run(backbone, source_of(pictures), tmp_path / "store", settings=other)
+    assert second.decoded == 0
+    assert np.array_equal(first.features["res5avg"].x, second.features["res5avg"].x)
+
+
+def test_another_layer_is_added_without_touching_the_first(backbone, pictures, tmp_path):
+    source = source_of(pictures)
+    first = run(backbone, source, tmp_path / "store")
+    before = (first.entry.folder / "res5avg.npy").stat().st_mtime_ns
+    second = run(backbone, source, tmp_path / "store", "res5avg", "res3")
+    assert second.entry == first.entry
+    assert second.decoded == 11
+    assert (first.entry.folder / "res5avg.npy").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("what", ["image", "added", "removed", "weight", "crop", "precision", "dtype"])
+def test_any_change_is_a_miss_that_names_what_changed(backbone, pictures, tmp_path, caplog, what):
+    caplog.set_level("INFO", "sslbench")
+    first = run(backbone, source_of(pictures), tmp_path / "store")
+    settings, changed = CPU, backbone
+    if what == "image":
+        content = bytearray((pictures / "05.png").read_bytes())
+        content[-1] ^= 1
+        (pictures / "05.png").write_bytes(bytes(content))
+        expected = "1 of 11 images changed: 05.png"
+    elif what == "added":
+        Image.new("RGB", (40, 40)).save(pictures / "99.png")
+        expected = "1 of 12 images added: 99.png"
+    elif what == "removed":
+        (pictures / "00.png").unlink()
+        expected = "1 of 10 images removed: 00.png"
+    elif what == "weight":
+        changed = build("resnet18w0.25")
+        changed.module.bn1.bias.data[0] += 1e-3
+        changed = dataclasses.replace(changed, preprocessing=backbone.preprocessing)
+        expected = "the weights changed"
+    elif what == "crop":
+        changed = dataclasses.replace(backbone, preprocessing=Preprocessing(32, (24, 24)))
+        expected = "the preprocessing changed (crop: [32, 32] -> [24, 24])"
+    elif what == "precision":
+        settings = dataclasses.replace(CPU, precision="bf16")
+        expected = "the precision changed (fp32 -> bf16)"
+    else:
+        settings = dataclasses.replace(CPU, dtype="float16")
+        expected = "the dtype changed (float32 -> float16)"
+    caplog.clear()
+    second = run(changed, source_of(pictures), tmp_path / "store", settings=settings)
+    assert second.entry != first.entry
+    assert second.decoded == len(source_of(pictures))
+    assert expected in caplog.text
+
+
+def test_an_unreadable_image_stops_after_listing_all_of_them(backbone, pictures, tmp_path):
+    (pictures / "02.png").write_bytes(b"")
+    (pictures / "08.png").write_text("no image")
+    with pytest.raises(DataError) as error:
+        run(backbone, source_of(pictures), tmp_path / "store")
+    assert "2 of 11 images of pictures cannot be read" in str(error.value)
+    assert "02.png: " in str(error.value) and "08.png: " in str(error.value)
+    assert not list((tmp_path / "store").glob("*/*.npy"))
+
+
+def test_skipping_leaves_rows_out_by_id_and_a_later_strict_run_still_stops(backbone, pictures, tmp_path):
+    whole = run(backbone, source_of(pictures), tmp_path / "other").features["res5avg"].x
+    (pictures / "02.png").write_bytes(b"")
+    skip = dataclasses.replace(CPU, on_error="skip")
+    found = run(backbone, source_of(pictures), tmp_path / "store", settings=skip)
+    kept = [i for i in range(11) if i != 2]
+    assert found.features["res5avg"].ids == tuple(source_of(pictures).ids[i] for i in kept)
+    assert np.allclose(found.features["res5avg"].x, whole[kept], atol=1e-5)
+    assert [row["id"] for row in found.unreadable] == ["02.png"]
+    assert [row["id"] for row in found.entry.index_rows()] == list(found.features["res5avg"].ids)
+    with pytest.raises(DataError, match="1 of 11 images"):
+        run(backbone, source_of(pictures), tmp_path / "store")
+
+
+def _extract_slowly(backbone, folder, root):
+    from sslbench.features import job
+
+    job.FLUSH_SECONDS = 0.0
+    settings = dataclasses.replace(CPU, batch_size=1)
+    run(backbone, source_of(folder), root, settings=settings, progress=lambda done, total: time.sleep(0.2))
+
+
+def test_a_killed_extraction_is_never_taken_for_complete_and_is_continued(backbone, pictures, tmp_path):
+    root = tmp_path / "store"
+    process = multiprocessing.get_context("fork").Process(target=_extract_slowly, args=(backbone, pictures, root))
+    process.start()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        progress = [np.fromfile(f, dtype=np.uint8) for f in root.glob("*/*.progress")]
+        if progress and progress[0].sum() >= 3:
+            break
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert not list(root.glob("*/*.npy"))
+    source = source_of(pictures)
+    found = run(backbone, source, root)
+    assert 0 < found.decoded <= 8, "it started again from the first image"
+    oracle = run(backbone, source, tmp_path / "other").features["res5avg"].x
+    assert np.allclose(found.features["res5avg"].x, oracle, atol=1e-5)
+
+
+def _one_rank(backbone, folder, root, rank, world):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    run(backbone, source_of(folder), root)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_several_processes_write_the_same_rows_as_one(backbone, pictures, tmp_path, world):
+    root = tmp_path / "store"
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_one_rank, args=(backbone, pictures, root, r, world)) for r in range(world)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    alone = run(backbone, source_of(pictures), tmp_path / "other").features["res5avg"].x
+    together = run(backbone, source_of(pictures), root)
+    assert together.decoded == 0
+    assert np.allclose(together.features["res5avg"].x, alone, atol=1e-5)
+
+
+def test_damaged_features_are_refused(backbone, pictures, tmp_path):
+    from sslbench.errors import StoreError
+
+    entry = run(backbone, source_of(pictures), tmp_path / "store").entry
+    path = entry.layer_file("res5avg")
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(StoreError, match="Delete the folder"):
+        run(backbone, source_of(pictures), tmp_path / "store")
+
+
+def test_the_key_is_not_about_how_it_was_computed(backbone, pictures):
+    from sslbench.features.extract import store_key
+
+    source = source_of(pictures)
+    fields = {f.name for f in dataclasses.fields(store.Key)}
+    assert fields == {"weights", "backbone", "images", "preprocessing", "precision", "dtype"}
+    other = dataclasses.replace(CPU, batch_size=99, workers=5, on_error="skip")
+    assert store_key(backbone, source, CPU) == store_key(backbone, source, other)

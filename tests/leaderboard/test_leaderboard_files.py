@@ -1,0 +1,159 @@
+"""The board as files: numbers that a program can read, pages that need nothing else."""
+
+import html.parser
+import io
+import itertools
+import re
+
+import numpy as np
+import pandas
+import pytest
+from make_results import make
+from rich.console import Console
+
+from sslbench.errors import ResultError
+from sslbench.leaderboard import table, to_csv, to_html, to_markdown, to_rich
+from sslbench.results import BenchmarkUsed, Metric
+
+FLOORS = {"chance": {"top1": 33.333333}, "untrained": {"top1": 40.0}}
+
+
+@pytest.fixture
+def board():
+    return table(
+        [
+            make('a|<b>, "c".torch', 1 / 3, floors=FLOORS),
+            make("großes-netz", 1234.5678901, layer="res4", converged=False),
+            make("großes-netz", 70, "svm", layer="res4"),
+            make("zero", 0.0, benchmark=BenchmarkUsed(name="knn/<i>", version=2, sha256="", modified=True)),
+        ]
+    )
+
+
+def test_the_wide_csv_holds_numbers_and_holes(board, tmp_path):
+    to_csv(board, tmp_path / "new" / "board.csv")
+    text = (tmp_path / "new" / "board.csv").read_text(encoding="utf-8")
+    assert "%" not in text and "1,234" not in text and "1234.56789" in text
+    frame = pandas.read_csv(tmp_path / "new" / "board.csv", keep_default_na=True)
+    assert list(frame.columns) == [
+        *("weights", "backbone", "layer", "preprocessing", "precision"),
+        *("knn/<i>", "svm/photos", "flags"),
+    ]
+    assert frame["knn/<i>"].dtype == frame["svm/photos"].dtype == np.float64
+    assert list(frame["weights"]) == ["großes-netz", 'a|<b>, "c".torch', "zero", "chance", "resnet50 untrained"]
+    assert frame["knn/<i>"].tolist() == pytest.approx([1234.56789, 1 / 3, 0, 33.333333, 40], abs=1e-6)
+    assert frame["svm/photos"].isna().tolist() == [False, True, True, True, True]
+    assert frame["flags"].fillna("").tolist()[0] == "not converged: knn/<i>"
+    assert frame["flags"].fillna("").tolist()[3:] == ["floor", "floor"]
+
+
+def test_the_long_csv_has_one_row_per_metric_with_intervals(board, tmp_path):
+    to_csv(board, tmp_path / "long.csv", form="long")
+    frame = pandas.read_csv(tmp_path / "long.csv")
+    numeric = ["value", "low", "high", "n", "shown", "protocol_version", "n_train", "modified", "converged"]
+    assert all(frame[name].dtype.kind in "if" for name in numeric)
+    assert not frame.duplicated(["weights", "layer", "column", "metric"]).any()
+    row = frame[(frame.weights == "zero") & (frame.metric == "top1")].iloc[0]
+    assert (row.value, row.low, row.high, row.benchmark, row.modified, row.kind) == (0, -2, 3, "knn/<i>", 1, "result")
+    assert row.settings == '{"k":[20],"temperature":0.07}' and row.test_fingerprint == "3f2a" * 8 and row.n_train == 800
+    assert set(frame[frame.kind == "floor"].weights) == {"chance", "resnet50 untrained"}
+    assert frame[frame.shown == 1].metric.eq("top1").all() and {"top1", "balanced_accuracy"} == set(frame.metric)
+
+
+def test_the_files_do_not_depend_on_the_order_of_the_records(tmp_path):
+    results = [make(n, 50 + i, p) for i, (n, p) in enumerate(itertools.product("abc", ("knn", "svm")))]
+    for form in ("wide", "long"):
+        written = set()
+        for order in itertools.islice(itertools.permutations(results), 0, 720, 97):
+            to_csv(table(order), tmp_path / "board.csv", form=form)
+            written.add((tmp_path / "board.csv").read_bytes())
+        assert len(written) == 1
+    assert b"\r" not in next(iter(written))
+
+
+def test_an_empty_board_is_a_header(tmp_path):
+    to_csv(table([]), tmp_path / "board.csv")
+    assert (tmp_path / "board.csv").read_text() == "weights,backbone,layer,preprocessing,precision,flags\n"
+
+
+def test_a_file_that_cannot_be_written_is_one_message(board, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultError, match="cannot write"):
+        to_csv(board, tmp_path / "file" / "board.csv")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ResultError, match="cannot write"):
+        to_csv(board, tmp_path / "folder")
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_markdown_keeps_its_columns(board, tmp_path):
+    to_markdown(board, tmp_path / "board.md")
+    lines = [line for line in (tmp_path / "board.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(board.rows)
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    assert "**1234.57 ±2.50**" in lines[2] and "a\\|<b>" in lines[3]
+
+
+class Page(html.parser.HTMLParser):
+    """Collects tags, their addresses and the text of a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.addresses, self.texts = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [v for k, v in attrs if k in ("src", "href", "action", "data")]
+
+    def handle_data(self, data):
+        self.texts.append(data.strip())
+
+
+def test_the_page_needs_nothing_else_and_shows_names_as_text(board, tmp_path):
+    to_html(board, tmp_path / "board.html", title="Boards & more")
+    text = (tmp_path / "board.html").read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.addresses == [] and not {"link", "img", "iframe", "i", "b"} & set(page.tags)
+    assert "http" not in text and "@import" not in text and "url(" not in text
+    assert page.tags.count("tbody") == 2 and page.tags.count("tr") == 1 + len(board.rows)
+    assert {'a|<b>, "c".torch', "knn/<i>", "1234.57 ±2.50", "Boards & more"} <= set(page.texts)
+
+
+def test_the_page_of_an_average(tmp_path):
+    board = table([make("a", 80), make("a", 60, "svm")], average=True)
+    to_html(board, tmp_path / "board.html")
+    assert 'data-value="70.0">70.00</td>' in (tmp_path / "board.html").read_text(encoding="utf-8")
+
+
+def printed(board, width=100):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(to_rich(board))
+    return console.export_text()
+
+
+def test_the_terminal_shows_every_number_at_100_columns():
+    protocols = ["knn", "linear", "svm", "finetune", "low-shot"]
+    results = [
+        make(name, 50 + i + 7 * j, protocol, layer=layer, floors=FLOORS, converged=False)
+        for i, (name, layer) in enumerate([("moco_v2_800ep_pretrain.pth.tar", "res5avg"), ("b", "res4:avg")])
+        for j, protocol in enumerate(protocols)
+    ]
+    board = table(results)
+    text = printed(board)
+    assert max(map(len, text.splitlines())) <= 100 and "…" not in text
+    for i, j in itertools.product(range(2), range(5)):
+        assert re.search(rf"\b{50 + i + 7 * j}\.00", text)
+    assert "[1] not converged" in text and "33.33" in text
+
+
+def test_the_terminal_shows_names_as_they_are_and_bold_for_the_best():
+    board = table([make("[red]a[/red].torch", 80), make("b", None)])
+    assert "[red]a[/red].torch" in printed(board) and "n/a" in printed(board)
+    cells = list(to_rich(board).columns[1].cells)
+    assert [str(cell.style) for cell in cells] == ["bold", ""]
+
+
+def test_metrics_without_interval_are_shown_without():
+    board = table([make("a", metrics={"top1": Metric(value=80.125)})])
+    assert "80.12" in printed(board) and "±" not in printed(board)

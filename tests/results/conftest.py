@@ -1,0 +1,7 @@
+import pytest
+from sample_record import sample
+
+
+@pytest.fixture
+def result():
+    return sample()

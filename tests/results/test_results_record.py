@@ -1,0 +1,231 @@
+"""The record as a user meets it: what is written can be read, and whatever is wrong names the file."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_record import IDS, LABELS, SCORES, identified
+
+from sslbench import records
+from sslbench.errors import ResultError
+from sslbench.results import SCHEMA, Metric, Outcome, canonical, percent_metrics, plain
+
+
+def put(result, folder, labels=LABELS):
+    return records.write(result, SCORES, IDS, labels, folder)
+
+
+def edited(path, **changes):
+    """The file with some of its keys changed."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+def test_what_is_written_is_read_back(result, tmp_path):
+    path = put(result, tmp_path / "new" / "results")
+    back = records.read(path)
+    assert back == dataclasses.replace(result, scores_file=back.scores_file)
+    assert path.relative_to(tmp_path / "new" / "results") == Path("knn") / f"my-net.torch-{result.id}.json"
+    assert records.scores_path(back) == path.parent / back.scores_file
+    scores = records.read_scores(path)
+    assert scores.ids == IDS and scores.classes == ("cat", "dog")
+    assert scores.scores.dtype == np.float32 and np.array_equal(scores.scores, SCORES)
+    assert np.array_equal(scores.labels, LABELS)
+    assert sorted(f.name for f in path.parent.iterdir()) == sorted([path.name, back.scores_file])
+
+
+def test_multi_label_scores_keep_their_ignored_labels(result, tmp_path):
+    labels = np.array([[1, 0], [0, -1], [1, 1], [0, 0]], dtype=np.int8)
+    back = records.read_scores(put(result, tmp_path, labels))
+    assert back.labels.dtype == np.int8 and np.array_equal(back.labels, labels)
+
+
+def test_the_file_is_plain_json_without_nan(result, tmp_path):
+    odd = dataclasses.replace(
+        result,
+        train=float("nan"),
+        selected={"k": np.int64(20), "scores": np.array([0.5, np.nan]), "grid": (1, 2)},
+        per_class={"cat": np.float32(50.0), "dog": math.nan},
+    )
+    path = put(odd, tmp_path)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert content["train"] is None and content["per_class"] == {"cat": 50.0, "dog": None}
+    assert content["selected"] == {"k": 20, "scores": [0.5, None], "grid": [1, 2]}
+    assert content["schema"] == SCHEMA and next(iter(content)) == "schema"
+    assert "file" not in content
+
+
+def test_the_same_measurement_again_replaces_the_record(result, tmp_path):
+    first = put(result, tmp_path)
+    assert put(dataclasses.replace(result, command="again"), tmp_path) == first
+    assert records.read(first).command == "again"
+    renamed = dataclasses.replace(result, weights=dataclasses.replace(result.weights, name="copy.torch"))
+    second = put(renamed, tmp_path)
+    assert [r.file for r in records.read_tree(tmp_path)] == [second]
+    assert len(list(second.parent.iterdir())) == 2
+
+
+def test_another_measurement_of_the_same_weights_stands_beside_it(result, tmp_path):
+    put(result, tmp_path)
+    put(identified(dataclasses.replace(result, layer="res4")), tmp_path)
+    assert len(records.read_tree(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("broken", ["scores", "json"])
+def test_a_failed_write_leaves_the_old_record_whole(result, tmp_path, monkeypatch, broken):
+    path = put(result, tmp_path)
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    replace = Path.replace
+
+    def fail(self, target):
+        if str(target).endswith(".npz" if broken == "scores" else ".json"):
+            raise OSError(28, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(ResultError, match="No space left on device"):
+        put(dataclasses.replace(result, command="again"), tmp_path)
+    after = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    assert after[path.name] == before[path.name] and after.keys() == before.keys()
+
+
+def test_whoever_sees_a_record_finds_its_scores(result, tmp_path, monkeypatch):
+    order = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda self, target: (order.append(target.suffix), replace(self, target))[1])
+    put(result, tmp_path)
+    assert order == [".npz", ".json"]
+
+
+def test_arrays_that_do_not_fit_are_refused_before_anything_is_written(result, tmp_path):
+    with pytest.raises(ValueError, match="4 ids"):
+        records.write(result, SCORES[:3], IDS, LABELS, tmp_path)
+    with pytest.raises(ValueError, match="2 classes"):
+        records.write(result, np.zeros((4, 3), np.float32), IDS, LABELS, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_one_message(result, tmp_path):
+    (tmp_path / "results").write_text("a file")
+    with pytest.raises(ResultError, match="cannot write the result"):
+        put(result, tmp_path / "results")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": SCHEMA + 1}, "newer sslbench"),
+        ({"schema": "1"}, "is not a result record"),
+        ({"schema": 0}, "is not a result record"),
+        ({"preprocesing": {}}, "Did you mean 'preprocessing'"),
+        ({"seed": "zero"}, "a whole number"),
+        ({"file": "/etc/passwd"}, "is not a result record"),
+        ({"headline": "top3"}, "headline 'top3' is not among the metrics"),
+        ({"weights": {"name": "x"}}, "is missing"),
+    ],
+)
+def test_a_record_that_is_wrong_is_refused_by_name(result, tmp_path, changes, message):
+    path = edited(put(result, tmp_path), **changes)
+    with pytest.raises(ResultError, match=message) as error:
+        records.read(path)
+    assert str(path) in str(error.value)
+    with pytest.raises(ResultError, match=message):
+        records.read_tree(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1, 2]", b'{"schema": 1', b"\xff\xfe\x00", b"{}"])
+def test_a_file_that_is_no_record_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "other.json"
+    path.write_bytes(content)
+    with pytest.raises(ResultError, match=r"other\.json"):
+        records.read_tree(tmp_path)
+
+
+def test_a_tree_is_read_in_a_stable_order_and_hidden_files_are_passed_over(result, tmp_path):
+    folder = tmp_path / ".hidden" / "results"
+    for layer in ("res5", "res2", "res4"):
+        put(identified(dataclasses.replace(result, layer=layer)), folder)
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / ".ipynb_checkpoints" / "x.json").write_text("half")
+    (folder / "._copy.json").write_text("resource fork")
+    found = records.read_tree(folder)
+    assert [r.file for r in found] == sorted(r.file for r in found) and len(found) == 3
+    assert records.read_tree(found[0].file) == found[:1]
+
+
+def test_a_folder_that_is_not_there_is_one_message(tmp_path):
+    with pytest.raises(ResultError, match="no folder of results"):
+        records.read_tree(tmp_path / "resluts")
+    assert records.read_tree(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 cut off"])
+def test_damaged_scores_are_named(tmp_path, content):
+    path = tmp_path / "x.scores.npz"
+    path.write_bytes(content)
+    with pytest.raises(ResultError, match=r"x\.scores\.npz"):
+        records.read_scores(path)
+
+
+def test_scores_never_run_pickled_code(tmp_path):
+    path = tmp_path / "x.scores.npz"
+    objects = np.array([{"a": 1}, None], dtype=object)
+    np.savez(path, ids=objects, scores=np.zeros((2, 1), np.float32), labels=np.zeros(2), classes=np.array(["a"]))
+    with pytest.raises(ResultError, match="allow_pickle=False"):
+        records.read_scores(path)
+
+
+def test_cut_scores_are_named(result, tmp_path):
+    path = put(result, tmp_path).with_suffix(".scores.npz")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ResultError, match="damaged"):
+        records.read_scores(path)
+
+
+def test_fractions_become_percent():
+    outcome = Outcome(
+        metrics={"top1": (0.9164, 0.9, 0.93), "top5": (math.nan, math.nan, math.nan)},
+        headline="top1",
+        scores=SCORES,
+        per_class={},
+    )
+    found = percent_metrics(outcome, 1017)
+    assert found["top1"] == Metric(
+        value=pytest.approx(91.64), low=pytest.approx(90.0), high=pytest.approx(93.0), n=1017
+    )
+    assert found["top5"] == Metric(value=None, n=1017)
+
+
+JSON_LIKE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
+    max_leaves=12,
+)
+
+
+@given(JSON_LIKE)
+def test_any_value_has_one_text_and_is_json(value):
+    text = canonical(value)
+    assert json.loads(text, parse_constant=lambda _: pytest.fail("not JSON")) == plain(value)
+    assert canonical(json.loads(text)) == text
+
+
+@given(st.text())
+def test_any_name_makes_a_file_name(name):
+    made = records.slug(name)
+    assert made and len(made) <= 60 and not made.startswith((".", "-")) and not set(made) & set('/\\:*?"<>| \n')
+
+
+def test_versions_are_found_without_imports():
+    found = records.versions()
+    assert found["sslbench"] and found["torch"] and found["python"].count(".") == 2

@@ -1,0 +1,199 @@
+"""Who may import whom: read from the source, so that functions and type checking count as well."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent / "sslbench"
+
+# A part is a module or package directly below sslbench; it imports from rows above its own, and from itself.
+ROWS = (
+    {"errors", "paths", "names"},
+    {"config", "preprocessing", "metrics", "schedules", "results", "records", "weights", "benchmarks"},
+    {"data", "backbones", "distributed"},
+    {"features", "methods", "train"},
+    {"protocols"},
+    {"leaderboard", "evaluation", "api", "__init__"},
+    {"cli", "__main__"},
+)
+LEVEL = {part: level for level, parts in enumerate(ROWS) for part in parts}
+
+# Within a row, the few steps that are wanted; without a cycle, which is checked too.
+WITHIN_ROW = {
+    "paths": {"errors"},
+    "names": {"errors", "paths"},
+    "results": {"preprocessing"},
+    "records": {"config", "results"},
+    "weights": {"config"},
+    "benchmarks": {"config"},
+    "api": {"evaluation", "leaderboard"},
+    "__init__": {"api"},
+    "__main__": {"cli"},
+}
+
+# Read by `--help`, completion and `import sslbench`, so they must load in a moment.
+LIGHT = ("errors", "paths", "names", "config", "preprocessing", "benchmarks", "results", "records", "cli", "__init__")
+HEAVY = {
+    *("torch", "torchvision", "timm", "sklearn", "scipy", "pandas", "faiss", "kwcoco", "matplotlib", "hydra", "cv2"),
+    *("numpy", "jinja2", "PIL"),
+}
+NUMPY_TOO = {"results", "records"}  # arrays are in their signatures
+
+
+def modules():
+    files = sorted(ROOT.rglob("*.py"))
+    assert len(files) > 20
+    return files
+
+
+def part_of(file):
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def dotted(file):
+    parts = ["sslbench", *file.relative_to(ROOT).with_suffix("").parts]
+    return parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts
+
+
+def imported(file, nodes=None):
+    """The full names of what a module imports, wherever in the file; `from a import b` gives a and a.b."""
+    package = dotted(file) if file.name == "__init__.py" else dotted(file)[:-1]
+    if file == ROOT / "__init__.py":
+        package = ["sslbench"]
+    for node in nodes if nodes is not None else ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            yield source
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def parts_imported(file):
+    """The parts of sslbench that a module imports."""
+    for name in imported(file):
+        first, *rest = name.split(".")
+        if first == "sslbench" and rest and rest[0] in LEVEL:
+            yield rest[0]
+
+
+def import_time(tree):
+    """The statements that run when a module is imported: not in functions, not under `if TYPE_CHECKING`."""
+    for node in tree.body if hasattr(tree, "body") else []:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        yield from import_time(node)
+        for branch in (*getattr(node, "handlers", ()), *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())):
+            yield branch
+            yield from import_time(branch)
+
+
+def test_every_part_has_its_place():
+    found = {part_of(file) for file in modules()}
+    assert found <= set(LEVEL), f"no row for {sorted(found - set(LEVEL))}: see DESIGN section 2"
+    assert {"errors", "config", "results", "data", "features", "protocols", "leaderboard", "cli"} <= found
+    assert "utils" not in {file.stem for file in modules()} | {file.parent.name for file in modules()}
+
+
+def test_imports_point_upwards():
+    wrong = [
+        f"{file.relative_to(ROOT)} ({part_of(file)}, row {LEVEL[part_of(file)]}) imports {part} (row {LEVEL[part]})"
+        for file in modules()
+        for part in parts_imported(file)
+        if part != part_of(file)
+        and LEVEL[part] >= LEVEL[part_of(file)]
+        and part not in WITHIN_ROW.get(part_of(file), ())
+    ]
+    assert wrong == []
+
+
+def test_steps_within_a_row_have_no_cycle():
+    done = set()
+    while len(done) < len(WITHIN_ROW):
+        ready = {
+            part for part, needs in WITHIN_ROW.items() if part not in done and not (needs & set(WITHIN_ROW)) - done
+        }
+        assert ready, "a cycle"
+        done |= ready
+    assert all(LEVEL[part] == LEVEL[need] for part, needs in WITHIN_ROW.items() for need in needs)
+
+
+def test_nobody_imports_a_named_protocol_or_source():
+    wrong = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in modules()
+        for name in imported(file)
+        for package in ("sslbench.protocols.", "sslbench.data.sources.", "sslbench.methods.")
+        if name.startswith(package)
+        and not name.removeprefix(package).startswith("_")
+        and f"{package[:-1].replace('.', '/')}/" not in file.as_posix()
+    ]
+    assert wrong == []
+
+
+def test_one_module_knows_torch_distributed():
+    wrong = []
+    for file in modules():
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names = {*imported(file), *used}
+        if any(f"{name}.".startswith("torch.distributed.") for name in names) and part_of(file) != "distributed":
+            wrong.append(str(file.relative_to(ROOT)))
+    assert wrong == []
+
+
+def test_only_the_command_line_knows_hydra_and_prints():
+    wrong = []
+    for file in modules():
+        if part_of(file) in ("cli", "__main__"):
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        prints = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in ("print", "sys.exit")]
+        if prints or any(name.split(".")[0] in ("hydra", "omegaconf", "click") for name in imported(file)):
+            wrong.append(str(file.relative_to(ROOT)))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("part", LIGHT)
+def test_light_modules_load_nothing_heavy(part):
+    files = [file for file in modules() if part_of(file) == part]
+    assert files
+    for file in [*files, ROOT / "data" / "source.py"]:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tops = {name.split(".")[0] for name in imported(file, import_time(tree))}
+        allowed = {"numpy"} if part in NUMPY_TOO or file.name == "source.py" else set()
+        assert not (tops & HEAVY) - allowed, f"{file.relative_to(ROOT)} loads {sorted(tops & HEAVY)}"
+
+
+def test_importing_sslbench_is_light():
+    code = "import sys, sslbench; print(sorted({'torch', 'numpy', 'hydra', 'timm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_reader_of_imports_sees_them_all(tmp_path):
+    """The guard is worth what it sees: every way to write an import counts."""
+    text = (
+        "import sslbench.cli.main as m\n"
+        "from sslbench import api\n"
+        "from . import floors\n"
+        "from ..data.source import Source\n"
+        "def f():\n    from sslbench.train import loop\n"
+        "if TYPE_CHECKING:\n    import torch.distributed as dist\n"
+    )
+    file = ROOT / "leaderboard" / "example.py"
+    found = set(imported(file, ast.walk(ast.parse(text))))
+    assert {
+        *("sslbench.cli.main", "sslbench.api", "sslbench.leaderboard.floors", "sslbench.data.source"),
+        *("sslbench.train", "torch.distributed"),
+    } <= found
+    assert set(imported(file, import_time(ast.parse(text)))) == found - {
+        *("sslbench.train", "sslbench.train.loop", "torch.distributed")
+    }

@@ -1,0 +1,56 @@
+"""Names: what exists is found, what does not exist gets a suggestion, and a user's own things need no registration."""
+
+import pytest
+
+from sslbench import names, paths
+from sslbench.errors import UsageError
+
+
+def test_every_kind_lists_what_is_there():
+    assert names.KINDS == ("benchmark", "format", "protocol", "source")
+    assert names.list_names("protocol") == ["knn", "linear", "svm"]
+    assert names.list_names("source") == ["coco", "folder", "sklearn", "table", "torchvision"]
+    assert names.list_names("format") == ["moco", "module", "plain", "sslbench", "timm", "torchvision", "vissl"]
+
+
+def test_an_unknown_name_gets_the_nearest_one():
+    with pytest.raises(UsageError, match="no protocol called 'kn'\nDid you mean 'knn'"):
+        names.find_module("protocol", "kn")
+    with pytest.raises(UsageError, match="Did you mean 'benchmark'"):
+        names.list_names("benchmarc")
+
+
+def test_a_protocol_of_the_users_own_is_found_by_its_dotted_name(tmp_path, monkeypatch):
+    (tmp_path / "my_pkg").mkdir()
+    (tmp_path / "my_pkg" / "__init__.py").write_text("")
+    (tmp_path / "my_pkg" / "probe.py").write_text("VERSION = 7\n")
+    monkeypatch.chdir(tmp_path)
+    assert names.find_module("protocol", "my_pkg.probe").VERSION == 7
+
+
+def test_an_object_of_the_users_own_is_found_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "nets_for_names_test.py").write_text("def tiny():\n    return 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert names.find_object("nets_for_names_test:tiny")() == 3
+    with pytest.raises(UsageError, match="has no 'tini'\nDid you mean 'tiny'"):
+        names.find_object("nets_for_names_test:tini")
+    with pytest.raises(UsageError, match="there is no Python module 'no_such_module_here'"):
+        names.find_object("no_such_module_here:tiny")
+
+
+def test_a_users_module_that_fails_to_import_says_why(tmp_path, monkeypatch):
+    (tmp_path / "broken_nets_for_test.py").write_text("import no_such_library_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UsageError, match="importing 'broken_nets_for_test' failed: No module named 'no_such_library_at_all'"
+    ):
+        names.find_object("broken_nets_for_test:net")
+
+
+def test_a_users_yaml_comes_before_the_built_in_one(tmp_path, monkeypatch):
+    (tmp_path / "benchmarks" / "knn").mkdir(parents=True)
+    mine = tmp_path / "benchmarks" / "knn" / "digits.yaml"
+    mine.write_text("title: mine\n")
+    assert names.find_file("benchmark", "knn/digits").parent.parent == paths.builtin_dir("benchmarks")
+    monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
+    assert names.find_file("benchmark", "knn/digits") == mine

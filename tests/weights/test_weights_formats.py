@@ -1,0 +1,101 @@
+"""One contract for every table in model_converters/: it knows its own files, nobody else's, and the way back."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from sslbench import names
+from sslbench.weights.files import WeightsFile
+from sslbench.weights.recognise import recognise, tensors_at
+from sslbench.weights.tables import load_table
+
+KEYS = sorted((Path(__file__).parent / "keys").glob("*.txt"))
+FORMATS = {"moco", "module", "plain", "sslbench", "timm", "torchvision", "vissl"}
+
+
+def entries(path):
+    """Where the tensors lie, and the tensors: each has its own value, none takes memory."""
+    first, *lines = path.read_text().splitlines()
+    tensors = {}
+    for number, line in enumerate(lines):
+        key, shape, dtype = line.split()
+        sizes = [] if shape == "-" else [int(size) for size in shape.split("x")]
+        tensors[key] = torch.tensor(number, dtype=getattr(torch, dtype)).expand(sizes)
+    return first.removeprefix("# at:").strip(), tensors
+
+
+def file_with(path, tensors, where):
+    content = dict(tensors)
+    for step in reversed(where.split(".") if where else []):
+        content = {step: content, "epoch": 7}
+    if path.stem == "sslbench":
+        content |= {"format": "sslbench", "version": 1, "backbone": "resnet18"}
+    return WeightsFile(path, "0" * 64, content, "torch zip")
+
+
+def shapes(tensors):
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def expected_of(path, tensors):
+    return shapes(tensors) if path.name.startswith("plain") else None
+
+
+def test_the_formats_are_the_expected_ones_and_each_has_a_key_list():
+    assert set(names.list_names("format")) == FORMATS
+    assert {path.name.partition(".")[0] for path in KEYS} == FORMATS
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_table_says_what_it_is_and_where_it_is_defined(name):
+    table = load_table(name)
+    assert table.file.title and table.file.source.startswith("https://")
+
+
+@pytest.mark.parametrize("path", KEYS, ids=lambda path: path.stem)
+def test_a_file_of_the_format_is_recognised_whatever_the_order_of_its_keys(path):
+    where, tensors = entries(path)
+    shuffled = list(tensors.items())
+    random.Random(0).shuffle(shuffled)
+    for content in (tensors, dict(shuffled)):
+        found = recognise(file_with(path, content, where), expected=expected_of(path, tensors))
+        assert (found.format, found.where) == (path.name.partition(".")[0], where)
+        assert found.canonical
+
+
+@pytest.mark.parametrize("path", KEYS, ids=lambda path: path.stem)
+def test_the_round_trip_is_bit_for_bit_the_same(path):
+    where, tensors = entries(path)
+    found = recognise(file_with(path, tensors, where), expected=expected_of(path, tensors))
+    back = load_table(found.format).from_canonical({**found.canonical, **found.heads}, prefix=found.prefix)
+    assert back.keys() == tensors.keys() - set(found.dropped)
+    for key, tensor in back.items():
+        assert tensor.dtype == tensors[key].dtype and torch.equal(tensor, tensors[key])
+
+
+@pytest.mark.parametrize("path", KEYS, ids=lambda path: path.stem)
+def test_naming_the_format_gives_the_same_tensors(path):
+    where, tensors = entries(path)
+    file, expected = file_with(path, tensors, where), expected_of(path, tensors)
+    free = recognise(file, expected=expected)
+    named = recognise(file, expected=expected, format=free.format)
+    assert list(free.canonical) == list(named.canonical)
+
+
+@pytest.mark.parametrize("name", ["vissl", "vissl.linear_evaluation", "moco"])
+def test_resnet50_formats_give_torchvision_names_and_shapes(name):
+    path = KEYS[0].with_name(f"{name}.txt")
+    where, tensors = entries(path)
+    wanted = shapes(entries(KEYS[0].with_name("torchvision.txt"))[1])
+    found = recognise(file_with(path, tensors, where))
+    assert shapes(found.canonical) == {key: shape for key, shape in wanted.items() if not key.startswith("fc.")}
+
+
+def test_a_plain_file_is_not_recognised_without_the_backbone():
+    path = KEYS[0].with_name("plain.txt")
+    where, tensors = entries(path)
+    assert tensors_at(file_with(path, tensors, where).content, where)
+    with pytest.raises(Exception, match="no known format"):
+        recognise(file_with(path, tensors, where))

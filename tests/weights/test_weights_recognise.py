@@ -1,0 +1,150 @@
+"""Recognising: the right format, or a message that says what the keys look like."""
+
+import pytest
+import torch
+import torchvision
+
+from sslbench.errors import UsageError, WeightsError
+from sslbench.weights.files import WeightsFile
+from sslbench.weights.recognise import common_prefix, recognise
+from sslbench.weights.save import save
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    return torchvision.models.resnet18().state_dict()
+
+
+def file(tmp_path, content):
+    return WeightsFile(tmp_path / "w.pth", "0" * 64, content, "torch zip")
+
+
+def prefixed(prefix, tensors):
+    return {prefix + key: tensor for key, tensor in tensors.items()}
+
+
+def shapes(tensors):
+    return {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+
+
+def test_heads_are_set_aside_and_kept(tmp_path, resnet):
+    found = recognise(file(tmp_path, resnet))
+    assert found.format == "torchvision" and found.ignored == ("fc.*",)
+    assert set(found.heads) == {"fc.weight", "fc.bias"} and not any(key.startswith("fc") for key in found.canonical)
+
+
+def test_a_head_that_the_backbone_has_stays_with_it(tmp_path, resnet):
+    found = recognise(file(tmp_path, resnet), expected=shapes(resnet))
+    assert found.heads == {} and found.ignored == () and shapes(found.canonical) == shapes(resnet)
+
+
+def test_moco_drops_the_other_encoder_and_the_queue(tmp_path, resnet):
+    both = prefixed("module.encoder_q.", resnet) | prefixed("module.encoder_k.", resnet)
+    content = {"state_dict": both | {"module.queue": torch.ones(2, 3), "module.queue_ptr": torch.zeros(1)}, "arch": "r"}
+    found = recognise(file(tmp_path, content))
+    assert (found.format, found.where, found.prefix) == ("moco", "state_dict", "module.encoder_q.")
+    assert found.ignored == ("fc.*", "module.encoder_k.*", "module.queue", "module.queue_ptr")
+    assert shapes(found.canonical) == {k: s for k, s in shapes(resnet).items() if not k.startswith("fc.")}
+
+
+@pytest.mark.parametrize("prefix", ["_feature_blocks.", "base_model._feature_blocks."])
+def test_vissl_heads_lie_beside_the_trunk(tmp_path, resnet, prefix):
+    trunk = prefixed(prefix, {key: tensor for key, tensor in resnet.items() if not key.startswith("fc.")})
+    model = {"trunk": trunk, "heads": {"0.clf.0.weight": torch.ones(2, 2)}}
+    found = recognise(file(tmp_path, {"classy_state_dict": {"base_model": {"model": model}}}))
+    assert found.format == "vissl" and list(found.heads) == ["heads.0.clf.0.weight"] and found.ignored == ("heads.*",)
+    assert found.where == "classy_state_dict.base_model.model.trunk" and "conv1.weight" in found.canonical
+
+
+def test_the_users_own_network_is_plain_and_keeps_its_classifier(tmp_path):
+    mine = {"body.0.weight": torch.ones(2, 2), "linear.weight": torch.ones(3, 2)}
+    for content in (mine, {"net": mine}, {"state_dict": prefixed("module.", mine)}):
+        found = recognise(file(tmp_path, content), expected=shapes(mine))
+        assert found.format in ("plain", "module") and shapes(found.canonical) == shapes(mine)
+
+
+def test_own_names_that_look_like_another_format_are_read_as_the_backbone_has_them(tmp_path, resnet):
+    mine = prefixed("encoder_q.", resnet)
+    found = recognise(file(tmp_path, mine), expected=shapes(mine))
+    assert found.format == "plain" and shapes(found.canonical) == shapes(mine)
+
+
+def test_own_files_are_known_by_their_marker_and_name_the_backbone(tmp_path, resnet):
+    from sslbench.weights.files import read
+
+    path = save(tmp_path / "own.torch", resnet, backbone="resnet18", metadata={"epochs": 3})
+    found = recognise(read(path))
+    assert (found.format, found.backbone) == ("sslbench", "resnet18")
+    assert all(torch.equal(found.canonical[key], resnet[key]) for key in resnet)
+
+
+def test_a_newer_version_of_own_files_is_refused(tmp_path, resnet):
+    with pytest.raises(WeightsError, match="version 2"):
+        recognise(file(tmp_path, {"format": "sslbench", "version": 2, "state_dict": dict(resnet)}))
+
+
+def test_junk_key_names_are_refused_with_the_first_of_them(tmp_path, resnet):
+    junk = {f"xx{number}.yy": tensor for number, tensor in enumerate(resnet.values())}
+    for expected in (None, shapes(resnet)):
+        with pytest.raises(WeightsError, match=r"no known format: its 122 tensors are 'xx0\.yy', 'xx1\.yy'") as caught:
+            recognise(file(tmp_path, junk), expected=expected)
+        assert "--format" in caught.value.remedy and "--backbone" in caught.value.remedy
+
+
+def test_an_unknown_wrapper_around_known_names_is_pointed_out(tmp_path, resnet):
+    content = prefixed("net.backbone.", resnet) | {"net.projector.0.weight": torch.ones(2, 2)}
+    with pytest.raises(WeightsError, match=r"122 start with 'net\.backbone\.', and have torchvision names behind it"):
+        recognise(file(tmp_path, {"state_dict": content}))
+
+
+def test_the_closest_format_is_named_with_what_it_does_not_know(tmp_path, resnet):
+    with pytest.raises(
+        WeightsError, match=r"closest is torchvision, which does not know 1 of them, such as 'extra\.w'"
+    ):
+        recognise(file(tmp_path, dict(resnet) | {"extra.w": torch.ones(1)}))
+
+
+def test_a_format_that_is_named_must_fit(tmp_path, resnet):
+    with pytest.raises(WeightsError, match="is not of format moco"):
+        recognise(file(tmp_path, resnet), format="moco")
+    with pytest.raises(UsageError, match="Did you mean 'torchvision'"):
+        recognise(file(tmp_path, resnet), format="torchvison")
+
+
+def test_a_file_without_tensors_says_what_it_holds(tmp_path):
+    with pytest.raises(WeightsError, match="holds no tensors; it holds 'epoch', 'args'"):
+        recognise(file(tmp_path, {"epoch": 3, "args": {}}))
+
+
+@pytest.fixture
+def own_tables(tmp_path, monkeypatch):
+    folder = tmp_path / "extra" / "model_converters"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("SSLBENCH_PATH", str(folder.parent))
+    for name in ("student", "teacher"):
+        (folder / f"{name}.yaml").write_text(
+            f"title: {name}\nsource: https://example.org\nstate_dict: [{name}]\n"
+            'rules:\n  - ["net.{rest*}", "{rest*}"]\n'
+        )
+
+
+def test_two_formats_that_differ_are_an_error_and_the_user_decides(tmp_path, own_tables):
+    content = {"student": {"net.w": torch.ones(2)}, "teacher": {"net.w": torch.zeros(2)}}
+    with pytest.raises(WeightsError, match=r"two ways that differ: student \(at student\) or teacher \(at teacher\)"):
+        recognise(file(tmp_path, content))
+    assert recognise(file(tmp_path, content), format="teacher").canonical["w"].sum() == 0
+    content["teacher"] = content["student"]
+    assert recognise(file(tmp_path, content)).format == "student"
+
+
+def test_the_backbones_names_decide_between_formats(tmp_path, own_tables):
+    content = {"student": {"net.w": torch.ones(2)}, "teacher": {"net.v": torch.zeros(3)}}
+    assert recognise(file(tmp_path, content), expected={"v": (3,)}).format == "teacher"
+
+
+@pytest.mark.parametrize(
+    ("keys", "prefix"),
+    [([], ""), (["a.b.c"], "a.b."), (["a.b.c", "a.b.d"], "a.b."), (["a.bc", "a.bd"], "a."), (["a", "a.b"], "")],
+)
+def test_common_prefix_is_of_whole_segments(keys, prefix):
+    assert common_prefix(keys) == prefix
