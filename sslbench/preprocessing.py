@@ -9,11 +9,13 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """The evaluation transform: resize, crop, scale to 0..1, normalise, in that order.
+    """The evaluation transform: resize, squash, crop, scale to 0..1, normalise, in that order.
 
     Attributes:
         resize: an int is the length of the shorter side (aspect ratio kept); (height, width) is that exact size;
             None keeps the image's own size.
+        squash: a second resize to exactly (height, width), whatever the aspect ratio: VISSL's VOC07 transform makes
+            the shorter side 256 and then the image 224 x 224. None, the normal case, leaves it out.
         crop: centre crop in pixels, (height, width); None takes all of the resized image. An image smaller than
             the crop is padded with zeros (black), as torchvision does.
         interpolation: filter of the resize; always with antialiasing, as Pillow does.
@@ -27,6 +29,7 @@ class Preprocessing:
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    squash: tuple[int, int] | None = None
     origin: str = "ImageNet default"
 
     def values(self) -> dict[str, object]:

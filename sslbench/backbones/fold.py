@@ -110,7 +110,7 @@ def _fold(module: nn.Module, convolution_path: str, norm_path: str) -> None:
     convolution.weight, convolution.bias = fuse_conv_bn_weights(
         convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
     )
-    rest = nn.Identity()
+    rest = nn.Sequential(norm.drop, norm.act) if isinstance(norm, BatchNormAct2d) else nn.Identity()
     for parent, name in _places(module, norm):
         setattr(parent, name, rest)
 

@@ -35,7 +35,7 @@ def prepare(
         (B, 3, H, W) -> {text of the layer: (B, D) float32 on `device`}; images of another dtype are converted.
 
     Raises:
-        BackboneError: a layer does not run or cannot be pooled; found here, before any image is decoded.
+        BackboneError: the module cannot be copied, or a layer cannot be taken (at the latest when images come).
     """
     dtype = DTYPES[precision]
     module = folded(backbone.module, layers, probe_images(backbone.preprocessing))
@@ -55,7 +55,7 @@ def prepare(
 
 def probe_images(preprocessing: Preprocessing, count: int = 1) -> Tensor:
     """Noise of the size the backbone expects, always the same: (count, 3, H, W)."""
-    size = preprocessing.crop or preprocessing.resize
+    size = preprocessing.crop or preprocessing.squash or preprocessing.resize
     height, width = size if isinstance(size, tuple) else (PROBE_SIDE, PROBE_SIDE)
     return torch.randn(count, 3, height, width, generator=torch.Generator().manual_seed(0))
 

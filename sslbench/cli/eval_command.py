@@ -43,7 +43,9 @@ def show_value(value: Any) -> str:
     """A setting's value as it would be written after KEY=."""
     if isinstance(value, tuple):
         return "[" + ",".join(show_value(v) for v in value) + "]"
-    return {True: "true", False: "false", None: "null"}.get(value, f"{value:g}" if isinstance(value, float) else value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @click.command("eval", cls=EvalCommand)

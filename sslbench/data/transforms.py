@@ -35,6 +35,8 @@ def resize_and_crop(image: torch.Tensor, preprocessing: Preprocessing) -> torch.
         if height * width > MAX_PIXELS:
             raise ValueError(f"{image.shape[2]} x {image.shape[1]} pixels become {width} x {height} when resized")
         image = _resize(image, height, width, preprocessing.interpolation)
+    if preprocessing.squash is not None:
+        image = _resize(image, *preprocessing.squash, preprocessing.interpolation)
     if preprocessing.crop is not None:
         image = functional.center_crop(image, list(preprocessing.crop))
     return image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # a mere view would keep the whole picture alive
@@ -96,7 +98,13 @@ def normalise(
 
 def equal_size(preprocessing: Preprocessing) -> bool:
     """Whether pictures of any size come out with one size, so that they can be batched."""
-    return preprocessing.crop is not None or isinstance(preprocessing.resize, tuple)
+    return output_size(preprocessing) is not None
+
+
+def output_size(preprocessing: Preprocessing) -> tuple[int, int] | None:
+    """(height, width) that every picture comes out with; None when it depends on the picture."""
+    resize = preprocessing.resize if isinstance(preprocessing.resize, tuple) else None
+    return preprocessing.crop or preprocessing.squash or resize
 
 
 def describe(preprocessing: Preprocessing) -> str:
@@ -107,6 +115,8 @@ def describe(preprocessing: Preprocessing) -> str:
         parts.append(f"resize shorter side to {resize} ({preprocessing.interpolation})")
     elif resize is not None:
         parts.append(f"resize to {resize[0]}x{resize[1]} ({preprocessing.interpolation})")
+    if preprocessing.squash is not None:
+        parts.append(f"then to {preprocessing.squash[0]}x{preprocessing.squash[1]}")
     if crop is not None:
         parts.append(f"centre crop {crop[0]}x{crop[1]}")
     mean, std = (" ".join(f"{value:g}" for value in values) for values in (preprocessing.mean, preprocessing.std))

@@ -174,8 +174,8 @@ class Job:
 
     def _widths(self) -> dict[str, int]:
         """Features per image of each layer, from one image of zeros: finds a layer that does not work before decoding."""
-        size = self.backbone.preprocessing.crop or self.backbone.preprocessing.resize
-        if isinstance(size, tuple):
+        size = transforms.output_size(self.backbone.preprocessing)
+        if size is not None:
             images = torch.zeros((1, 3, *size), dtype=torch.uint8)
         else:
             first = next(

@@ -18,6 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.floating]
 
 _DOUBLE_UP_TO = 2**27  # feature values (1 GB); above that single precision is used, to save memory
+_SINGLE_TOLERANCE = 1e-5  # gradients computed in single precision are no more exact than this
 _ROWS = 8192
 
 
@@ -163,13 +164,16 @@ def fit(problem: Problem, variance: FloatArray, c: float, *, start: Fit | None, 
         c: inverse regularisation strength, as in scikit-learn.
         start: a fit at a nearby strength to begin from.
         max_iter: largest number of L-BFGS steps.
-        tolerance: how small the largest entry of the gradient must become, in scaled coordinates.
+        tolerance: how small the largest entry of the gradient must become, in scaled coordinates; in
+            single precision never less than 1e-5.
     """
     from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     x, outputs = problem.x, problem.outputs
     penalty = 1 / (c * len(x))
+    if x.dtype != np.float64:
+        tolerance = max(tolerance, _SINGLE_TOLERANCE)
     first = np.zeros((len(variance) + 1, outputs))
     if start is not None:
         first[:-1], first[-1] = start.weight, start.bias

@@ -23,7 +23,7 @@ IntArray = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.floating]
 
 _TRAIN_ROWS = 65536
-_TIE = 2.0**-40  # similarities are rounded to this, relative to the largest possible one
+_DIGITS = 40  # binary ones, that similarities are rounded to before they are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _block_sizes(problem: _Problem, kept: int, max_memory: float) -> tuple[int, 
     """Train and test rows per block: the products take half of the memory, the train block up to a quarter."""
     width, budget = problem.train.shape[1], max_memory * 1e9
     step_train = int(min(_TRAIN_ROWS, len(problem.train), max(256, budget / 4 / (8 * width))))
-    step_test = int(max(1, min(4096, budget / 2 / (4 * (step_train + 6 * kept)))))
+    step_test = int(max(1, min(4096, budget / 2 / (8 * (step_train + 6 * kept)))))
     return step_train, step_test
 
 
@@ -159,9 +159,10 @@ def _candidates(problem: _Problem, own: slice, kept: int, step: int) -> tuple[Fl
     return best.min(dim=1).values.numpy().astype(np.float64) + error, rows.numpy()
 
 
-def _order(problem: _Problem, similarity: FloatArray, candidates: IntArray, k: int) -> tuple[FloatArray, IntArray]:
-    unit = _TIE * (problem.scale() or 1.0)
-    rounded = np.round(similarity / unit) * unit
+def _order(similarity: FloatArray, candidates: IntArray, k: int) -> tuple[FloatArray, IntArray]:
+    """The k best by rounded similarity, of equals the lower rows."""
+    mantissa, exponent = np.frexp(similarity)
+    rounded = np.ldexp(np.round(mantissa * 2.0**_DIGITS), exponent - _DIGITS)
     order = np.lexsort((candidates, -rounded))[:k]
     return rounded[order], candidates[order]
 
@@ -170,7 +171,7 @@ def _refine(
     problem: _Problem, row: int, candidates: IntArray, k: int, bound: float
 ) -> tuple[tuple[FloatArray, IntArray], bool]:
     """The k best of the candidates, and whether no other train row can belong to them."""
-    chosen = _order(problem, problem.exact(row, candidates), candidates, k)
+    chosen = _order(problem.exact(row, candidates), candidates, k)
     return chosen, bool(chosen[0][-1] > bound)
 
 
@@ -178,4 +179,4 @@ def _refine_fully(problem: _Problem, row: int, k: int, step: int) -> tuple[Float
     """The k best of all train rows in float64."""
     everything = np.arange(len(problem.train))
     parts = [problem.exact(row, everything[i : i + step]) for i in range(0, len(everything), step)]
-    return _order(problem, np.concatenate(parts), everything, k)
+    return _order(np.concatenate(parts), everything, k)

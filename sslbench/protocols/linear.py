@@ -28,7 +28,7 @@ VERSION = 1
 
 _GRID = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-12, 5))
 _PATIENCE = 4
-_SEARCH_TOLERANCE = 100  # times the tolerance of the final fit: the choice needs no more digits
+_SEARCH_TOLERANCE = 1000  # times the tolerance of the final fit: the choice needs no more digits
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.floating]
@@ -43,7 +43,7 @@ class Settings:
     )
     holdout: float = setting(0.2, "share of train that is held out to choose c on")
     max_iter: int = setting(1000, "largest number of L-BFGS steps for one c")
-    tolerance: float = setting(1e-6, "largest entry of the gradient, in scaled coordinates, that counts as converged")
+    tolerance: float = setting(1e-8, "largest entry of the gradient, in scaled coordinates, that counts as converged")
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:

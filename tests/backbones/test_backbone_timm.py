@@ -73,9 +73,31 @@ def test_a_vision_transformer_gives_class_token_and_mean_of_patches():
     assert got["blocks.3:cls+mean"].shape == (1, 384)
 
 
+def test_blocks_before_the_class_token_joins_are_averaged():
+    """XCiT appends its class token after the last block: before, the first token is a patch like any other."""
+    backbone = build("timm:xcit_nano_12_p16_224")
+    taken = {}
+    backbone.module.blocks[3].register_forward_hook(lambda module, args, output: taken.update(tokens=output))
+    layers = resolve_layers(backbone, ["features.3", "last", "last:mean"])
+    with torch.no_grad():
+        images = probe_images(backbone.preprocessing)
+        got = forward_layers(backbone.module, images, layers)
+        tokens = backbone.module.forward_features(images)
+    torch.testing.assert_close(got["features.3"], taken["tokens"].mean(1))
+    torch.testing.assert_close(got["last"], tokens[:, 0])
+    torch.testing.assert_close(got["last:mean"], tokens[:, 1:].mean(1))
+
+
 @pytest.mark.parametrize(
     "name",
-    ["resnet18.a1_in1k", "vit_small_patch16_224.dino", "convnext_tiny.fb_in22k_ft_in1k_384", "convnext_tiny.fb_in22k", "test_vit", "regnety_016"],
+    [
+        "resnet18.a1_in1k",
+        "vit_small_patch16_224.dino",
+        "convnext_tiny.fb_in22k_ft_in1k_384",
+        "convnext_tiny.fb_in22k",
+        "test_vit",
+        "regnety_016",
+    ],
 )
 def test_preprocessing_is_that_of_timm(name):
     with torch.device("meta"):
