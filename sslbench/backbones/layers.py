@@ -230,7 +230,7 @@ def token_layout(root: nn.Module, path: str, x: Tensor) -> Tokens:
             patches = getattr(getattr(owner, "patch_embed", None), "num_patches", None)
             # CaiT and XCiT add the class token only in their last blocks: before, there are as many tokens as patches.
             absent = x.ndim == 3 and x.shape[1] == patches
-            return Tokens() if prefix == 0 else Tokens(prefix, has_class)
+            return Tokens() if absent or prefix == 0 else Tokens(prefix, has_class)
     return Tokens()
 
 

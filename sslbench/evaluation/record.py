@@ -138,16 +138,15 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
         untrained=given == "random",
     )
     data = prepared.data
-    left_out = {row.id for row in encoded.unreadable}
     parts = [
         DataPart(
             name=part.name,
             fingerprint=part.fingerprint(),
             n=len(part),
-            n_used=len(part) - sum(sample_id in left_out for sample_id in part.ids),
+            n_used=len(features[layer]),
             classes=part.labels.classes,
         )
-        for part in (data.train, data.test)
+        for part, features in ((data.train, encoded.train), (data.test, encoded.test))
     ]
     used = DataUsed(
         train=parts[0], test=parts[1], how=data.how, labels=data.train.labels.kind, unreadable=encoded.unreadable

@@ -115,9 +115,15 @@ def nearest(train: Matrix, test: Matrix, k: int, *, metric: Metric, max_memory: 
         for row in range(own.start, own.stop):
             chosen, sure = _refine(problem, row, candidates[row - start], k, float(worst[row - start]))
             if not sure:
-                chosen = _refine_fully(problem, row, k, step_train)
+                # Features of a collapsed backbone are all alike: what was found for the row before holds again.
+                alike = row > 0 and np.array_equal(test[row], test[row - 1])
+                chosen = _before(similarity, neighbours, row) if alike else _refine_fully(problem, row, k, step_train)
             similarity[row], neighbours[row] = chosen
     return similarity, neighbours
+
+
+def _before(similarity: FloatArray, neighbours: IntArray, row: int) -> tuple[FloatArray, IntArray]:
+    return similarity[row - 1], neighbours[row - 1]
 
 
 def _block_sizes(problem: _Problem, kept: int, max_memory: float) -> tuple[int, int]:

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from protocol_samples import features
 
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols import _neighbours, knn
@@ -70,8 +71,6 @@ def test_distances_survive_a_large_offset():
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from(["softmax", "uniform", "inverse"]), st.booleans())
 def test_votes_are_those_of_a_loop(make_seed, vote, multi):
-    from conftest import features
-
     generator = np.random.default_rng(make_seed)
     n_classes, k = 3, 5
     values = generator.integers(-1, 2, (20, n_classes)) if multi else generator.integers(0, n_classes, 20)

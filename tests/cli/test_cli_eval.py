@@ -1,0 +1,263 @@
+"""`sslbench eval` from end to end, as a user runs it."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+EVAL = ("eval", "knn", "linear", "svm", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net")
+KNN = ("eval", "knn", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "k=3")
+
+
+def records(folder="results"):
+    from sslbench.records import read_tree
+
+    return {(r.protocol.name, r.weights.name): r for r in read_tree(os.path.abspath(folder))}
+
+
+def test_three_protocols_from_one_pass_over_the_images(world, sslbench):
+    code, out, err = sslbench(*EVAL, "--data", "photos")
+    assert code == 0, err
+    assert "loaded 7 of 7" in err or "loaded 8 of 8" in err
+    assert "36 images in" in err and "15 images in" in err
+    for protocol in ("knn", "linear", "svm"):
+        result = records()[(protocol, "w.pth")]
+        assert f"{protocol}: " in out
+        assert result.metrics["top1"].value == pytest.approx(100, abs=20)
+        assert result.metrics["top1"].low <= result.metrics["top1"].value <= result.metrics["top1"].high
+        assert result.data.train.n_used == 36 and result.data.test.n_used == 15
+        assert set(result.floors) == {"chance", "majority", "pixels", "untrained"}
+        assert result.floors["chance"]["top1"] == pytest.approx(100 / 3)
+        assert result.weights.loaded == result.weights.total > 0
+        assert result.command.startswith("sslbench ")
+
+
+def test_a_warm_run_decodes_nothing_and_gives_the_same_record(world, sslbench):
+    sslbench(*EVAL, "--data", "photos")
+    before = records()
+    code, _, err = sslbench(*EVAL, "--data", "photos", "--batch-size", "5", "--workers", "0")
+    assert code == 0
+    assert err.count("features were stored, no image decoded") == 6, "two parts of weights, pixels and untrained"
+    assert " images in " not in err
+    after = records()
+    assert {k: r.id for k, r in before.items()} == {k: r.id for k, r in after.items()}
+    assert {k: r.metrics for k, r in before.items()} == {k: r.metrics for k, r in after.items()}
+
+
+def test_extract_writes_what_eval_finds(world, sslbench):
+    code, out, err = sslbench("extract", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "--data", "photos")
+    assert code == 0, err
+    path = out.splitlines()[0].split("\t")[-1]
+    assert np.load(path).shape[1] == 12
+    _, _, err = sslbench(*KNN, "--data", "photos", "--no-floors")
+    assert err.count("no image decoded") == 2
+
+
+def test_extract_and_eval_share_features_when_eval_makes_the_split(world, sslbench):
+    data = ("--data", "photos/train")
+    sslbench("extract", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", *data)
+    for seed in ("0", "1"):
+        code, _, err = sslbench(*KNN, *data, "--no-floors", "--seed", seed)
+        assert code == 0
+        assert "no image decoded" in err and " images in " not in err
+        assert f"(seed {seed})" in err
+
+
+def test_dry_run_decodes_nothing_and_says_where_every_value_comes_from(world, sslbench):
+    code, out, _ = sslbench(*KNN, "--data", "photos", "--dry-run", "--resize", "24x24", "--seed", "7")
+    assert code == 0
+    assert "[asked for]" in out and "(24, 24)" in out
+    assert "[tiny_net_of_the_tests:net.preprocessing]" in out
+    assert "[flag]" in out and "[configs/eval.yaml]" in out and "[command line]" in out and "[default]" in out
+    assert "to be extracted" in out
+    assert not (world / "results").exists()
+
+
+def test_a_changed_image_is_named(world, sslbench):
+    sslbench(*KNN, "--data", "photos", "--no-floors")
+    path = world / "photos" / "train" / "red" / "3.png"
+    shutil.copy(world / "photos" / "train" / "red" / "4.png", path)
+    _, _, err = sslbench(*KNN, "--data", "photos", "--no-floors")
+    assert "1 of 36 images changed: red/3.png" in err
+
+
+def test_several_layers_and_settings_per_protocol(world, sslbench):
+    code, out, err = sslbench(*KNN, "linear", "--data", "photos", "--layers", "conv1:avg(4,4),output", "--no-floors")
+    assert code == 0, err
+    from sslbench.records import read_tree
+
+    found = read_tree(world / "results")
+    assert {(r.layer, r.protocol.name) for r in found} == {
+        (layer, protocol) for layer in ("conv1:avg(4,4)", "output") for protocol in ("knn", "linear")
+    }
+    assert "conv1:avg(4,4)" in out
+
+
+def test_embeddings_made_elsewhere(world, sslbench):
+    rng = np.random.default_rng(0)
+    y = np.repeat(["cat", "dog"], 30)
+    x = rng.normal(size=(60, 5)).astype(np.float32) + (y == "cat")[:, None] * 4
+    np.save("x.npy", x)
+    pd.DataFrame({"id": [f"s{i:02d}" for i in range(60)], "label": y}).to_csv("y.csv", index=False)
+    code, _, err = sslbench("eval", "knn", "linear", "--features", "x.npy", "--labels", "y.csv", "k=3")
+    assert code == 0, err
+    result = records()[("knn", "x.npy")]
+    assert result.metrics["top1"].value == 100
+    assert "stratified" in result.data.how
+    assert set(result.floors) == {"chance", "majority"}
+
+
+def test_multi_label_table(world, sslbench):
+    rows = []
+    for name in ("blue", "green", "red"):
+        for i in range(12):
+            label = {"blue": "cold", "green": "cold;plant", "red": "warm"}[name]
+            rows.append({"image": f"photos/train/{name}/{i}.png", "label": label})
+    pd.DataFrame(rows).to_csv("table.csv", index=False)
+    code, _, err = sslbench(*EVAL, "--data", "table.csv", "svm.costs=[0.1,1]", "knn.k=3")
+    assert code == 0, err
+    for protocol in ("knn", "linear", "svm"):
+        result = records()[(protocol, "w.pth")]
+        assert result.headline == "mAP"
+        assert result.metrics["mAP"].value > 80
+        assert set(result.per_class) == {"cold", "plant", "warm"}
+
+
+def test_a_named_benchmark_and_its_changed_form(world, sslbench):
+    common = ("--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "--no-floors", "--limit", "200")
+    code, _, err = sslbench("eval", "--benchmark", "knn/digits", *common)
+    assert code == 0, err
+    result = records()[("knn", "w.pth")]
+    assert (result.benchmark.name, result.benchmark.modified) == ("knn/digits", False)
+    sslbench("eval", "--benchmark", "knn/digits", *common, "temperature=0.2", "--out", "changed")
+    assert records("changed")[("knn", "w.pth")].benchmark.modified is True
+
+
+def test_unreadable_images_stop_or_are_left_out_and_counted(world, sslbench):
+    (world / "photos" / "train" / "red" / "3.png").write_bytes(b"")
+    (world / "photos" / "test" / "red" / "0.png").write_text("text")
+    code, out, err = sslbench(*KNN, "--data", "photos", "--no-floors")
+    assert code == 1
+    assert "red/3.png" in err and "Traceback" not in err and out == ""
+    assert not list((world / "results").rglob("*.json"))
+    code, out, err = sslbench(*KNN, "--data", "photos", "--no-floors", "--on-error", "skip")
+    assert code == 0
+    result = records()[("knn", "w.pth")]
+    assert (result.data.train.n, result.data.train.n_used) == (36, 35)
+    assert (result.data.test.n, result.data.test.n_used) == (15, 14)
+    assert {u.id for u in result.data.unreadable} == {"red/3.png", "red/0.png"}
+    assert "n = 14 of 15" in out
+
+
+def test_leaderboard_of_what_eval_wrote(world, sslbench):
+    sslbench(*KNN, "--data", "photos")
+    code, out, _ = sslbench("leaderboard", "results", "--csv", "board.csv", "--html", "board.html", "--markdown", "b.md")
+    assert code == 0
+    assert "w.pth" in out
+    board = pd.read_csv("board.csv")
+    numbers = [c for c in board.columns if "knn" in c]
+    assert numbers and all(pd.api.types.is_numeric_dtype(board[c]) for c in numbers)
+    assert "<table" in (world / "board.html").read_text()
+    code, _, _ = sslbench("leaderboard", "results", "--csv", "long.csv", "--form", "long")
+    assert {"value", "low", "high"} <= set(pd.read_csv("long.csv").columns)
+
+
+def _corrupt(world):
+    (world / "w.pth").write_bytes((world / "w.pth").read_bytes()[:-400])
+
+
+def _text(world):
+    (world / "w.pth").write_text("not weights\n")
+
+
+def _missing_tensor(world):
+    state = torch.load(world / "w.pth", weights_only=True)["state_dict"]
+    torch.save({k: v for k, v in state.items() if k != "module.conv2.weight"}, world / "w.pth")
+
+
+def _junk_names(world):
+    state = torch.load(world / "w.pth", weights_only=True)["state_dict"]
+    torch.save({f"x{i}.y": v for i, v in enumerate(state.values())}, world / "w.pth")
+
+
+def _another_architecture(world):
+    from sslbench.backbones.build import build
+
+    torch.save(build("resnet18w0.25").module.state_dict(), world / "w.pth")
+
+
+def _empty_folder(world):
+    shutil.rmtree(world / "photos")
+    (world / "photos").mkdir()
+
+
+def _one_class(world):
+    for name in ("red", "green"):
+        shutil.rmtree(world / "photos" / "train" / name)
+        shutil.rmtree(world / "photos" / "test" / name)
+
+
+def _class_only_in_test(world):
+    shutil.rmtree(world / "photos" / "train" / "red")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "arguments", "message"),
+    [
+        (_corrupt, (), "w.pth"),
+        (_text, (), "text"),
+        (_missing_tensor, (), "conv2.weight"),
+        (_junk_names, (), "x0.y"),
+        (_another_architecture, (), "conv2"),
+        (None, ("--weights", "ww.pth"), "w.pth"),
+        (None, ("--data", "photo"), "photos"),
+        (None, ("--data", "photos/tran"), "train"),
+        (_empty_folder, (), "photos"),
+        (_one_class, (), "one class"),
+        (_class_only_in_test, (), "'red'"),
+        (None, ("k=37",), "36"),
+        (None, ("--layers", "conv3"), "conv2"),
+        (None, ("--backbone", "resnet5O"), "resnet50"),
+        (None, ("--backbone", "tiny_net_of_the_tests:nett"), "'net'"),
+        (None, ("--device", "cuda:0"), "no CUDA GPU"),
+        (None, ("--test-data", "photos/train", "--data", "photos/train"), "train"),
+    ],
+)
+def test_bad_input_is_one_message_before_anything_is_decoded(world, sslbench, monkeypatch, break_it, arguments, message):
+    if "cuda:0" in arguments and torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    if break_it:
+        break_it(world)
+
+    def decode(*_):
+        raise AssertionError("an image was decoded")
+
+    monkeypatch.setattr("sslbench.data.loader.decode", decode)
+    given = [a for a in KNN if not (a == "k=3" and any(x.startswith("k=") for x in arguments))]
+    data = () if "--data" in arguments else ("--data", "photos")
+    code, out, err = sslbench(*given, *data, *arguments, "--workers", "0")
+    assert code in (1, 2), err
+    assert "error: " in err and message in err.split("error: ")[1], err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not list((world / "results").rglob("*.*")) if (world / "results").exists() else True
+
+
+def test_allow_partial_is_stamped_on_the_result(world, sslbench):
+    _missing_tensor(world)
+    code, out, err = sslbench(*KNN, "--data", "photos", "--allow-partial", "--no-floors")
+    assert code == 0, err
+    result = records()[("knn", "w.pth")]
+    assert result.weights.partial is True
+    assert result.weights.loaded < result.weights.total
+    assert "partial weights" in out
+
+
+def test_the_records_are_json_without_nan(world, sslbench):
+    sslbench(*KNN, "--data", "photos", "--no-floors")
+    for path in (world / "results").rglob("*.json"):
+        json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in {path}"))
