@@ -66,6 +66,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
     for task in request.tasks:
+        names.find_module("protocol", task.protocol).check(task.settings, data.train.labels)
         _check_expected(task.benchmark, data)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
 

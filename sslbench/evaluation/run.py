@@ -111,7 +111,7 @@ def evaluate(
         train, test = encoded.train[layer.text], encoded.test[layer.text]
         for task in prepared.request.tasks:
             floor_results = {
-                name: _floor(prepared, backbone, features, task, out, command)
+                name: _floor(prepared, backbone, features, layer.text, task, out, command)
                 for name, (backbone, features) in floor_features.items()
             }
             results.append(_measure(subject, task, train, test, out, floor_results))
@@ -214,15 +214,17 @@ def _floor_backbones(prepared: Prepared) -> dict[str, Backbone]:
 
 
 def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress: Progress | None) -> Encoded:
-    layers = resolve_layers(backbone, (backbone.default_layer,))
+    """The untrained backbone at the very layers that are evaluated; the pixels have one layer only."""
+    same = backbone.name == prepared.backbone.name
+    layers = prepared.layers if same else resolve_layers(backbone, (backbone.default_layer,))
     return _encode(backbone, prepared.data, layers, prepared.run, store, progress)
 
 
 def _floor(
-    prepared: Prepared, backbone: Backbone, encoded: Encoded, task: Task, out: Path, command: str
+    prepared: Prepared, backbone: Backbone, encoded: Encoded, layer: str, task: Task, out: Path, command: str
 ) -> tuple[Result, records.Scores]:
-    """A floor's result, from the cache where it is there."""
-    layer = next(iter(encoded.train))
+    """A floor's result at the same layer (the pixels have one of their own), from the cache where it is there."""
+    layer = layer if layer in encoded.train else next(iter(encoded.train))
     subject = describe(prepared, backbone, layer, encoded, command)
     found = floors.cached(identity(subject, task))
     if found is None:

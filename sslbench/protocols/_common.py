@@ -12,7 +12,7 @@ from sslbench.features.array import Features
 _ROWS = 4096  # rows looked at together, so that memory-mapped features are never copied whole
 
 
-def check(train: Features, test: Features) -> None:
+def check_features(train: Features, test: Features) -> None:
     """Refuse features and labels that no protocol can score.
 
     Raises:

@@ -18,7 +18,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._common import check, holdout_rows, is_better, percent
+from sslbench.protocols._common import check_features, holdout_rows, is_better, percent
 from sslbench.protocols._neighbours import nearest
 from sslbench.results import Outcome
 
@@ -47,6 +47,16 @@ class Settings:
     max_memory: float = setting(1.0, "working memory of the search", unit="GB")
 
 
+def check(settings: Settings, train: Labels) -> None:
+    """Refuses settings that cannot work on these training labels, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible, for instance k larger than the number of training samples.
+    """
+    _check_settings(settings)
+    _usable_k(settings, len(train))
+
+
 def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
     """Classify test by its neighbours in train.
 
@@ -60,8 +70,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         DataError: features that are not finite, or no labels.
         UsageError: settings that are not possible, for instance k larger than the number of training samples.
     """
-    check(train, test)
-    _check_settings(settings)
+    check_features(train, test)
+    check(settings, train.labels)
     ks, notes = _usable_k(settings, len(train))
     chosen = ks[0]
     selected: dict[str, Any] = {}

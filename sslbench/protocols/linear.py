@@ -18,7 +18,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._common import check, holdout_rows, is_better, percent
+from sslbench.protocols._common import check_features, holdout_rows, is_better, percent
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
@@ -46,6 +46,15 @@ class Settings:
     tolerance: float = setting(1e-8, "largest entry of the gradient, in scaled coordinates, that counts as converged")
 
 
+def check(settings: Settings, train: Labels) -> None:
+    """Refuses settings that cannot work on these training labels, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible.
+    """
+    _check_settings(settings)
+
+
 def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
     """Fit on train, score on test.
 
@@ -61,8 +70,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     """
     from sslbench.protocols._logistic import fit, principal_axes
 
-    check(train, test)
-    _check_settings(settings)
+    check_features(train, test)
+    check(settings, train.labels)
     usable, notes = _usable_classes(train.labels)
     axes = principal_axes(train.x)
     x = axes.project(train.x)

@@ -17,7 +17,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._common import check
+from sslbench.protocols._common import check_features
 from sslbench.results import Outcome
 
 VERSION = 1
@@ -44,6 +44,15 @@ class Settings:
     tolerance: float = setting(1e-4, "the solver's stopping tolerance")
 
 
+def check(settings: Settings, train: Labels) -> None:
+    """Refuses settings that cannot work on these training labels, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible.
+    """
+    _check_settings(settings)
+
+
 def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
     """Fit on train, score on test.
 
@@ -59,8 +68,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     """
     from sslbench.protocols._svm import Solver
 
-    check(train, test)
-    _check_settings(settings)
+    check_features(train, test)
+    check(settings, train.labels)
     solver = Solver(settings, seed)
     x, x_test = (_prepare(part.x, settings.normalise) for part in (train, test))
     targets, usable = _targets(train.labels, settings)
