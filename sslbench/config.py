@@ -202,4 +202,4 @@ def type_name(kind: Any) -> str:
     if kind in (None, type(None)):
         return "null"
     names = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
-    return names.get(kind) or getattr(kind, "__name__", str(kind))
+    return names[kind] if kind in names else str(getattr(kind, "__name__", kind))

@@ -83,7 +83,7 @@ def test_later_layers_win_and_every_value_knows_its_origin():
 
 
 def test_an_error_names_the_layer_it_is_in():
-    with pytest.raises(UsageError, match="^benchmark x: rate"):
+    with pytest.raises(UsageError, match=r"^benchmark x: rate"):
         resolve(Settings, [("benchmark x", {"rate": "much"}), ("command line", {})])
 
 

@@ -17,7 +17,7 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 @click.option("--decode", is_flag=True, help="Decode every image too, and list those that cannot be read.")
 @click.option("--workers", type=int, help="Processes that decode.")
 @click.pass_context
-def command(ctx: click.Context, data: str, decode: bool, workers: int | None, **given: Any) -> None:
+def command(ctx: click.Context, /, data: str, decode: bool, workers: int | None, **given: Any) -> None:
     """Check DATA as `eval` would before it starts: splits, classes, duplicates, leaks; with --decode every image.
 
     Exit code 1 when there is an error.

@@ -12,7 +12,7 @@ from sslbench.config import resolve, setting
 from sslbench.data import loader
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.job import ExtractSettings
 
 
 @dataclasses.dataclass(frozen=True)

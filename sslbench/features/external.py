@@ -108,7 +108,8 @@ def _read_array(path: Path) -> npt.NDArray[np.floating]:
         content = content[key]
     if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
         raise UsageError(f"{path}: should be a float array (N, D), is {content.dtype} {content.shape}")
-    return content if content.dtype in (np.float16, np.float32) else content.astype(np.float32)
+    features: npt.NDArray[np.floating] = content
+    return features if features.dtype in (np.float16, np.float32) else features.astype(np.float32)
 
 
 def _read_labels(path: Path, column: str | None, rows: int, features: Path) -> _Table:

@@ -119,7 +119,7 @@ def write_description(entry: Entry, key: Key, source: Source, split: str, skippe
     entry.folder.mkdir(parents=True, exist_ok=True)
     left_out = {row["id"] for row in skipped}
     digests = source.images.digests()
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for i, sample_id in enumerate(source.ids):
         if sample_id not in left_out:
             label = source.labels.text(i) if source.labels.kind != "none" else ""

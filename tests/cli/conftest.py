@@ -7,7 +7,7 @@ from PIL import Image
 
 from sslbench.cli.main import main
 
-NET = '''
+NET = """
 import torch
 from torch import nn
 
@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 def net():
     return Net()
-'''
+"""
 COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
 
 

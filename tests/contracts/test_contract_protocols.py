@@ -1,0 +1,103 @@
+"""What every protocol promises, tested on every protocol there is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from sslbench.config import describe
+from sslbench.data.source import Labels
+from sslbench.errors import DataError
+from sslbench.features.array import Features
+from sslbench.names import find_module, list_names
+from sslbench.results import Outcome
+
+PROTOCOLS = list_names("protocol")
+
+
+def sample(n, seed, kind="single", classes=4):
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % classes
+    x = rng.normal(size=(n, 6)).astype(np.float32)
+    x[np.arange(n), y] += 4
+    if kind == "single":
+        values = y.astype(np.int64)
+    else:
+        values = np.zeros((n, classes), dtype=np.int8)
+        values[np.arange(n), y] = 1
+        values[np.arange(n), (y + 1) % classes] = rng.integers(-1, 2, n)
+    x.setflags(write=False)
+    labels = Labels(kind, tuple(f"class {c}" for c in range(classes)), values)
+    return Features(x, labels, tuple(f"{seed}-{i:04d}" for i in range(n)))
+
+
+def run(name, kind="single", seed=0, train=None, test=None):
+    module = find_module("protocol", name)
+    return module.run(train or sample(80, 1, kind), test or sample(40, 2, kind), module.Settings(), seed=seed)
+
+
+def test_the_protocols_are_the_expected_ones():
+    assert PROTOCOLS == ["knn", "linear", "svm"]
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_settings_are_frozen_documented_and_have_defaults(name):
+    module = find_module("protocol", name)
+    assert isinstance(module.VERSION, int) and module.VERSION >= 1
+    assert module.__doc__
+    settings = module.Settings()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(settings, dataclasses.fields(settings)[0].name, None)
+    assert all(row.meaning for row in describe(module.Settings))
+    module.check(settings, sample(80, 1).labels)
+
+
+@pytest.mark.parametrize("kind", ["single", "multi"])
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_an_outcome_is_complete_and_good_on_separated_classes(name, kind):
+    outcome = run(name, kind)
+    assert isinstance(outcome, Outcome)
+    assert outcome.headline == {"single": "top1", "multi": "mAP"}[kind]
+    assert outcome.scores.shape == (40, 4) and outcome.scores.dtype == np.float32
+    value, low, high = outcome.metrics[outcome.headline]
+    assert 0.8 < value <= 1
+    assert 0 <= low <= value + 1e-9 and value - 1e-9 <= high <= 1
+    assert set(outcome.per_class) == {f"class {c}" for c in range(4)}
+    assert all(note.endswith(".") for note in outcome.notes)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_the_same_input_and_seed_give_the_same_outcome(name):
+    first, second = run(name), run(name)
+    assert np.array_equal(first.scores, second.scores)
+    assert first.metrics == second.metrics
+    assert first.selected == second.selected
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_test_labels_decide_nothing(name):
+    """Scores and what was selected are the same whatever the test labels are: nothing is chosen on test."""
+    train, test = sample(80, 1), sample(40, 2)
+    shuffled = np.random.default_rng(0).permutation(test.labels.values)
+    other = dataclasses.replace(test, labels=dataclasses.replace(test.labels, values=shuffled))
+    first, second = run(name, train=train, test=test), run(name, train=train, test=other)
+    assert np.array_equal(first.scores, second.scores)
+    assert first.selected == second.selected
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_shuffled_labels_score_at_chance(name):
+    train = sample(400, 1)
+    shuffled = np.random.default_rng(5).permutation(train.labels.values)
+    train = dataclasses.replace(train, labels=dataclasses.replace(train.labels, values=shuffled))
+    value, _, _ = run(name, train=train, test=sample(400, 2)).metrics["top1"]
+    assert abs(value - 0.25) < 0.1
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_features_that_are_not_finite_are_refused_with_their_ids(name):
+    train = sample(80, 1)
+    x = np.array(train.x)
+    x[7, 2] = np.nan
+    with pytest.raises(DataError, match="1-0007"):
+        run(name, train=dataclasses.replace(train, x=x))

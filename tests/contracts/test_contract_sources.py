@@ -1,0 +1,109 @@
+"""What every kind of data location promises, tested on every kind there is."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sslbench.data.open import open_data
+from sslbench.data.source import Source
+from sslbench.names import find_module, list_names
+
+SOURCES = list_names("source")
+
+
+def pictures(root):
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in ("b", "a"):
+            (root / split / name).mkdir(parents=True)
+            for i in (10, 9, 2):
+                Image.fromarray(rng.integers(0, 255, (4, 5, 3), dtype=np.uint8)).save(root / split / name / f"{i}.png")
+
+
+def make_folder(root):
+    pictures(root)
+    return str(root)
+
+
+def make_table(root):
+    pictures(root)
+    files = sorted(root.rglob("*.png"))
+    lines = [f"{f.relative_to(root)},{f.parent.name},{f.parent.parent.name}" for f in files]
+    (root / "t.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
+    return str(root / "t.csv")
+
+
+def make_coco(root):
+    pictures(root)
+    files = sorted(root.rglob("*.png"))
+    images = [
+        {"id": i, "file_name": str(f.relative_to(root)), "split": f.parent.parent.name} for i, f in enumerate(files)
+    ]
+    annotations = [
+        {"id": i, "image_id": i, "category_id": "ab".index(f.parent.name) + 1, "bbox": [0, 0, 1, 1]}
+        for i, f in enumerate(files)
+    ]
+    categories = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+    manifest = {"images": images, "annotations": annotations, "categories": categories}
+    (root / "m.json").write_text(json.dumps(manifest))
+    return str(root / "m.json")
+
+
+def make_torchvision(root):
+    """FashionMNIST's own file format (IDX), gzipped, with six images a split."""
+    import gzip
+
+    raw = root / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for prefix in ("train", "t10k"):
+        images = rng.integers(0, 255, (6, 28, 28), dtype=np.uint8)
+        labels = np.arange(6, dtype=np.uint8)
+        header = bytes([0, 0, 8, 3]) + b"".join(int(n).to_bytes(4, "big") for n in images.shape)
+        (raw / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
+        header = bytes([0, 0, 8, 1]) + (6).to_bytes(4, "big")
+        (raw / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(header + labels.tobytes()))
+    return f"torchvision:FashionMNIST@{root}"
+
+
+MAKE = {
+    "folder": make_folder,
+    "table": make_table,
+    "coco": make_coco,
+    "torchvision": make_torchvision,
+    "sklearn": lambda root: "sklearn:digits",
+}
+
+
+def test_the_sources_are_the_expected_ones():
+    assert set(SOURCES) == set(MAKE)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_location_is_recognised_by_exactly_one_source(tmp_path, name):
+    spec = MAKE[name](tmp_path)
+    assert [other for other in SOURCES if find_module("source", other).recognises(spec)] == [name]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_is_complete_ordered_picklable_and_the_same_every_time(tmp_path, name):
+    spec = MAKE[name](tmp_path)
+    splits, again = open_data(spec), open_data(spec)
+    assert set(splits) in ({"train", "test"}, {"all"})
+    for split, source in splits.items():
+        assert isinstance(source, Source) and len(source) > 0
+        assert list(source.ids) == sorted(set(source.ids))
+        assert source.labels.kind == "single" and len(source.labels.classes) >= 2
+        assert source.images.digests().shape == (len(source), 16)
+        assert source.fingerprint() == again[split].fingerprint()
+        copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes
+        first, second = source.images.read(1), copy.images.read(1)
+        assert np.array_equal(np.frombuffer(bytes(first), np.uint8), np.frombuffer(bytes(second), np.uint8))
+        part = source.select([0, 2])
+        assert part.ids == (source.ids[0], source.ids[2])
+        assert part.images.path(1) == source.images.path(2)
+        assert part.fingerprint() != source.fingerprint()
+        assert find_module("source", name).__doc__
