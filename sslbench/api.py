@@ -16,7 +16,7 @@ from sslbench.leaderboard import Board, table
 from sslbench.preprocessing import Preprocessing
 from sslbench.results import Result
 
-__all__ = ["evaluate", "extract_features", "leaderboard", "load_backbone"]
+__all__ = ["evaluate", "extract_features", "load_backbone", "make_leaderboard"]
 
 
 def evaluate(

@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 
 def setting(default: Any, meaning: str, *, unit: str = "") -> Any:
-    """A dataclass field that documents itself, as in `k: int = setting(20, "neighbours that vote")`."""
+    """A dataclass field that documents itself.
+
+    Example: `k: int = setting(20, "neighbours that vote")`.
+    """
     return dataclasses.field(default=default, metadata={"meaning": meaning, "unit": unit})
 
 

@@ -1,1 +1,1 @@
-
+"""Data: from a `--data` string to named samples, labels, pixels and batches."""

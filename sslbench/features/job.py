@@ -135,7 +135,7 @@ class Job:
         return complete.with_name(complete.name + ".partial"), complete.with_name(complete.name + ".progress")
 
     def _open_files(self) -> tuple[list[npt.NDArray[np.floating]], list[npt.NDArray[np.uint8]]] | None:
-        """The arrays of features and of progress flags of every layer, mapped for writing; the first process makes them.
+        """The arrays of features and of progress flags of every layer, mapped; the first process makes them.
 
         None when the first process has finished already: it continued a run in which only its own rows were left.
         """
@@ -173,7 +173,7 @@ class Job:
             temporary.replace(progress)  # last: a progress file without its array would be taken for finished work
 
     def _widths(self) -> dict[str, int]:
-        """Features per image of each layer, from one image of zeros: finds a layer that does not work before decoding."""
+        """Features per image of each layer, from one image of zeros: a layer that does not work shows here."""
         size = transforms.output_size(self.backbone.preprocessing)
         if size is not None:
             images = torch.zeros((1, 3, *size), dtype=torch.uint8)

@@ -1,8 +1,9 @@
 """sslbench's own weights file: one backbone under canonical names, with its architecture and where it comes from."""
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,22 @@ def save(
         WeightsError: there are no tensors, or the metadata holds something else than numbers and text.
     """
     path = Path(path).expanduser()
-    if path.exists() and not overwrite:
-        raise UsageError(f"{path} exists already", "Give another name, or say that it may be overwritten.")
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: the folder {path.parent} does not exist")
+    check_target(path, overwrite=overwrite)
     if not tensors:
         raise WeightsError(f"there are no tensors to write to {path}")
-    content = {
+    content = own_content(tensors, backbone=backbone, metadata=metadata)
+    with new_file(path) as temporary, temporary.open("wb") as file:
+        torch.save(content, file)
+    return path
+
+
+def own_content(tensors: Mapping[str, Tensor], *, backbone: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What sslbench's own file holds.
+
+    Raises:
+        WeightsError: the metadata holds something else than numbers and text.
+    """
+    return {
         "format": FORMAT,
         "version": VERSION,
         "backbone": backbone,
@@ -51,21 +61,47 @@ def save(
         "state_dict": {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
         "metadata": _plain(metadata, "metadata"),
     }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+
+
+def check_target(path: Path, *, overwrite: bool, remedy: str = "say that it may be overwritten") -> None:
+    """Raise before any work is done when a file cannot be written there.
+
+    Raises:
+        UsageError: the file is there already, is a folder, or its folder does not exist.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "Give the name of a file.")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists already", f"Give another name, or {remedy}.")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: the folder {path.parent} does not exist")
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path`, with its suffix, that takes its place when the block ends without an error.
+
+    Raises:
+        UsageError: the folder or disk does not take it.
+    """
     try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(content, file)
-            file.flush()
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=f".part{path.suffix}")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    temporary = Path(name)
+    try:
+        os.close(handle)
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)  # mkstemp gives it to the owner only
-        Path(temporary).replace(path)
+        temporary.chmod(0o666 & ~umask)  # mkstemp gives it to the owner only
+        temporary.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
-    return path
+        temporary.unlink(missing_ok=True)
 
 
 def _plain(value: Any, where: str) -> Any:

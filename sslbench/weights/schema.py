@@ -20,6 +20,19 @@ class Detect:
 
 
 @dataclasses.dataclass(frozen=True)
+class Write:
+    """What stands beside the state dict in a file that is written; the state dict lies at the first `state_dict` place.
+
+    Attributes:
+        torch: entries at the top of a file of torch.save.
+        pickle: entries at the top of a .pkl of numpy arrays; None: the format has no such files.
+    """
+
+    torch: dict[str, str | bool] = dataclasses.field(default_factory=dict)
+    pickle: dict[str, str | bool] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class TableFile:
     """What a table's YAML may hold; model_converters/README.md explains each entry.
 
@@ -37,6 +50,7 @@ class TableFile:
         drop: patterns of full keys (with any prefix) that belong to no backbone: queues, momentum copies.
         fallback: looked at only when no other table fits.
         needs_backbone: usable only when the backbone's own names are known and most of them are in the file.
+        write: what else files of this format hold when they are written.
     """
 
     title: str
@@ -51,6 +65,7 @@ class TableFile:
     drop: tuple[str, ...] = ()
     fallback: bool = False
     needs_backbone: bool = False
+    write: Write = dataclasses.field(default_factory=Write)
 
 
 @dataclasses.dataclass(frozen=True)

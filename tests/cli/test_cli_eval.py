@@ -1,8 +1,8 @@
 """`sslbench eval` from end to end, as a user runs it."""
 
 import json
-import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ KNN = ("eval", "knn", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests
 def records(folder="results"):
     from sslbench.records import read_tree
 
-    return {(r.protocol.name, r.weights.name): r for r in read_tree(os.path.abspath(folder))}
+    return {(r.protocol.name, r.weights.name): r for r in read_tree(Path(folder))}
 
 
 def test_three_protocols_from_one_pass_over_the_images(world, sslbench):

@@ -1,0 +1,123 @@
+"""The Python functions: any nn.Module in, the same records out, nothing of the caller's changed."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import sslbench
+from sslbench.errors import UsageError
+from sslbench.evaluation import RunSettings
+
+RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False)
+
+
+class Net(nn.Module):
+    """BatchNorm, dropout and a counter: all that could move while a network is 'frozen'."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, 2)
+        self.norm = nn.BatchNorm2d(8)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.drop(torch.relu(self.norm(self.conv(x)))).mean((2, 3))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    rng = np.random.default_rng(0)
+    for split, n in (("train", 12), ("val", 6)):
+        for c, name in enumerate(("dark", "bright")):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(n):
+                pixels = rng.integers(0, 90, (20, 20, 3)) + 150 * c
+                Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / split / name / f"{i}.png")
+    return tmp_path
+
+
+def test_import_is_lazy_and_lists_its_names():
+    assert set(dir(sslbench)) == {"evaluate", "extract_features", "list_names", "load_backbone", "make_leaderboard"}
+    assert sslbench.list_names("protocol") == ["knn", "linear", "svm"]
+    with pytest.raises(AttributeError, match="has no attribute 'evaluat'"):
+        _ = sslbench.evaluat
+
+
+def test_a_module_is_scored_and_left_as_it_was(photos, tmp_path):
+    torch.manual_seed(0)
+    net = Net().train()
+    net.conv.weight.grad = torch.ones_like(net.conv.weight)
+    before = copy.deepcopy(net.state_dict())
+    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    results = sslbench.evaluate(
+        net,
+        photos / "train",
+        photos / "val",
+        protocols=["knn", "linear"],
+        settings={"knn": {"k": 3}},
+        out=tmp_path / "results",
+        run=RUN,
+        preprocessing={"resize": [16, 16], "crop": None},
+    )
+    assert [r.protocol.name for r in results] == ["knn", "linear"]
+    assert all(r.metrics["top1"].value == 100 for r in results)
+    assert net.training and net.conv.weight.requires_grad
+    assert torch.equal(net.conv.weight.grad, torch.ones_like(net.conv.weight))
+    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+    assert torch.equal(torch_state, torch.get_rng_state())
+    assert np.array_equal(numpy_state, np.random.get_state()[1])  # noqa: NPY002
+    assert python_state == random.getstate()
+    board = sslbench.make_leaderboard(tmp_path / "results")
+    assert len(board.columns) == 2
+
+
+def test_scores_do_not_depend_on_batch_size_or_order_of_workers(photos, tmp_path):
+    torch.manual_seed(0)
+    net = Net()
+    first = sslbench.extract_features(
+        net, photos, store=tmp_path / "a", run=RUN, preprocessing={"resize": 16, "crop": [16, 16]}
+    )
+    other = RunSettings(device="cpu", workers=1, batch_size=1, floors=False)
+    second = sslbench.extract_features(
+        net, photos, store=tmp_path / "b", run=other, preprocessing={"resize": 16, "crop": [16, 16]}
+    )
+    assert set(first) == set(second) == {"train", "val"}
+    for split in first:
+        assert np.allclose(first[split]["output"].x, second[split]["output"].x, atol=1e-5)
+
+
+def test_wrong_arguments_are_usage_errors(photos, tmp_path):
+    with pytest.raises(UsageError, match="Did you mean 'resize'"):
+        sslbench.evaluate(Net(), photos, out=tmp_path / "r", run=RUN, preprocessing={"resise": 3})
+    with pytest.raises(UsageError, match="no protocol called 'nn'"):
+        sslbench.evaluate(Net(), photos, protocols=["nn"], out=tmp_path / "r", run=RUN)
+
+
+def test_a_network_no_better_than_untrained_is_warned_about(photos, tmp_path, caplog, monkeypatch):
+    """The weights of a random network are scored against the untrained one of the same name: tied."""
+    import sys
+    import types
+
+    module = types.ModuleType("nets_of_the_floor_test")
+    module.net = Net
+    monkeypatch.setitem(sys.modules, "nets_of_the_floor_test", module)
+    torch.manual_seed(0)
+    torch.save(Net().state_dict(), tmp_path / "w.pth")
+    run = RunSettings(device="cpu", workers=0, batch_size=8)
+    sslbench.evaluate(
+        tmp_path / "w.pth",
+        photos,
+        backbone="nets_of_the_floor_test:net",
+        protocols=["linear"],
+        out=tmp_path / "results",
+        run=run,
+        preprocessing={"resize": [16, 16], "crop": None},
+    )
+    assert "is not better than the untrained nets_of_the_floor_test:net" in caplog.text

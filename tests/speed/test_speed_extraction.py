@@ -1,0 +1,156 @@
+"""Extraction against the bare torchvision model, a warm run, the size of the store, and memory: `make bench`.
+
+Each figure is a ratio of two things measured alternately in this process, with the same threads.
+"""
+
+import dataclasses
+import os
+import time
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torchvision
+from PIL import Image
+
+from sslbench.backbones.build import build
+from sslbench.backbones.layers import resolve_layers
+from sslbench.data import loader
+from sslbench.data.images import Arrays, Files
+from sslbench.data.source import Labels, Source
+from sslbench.features.extract import extract
+from sslbench.features.job import ExtractSettings
+from sslbench.preprocessing import Preprocessing
+
+pytestmark = pytest.mark.speed
+
+BATCH = 32
+REPEATS = 3
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Photograph-like JPEGs (smooth, with some texture), 256 pixels on the shorter side, quality 90."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for i in range(192):
+        smooth = Image.fromarray(rng.integers(0, 255, (16, 20, 3), dtype=np.uint8)).resize((320, 256), 3)
+        texture = rng.normal(0, 8, (256, 320, 3))
+        pixels = (np.asarray(smooth) + texture).clip(0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:04d}.jpg", quality=90)
+    return folder
+
+
+def source_of(folder, n):
+    files = sorted(folder.glob("*.jpg"))[:n]
+    labels = Labels("single", ("a", "b"), np.arange(len(files)) % 2)
+    return Source("photos", tuple(f.name for f in files), labels, Files(tuple(files)))
+
+
+def bare_rate(model, images):
+    """Images per second of the model alone: fp32, NCHW, images in memory already."""
+    with torch.inference_mode():
+        started = time.perf_counter()
+        for batch in images.split(BATCH):
+            model(batch)
+    return len(images) / (time.perf_counter() - started)
+
+
+def extraction_rate(backbone, source, root, precision, workers):
+    settings = ExtractSettings(torch.device("cpu"), precision, batch_size=BATCH, workers=workers)
+    found = extract(backbone, source, resolve_layers(backbone, ()), settings, root=root, split="all")
+    assert found.decoded == len(source)
+    return found.decoded / found.seconds, found
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_extraction_from_jpegs_against_the_bare_model(name, photos, tmp_path):
+    torch.manual_seed(0)
+    bare = getattr(torchvision.models, name)().eval()
+    bare.fc = torch.nn.Identity()
+    backbone = build(name)
+    backbone.module.load_state_dict(bare.state_dict())
+    backbone = dataclasses.replace(backbone)
+    n = 192 if name == "resnet18" else 96
+    source = source_of(photos, n)
+    batches = list(loader.batches(source, np.arange(n), backbone.preprocessing, batch_size=BATCH, workers=0))
+    pixels = torch.cat([b.images for b in batches]).float() / 255
+    mean, std = (torch.tensor(v)[:, None, None] for v in (backbone.preprocessing.mean, backbone.preprocessing.std))
+    images = ((pixels - mean) / std).contiguous()
+    workers = loader.default_workers()
+    bare_rate(bare, images[:BATCH])
+    rates = {"bare": [], "fp32": [], "bf16": []}
+    for i in range(REPEATS):
+        rates["bare"].append(bare_rate(bare, images))
+        for precision in ("fp32", "bf16"):
+            rate, found = extraction_rate(backbone, source, tmp_path / f"{precision}{i}", precision, workers)
+            rates[precision].append(rate)
+            if precision == "fp32":
+                features = found.features["res5avg"].x
+    best = {key: max(values) for key, values in rates.items()}
+    with torch.inference_mode():
+        expected = torch.cat([bare(batch) for batch in images.split(BATCH)]).numpy()
+    error = np.abs(features - expected).max() / np.abs(expected).max()
+    size = os.path.getsize(found.entry.layer_file("res5avg")) / found.features["res5avg"].x.nbytes
+    print(
+        f"\n{name}, {torch.get_num_threads()} threads: bare model {best['bare']:.1f} images/s; extraction from JPEG "
+        f"fp32 {best['fp32']:.1f} (x{best['fp32'] / best['bare']:.2f}, aim 1.4), "
+        f"bf16 {best['bf16']:.1f} (x{best['bf16'] / best['bare']:.2f}, aim 2.5); "
+        f"largest relative difference {error:.1e}; file / features {size:.3f}"
+    )
+    assert error < 1e-4
+    assert size < 1.1
+    assert best["fp32"] > best["bare"], "decoding included, extraction should still beat the bare forward pass"
+
+
+def test_a_warm_run_of_4000_images(tmp_path):
+    """Nothing is decoded, and what is left (stat of every file, reading the index) takes a moment."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(4000):
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(folder / f"{i:04d}.jpg")
+    backbone = dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing((8, 8), None))
+    settings = ExtractSettings(torch.device("cpu"), batch_size=256, workers=0)
+    layers = resolve_layers(backbone, ())
+    cold = time.perf_counter()
+    extract(backbone, source_of(folder, 4000), layers, settings, root=tmp_path / "store", split="all")
+    cold = time.perf_counter() - cold
+    warm = time.perf_counter()
+    found = extract(backbone, source_of(folder, 4000), layers, settings, root=tmp_path / "store", split="all")
+    warm = time.perf_counter() - warm
+    print(f"\n4000 images: cold {cold:.2f} s, warm {warm:.2f} s (aim: under 2 s), x{cold / warm:.0f}")
+    assert found.decoded == 0
+    assert warm < cold
+
+
+def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
+    """Peak memory while 2,000 and while 20,000 synthetic images are encoded, features on disk."""
+    backbone = dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing((16, 16), None))
+    settings = ExtractSettings(torch.device("cpu"), batch_size=64, workers=0)
+    peaks = {}
+    pixels = np.random.default_rng(0).integers(0, 255, (20000, 16, 16, 3), dtype=np.uint8)
+    process = psutil.Process()
+    for n in (500, 2000, 20000):
+        labels = Labels("single", ("a", "b"), np.arange(n) % 2)
+        source = Source("synthetic", tuple(f"{i:06d}" for i in range(n)), labels, Arrays(pixels[:n], "synthetic"))
+        seen = []
+        extract(
+            backbone,
+            source,
+            resolve_layers(backbone, ("res2:flatten",)),
+            settings,
+            root=tmp_path / str(n),
+            split="all",
+            progress=lambda done, total, seen=seen: seen.append(anonymous(process)),
+        )
+        peaks[n] = max(seen) / 2**20
+    print(f"\nmemory while encoding: {peaks[2000]:.0f} MiB at 2,000 images, {peaks[20000]:.0f} MiB at 20,000")
+    assert peaks[20000] - peaks[2000] < 30
+
+
+def anonymous(process):
+    """Bytes of memory that are the process's own: pages of the memory-mapped features can be dropped at any time."""
+    info = process.memory_full_info()
+    return info.rss - getattr(info, "shared", 0)
