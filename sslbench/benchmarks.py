@@ -91,10 +91,7 @@ def load_suite(name: str) -> tuple[str, ...]:
     Raises:
         UsageError: no such suite, or its file is wrong.
     """
-    suites = [n.removeprefix("suites/") for n in names.list_names("benchmark") if n.startswith("suites/")]
-    if name not in suites:
-        raise UsageError(f"there is no suite called '{name}'", names.did_you_mean(name, suites))
-    file = names.find_file("benchmark", f"suites/{name}")
+    file = names.find_file("suite", name)
     return build(_Suite, read_yaml(file), str(file)).benchmarks
 
 

@@ -13,10 +13,14 @@ from sslbench import paths
 from sslbench.errors import UsageError
 
 ModuleKind = Literal["protocol", "source"]
-FileKind = Literal["benchmark", "format"]
+FileKind = Literal["benchmark", "suite", "format"]
 
 _PACKAGES: dict[str, str] = {"protocol": "sslbench.protocols", "source": "sslbench.data.sources"}
-_FOLDERS: dict[str, paths.DataFolder] = {"benchmark": "benchmarks", "format": "model_converters"}
+_FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
+    "benchmark": ("benchmarks", ""),
+    "suite": ("benchmarks", "suites/"),
+    "format": ("model_converters", ""),
+}
 KINDS = tuple(sorted([*_PACKAGES, *_FOLDERS]))
 
 
@@ -32,7 +36,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def list_names(kind: str) -> list[str]:
-    """All names of one kind ('protocol', 'source', 'benchmark', 'format'), sorted.
+    """All names of one kind ('protocol', 'source', 'benchmark', 'suite', 'format'), sorted.
 
     Modules whose name starts with an underscore, and YAML files that start with one, are parts and not things.
 
@@ -43,17 +47,20 @@ def list_names(kind: str) -> list[str]:
         package = importlib.import_module(_PACKAGES[kind])
         return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_")
     if kind in _FOLDERS:
-        return sorted(_yaml_files(_FOLDERS[kind]))
+        return sorted(_yaml_files(kind))
     raise UsageError(f"there is no kind of thing called '{kind}'", did_you_mean(kind, KINDS))
 
 
-def _yaml_files(folder: paths.DataFolder) -> dict[str, Path]:
+def _yaml_files(kind: str) -> dict[str, Path]:
     """Name -> file below the search path; a name is the path below the folder without suffix, the user's come first."""
+    folder, prefix = _FOLDERS[kind]
+    others = tuple(p for f, p in _FOLDERS.values() if f == folder and len(p) > len(prefix))
     found: dict[str, Path] = {}
     for root in paths.search_path(folder):
         for file in sorted(root.rglob("*.yaml")):
-            if not file.name.startswith("_"):
-                found.setdefault(file.relative_to(root).with_suffix("").as_posix(), file)
+            name = file.relative_to(root).with_suffix("").as_posix()
+            if name.startswith(prefix) and not name.startswith(others) and not file.name.startswith("_"):
+                found.setdefault(name.removeprefix(prefix), file)
     return found
 
 
@@ -65,7 +72,7 @@ def find_file(kind: FileKind, name: str) -> Path:
     """
     if name.endswith(".yaml") and Path(name).is_file():
         return Path(name)
-    files = _yaml_files(_FOLDERS[kind])
+    files = _yaml_files(kind)
     if name not in files:
         raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, files))
     return files[name]

@@ -2,25 +2,26 @@
 
 import click
 
-from sslbench.names import did_you_mean, find_file, find_module, list_names
+from sslbench.names import FileKind, did_you_mean, find_file, find_module, list_names
 
 
 @click.command("show")
 @click.argument("name")
 def command(name: str) -> None:
-    """Print what is behind NAME: a benchmark's or a weight format's file, or a protocol's settings."""
+    """Print what is behind NAME: the file of a benchmark, suite or weight format, or a protocol's settings."""
     from sslbench.errors import UsageError
 
     if name in list_names("protocol"):
         _show_protocol(name)
         return
-    for kind in ("benchmark", "format"):
+    kinds: tuple[FileKind, ...] = ("benchmark", "suite", "format")
+    for kind in kinds:
         if name in list_names(kind):
-            path = find_file("benchmark" if kind == "benchmark" else "format", name)
+            path = find_file(kind, name)
             click.echo(f"# {path}")
             click.echo(path.read_text(encoding="utf-8").rstrip())
             return
-    known = [n for kind in ("protocol", "benchmark", "format") for n in list_names(kind)]
+    known = [n for kind in ("protocol", *kinds) for n in list_names(kind)]
     raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
 
 

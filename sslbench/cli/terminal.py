@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import click
 
+from sslbench.distributed import this_process
+
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
@@ -18,10 +20,13 @@ class _Lines(logging.Handler):
 
 
 def show_messages() -> None:
-    """Shows what sslbench says (logger 'sslbench', INFO and above) as lines on stderr."""
+    """Shows what sslbench says (logger 'sslbench', INFO and above) as lines on stderr.
+
+    Of several processes only the first tells what goes on; warnings come from all.
+    """
     logger = logging.getLogger("sslbench")
     logger.handlers = [_Lines()]
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.INFO if this_process().rank == 0 else logging.WARNING)
     logger.propagate = False
 
 
@@ -44,8 +49,11 @@ class ProgressLines:
 
 
 @contextmanager
-def progress() -> Iterator["ProgressLines | ProgressBars"]:
-    """A callable (what, done, total): bars on a terminal, lines otherwise."""
+def progress() -> Iterator["ProgressLines | ProgressBars | None"]:
+    """A callable (what, done, total): bars on a terminal, lines otherwise; None on processes other than the first."""
+    if this_process().rank != 0:
+        yield None
+        return
     if not sys.stderr.isatty():
         yield ProgressLines()
         return

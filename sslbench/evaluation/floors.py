@@ -14,6 +14,9 @@ from sslbench.results import Result
 
 log = logging.getLogger("sslbench")
 
+# 8 x 8 pixels are a higher floor than 32 x 32 (CIFAR-10, 8,068 train images: kNN 37.3 against 32.0, linear 38.6 against
+# 37.8), and a sixteenth of the work for the SVM.
+PIXELS = "pixels:8"
 UNTRAINED_SEED = 0  # of the untrained backbone: the same for every evaluation, so that it is computed once per data set
 
 
@@ -49,7 +52,7 @@ def floor_backbones(backbone: Backbone, *, is_floor: bool) -> dict[str, Backbone
     found: dict[str, Backbone] = {}
     if backbone.builder == "pixels":
         return found
-    found["pixels"] = load_backbone("pixels")
+    found["pixels"] = load_backbone(PIXELS)
     if not is_floor:
         untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
         found["untrained"] = dataclasses.replace(untrained, preprocessing=backbone.preprocessing)

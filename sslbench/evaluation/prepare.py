@@ -82,6 +82,7 @@ def load(request: Request, run: RunSettings) -> Backbone:
         backbone=request.backbone,
         format=request.format,
         allow_partial=request.allow_partial,
+        trust_pickle=request.trust_pickle,
         seed=run.seed,
     )
     if backbone.report is not None:

@@ -79,6 +79,7 @@ class Request:
     backbone: str | None = None
     format: str | None = None
     allow_partial: bool = False
+    trust_pickle: bool = False
     layers: tuple[str, ...] = ()
     image_column: str | None = None
     label_column: str | None = None

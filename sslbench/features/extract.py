@@ -97,7 +97,9 @@ def extract(
                     seconds = time.perf_counter() - started
         else:
             missing = [layer for layer in layers if not entry.has(layer.text)]
+            started = time.perf_counter()
             decoded, conversions = Job(backbone, source, missing, settings, entry, process).run(progress)
+            seconds = time.perf_counter() - started
     if process.rank != 0:
         return Extraction({}, entry, decoded, seconds, [], dict(conversions))
     unreadable = entry.unreadable()

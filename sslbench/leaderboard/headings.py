@@ -113,13 +113,13 @@ def _row_parts(record: Result) -> tuple[str, str, str, str]:
 
 def preprocessing_text(values: Mapping[str, Any]) -> str:
     """The preprocessing in a few words ('resize 256 bilinear, crop 224'); mean and std are told unless ImageNet's."""
-    words = [f"{key} {_size(values[key])}" for key in ("resize", "crop") if values.get(key) is not None]
+    words = [f"{key} {_size(values[key])}" for key in ("resize", "squash", "crop") if values.get(key) is not None]
     if values.get("resize") is not None and "interpolation" in values:
         words[0] += f" {values['interpolation']}"
     for key, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
         if key in values and tuple(values[key]) != usual:
             words.append(f"{key} {'/'.join(f'{v:g}' for v in values[key])}")
-    known = ("resize", "crop", "interpolation", "mean", "std", "origin")
+    known = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
     words += [f"{key} {_short(item)}" for key, item in values.items() if key not in known]
     return ", ".join(words)
 

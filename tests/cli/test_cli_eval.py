@@ -1,6 +1,7 @@
 """`sslbench eval` from end to end, as a user runs it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -266,3 +267,29 @@ def test_the_records_are_json_without_nan(world, sslbench):
     found = list((world / "results").rglob("*.json"))
     assert len(found) == 1
     json.loads(found[0].read_text(), parse_constant=lambda name: pytest.fail(f"{name} in the record"))
+
+
+def test_two_processes_give_the_record_of_one(world, sslbench):
+    """As torchrun starts them: the first reports and writes, the second only helps to encode."""
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "sslbench", *KNN, "--data", "photos", "--no-floors", "--workers", "0"]
+    environment = {**os.environ, "SSLBENCH_CACHE": str(world / "shared-cache"), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [*command, "--out", "both"],
+            env={**environment, "RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=120) for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    assert "knn" in outputs[0][0] and outputs[1] == ("", "")
+    sslbench(*KNN, "--data", "photos", "--no-floors", "--out", "alone")
+    both, alone = records("both")[("knn", "w.pth")], records("alone")[("knn", "w.pth")]
+    assert both.id == alone.id
+    assert both.metrics == alone.metrics
