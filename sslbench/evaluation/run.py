@@ -77,6 +77,8 @@ def extract_only(
         if request.test_data is not None:
             test = open_data(request.test_data, **columns)
             parts = {**parts, **({"test": test["all"]} if set(test) == {"all"} else test)}
+    for note in dict.fromkeys(note for part in parts.values() for note in part.notes):
+        log.info(note)
     return {split: _extract(backbone, part, layers, run, store, split, progress) for split, part in parts.items()}
 
 

@@ -293,3 +293,14 @@ def test_two_processes_give_the_record_of_one(world, sslbench):
     both, alone = records("both")[("knn", "w.pth")], records("alone")[("knn", "w.pth")]
     assert both.id == alone.id
     assert both.metrics == alone.metrics
+
+
+def test_the_untrained_floor_is_taken_at_the_layer_it_stands_beside(world, sslbench):
+    sslbench(*KNN, "--data", "photos", "--layers", "conv1:avg(4,4),output")
+    from sslbench.records import read_tree
+
+    found = read_tree(world / "results")
+    for layer in ("conv1:avg(4,4)", "output"):
+        (untrained,) = [r for r in found if r.weights.untrained and r.layer == layer]
+        (result,) = [r for r in found if r.weights.name == "w.pth" and r.layer == layer]
+        assert result.floors["untrained"]["top1"] == untrained.metrics["top1"].value
