@@ -12,7 +12,7 @@ from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.fill import LoadReport, tensors_sha256
 
-Builder = Literal["resnet", "timm", "module", "pixels"]
+Builder = Literal["resnet", "alexnet", "timm", "module", "pixels"]
 
 
 @dataclasses.dataclass(frozen=True)

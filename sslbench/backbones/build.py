@@ -1,4 +1,4 @@
-"""From a name to a backbone with random weights: ResNets, timm models, a user's own module, raw pixels."""
+"""From a name to a backbone with random weights: ResNets, AlexNets, timm models, a user's own module, raw pixels."""
 
 import dataclasses
 import hashlib
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sslbench import names
-from sslbench.backbones import resnet
+from sslbench.backbones import alexnet, resnet
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.timm_models import build_timm, is_timm_name
 from sslbench.errors import BackboneError, UsageError
@@ -63,8 +63,8 @@ def build(name: str, *, seed: int = 0) -> Backbone:
     """A backbone with random weights, frozen and in eval mode; nothing is downloaded.
 
     Args:
-        name: 'resnet50', 'resnext50_32x4d', 'resnet50w2', ...; a timm name, as it is or after 'timm:'; the user's
-            'module:callable'; 'pixels', 'pixels:SIZE' or 'pixels:native'.
+        name: 'resnet50', 'resnext50_32x4d', 'resnet50w2', 'alexnet_bvlc', ...; a timm name, as it is or after
+            'timm:'; the user's 'module:callable'; 'pixels', 'pixels:SIZE' or 'pixels:native'.
         seed: of the random weights, which depend on nothing else; the global random state is left alone.
 
     Raises:
@@ -88,9 +88,11 @@ def _build(name: str) -> Backbone:
         return _build_users(name)
     if (spec := resnet.parse(name)) is not None:
         return _build_resnet(spec)
+    if name in alexnet.NAMES:
+        return _build_alexnet(name)
     if is_timm_name(name):
         return build_timm(name)
-    remedy = names.did_you_mean(name, {*resnet.NAMES, "pixels", *timm.list_models()})
+    remedy = names.did_you_mean(name, {*resnet.NAMES, *alexnet.NAMES, "pixels", *timm.list_models()})
     if _is_hub_name(name):
         remedy = "Nothing is downloaded: give the architecture as --backbone timm:NAME and the file as --weights."
     raise UsageError(f"there is no backbone '{name}'", remedy)
@@ -111,6 +113,20 @@ def _build_resnet(spec: resnet.ResNetSpec) -> Backbone:
         default_layer="res5avg",
         identity={"builder": "resnet"},
         vissl_pools=pools | ({"res5avg": ""} if pools else {}),
+    )
+
+
+def _build_alexnet(name: str) -> Backbone:
+    spec = alexnet.SPECS.get(name)
+    return Backbone(
+        name=name,
+        builder="alexnet",
+        module=alexnet.create(name),
+        preprocessing=spec.preprocessing if spec else Preprocessing(origin="torchvision default"),
+        aliases=alexnet.aliases(name),
+        default_layer="flatten",
+        identity={"builder": "alexnet"},
+        vissl_pools=spec.pools if spec else {},
     )
 
 

@@ -1,5 +1,6 @@
 """Any timm model by its name, with random weights; nothing is ever downloaded."""
 
+import ast
 import logging
 import math
 from typing import Any
@@ -17,8 +18,8 @@ log = logging.getLogger("sslbench")
 
 
 def is_timm_name(name: str) -> bool:
-    """Whether timm has an architecture of this name; a tag after the first dot is allowed."""
-    return bool(timm.is_model(name.partition(".")[0]))
+    """Whether timm has an architecture of this name; a tag (after a dot) and options (after commas) may follow."""
+    return bool(timm.is_model(name.partition(",")[0].partition(".")[0]))
 
 
 def build_timm(name: str) -> Backbone:
@@ -26,10 +27,12 @@ def build_timm(name: str) -> Backbone:
 
     Args:
         name: an architecture, or architecture.tag: the tag chooses the preprocessing (`vit_base_patch16_224.dino`).
+            What follows commas are options of timm's constructor (`vit_small_patch16_224,img_size=384`).
 
     Raises:
-        UsageError: timm has no such architecture or tag.
+        UsageError: timm has no such architecture or tag, or the architecture no such option.
     """
+    name, options = _parse_options(name)
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         raise UsageError(f"timm has no model '{architecture}'", did_you_mean(architecture, timm.list_models()))
@@ -39,9 +42,15 @@ def build_timm(name: str) -> Backbone:
         }
         if tag not in tags:
             raise UsageError(f"timm's {architecture} has no tag '{tag}'", did_you_mean(tag, tags))
-    module = timm.create_model(name, pretrained=False, num_classes=0)
+    try:
+        module = timm.create_model(name, pretrained=False, num_classes=0, **options)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        if not options:
+            raise
+        given = ",".join(f"{key}={value}" for key, value in options.items())
+        raise UsageError(f"timm cannot build {name} with {given}: {error}") from error
     return Backbone(
-        name=f"timm:{name}",
+        name=",".join((f"timm:{name}", *(f"{key}={value}" for key, value in options.items()))),
         builder="timm",
         module=module,
         preprocessing=timm_preprocessing(module),
@@ -49,6 +58,21 @@ def build_timm(name: str) -> Backbone:
         default_layer="features",
         identity={"builder": "timm", "timm": timm.__version__},
     )
+
+
+def _parse_options(name: str) -> tuple[str, dict[str, Any]]:
+    """'vit_small_patch16_224,img_size=384' -> the name and {'img_size': 384}."""
+    name, *parts = name.split(",")
+    options: dict[str, Any] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not key.isidentifier() or not equals or not value or key in options:
+            raise UsageError(f"'{part}' is no option of {name}", f"Write timm:{name},img_size=384, for instance.")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    return name, options
 
 
 def _same(full_name: str, architecture: str) -> bool:
@@ -66,6 +90,9 @@ def timm_preprocessing(module: nn.Module) -> Preprocessing:
     cfg: dict[str, Any] = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
     recorded = getattr(module, "pretrained_cfg", None) or {}
     channels, height, width = cfg["input_size"]
+    if size := getattr(getattr(module, "patch_embed", None), "img_size", None):  # of vision transformers: as built
+        height, width = size
+    channels = getattr(module, "in_chans", channels)
     if channels != 3:
         raise BackboneError(f"this timm model takes images of {channels} channels; sslbench gives 3")
     origin = "timm " + str(recorded.get("architecture", "default"))

@@ -66,7 +66,7 @@ def show_value(value: Any) -> str:
 @click.option("--out", default="results", show_default=True, help="Folder for the result records.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, with the origin of every setting.")
 def command(words: tuple[str, ...], **given: Any) -> None:
-    r"""Score a backbone's frozen features with one or several protocols.
+    """Score a backbone's frozen features with one or several protocols.
 
     The images are encoded once for all protocols; features are stored and found again. Without --data the digits
     bundled with scikit-learn are used.
@@ -75,7 +75,7 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     sslbench eval knn --weights w.torch --data photos/
     sslbench eval knn svm linear --weights w.torch --data train.csv --test-data test.csv k=[20,200]
     sslbench eval --benchmark knn/cifar10 --weights timm.pth --backbone timm:vit_small_patch16_224
-    """
+    """  # noqa: D301
     from sslbench.cli import terminal
     from sslbench.cli import words as words_module
     from sslbench.config import resolve
@@ -129,7 +129,7 @@ def _requests(
             "which weights? --weights is missing",
             "Give a checkpoint; 'random' with --backbone is an untrained network, 'pixels' the images themselves.",
         )
-    keys = ("weights", "test_data", "backbone", "format", "allow_partial", "image_column", "label_column", "limit")
+    keys = (*flags.WEIGHTS_KEYS, "test_data", "image_column", "label_column", "limit")
     common = {key: given[key] for key in keys}
     layers = tuple(split_layers(given["layers"])) if given["layers"] else ()
     preprocessing = flags.preprocessing_values(given)
@@ -214,7 +214,4 @@ def _eval_features(protocols: list[str], routed: Any, run: "RunSettings", given:
 
 def _typed() -> str:
     """The command as the user typed it."""
-    import shlex
-    import sys
-
-    return shlex.join(["sslbench", *sys.argv[1:]])
+    return str(click.get_current_context().find_root().obj)

@@ -30,7 +30,7 @@ def command(**given: Any) -> None:
     if not given["weights"]:
         raise UsageError("which weights? --weights is missing")
     run, _ = resolve(evaluation.RunSettings, compose_run({}, flags.given(given, flags.RUN_KEYS)))
-    keys = ("weights", "test_data", "backbone", "format", "allow_partial", "image_column", "label_column", "limit")
+    keys = (*flags.WEIGHTS_KEYS, "test_data", "image_column", "label_column", "limit")
     request = evaluation.Request(
         **{key: given[key] for key in keys},
         data=given["data"] or _default_data(),

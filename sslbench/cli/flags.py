@@ -7,6 +7,20 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def _warn_in_red(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    if value:
+        message = "--trust-pickle: a weights file that asks for it may run any program on this machine, as you."
+        click.echo(click.style(f"warning: {message}", fg="red", bold=True), err=True)
+    return value
+
+
+trust_pickle = click.option(
+    "--trust-pickle",
+    is_flag=True,
+    callback=_warn_in_red,
+    help="Run code that a weights file holds, if it asks for it. Only for files whose maker you trust.",
+)
 _WEIGHTS = [
     click.option("--weights", help="A checkpoint file; 'random' (untrained, needs --backbone); 'pixels'."),
     click.option("--backbone", help="resnet50, a timm name, or my_module:callable; needed when it is not recognised."),
@@ -16,6 +30,7 @@ _WEIGHTS = [
     click.option(
         "--allow-partial", is_flag=True, help="Evaluate weights that do not fill the backbone; marks results."
     ),
+    trust_pickle,
     click.option("--layers", help="Layers and pooling, e.g. res4:avg(8,3),res5avg. Default: the backbone's own."),
 ]
 _DATA = [
@@ -56,6 +71,7 @@ data_flags = _add(_DATA)
 preprocessing_flags = _add(_PREPROCESSING)
 run_flags = _add(_RUN)
 
+WEIGHTS_KEYS = ("weights", "backbone", "format", "allow_partial", "trust_pickle")
 RUN_KEYS = ("device", "precision", "feature_dtype", "batch_size", "workers", "seed", "on_error")
 
 

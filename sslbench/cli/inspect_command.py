@@ -4,44 +4,52 @@ from pathlib import Path
 
 import click
 
-WEIGHT_SUFFIXES = (".pth", ".pt", ".th", ".torch", ".tar", ".ckpt", ".safetensors", ".bin", ".pkl")
+from sslbench.cli import flags
+
+WEIGHT_SUFFIXES = (".pth", ".pt", ".th", ".torch", ".tar", ".ckpt", ".safetensors", ".bin", ".pkl", ".npy", ".npz")
+_DATA_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".zip", ".jsonl")
 
 
 @click.command("inspect")
 @click.argument("what")
 @click.option("--backbone", help="Check the weights against this backbone.")
 @click.option("--format", "format_", help="Read the weights as this format.")
-def command(what: str, backbone: str | None, format_: str | None) -> None:
-    """Say what WHAT is: a weights file, a data set, or a folder of the feature store."""
+@click.option("--json", "as_json", is_flag=True, help="Print what is known of a weights file as JSON.")
+@flags.trust_pickle
+def command(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
+    """Say what WHAT is: a weights file, a data set, or a folder of the feature store.
+
+    Of weights: format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
+    """
     from sslbench.cli import terminal
+    from sslbench.errors import UsageError
 
     terminal.show_messages()
     path = Path(what)
+    if path.suffix.lower() in WEIGHT_SUFFIXES or backbone or format_ or _is_other_file(path):
+        return _weights(path, backbone, format_, as_json, trust_pickle)
+    if as_json:
+        raise UsageError("--json is for weights files", "Leave it out for data and feature stores.")
     if path.is_dir() and (path / "meta.json").is_file() and list(path.glob("*.npy*")):
         _features(path)
-    elif path.suffix.lower() in WEIGHT_SUFFIXES or backbone or format_:
-        _weights(path, backbone, format_)
     else:
         _data(what)
+    return 0
 
 
-def _weights(path: Path, backbone: str | None, format_: str | None) -> None:
-    from sslbench.backbones.load import load_backbone
+def _is_other_file(path: Path) -> bool:
+    """A file with an unusual suffix that is no manifest either: published checkpoints have all kinds of names."""
+    return path.is_file() and path.suffix.lower() not in _DATA_SUFFIXES
+
+
+def _weights(path: Path, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
+    from sslbench.backbones.describe import describe
+    from sslbench.cli import weights_page
     from sslbench.weights.files import read
 
-    file = read(path)
-    click.echo(f"{path}: {file.container}, {path.stat().st_size / 1e6:.1f} MB, sha256 {file.sha256[:16]}")
-    if file.stubbed:
-        click.echo(f"objects that were not loaded: {', '.join(file.stubbed)}")
-    loaded = load_backbone(str(path), backbone=backbone, format=format_)
-    module = loaded.module
-    parameters = sum(p.numel() for p in module.parameters())
-    click.echo(f"backbone: {loaded.name}, {parameters:,} parameters")
-    if loaded.report is not None:
-        click.echo(loaded.report.line())
-    click.echo(f"sha256 of the tensors: {loaded.weights_sha256}")
-    click.echo(f"preprocessing: {loaded.preprocessing}")
-    click.echo(f"layers: {', '.join(loaded.aliases)} (default {loaded.default_layer})")
+    known = describe(read(path, trust_pickle=trust_pickle), backbone=backbone, format=format_)
+    click.echo(weights_page.as_json(path, known) if as_json else weights_page.page(path, known))
+    return 1 if known.problem else 0
 
 
 def _data(what: str) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -15,6 +16,8 @@ COMMANDS = {
     "eval": "Score a backbone: knn, linear, svm on frozen features.",
     "extract": "Write a backbone's features of a data set to disk.",
     "inspect": "Say what a file or folder is: weights, data, features.",
+    "convert": "Write weights with the key names of another format.",
+    "diff": "Say which tensors of two weights files differ, and by how much.",
     "check-data": "Find what is wrong with a data set before it costs a day.",
     "leaderboard": "Make one table (terminal, CSV, Markdown, HTML) of result records.",
     "list": "List the names that can be used: protocols, benchmarks, formats, sources.",
@@ -63,12 +66,12 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
 def cli() -> None:
-    r"""Benchmark pretrained image representations: numbers that others believe.
+    """Benchmark pretrained image representations: numbers that others believe.
 
     \b
     sslbench eval knn linear svm --weights w.torch --data photos/
     sslbench leaderboard results/ --csv board.csv
-    """
+    """  # noqa: D301
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -77,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     A user's mistake ends in one message. Set SSLBENCH_TRACEBACK=1 to see the traceback as well.
     """
     try:
-        outcome = cli.main(args=arguments, prog_name="sslbench", standalone_mode=False)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        typed = shlex.join(["sslbench", *words])
+        outcome = cli.main(args=words, prog_name="sslbench", standalone_mode=False, obj=typed)
         code = outcome if isinstance(outcome, int) else 0
     except click.exceptions.Exit as error:
         code = error.exit_code

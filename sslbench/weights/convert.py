@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sslbench.errors import UsageError, WeightsError
 from sslbench.names import list_names
-from sslbench.weights import files, layout, save
+from sslbench.weights import files, layout, patterns, save
 from sslbench.weights.fill import tensors_sha256
 from sslbench.weights.recognise import OPTIONAL_LEAF, Recognised, Shapes, recognise, tensors_at
 from sslbench.weights.tables import Table, load_table
@@ -28,6 +28,7 @@ class ConversionReport:
         target: the file that was written.
         format: of the source.
         to: of the target.
+        network: which of several copies of the backbone was taken from the source; '' where there is only one.
         where: dotted path of the state dict in the source; '' is the file itself.
         prefix: how the keys of the backbone begin in the source.
         tensors: how many were written, heads and restored counters included.
@@ -46,6 +47,7 @@ class ConversionReport:
     target: Path
     format: str
     to: str
+    network: str
     where: str
     prefix: str
     tensors: int
@@ -68,73 +70,105 @@ def convert(
     format: str | None = None,
     keep_heads: bool = False,
     overwrite: bool = False,
-    expected: Shapes | None = None,
-    name_backbone: Callable[[Recognised], str] | None = None,
-    trust_pickle: bool = False,
+    backbone: str | None = None,
 ) -> ConversionReport:
     """Read `src`, write its backbone to `dst` in another format; `dst` appears whole and checked, or not at all.
 
-    The container follows the suffix of `dst`: .safetensors, .pkl (numpy arrays), else a file of torch.save. What was
-    written is read back and compared bit for bit before it takes its place.
-
     Args:
         src: a weights file.
-        dst: where to.
+        dst: where to; the suffix says the container: .safetensors, .pkl (numpy arrays), else a file of torch.save.
         to: the format to write, a name from model_converters/ or a .yaml of the user's.
         format: of `src`; recognised when None.
         keep_heads: keep what the source's table calls heads; the target must have names for them.
         overwrite: whether `dst` may be replaced.
-        expected: the backbone's own names and shapes, where it is known; see `recognise`.
-        name_backbone: gives the architecture, which sslbench's own files name.
-        trust_pickle: see `files.read`.
+        backbone: name of the architecture, which only sslbench's own files hold.
 
     Raises:
         UsageError: no such format, or `dst` cannot be written.
         WeightsError: `src` cannot be read or recognised, or the target cannot hold its tensors.
     """
-    src, dst = Path(src).expanduser(), Path(dst).expanduser()
+    check_output(src, dst, to=to, overwrite=overwrite)
+    file = files.read(src)
+    found = recognise(file, format=format)
+    return rewrite(file, found, dst, to=to, format=format, keep_heads=keep_heads, backbone=backbone)
+
+
+def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
+    """Raise before anything is read when `dst` cannot be written as format `to`.
+
+    Raises:
+        UsageError: no such format, or not in that container; `dst` is there already, or is `src`.
+    """
     if to in CONTAINERS and to not in list_names("format"):
         raise UsageError(
-            f"'{to}' is a container, not a format: it follows from the suffix of {dst.name}",
-            f"Name the key names that the file should have, for instance: OUT.{to} --to torchvision.",
+            f"'{to}' is a container, not a format: it follows from the suffix of OUT",
+            f"Say whose key names the file should have, for instance: OUT.{to} --to torchvision.",
         )
     table = load_table(to)
+    dst = dst.expanduser()
     save.check_target(dst, overwrite=overwrite, remedy="replace it with --force")
-    if dst.exists() and dst.samefile(src):
+    if dst.exists() and src.exists() and dst.samefile(src):
         raise UsageError(f"{dst} is the file that is read", "Give another name for the converted file.")
     layout.check_layout(dst, table)
-    file = files.read(src)
-    found = recognise(file, expected=expected, format=format)
-    plan = _plan(table, found, keep_heads=keep_heads)
-    digest = tensors_sha256(found.canonical)
-    note = {
-        "converted_from": found.format,
-        "source": src.name,
-        "source_sha256": file.sha256,
-        "tensors_sha256": digest,
-    }
-    backbone = name_backbone(found) if table.name == save.FORMAT and name_backbone else found.backbone or ""
+
+
+def rewrite(
+    file: files.WeightsFile,
+    found: Recognised,
+    dst: Path,
+    *,
+    to: str,
+    format: str | None = None,
+    keep_heads: bool = False,
+    backbone: str | None = None,
+    expected: Shapes | None = None,
+) -> ConversionReport:
+    """Write what was recognised in a file as another format, replacing `dst`.
+
+    What was written is read back as any file, and compared bit for bit, before it takes its place.
+
+    Args:
+        file: the source.
+        found: what is in it.
+        dst: where to.
+        to: the format to write.
+        format: of the source, where it was given: a name or a .yaml.
+        keep_heads: keep heads; the target must have names for them.
+        backbone: name of the architecture, which only sslbench's own files hold.
+        expected: the backbone's own names and shapes, if it took them to recognise the file.
+
+    Raises:
+        UsageError: `dst` cannot be written.
+        WeightsError: the target cannot hold the tensors.
+    """
+    dst, table, source_table = dst.expanduser(), load_table(to), load_table(format or found.format)
+    backbone = backbone or found.backbone or ""
     if table.name == save.FORMAT and not backbone:
         raise UsageError("sslbench's own files name their architecture", "Name it: --backbone resnet50.")
+    plan = _plan(table, found, keep_heads=keep_heads)
+    digest = tensors_sha256(found.canonical)
+    note = {"converted_from": found.format, "source": file.path.name, "source_sha256": file.sha256}
+    note["tensors_sha256"] = digest
     with save.new_file(dst) as temporary:
         layout.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
-        _check_back(temporary, table, plan, expected)
+        _check_back(temporary, to, plan, expected)
     source = tensors_at(file.content, found.where)
     return ConversionReport(
-        source=src,
+        source=file.path,
         target=dst,
         format=found.format,
         to=table.name,
+        network=found.network,
         where=found.where,
         prefix=found.prefix,
         tensors=len(plan.keys) + len(plan.beside),
         renamed=sum(key not in source for key in plan.keys),
-        dropped=tuple(p for p in found.ignored if not (keep_heads and p in _head_patterns(found))),
+        dropped=tuple(p for p in found.ignored if not (keep_heads and p in _head_patterns(source_table))),
         dropped_count=len(found.dropped) + (0 if keep_heads else len(found.heads)),
         heads=tuple(found.heads) if keep_heads else (),
         counters_dropped=plan.counters_dropped,
         counters_restored=plan.counters_restored,
-        operations=_operations(load_table(format or found.format), found, table, plan),
+        operations=_operations(source_table, found, table, plan),
         source_sha256=file.sha256,
         tensors_sha256=digest,
     )
@@ -156,11 +190,11 @@ def _plan(table: Table, found: Recognised, *, keep_heads: bool) -> _Plan:
     heads = found.heads if keep_heads else {}
     beside = {k.removeprefix(_HEADS_BESIDE): t for k, t in heads.items() if k.startswith(_HEADS_BESIDE)}
     inside = {k: t for k, t in heads.items() if not k.startswith(_HEADS_BESIDE)}
-    homeless = [key for key in inside if not table.holds_head(key)]
+    homeless = [key for key in inside if not _is_head(table, key)]
     homeless += [_HEADS_BESIDE + key for key in beside if not table.file.heads_at]
     canonical, dropped = {}, 0
     for name, tensor in found.canonical.items():
-        if table.holds(name):
+        if _holds(table, name):
             canonical[name] = tensor
         elif name.rpartition(".")[2] == OPTIONAL_LEAF:
             dropped += 1
@@ -183,22 +217,22 @@ def _lacking_counters(canonical: Mapping[str, Tensor], table: Table) -> dict[str
     """Counters that a BatchNorm without one gets, where the target has a name for them: 0, as in a new module."""
     norms = [name.removesuffix("running_mean") for name in canonical if name.endswith(".running_mean")]
     names = [norm + OPTIONAL_LEAF for norm in norms]
-    return {name: torch.tensor(0) for name in names if name not in canonical and table.holds(name)}
+    return {name: torch.tensor(0) for name in names if name not in canonical and _holds(table, name)}
 
 
-def _check_back(path: Path, table: Table, plan: _Plan, expected: Shapes | None) -> None:
+def _check_back(path: Path, to: str, plan: _Plan, expected: Shapes | None) -> None:
     """Read the written file as any other, and compare bit for bit.
 
     Raises:
         WeightsError: something came back differently.
     """
     wanted = dict(plan.canonical)
-    back = recognise(files.read(path), expected=expected or _shapes(wanted), format=table.name)
+    back = recognise(files.read(path), expected=expected or _shapes(wanted), format=to)
     different = [k for k in wanted.keys() | back.canonical.keys() if not _same(wanted.get(k), back.canonical.get(k))]
     if different:
         listed = ", ".join(f"'{name}'" for name in sorted(different)[:3])
         raise WeightsError(
-            f"format {table.name} does not give back {len(different)} of the {len(wanted)} tensors as they were: "
+            f"format {to} does not give back {len(different)} of the {len(wanted)} tensors as they were: "
             f"{listed}; nothing was written",
             "The table must be mended.",
         )
@@ -215,14 +249,27 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _head_patterns(found: Recognised) -> tuple[str, ...]:
-    """Those of `ignored` that stand for heads: they come first."""
-    return found.ignored[: found.head_patterns]
+def _holds(table: Table, name: str) -> bool:
+    """Whether the format has a name for a canonical one."""
+    return any(pattern.match(name) is not None for rule in table.rules for pattern in rule.canonical)
+
+
+def _is_head(table: Table, name: str) -> bool:
+    return any(patterns.parse(text).match(name) is not None for text in table.file.heads)
+
+
+def _head_patterns(table: Table) -> set[str]:
+    """Heads as `Recognised.ignored` names them."""
+    return {f"{_HEADS_BESIDE}*"} | {patterns.parse(text).summary() for text in table.file.heads}
 
 
 def _operations(source: Table, found: Recognised, target: Table, plan: _Plan) -> dict[str, int]:
+    """Operation -> how many canonical tensors it made, or was undone for; one that both tables do counts twice."""
     counted = Counter[str]()
     for table, names in ((source, found.canonical), (target, plan.canonical)):
-        for name in names:
-            counted.update(table.operations_on(name))
+        for rule in table.rules:
+            steps = list(rule.operations) + ["concat"] * (len(rule.foreign) > 1) + ["split"] * (len(rule.canonical) > 1)
+            for name in names if steps else ():
+                if any(pattern.match(name) is not None for pattern in rule.canonical):
+                    counted.update(steps)
     return dict(counted)

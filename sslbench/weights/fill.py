@@ -30,6 +30,7 @@ class LoadReport:
         counters_missing: BatchNorm counters (num_batches_tracked) that the file lacks; evaluation does not use them.
         casts: conversions of dtype, for instance '161 float16 to float32'.
         what: the file or weights, for messages.
+        network: which of several copies of the backbone the file's format was asked for, and which others there are.
     """
 
     loaded: int
@@ -44,12 +45,14 @@ class LoadReport:
     counters_missing: int = 0
     casts: tuple[str, ...] = ()
     what: str = ""
+    network: str = ""
 
     def line(self) -> str:
         """One line for a person: 'loaded 318 of 318 backbone tensors (100.0 % of parameters), format moco; ...'."""
         text = f"loaded {self.loaded} of {self.total} backbone tensors "
         text += f"({_floor_percent(self.parameters_loaded_fraction)} % of parameters)"
         text += f", format {self.format}" if self.format else ""
+        text += f" ({self.network})" if self.network else ""
         text += f"; ignored: {', '.join(self.ignored)}" if self.ignored else ""
         text += f"; converted: {', '.join(self.casts)}" if self.casts else ""
         if self.counters_missing:
@@ -70,6 +73,7 @@ def fill(
     what: str,
     allow_partial: bool = False,
     format: str = "",
+    network: str = "",
     ignored: Sequence[str] = (),
 ) -> LoadReport:
     """Copy tensors into a module's parameters and buffers; all names and shapes must fit. On refusal nothing changes.
@@ -80,6 +84,7 @@ def fill(
         what: what to call the weights in messages, for instance the file's path.
         allow_partial: fill what fits although something is missing, unexpected or of another shape.
         format: for the report.
+        network: for the report.
         ignored: for the report: what of the file was left out on purpose.
 
     Raises:
@@ -98,7 +103,7 @@ def fill(
     _refuse_not_finite({name: tensors[name] for name in matching}, what)
     with torch.no_grad():
         for name in matching:
-            targets[name].copy_(tensors[name])
+            targets[name].copy_(tensors[name].reshape(targets[name].shape))  # (1,) into ()
     return LoadReport(
         loaded=len(matching),
         total=len(targets) - len(counters),
@@ -112,6 +117,7 @@ def fill(
         counters_missing=len(counters),
         casts=_casts(targets, tensors, matching),
         what=what,
+        network=network,
     )
 
 

@@ -1,4 +1,4 @@
-"""How a file of each format is laid out when it is written: where the tensors lie, what is beside them, which container."""
+"""How a file of each format is laid out when it is written: container, where the tensors lie, what is beside them."""
 
 import pickle
 from collections.abc import Mapping

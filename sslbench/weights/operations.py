@@ -50,11 +50,25 @@ def conv_to_linear(weight: Tensor) -> Tensor:
     return weight[:, :, 0, 0]
 
 
+def unsqueeze(tensor: Tensor) -> Tensor:
+    """(...) to (1, ...): CLIP keeps tokens and position embeddings without the dimension of the batch."""
+    return tensor[None]
+
+
+def squeeze(tensor: Tensor) -> Tensor:
+    """(1, ...) to (...)."""
+    if tensor.ndim == 0 or tensor.shape[0] != 1:
+        raise ValueError("needs a first dimension of 1")
+    return tensor[0]
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "flip_channels": Operation(flip_channels, flip_channels),
     "transpose": Operation(transpose, transpose),
     "linear_to_conv": Operation(linear_to_conv, conv_to_linear),
     "conv_to_linear": Operation(conv_to_linear, linear_to_conv),
+    "unsqueeze": Operation(unsqueeze, squeeze),
+    "squeeze": Operation(squeeze, unsqueeze),
 }
 
 

@@ -15,14 +15,18 @@ class Pattern:
         text: as written.
         holes: names of the holes in their order, `*` included for those that may hold dots.
         expression: what does the matching; users never see it.
+        start: what stands before the first hole: most keys that do not fit differ there.
     """
 
     text: str
     holes: tuple[str, ...]
     expression: re.Pattern[str]
+    start: str
 
     def match(self, key: str) -> dict[str, str] | None:
         """What is in the holes if the pattern fits `key`, else None."""
+        if not key.startswith(self.start):
+            return None
         found = self.expression.fullmatch(key)
         return found.groupdict() if found else None
 
@@ -67,4 +71,4 @@ def parse(text: str) -> Pattern:
     for hole, part in zip(holes, parts[1:], strict=True):
         inside = r"[^.]+(?:\.[^.]+)*" if hole[2] else r"[^.]+"
         expression += f"(?P<{hole[1]}>{inside})" + part
-    return Pattern(text, tuple(hole[1] + hole[2] for hole in holes), re.compile(expression))
+    return Pattern(text, tuple(hole[1] + hole[2] for hole in holes), re.compile(expression), literal.split("\0")[0])

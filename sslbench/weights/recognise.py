@@ -1,8 +1,7 @@
 """Whose key names a weights file has: exactly one table must explain every key."""
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,8 +9,10 @@ from torch import Tensor
 
 from sslbench import names
 from sslbench.errors import WeightsError
+from sslbench.weights import schema
 from sslbench.weights.files import WeightsFile
-from sslbench.weights.tables import Split, Table, load_table
+from sslbench.weights.tables import Split, Table, load_networks
+from sslbench.weights.unrecognised import unrecognised
 
 # Buffers that torch < 0.4.1 did not write, and that other tools drop: the only tensors that may be missing.
 OPTIONAL_LEAF = "num_batches_tracked"
@@ -32,6 +33,8 @@ class Recognised:
         backbone: the architecture, where the file names it (sslbench's own do).
         where: dotted path of the state dict in the file; '' is the file itself.
         prefix: how the keys of the backbone begin in the file.
+        network: which of several copies of the backbone was taken ('query', 'teacher'); '' where there is only one.
+        other_networks: those that the file holds besides.
     """
 
     format: str
@@ -42,16 +45,25 @@ class Recognised:
     backbone: str | None
     where: str
     prefix: str
+    network: str = ""
+    other_networks: tuple[str, ...] = ()
+
+    @property
+    def network_text(self) -> str:
+        """The network as a report names it: 'query, not key (--format moco:key)'; '' when there was no choice."""
+        if not self.other_networks:
+            return "" if self.network == "plain" else self.network
+        others = " or ".join(self.other_networks)
+        return f"{self.network}, not {others} (--format {self.format}:{self.other_networks[0]})"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """One table's view of one place in the file."""
+    """A table that explains every key of one place in the file."""
 
     table: Table
     where: str
     split: Split
-    claims: bool
 
 
 def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str | None = None) -> Recognised:
@@ -68,24 +80,36 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
         WeightsError: no table explains every key, or several do differently.
         UsageError: there is no such format.
     """
-    tables = [load_table(format)] if format else [load_table(name) for name in names.list_names("format")]
+    tables = [table for name in ([format] if format else names.list_names("format")) for table in load_networks(name)]
     marked = [table for table in tables if _has_marker(table, file)]
     quarrels: list[str] = []
-    readings = [
-        reading for table in marked or tables if (reading := _read(table, file, expected, quarrels)) is not None
-    ]
-    claims = [reading for reading in readings if reading.claims]
+    claims: list[_Reading] = []
+    for table in marked or tables:
+        reading = _read(table, file, expected, quarrels, named=format is not None)
+        if reading is not None and all(reading.table.name != other.table.name for other in claims):
+            claims.append(reading)
     if not claims:
-        raise _unrecognised(file, readings, quarrels, format)
+        usable = [table for table in marked or tables if _is_usable(table, file, expected)]
+        tries = [(table, split) for table in usable if (split := _best_try(table, file)) is not None]
+        where, _ = likely_place(file.content, "", set())
+        raise unrecognised(
+            file, tensors_at(file.content, where), where=where, tries=tries, quarrels=quarrels, format=format
+        )
     if expected is not None:
         most = max(_coverage(reading, expected) for reading in claims)
         claims = [reading for reading in claims if _coverage(reading, expected) == most]
     claims = [reading for reading in claims if not reading.table.file.fallback] or claims
+    claims = [reading for reading in claims if _is_preferred(reading.table)] or claims
     claims.sort(key=lambda reading: (reading.table.is_general, reading.table.name))
     for other in claims[1:]:
         if not _same(claims[0].split.canonical, other.split.canonical):
             raise _ambiguous(file, claims[0], other)
     return _result(claims[0], file)
+
+
+def _is_preferred(table: Table) -> bool:
+    network = table.file.networks.get(table.network)
+    return network is not None and network.preferred
 
 
 def _has_marker(table: Table, file: WeightsFile) -> bool:
@@ -100,30 +124,49 @@ def _has_marker(table: Table, file: WeightsFile) -> bool:
     return True
 
 
-def _read(table: Table, file: WeightsFile, expected: Shapes | None, quarrels: list[str]) -> _Reading | None:
-    """The first place in the file that the table explains wholly, else the one it explains best, else None.
+def _read(
+    table: Table, file: WeightsFile, expected: Shapes | None, quarrels: list[str], *, named: bool
+) -> _Reading | None:
+    """The first place in the file that the table explains wholly, or None.
 
-    A table whose rules quarrel over this file does not explain it; what they quarrel about is added to `quarrels`.
+    A table whose rules quarrel over this file does not explain it; what they quarrel about is added to `quarrels`. One
+    that the user named need not show by its `detect` entry, which only chooses between tables.
     """
-    if (table.file.marker and not _has_marker(table, file)) or (table.file.needs_backbone and expected is None):
+    if not _is_usable(table, file, expected):
         return None
-    best: _Reading | None = None
     for where in table.file.state_dict:
         tensors = tensors_at(file.content, where)
-        if not tensors:
+        if not tensors or not (named or table.detected(tensors)):
             continue
         try:
             split = _keep_backbone_heads(_with_heads(table, table.split(tensors), file), expected)
         except WeightsError as error:
             quarrels.append(error.message)
             continue
-        claims = bool(split.canonical) and not split.unknown and table.detected(tensors)
+        claims = bool(split.canonical) and not split.unknown
         if table.file.needs_backbone and expected is not None:
             claims = claims and 2 * sum(name in split.canonical for name in expected) > len(expected)
         if claims:
-            return _Reading(table, where, split, True)
-        if best is None or len(split.canonical) > len(best.split.canonical):
-            best = _Reading(table, where, split, False)
+            return _Reading(table, where, split)
+    return None
+
+
+def _is_usable(table: Table, file: WeightsFile, expected: Shapes | None) -> bool:
+    if table.file.marker and not _has_marker(table, file):
+        return False
+    return not table.file.needs_backbone or expected is not None
+
+
+def _best_try(table: Table, file: WeightsFile) -> Split | None:
+    """What the table makes of the place that it explains best, for the message that nothing fits."""
+    best: Split | None = None
+    for where in table.file.state_dict:
+        try:
+            split = table.split(tensors_at(file.content, where))
+        except WeightsError:
+            continue
+        if best is None or len(split.canonical) > len(best.canonical):
+            best = split
     return best
 
 
@@ -174,7 +217,21 @@ def _result(reading: _Reading, file: WeightsFile) -> Recognised:
         backbone=backbone if isinstance(backbone, str) else None,
         where=reading.where,
         prefix=split.prefix,
+        network=reading.table.network,
+        other_networks=_other_networks(reading.table, file),
     )
+
+
+def _other_networks(table: Table, file: WeightsFile) -> tuple[str, ...]:
+    """Those that have keys in the file, each at its places and behind its prefixes."""
+    found = []
+    for name in table.file.networks:
+        other = schema.take(table.file, name)
+        keys = {key for where in other.state_dict for key in tensors_at(file.content, where)}
+        same_place = other.state_dict == table.file.state_dict and other.prefix == table.file.prefix
+        if name != table.network and not same_place and any(key.startswith(other.prefix) for key in keys):
+            found.append(name)
+    return tuple(found)
 
 
 def _ambiguous(file: WeightsFile, first: _Reading, second: _Reading) -> WeightsError:
@@ -185,74 +242,12 @@ def _ambiguous(file: WeightsFile, first: _Reading, second: _Reading) -> WeightsE
     )
 
 
-def _unrecognised(file: WeightsFile, readings: list[_Reading], quarrels: list[str], format: str | None) -> WeightsError:
-    """Says what the keys look like, which format comes closest and what it does not know."""
-    where, keys = _likely_place(file.content, "", set())
-    if not keys:
-        holds = ", ".join(f"'{key}'" for key in list(file.content)[:5]) or "nothing"
-        stubs = f"; classes that were not loaded: {', '.join(file.stubbed[:3])}" if file.stubbed else ""
-        return WeightsError(f"{file.path} holds no tensors; it holds {holds}{stubs}", "Save model.state_dict().")
-    message = f"{file.path} is not of format {format}" if format else f"{file.path} has key names of no known format"
-    message += f": its {len(keys)} tensors" + (f" at '{where}'" if where else "")
-    message += " are " + ", ".join(f"'{key}'" for key in keys[:3]) + (" ..." if len(keys) > 3 else "")
-    hint = _prefix_hint(tensors_at(file.content, where)) or _closest(readings)
-    hint += f"; {quarrels[0]}" if quarrels else ""
-    return WeightsError(
-        message + hint,
-        "Give --format NAME if you know it (sslbench list formats), or your own network: --backbone MODULE:FUNCTION.",
-    )
-
-
-def _prefix_hint(tensors: Mapping[str, Tensor]) -> str:
-    """Says which beginning of many keys hides names that are known."""
-    keys = list(tensors)
-    beginnings = {".".join(key.split(".")[:n]) + "." for key in keys for n in range(1, min(key.count("."), 4) + 1)}
-    tables = [table for name in names.list_names("format") if not (table := load_table(name)).file.fallback]
-    for prefix in sorted(beginnings, key=len):
-        behind = {key.removeprefix(prefix): tensors[key] for key in keys if key.startswith(prefix)}
-        if 3 * len(behind) < len(keys):
-            continue
-        for table in sorted(tables, key=lambda table: table.is_general):
-            if not table.file.marker and table.file.detect != () and _claims(table, behind):
-                some = "all" if len(behind) == len(keys) else str(len(behind))
-                return f"; {some} start with '{prefix}', and have {table.name} names behind it"
-    prefix = common_prefix(keys)
-    return f"; all start with '{prefix}'" if prefix else ""
-
-
-def _claims(table: Table, tensors: Mapping[str, Tensor]) -> bool:
-    try:
-        split = table.split(tensors)
-    except WeightsError:
-        return False
-    return bool(split.canonical) and not split.unknown and table.detected(tensors)
-
-
-def _closest(readings: list[_Reading]) -> str:
-    known = [r for r in readings if r.split.canonical and r.split.unknown and not r.table.file.fallback]
-    best = max(known, key=lambda r: (len(r.split.canonical), not r.table.is_general), default=None)
-    if best is None or len(best.split.canonical) < len(best.split.unknown):
-        return ""
-    unknown = best.split.unknown
-    return f"; closest is {best.table.name}, which does not know {len(unknown)} of them, such as '{unknown[0]}'"
-
-
-def _likely_place(content: Mapping[str, Any], where: str, seen: set[int]) -> tuple[str, list[str]]:
+def likely_place(content: Mapping[str, Any], where: str, seen: set[int]) -> tuple[str, list[str]]:
     """The dict in the file that has the most tensors: its dotted path and keys."""
     seen.add(id(content))
     best = (where, list(tensors_at(content, "")))
     for key, value in content.items():
         if isinstance(value, Mapping) and id(value) not in seen:
-            inner = _likely_place(value, f"{where}.{key}" if where else key, seen)
+            inner = likely_place(value, f"{where}.{key}" if where else key, seen)
             best = max(best, inner, key=lambda found: len(found[1]))
     return best
-
-
-def common_prefix(keys: Iterable[str]) -> str:
-    """The whole dotted segments that all keys start with, with the dot at the end; '' if there are none."""
-    shared: list[str] | None = None
-    for key in keys:
-        segments = key.split(".")[:-1]
-        pairs = zip(segments, segments if shared is None else shared, strict=False)
-        shared = [left for left, right in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
-    return "".join(f"{segment}." for segment in shared or [])

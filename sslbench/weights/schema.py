@@ -33,6 +33,21 @@ class Write:
 
 
 @dataclasses.dataclass(frozen=True)
+class Network:
+    """One of several copies of the backbone in a file; what is not said here, the table says for all of them.
+
+    Attributes:
+        state_dict: where its tensors may lie.
+        prefix: how its keys begin.
+        preferred: taken before the others when a file holds several, although files are written as the first one.
+    """
+
+    state_dict: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
+    preferred: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class TableFile:
     """What a table's YAML may hold; model_converters/README.md explains each entry.
 
@@ -46,6 +61,8 @@ class TableFile:
         detect: one of these must hold; none given: it is enough that every key fits.
         prefix: how all keys of the backbone begin, one for the whole file; rules and heads are written without it. The
             first is the one that is written.
+        networks: copies of the backbone that files of this format hold (query and key encoder, teacher and student), by
+            name. The first that a file holds is taken, and the others are left out; 'FORMAT:NETWORK' asks for another.
         heads: patterns of keys that are heads: left out of the backbone and kept on request.
         drop: patterns of full keys (with any prefix) that belong to no backbone: queues, momentum copies.
         fallback: looked at only when no other table fits.
@@ -61,6 +78,7 @@ class TableFile:
     marker: dict[str, str] | None = None
     detect: tuple[Detect, ...] = ()
     prefix: tuple[str, ...] = ("",)
+    networks: dict[str, Network] = dataclasses.field(default_factory=dict)
     heads: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
     fallback: bool = False
@@ -97,10 +115,26 @@ def parse(values: Mapping[str, Any], *, where: str) -> tuple[TableFile, tuple[Ru
     if not file.state_dict or not file.prefix or not file.rules:
         raise UsageError(f"{where}: state_dict, prefix and rules must not be empty")
     rules = tuple(_parse_rule(parts, f"{where}: rule {number + 1}") for number, parts in enumerate(file.rules))
+    if any(":" in name for name in file.networks):
+        raise UsageError(f"{where}: the name of a network must not hold ':'")
     for text in (*file.heads, *file.drop, *(t for way in file.detect for t in (*way.present, *way.absent))):
         _parse_pattern(text, where)
     _refuse_twins(rules, where)
     return file, rules
+
+
+def take(file: TableFile, network: str) -> TableFile:
+    """The table for one of its networks: the prefixes of the others are dropped."""
+    chosen = file.networks[network]
+    prefixes = chosen.prefix or file.prefix
+    others = [prefix for other in file.networks.values() for prefix in other.prefix if prefix not in prefixes]
+    drop = [f"{prefix}{{rest*}}" for prefix in dict.fromkeys(others) if prefix and prefix.endswith(".")]
+    return dataclasses.replace(
+        file,
+        state_dict=chosen.state_dict or file.state_dict,
+        prefix=prefixes,
+        drop=(*file.drop, *(text for text in drop if text not in file.drop)),
+    )
 
 
 def _refuse_twins(rules: tuple[Rule, ...], where: str) -> None:

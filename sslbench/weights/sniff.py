@@ -1,16 +1,21 @@
 """What kind of file this is, from its first bytes, so that a wrong file is refused by its right name."""
 
+import re
 import struct
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Literal
 
 from sslbench.errors import WeightsError
 from sslbench.names import did_you_mean
 
-Container = Literal["torch zip", "torch legacy", "safetensors"]
+Container = Literal["torch zip", "torch legacy", "torch tar", "safetensors", "pickle", "npy", "npz"]
 
+_TAR_MEMBERS = {"storages", "tensors", "pickle"}
+# Pickles of protocols 0 and 1 start with a dict, or a call of something named in the first line; later ones with \x80.
+_OLD_PICKLE = re.compile(rb"\(dp\d|\(d\n|\}q\x00|c[A-Za-z_][\w.]*\n[A-Za-z_]\w*\n")
 # torch.serialization.MAGIC_NUMBER as a pickle stores it: the first thing in a file of torch < 1.6.
 _LEGACY_MAGIC = bytes.fromhex("6cfc9c46f9206aa85019")
 _OTHER_KINDS: tuple[tuple[bytes, str], ...] = (
@@ -23,9 +28,9 @@ _OTHER_KINDS: tuple[tuple[bytes, str], ...] = (
     (b"\xfd7zXZ", "an xz archive: unpack it first"),
     (b"7z\xbc\xaf", "a 7z archive: unpack it first"),
     (b"\x89HDF", "an HDF5 file (Keras?), which is not read"),
-    (b"\x93NUMPY", "a numpy array (.npy), which is not read yet"),
-    (b"\x80", "a plain pickle (.pkl), which is not read yet"),
 )
+# What reading a damaged zip archive may raise; zlib's own error comes when the flag for compression is damaged.
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError)
 
 
 def refuse_path(path: Path) -> None:
@@ -61,11 +66,15 @@ def sniff(path: Path) -> Container:
     if head[:4] == b"PK\x03\x04":
         return _sniff_zip(path)
     if tarfile.is_tarfile(path):  # before the next: torch would unpack a tar archive, whatever its first bytes
-        raise WeightsError(f"{path} is a tar archive, not weights", "Unpack it and give the file inside.")
+        return _sniff_tar(path)
     if _LEGACY_MAGIC in head[:40]:
         return "torch legacy"
     if len(head) > 8 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 32:
         return "safetensors"
+    if head.startswith(b"\x93NUMPY"):
+        return "npy"
+    if (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05") or _OLD_PICKLE.match(head):
+        return "pickle"
     for magic, kind in _OTHER_KINDS:
         if head.startswith(magic):
             raise WeightsError(f"{path} is {kind}", "Give a file of torch.save or safetensors.")
@@ -76,24 +85,36 @@ def sniff(path: Path) -> Container:
     )
 
 
+def _sniff_tar(path: Path) -> Container:
+    try:
+        with tarfile.open(path) as archive:
+            names = archive.getnames()
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        raise WeightsError(f"{path} is a damaged tar archive: {error}", "Get the file again.") from error
+    if set(names) >= _TAR_MEMBERS:
+        return "torch tar"
+    raise WeightsError(f"{path} is a tar archive, not weights", "Unpack it and give the file inside.")
+
+
 def _sniff_zip(path: Path) -> Container:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             damaged = _damaged_member(archive)
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+    except _ZIP_ERRORS as error:
+        reason = " ".join(str(error).split())[:200]
         raise WeightsError(
-            f"{path} is damaged: it starts as a file of torch.save does, and its end is missing or broken ({error})",
+            f"{path} is damaged: it starts as a file of torch.save does, and its end is missing or broken ({reason})",
             f"It has {path.stat().st_size:,} bytes: was the download or copy interrupted?",
         ) from error
     if any(name.endswith("/constants.pkl") for name in names):
         raise WeightsError(f"{path} is a TorchScript program, not weights", "Save model.state_dict() instead.")
-    if not any(name.endswith("/data.pkl") or name == "data.pkl" for name in names):
-        kind = "numpy arrays (.npz), which are not read yet" if names and names[0].endswith(".npy") else "no weights"
-        raise WeightsError(f"{path} is a zip archive with {kind}; it holds {', '.join(names[:3]) or 'nothing'}")
+    is_torch = any(name.endswith("/data.pkl") or name == "data.pkl" for name in names)
+    if not is_torch and not (names and all(name.endswith(".npy") for name in names)):
+        raise WeightsError(f"{path} is a zip archive with no weights; it holds {', '.join(names[:3]) or 'nothing'}")
     if damaged is not None:
         raise WeightsError(f"{path} is damaged: the checksum of '{damaged}' in it is wrong", "Get the file again.")
-    return "torch zip"
+    return "torch zip" if is_torch else "npz"
 
 
 def _damaged_member(archive: zipfile.ZipFile) -> str | None:

@@ -5,6 +5,7 @@ them is an error of the table, and so is a rule that cannot be undone.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from sslbench import names
 from sslbench.config import read_yaml
-from sslbench.errors import WeightsError
+from sslbench.errors import UsageError, WeightsError
 from sslbench.weights import operations, patterns, schema
 from sslbench.weights.patterns import Pattern
 from sslbench.weights.schema import Detect, Rule, TableFile
@@ -50,11 +51,13 @@ class Table:
         name: of the format: the file's name without .yaml.
         file: what the YAML says.
         rules: parsed.
+        network: which of several copies of the backbone it takes; '' for formats that have one.
     """
 
     name: str
     file: TableFile
     rules: tuple[Rule, ...]
+    network: str = ""
 
     @property
     def is_general(self) -> bool:
@@ -205,13 +208,43 @@ class _Job:
 
 
 def load_table(name: str) -> Table:
-    """The table of that name, or of a path that ends in .yaml.
+    """The table of that name, or of a path that ends in .yaml; 'moco:key' takes the network 'key' of format moco.
 
     Raises:
-        UsageError: there is none, or it is not a valid table.
+        UsageError: there is none, it is not a valid table, or it has no such network.
     """
+    tables = load_networks(name)
+    first = next(iter(tables[0].file.networks), "")
+    return next((table for table in tables if table.network == first), tables[0])
+
+
+def load_networks(name: str) -> list[Table]:
+    """The table once for each of its networks, preferred ones first; only the one named after the colon, if any.
+
+    Raises:
+        UsageError: as `load_table`.
+    """
+    name, colon, network = name.partition(":") if "/" not in name.rpartition(":")[2] else (name, "", "")
     path = names.find_file("format", name)
-    return parse_table(Path(name).stem if name.endswith(".yaml") else name, read_yaml(path), where=str(path))
+    table = _load(Path(name).stem if name.endswith(".yaml") else name, path, path.stat().st_mtime_ns)
+    if not colon:
+        order = sorted(table.file.networks, key=lambda known: not table.file.networks[known].preferred)
+        return [take(table, known) for known in order] or [table]
+    if network not in table.file.networks:
+        remedy = names.did_you_mean(network, table.file.networks) if table.file.networks else "Its files hold only one."
+        raise UsageError(f"format {name} has no network '{network}'", remedy)
+    return [take(table, network)]
+
+
+def take(table: Table, network: str) -> Table:
+    """The table for one of its networks."""
+    return dataclasses.replace(table, file=schema.take(table.file, network), network=network)
+
+
+@functools.lru_cache(maxsize=256)
+def _load(name: str, path: Path, _changed: int) -> Table:
+    """Parsed once: recognising a file looks at all tables."""
+    return parse_table(name, read_yaml(path), where=str(path))
 
 
 def parse_table(name: str, values: Mapping[str, Any], *, where: str) -> Table:

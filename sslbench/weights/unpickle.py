@@ -7,10 +7,11 @@ arguments, and calling anything else ends the reading.
 
 import collections
 import pickle
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import IO, Any, Self
+from typing import IO, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -112,7 +113,14 @@ def _scalar(dtype: "np.dtype[Any]", value: bytes = b"") -> Any:
 def _dtype(name: object, *_flags: object) -> "np.dtype[Any]":
     if not isinstance(name, str):
         raise pickle.UnpicklingError("a numpy dtype is damaged")
-    return np.dtype(name)
+    return np.dtype(name, False, True)  # a copy: the pickle sets its byte order next
+
+
+def _from_buffer(data: bytes, dtype: "np.dtype[Any]", shape: object, order: object) -> np.ndarray[Any, Any]:
+    """How numpy pickles an array with protocol 5."""
+    if not isinstance(dtype, np.dtype) or dtype.hasobject or order not in ("C", "F"):
+        raise pickle.UnpicklingError("a numpy array is damaged")
+    return np.frombuffer(data, dtype).reshape(shape, order=order)
 
 
 _PLAIN_TYPES = (bool, int, float, complex, str, list, tuple, dict, set, frozenset)
@@ -145,6 +153,8 @@ def _allowed() -> dict[str, Callable[..., Any]]:
         functions |= {f"{root}.{kind.__name__}": kind for kind in _PLAIN_TYPES}
     for root in ("numpy.core.multiarray", "numpy._core.multiarray"):
         functions |= {f"{root}._reconstruct": _empty_array, f"{root}.scalar": _scalar}
+    for root in ("numpy.core.numeric", "numpy._core.numeric"):
+        functions[f"{root}._frombuffer"] = _from_buffer
     return functions | {"numpy.dtype": _dtype}
 
 
@@ -153,6 +163,23 @@ _VALUES: Mapping[str, object] = {
     "builtins.object": object,
     "__builtin__.object": object,
 }
+
+
+class _PatientUnpickler(pickle._Unpickler):  # the one that is written in Python
+    """Takes no more memory than the file has bytes.
+
+    One damaged byte can ask for entry number 2^32 of the memo, or for an array of 2^40 bytes. The unpickler that is
+    written in C makes room for all of it before it reads on, which takes minutes or the machine; a dict does not.
+    """
+
+    read: Callable[[int], bytes]
+    append: Callable[[object], None]
+
+    def _load_bytearray(self) -> None:
+        (length,) = struct.unpack("<Q", self.read(8))
+        self.append(bytearray(self.read(length)))
+
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: _load_bytearray}
 
 
 class RestrictedPickle:
@@ -182,7 +209,7 @@ class RestrictedPickle:
         """An object with the functions of the module `pickle` that `torch.load` uses."""
         find = self.find
 
-        class Unpickler(pickle.Unpickler):
+        class Unpickler(_PatientUnpickler):
             def find_class(self, module: str, name: str) -> Any:
                 return find(module, name)
 

@@ -30,7 +30,7 @@ def test_help_loads_nothing_heavy(arguments):
 
 
 def test_every_command_is_there_and_helps(capsys):
-    assert set(COMMANDS) == {"eval", "extract", "inspect", "check-data", "leaderboard", "list", "show", "demo"}
+    assert set(COMMANDS) == {*"eval extract inspect convert diff check-data leaderboard list show demo".split()}
     for name in COMMANDS:
         code, out, _ = run(capsys, name, "--help")
         assert code == 0

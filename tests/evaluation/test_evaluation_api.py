@@ -55,7 +55,7 @@ def test_a_module_is_scored_and_left_as_it_was(photos, tmp_path):
     net = Net().train()
     net.conv.weight.grad = torch.ones_like(net.conv.weight)
     before = copy.deepcopy(net.state_dict())
-    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     results = sslbench.evaluate(
         net,
         photos / "train",
@@ -72,7 +72,7 @@ def test_a_module_is_scored_and_left_as_it_was(photos, tmp_path):
     assert torch.equal(net.conv.weight.grad, torch.ones_like(net.conv.weight))
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
     assert torch.equal(torch_state, torch.get_rng_state())
-    assert np.array_equal(numpy_state, np.random.get_state()[1])  # noqa: NPY002
+    assert np.array_equal(numpy_state, np.random.get_state()[1])
     assert python_state == random.getstate()
     board = sslbench.make_leaderboard(tmp_path / "results")
     assert len(board.columns) == 2

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 import golden_knn
 import golden_models
 import golden_svm_ap
+import golden_weights
 import pytest
 from golden_cases import Case, find_cases, roots
 
@@ -22,6 +23,17 @@ RUNNERS: dict[str, Callable[[Case], None]] = {
     "05_knn/dinov2_*": golden_knn.classification,
     "05_knn/solo_*": golden_knn.classification,
     "05_knn/lightly_*": golden_knn.classification,
+    "08_weight_conversion/vissl/rn50_*": golden_weights.vissl,
+    "08_weight_conversion/vissl/model_state_dict_style": golden_weights.vissl,
+    "08_weight_conversion/vissl/feature_extractor_prefix": golden_weights.linear_evaluation,
+    "08_weight_conversion/vissl/dino_teacher": golden_weights.dino_teacher,
+    "08_weight_conversion/caffe2_resnet50/*": golden_weights.caffe2_resnet,
+    "08_weight_conversion/caffe2_alexnet/*": golden_weights.caffe2_alexnet,
+    "08_weight_conversion/alexnet_*": golden_weights.alexnet,
+    "08_weight_conversion/moco_to_detectron2": golden_weights.moco,
+    "08_weight_conversion/detectron2_align/vissl_*": golden_weights.detectron2_names,
+    "08_weight_conversion/detectron2_align/convert_basic_c2_names": golden_weights.caffe2_names,
+    "08_weight_conversion/helpers": golden_weights.helpers,
     "11_models_params/resnet50_features_*": golden_models.resnet50_features,
 }
 
@@ -32,7 +44,6 @@ NOT_BUILT_YET = (
     "03_larc_lars/*",
     "06_retrieval/*",
     "07_fewshot_lsr/*",
-    "08_weight_conversion/*",
     "09_transforms/*",
     "10_low_shot/*",
     "11_models_params/linear_heads/*",
@@ -41,7 +52,7 @@ NOT_BUILT_YET = (
 )
 
 # Shipped beside this file, so that forgetting to copy them cannot pass for success.
-SHIPPED = {"04_svm_ap": 41, "05_knn": 12, "11_models_params": 7}
+SHIPPED = {"04_svm_ap": 41, "05_knn": 12, "08_weight_conversion": 10, "11_models_params": 7}
 
 
 def runners_of(case: str) -> list[str]:

@@ -4,7 +4,6 @@ Each figure is a ratio of two things measured alternately in this process, with 
 """
 
 import dataclasses
-import os
 import time
 
 import numpy as np
@@ -71,7 +70,6 @@ def test_extraction_from_jpegs_against_the_bare_model(name, photos, tmp_path):
     bare.fc = torch.nn.Identity()
     backbone = build(name)
     backbone.module.load_state_dict(bare.state_dict())
-    backbone = dataclasses.replace(backbone)
     n = 192 if name == "resnet18" else 96
     source = source_of(photos, n)
     batches = list(loader.batches(source, np.arange(n), backbone.preprocessing, batch_size=BATCH, workers=0))
@@ -92,7 +90,7 @@ def test_extraction_from_jpegs_against_the_bare_model(name, photos, tmp_path):
     with torch.inference_mode():
         expected = torch.cat([bare(batch) for batch in images.split(BATCH)]).numpy()
     error = np.abs(features - expected).max() / np.abs(expected).max()
-    size = os.path.getsize(found.entry.layer_file("res5avg")) / found.features["res5avg"].x.nbytes
+    size = found.entry.layer_file("res5avg").stat().st_size / found.features["res5avg"].x.nbytes
     print(
         f"\n{name}, {torch.get_num_threads()} threads: bare model {best['bare']:.1f} images/s; extraction from JPEG "
         f"fp32 {best['fp32']:.1f} (x{best['fp32'] / best['bare']:.2f}, aim 1.4), "

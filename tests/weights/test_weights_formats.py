@@ -7,12 +7,28 @@ import pytest
 import torch
 
 from sslbench import names
+from sslbench.backbones.alexnet import recognise_alexnet
+from sslbench.backbones.build import build
 from sslbench.weights.files import WeightsFile
 from sslbench.weights.recognise import recognise, tensors_at
 from sslbench.weights.tables import load_table
 
 KEYS = sorted((Path(__file__).parent / "keys").glob("*.txt"))
-FORMATS = {"moco", "module", "plain", "sslbench", "timm", "torchvision", "vissl"}
+VIT_FORMATS = set(
+    "dino dinov2 dinov2_chunked12 dinov2_chunked24 dinov2_chunked40 dinov2_swiglu "
+    "huggingface_dinov2 huggingface_dinov2_swiglu huggingface_vit ibot lightly_vit mae mmpretrain_vit "
+    "moco_v3_vit msn open_clip openai_clip simmim".split()
+)
+# Formats of a ResNet-50, by the name of its key list.
+RESNET50 = (
+    "barlow_twins byol caffe2_resnet caffe2_resnet.no_blobs caffe2_resnet_jigsaw classyvision detectron2 "
+    "detectron2.fpn detectron2.moco detectron2_c4 huggingface_resnet lightly lightly.momentum mmpretrain "
+    "mmpretrain.mmselfsup mmpretrain.moco moco moco.query_only moco_v3 simsiam solo_learn solo_learn.momentum "
+    "swav swav.deepclusterv2 vicreg vissl vissl.linear_evaluation"
+).split()
+ALEXNET = "caffe2_alexnet caffe2_alexnet_jigsaw deepcluster_alexnet rotnet vissl_alexnet".split()
+OTHERS = {"byol_pytorch", "module", "plain", "sslbench", "timm", "torchvision"}
+FORMATS = {name.partition(".")[0] for name in RESNET50} | set(ALEXNET) | OTHERS | VIT_FORMATS
 
 
 def entries(path):
@@ -84,13 +100,29 @@ def test_naming_the_format_gives_the_same_tensors(path):
     assert list(free.canonical) == list(named.canonical)
 
 
-@pytest.mark.parametrize("name", ["vissl", "vissl.linear_evaluation", "moco"])
+@pytest.mark.parametrize("name", RESNET50)
 def test_resnet50_formats_give_torchvision_names_and_shapes(name):
     path = KEYS[0].with_name(f"{name}.txt")
     where, tensors = entries(path)
     wanted = shapes(entries(KEYS[0].with_name("torchvision.txt"))[1])
     found = recognise(file_with(path, tensors, where))
-    assert shapes(found.canonical) == {key: shape for key, shape in wanted.items() if not key.startswith("fc.")}
+    backbone = {key: shape for key, shape in wanted.items() if not key.startswith("fc.")}
+    if not any(key.endswith("num_batches_tracked") for key in found.canonical):
+        backbone = {key: shape for key, shape in backbone.items() if not key.endswith("num_batches_tracked")}
+        assert len(backbone) == 265
+    assert shapes(found.canonical) == backbone
+
+
+@pytest.mark.parametrize("name", [path.stem for path in KEYS if path.name.partition(".")[0] in ALEXNET])
+def test_alexnet_formats_give_the_names_and_shapes_of_a_backbone(name):
+    path = KEYS[0].with_name(f"{name}.txt")
+    where, tensors = entries(path)
+    found = recognise(file_with(path, tensors, where))
+    backbone = build(recognise_alexnet(shapes(found.canonical)))
+    wanted = shapes(backbone.module.state_dict())
+    optional = {key for key in wanted if key.endswith("num_batches_tracked")}
+    assert wanted.keys() - optional <= found.canonical.keys() <= wanted.keys()
+    assert all(wanted[key] == shape for key, shape in shapes(found.canonical).items())
 
 
 def test_a_plain_file_is_not_recognised_without_the_backbone():

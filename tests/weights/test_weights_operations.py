@@ -12,6 +12,8 @@ SHAPES = {
     "transpose": (4, 3),
     "linear_to_conv": (4, 3),
     "conv_to_linear": (4, 3, 1, 1),
+    "unsqueeze": (4, 3),
+    "squeeze": (1, 4),
 }
 
 

@@ -6,8 +6,9 @@ import torchvision
 
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights.files import WeightsFile
-from sslbench.weights.recognise import common_prefix, recognise
+from sslbench.weights.recognise import recognise
 from sslbench.weights.save import save
+from sslbench.weights.unrecognised import common_prefix
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,37 @@ def test_moco_drops_the_other_encoder_and_the_queue(tmp_path, resnet):
     assert (found.format, found.where, found.prefix) == ("moco", "state_dict", "module.encoder_q.")
     assert found.ignored == ("fc.*", "module.encoder_k.*", "module.queue", "module.queue_ptr")
     assert shapes(found.canonical) == {k: s for k, s in shapes(resnet).items() if not k.startswith("fc.")}
+
+
+def test_the_other_network_of_a_file_is_named_and_taken_on_request(tmp_path, resnet):
+    other = {key: tensor + 1 for key, tensor in resnet.items()}
+    content = {"state_dict": prefixed("module.encoder_q.", resnet) | prefixed("module.encoder_k.", other)}
+    found = recognise(file(tmp_path, content))
+    assert (found.network, found.other_networks) == ("query", ("key",))
+    asked = recognise(file(tmp_path, content), format="moco:key")
+    assert (asked.format, asked.network, asked.other_networks) == ("moco", "key", ("query",))
+    assert torch.equal(asked.canonical["conv1.weight"], resnet["conv1.weight"] + 1)
+    assert "module.encoder_q.*" in asked.ignored and "fc.*" in asked.ignored
+    alone = recognise(file(tmp_path, {"state_dict": prefixed("module.encoder_q.", resnet)}))
+    assert (alone.network, alone.other_networks) == ("query", ())
+
+
+def test_a_network_that_a_format_does_not_have_gets_the_nearest_name(tmp_path, resnet):
+    with pytest.raises(UsageError, match="format moco has no network 'kei'\nDid you mean 'key'"):
+        recognise(file(tmp_path, resnet), format="moco:kei")
+    with pytest.raises(UsageError, match="Its files hold only one"):
+        recognise(file(tmp_path, resnet), format="torchvision:ema")
+
+
+def test_of_timm_weights_and_their_average_the_average_is_taken_and_both_are_named(tmp_path, resnet):
+    average = {key: tensor * 2 for key, tensor in resnet.items()}
+    content = {"state_dict": dict(resnet), "state_dict_ema": average, "arch": "resnet18"}
+    found = recognise(file(tmp_path, content))
+    assert (found.format, found.where, found.network) == ("timm", "state_dict_ema", "ema")
+    assert found.other_networks == ("plain",)
+    plain = recognise(file(tmp_path, content), format="timm:plain")
+    assert (plain.where, plain.other_networks) == ("state_dict", ("ema",))
+    assert torch.equal(found.canonical["conv1.weight"], 2 * plain.canonical["conv1.weight"])
 
 
 @pytest.mark.parametrize("prefix", ["_feature_blocks.", "base_model._feature_blocks."])
@@ -92,7 +124,7 @@ def test_junk_key_names_are_refused_with_the_first_of_them(tmp_path, resnet):
 
 
 def test_an_unknown_wrapper_around_known_names_is_pointed_out(tmp_path, resnet):
-    content = prefixed("net.backbone.", resnet) | {"net.projector.0.weight": torch.ones(2, 2)}
+    content = prefixed("net.backbone.", resnet) | {"net.probe.0.weight": torch.ones(2, 2)}
     with pytest.raises(WeightsError, match=r"122 start with 'net\.backbone\.', and have torchvision names behind it"):
         recognise(file(tmp_path, {"state_dict": content}))
 

@@ -1,0 +1,211 @@
+"""AlexNets of self-supervised learning: one trunk of five convolutions, in the variants that published weights have.
+
+The tensors have torchvision's kind of names, with one numbering for all variants: convolution, normalisation, ReLU and
+pooling of a layer are `features.0` to `features.3`, and so on, whether a layer has a normalisation or not. This is the
+numbering of DeepCluster's own files. torchvision's AlexNet ('alexnet'), which has no normalisation, keeps its own.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from sslbench.preprocessing import Preprocessing
+
+CONVOLUTIONS = (0, 4, 8, 11, 14)  # features.N.weight
+LAYERS = {"conv1": 2, "pool1": 3, "conv2": 6, "pool2": 7, "conv3": 10, "conv4": 13, "conv5": 16, "pool5": 17}
+_TORCHVISION_LAYERS = {"conv1": 1, "pool1": 2, "conv2": 4, "pool2": 5, "conv3": 7, "conv4": 9, "conv5": 11, "pool5": 12}
+
+_STANDARD_POOLS = {
+    "conv1": "avg(19,4)", "conv2": "avg(12,3)", "conv3": "avg(9,1)", "conv4": "avg(9,1)", "conv5": "avg(8,1)",
+}  # fmt: skip
+_JIGSAW_POOLS = {
+    "conv1": "avg(28,9)", "conv2": "avg(24,6)", "conv3": "avg(14,3)", "conv4": "avg(14,3)", "conv5": "avg(16,2)",
+}  # fmt: skip
+_SQUARE = (256, 256)
+
+
+@dataclasses.dataclass(frozen=True)
+class AlexNetSpec:
+    """The numbers of one variant.
+
+    Attributes:
+        widths: output channels of the five convolutions.
+        groups: of the second, fourth and fifth convolution (2 on the two GPUs of 2012).
+        norms: whether each convolution has a BatchNorm.
+        local_norm: whether the first two layers have a local response normalisation, before or after pooling.
+        stride: of the first convolution.
+        padding: of the first convolution.
+        inputs: what the first convolution sees: 'rgb', 'lightness' (L of CIE Lab) or 'sobel' (two edge maps).
+        preprocessing: what VISSL's linear benchmark gives it.
+        pools: layer -> the pool of VISSL's linear benchmark.
+    """
+
+    preprocessing: Preprocessing
+    widths: tuple[int, ...] = (96, 256, 384, 384, 256)
+    groups: int = 1
+    norms: tuple[bool, ...] = (True,) * 5
+    local_norm: str = ""
+    stride: int = 4
+    padding: int = 0
+    inputs: str = "rgb"
+    pools: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+_USUAL = Preprocessing(origin="VISSL linear benchmark")
+_SQUASHED_227 = Preprocessing(_SQUARE, (227, 227), origin="VISSL linear benchmark")
+
+
+SPECS: Mapping[str, AlexNetSpec] = {
+    # Krizhevsky et al. 2012 as in BVLC's Caffe: values 0 to 255 less the mean, no division
+    "alexnet_bvlc": AlexNetSpec(
+        dataclasses.replace(_SQUASHED_227, std=(1 / 255,) * 3),
+        groups=2,
+        norms=(False,) * 5,
+        local_norm="before",
+        pools=_STANDARD_POOLS,
+    ),
+    # Noroozi and Favaro 2016; Goyal et al. 2019: stride 2, since patches are small
+    "alexnet_jigsaw": AlexNetSpec(
+        _SQUASHED_227,
+        groups=2,
+        norms=(False, False, True, True, True),
+        local_norm="after",
+        stride=2,
+        pools=_JIGSAW_POOLS,
+    ),
+    # Zhang et al. 2016; Goyal et al. 2019
+    "alexnet_colorization": AlexNetSpec(
+        dataclasses.replace(_SQUASHED_227, resize=256, mean=(0.0,) * 3, std=(1.0,) * 3),
+        groups=2,
+        inputs="lightness",
+        pools=_STANDARD_POOLS,
+    ),
+    # Caron et al. 2018
+    "alexnet_deepcluster": AlexNetSpec(_USUAL, padding=2, inputs="sobel", pools=_STANDARD_POOLS),
+    "alexnet_deepcluster_rgb": AlexNetSpec(_USUAL, padding=2, pools=_STANDARD_POOLS),
+    # Gidaris et al. 2018; VISSL pools this one by adaptive maxima, for which there is no pool here
+    "alexnet_rotnet": AlexNetSpec(_USUAL, widths=(64, 192, 384, 256, 256), padding=2),
+}
+NAMES = (*SPECS, "alexnet")
+
+
+class Sobel(nn.Module):
+    """Mean of the channels, then the two 3x3 edge filters of Sobel: fixed, so no tensors of it are in the weights."""
+
+    kernel: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        edge = torch.tensor([[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]])
+        self.register_buffer("kernel", torch.stack([edge, edge.T])[:, None], persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, 2, H, W)."""
+        return nn.functional.conv2d(images.mean(1, keepdim=True), self.kernel, padding=1)
+
+
+class Lightness(nn.Module):
+    """L of CIE Lab (D65, sRGB) less 50, from -50 to 50, as Lab images are given to colorization networks."""
+
+    weights: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # ITU-R BT.709, the second row of sRGB to XYZ
+        self.register_buffer("weights", torch.tensor([0.212671, 0.715160, 0.072169]).view(3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W), RGB from 0 to 1 -> (B, 1, H, W)."""
+        images = images.clamp(0, 1)
+        linear = torch.where(images <= 0.04045, images / 12.92, ((images + 0.055) / 1.055) ** 2.4)
+        luminance = (linear * self.weights).sum(1, keepdim=True)
+        cube_root = luminance.clamp(min=1e-8) ** (1 / 3)
+        return torch.where(luminance > (6 / 29) ** 3, 116 * cube_root - 16, (29 / 3) ** 3 * luminance) - 50
+
+
+class AlexNet(nn.Module):
+    """The convolutional trunk of AlexNet in one of its variants; its output is the last pooling, flattened."""
+
+    def __init__(self, spec: AlexNetSpec) -> None:
+        super().__init__()
+        inputs: dict[str, tuple[nn.Module, int]] = {
+            "rgb": (nn.Identity(), 3), "lightness": (Lightness(), 1), "sobel": (Sobel(), 2),
+        }  # fmt: skip
+        self.input, channels = inputs[spec.inputs]
+        self.features = nn.Sequential(*_layers(spec, channels))
+        for module in self.features:
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, 256 * h * w); h and w are 6 for images of 224 or 227 pixels, 13 for jigsaw's."""
+        return torch.flatten(self.features(self.input(images)), 1)
+
+
+def _layers(spec: AlexNetSpec, channels: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for number, width in enumerate(spec.widths):
+        groups = spec.groups if number in (1, 3, 4) else 1
+        kernel, padding = ((11, spec.padding), (5, 2), (3, 1), (3, 1), (3, 1))[number]
+        stride = spec.stride if number == 0 else 1
+        layers.append(nn.Conv2d(channels, width, kernel, stride=stride, padding=padding, groups=groups))
+        layers.append(nn.BatchNorm2d(width) if spec.norms[number] else nn.Identity())
+        layers.append(nn.ReLU())  # not in place: the layers before are read
+        if number in (0, 1, 4):
+            layers.append(_pool(spec.local_norm if number < 2 else ""))
+        channels = width
+    return layers
+
+
+def _pool(local_norm: str) -> nn.Module:
+    pool = nn.MaxPool2d(kernel_size=3, stride=2)
+    if not local_norm:
+        return pool
+    norm = nn.LocalResponseNorm(size=5, alpha=1e-4, beta=0.75)
+    return nn.Sequential(norm, pool) if local_norm == "before" else nn.Sequential(pool, norm)
+
+
+class TorchvisionTrunk(nn.Module):
+    """torchvision's AlexNet without its classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torchvision.models.alexnet(weights=None)
+        self.features, self.avgpool = whole.features, whole.avgpool
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, 9216)."""
+        return torch.flatten(self.avgpool(self.features(images)), 1)
+
+
+def create(name: str) -> nn.Module:
+    """The module of that name, one of NAMES, with random weights."""
+    return TorchvisionTrunk() if name == "alexnet" else AlexNet(SPECS[name])
+
+
+def aliases(name: str) -> dict[str, str]:
+    """Layer -> module path; 'flatten' is the output. 'conv1' to 'conv5' are after the ReLU, as in VISSL."""
+    layers = _TORCHVISION_LAYERS if name == "alexnet" else LAYERS
+    return {**{layer: f"features.{index}" for layer, index in layers.items()}, "flatten": ""}
+
+
+def recognise_alexnet(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The name of the AlexNet that has these tensors, or None; a wrong or missing one is left for loading to name.
+
+    Args:
+        shapes: canonical name -> shape, without heads.
+    """
+    if not all(name.startswith("features.") for name in shapes):
+        return None
+    shares: dict[str, float] = {}
+    for name in NAMES:
+        with torch.device("meta"):
+            wanted = {key: tuple(t.shape) for key, t in create(name).state_dict().items()}
+        needed = {key for key in wanted if not key.endswith("num_batches_tracked")}
+        alike = sum(wanted.get(key) == shape for key, shape in shapes.items() if key in needed)
+        shares[name] = alike / max(len(needed | {k for k in shapes if not k.endswith("num_batches_tracked")}), 1)
+    best = max(shares, key=lambda name: shares[name])
+    return best if shares[best] > 0.8 else None

@@ -1,0 +1,207 @@
+"""What a weights file holds, as far as it can be understood: format, sub-network, architecture, heads, input."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.build import build
+from sslbench.backbones.load import load_file
+from sslbench.backbones.resnet import parse, recognise_resnet
+from sslbench.backbones.vit_recognise import recognise_vit
+from sslbench.errors import BackboneError, WeightsError
+from sslbench.preprocessing import Preprocessing
+from sslbench.weights import patterns
+from sslbench.weights.files import WeightsFile
+from sslbench.weights.layout import NOTE
+from sslbench.weights.recognise import OPTIONAL_LEAF, Recognised, likely_place, recognise, tensors_at
+from sslbench.weights.tables import Table, load_table
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What is known of a weights file. Everything after `tensors` is empty when the format is not recognised.
+
+    Attributes:
+        container: how the tensors are stored.
+        size: of the file in bytes.
+        sha256: of the file.
+        stubbed: classes that a pickle names and that were not loaded.
+        suspicious: functions that a pickle names without calling them.
+        beside: numbers and text at the top of the file, for instance the epoch.
+        where: dotted path of the tensors in the file; '' is the file itself.
+        tensors: name in the file -> shape of every tensor there.
+        problem: why it is not recognised or does not load; '' when it does.
+        format: whose key names it has.
+        title: what a person calls the format.
+        network: which of several copies of the backbone in the file is taken ('query', 'teacher'); '' if there is one.
+        other_networks: the others, by what --format FORMAT:NETWORK takes.
+        why: how the format shows.
+        prefix: how the keys of the backbone begin.
+        backbone: what `--backbone` would take to build the architecture.
+        architecture: property -> value: depth, width, patch, ...
+        parameters: numbers in the backbone's parameters.
+        dtypes: dtype -> tensors of the backbone.
+        heads: name -> shape.
+        ignored: patterns of what is no part of the backbone.
+        channel_order: of the file: 'RGB' or 'BGR' (which is turned to RGB on loading).
+        preprocessing: of the images that the backbone is evaluated with.
+        report: what loading did, in one line.
+        layers: names for --layers; the first is the default.
+        tensors_sha256: of the loaded backbone.
+    """
+
+    container: str
+    size: int
+    sha256: str
+    stubbed: tuple[str, ...]
+    suspicious: tuple[str, ...]
+    beside: Mapping[str, Any]
+    where: str
+    tensors: Shapes
+    problem: str = ""
+    format: str = ""
+    title: str = ""
+    network: str = ""
+    other_networks: tuple[str, ...] = ()
+    why: str = ""
+    prefix: str = ""
+    backbone: str = ""
+    architecture: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    parameters: int = 0
+    dtypes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    heads: Shapes = dataclasses.field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    channel_order: str = ""
+    preprocessing: Preprocessing | None = None
+    report: str = ""
+    layers: tuple[str, ...] = ()
+    tensors_sha256: str = ""
+
+
+def describe(file: WeightsFile, *, backbone: str | None = None, format: str | None = None) -> Description:
+    """Look at a file as far as it can be understood; what stops it is in `problem`, nothing is raised for it.
+
+    Args:
+        file: what `files.read` returned.
+        backbone: the architecture, where the file does not show it.
+        format: whose key names it has; recognised when None.
+
+    Raises:
+        UsageError: there is no such format or backbone.
+    """
+    where, _ = likely_place(file.content, "", set())
+    known = Description(
+        container=file.container,
+        size=file.path.stat().st_size,
+        sha256=file.sha256,
+        stubbed=file.stubbed,
+        suspicious=file.suspicious,
+        beside=_beside(file),
+        where=where,
+        tensors=_shapes(tensors_at(file.content, where)),
+    )
+    expected = _shapes(build(backbone).module.state_dict()) if backbone else None
+    try:
+        found = recognise(file, expected=expected, format=format)
+    except WeightsError as error:
+        return dataclasses.replace(known, problem=str(error))
+    known = _with_format(known, found, load_table(format or found.format), file)
+    try:
+        loaded = load_file(file, backbone=backbone, format=format)
+    except (WeightsError, BackboneError) as error:
+        return dataclasses.replace(known, problem=str(error))
+    return _with_backbone(known, loaded)
+
+
+def _with_format(known: Description, found: Recognised, table: Table, file: WeightsFile) -> Description:
+    tensors = tensors_at(file.content, found.where)
+    learnt = {k: t for k, t in found.canonical.items() if k.rpartition(".")[2] not in _BUFFERS}
+    return dataclasses.replace(
+        known,
+        where=found.where,
+        tensors=_shapes(tensors),
+        format=found.format,
+        title=table.file.title,
+        network=found.network,
+        other_networks=found.other_networks,
+        why=_why(found, table, tensors),
+        prefix=found.prefix,
+        architecture=_architecture(found),
+        parameters=sum(tensor.numel() for tensor in learnt.values()),
+        dtypes=Counter(str(t.dtype).removeprefix("torch.") for t in found.canonical.values()),
+        heads=_shapes(found.heads),
+        ignored=found.ignored,
+        channel_order="BGR" if _flips(table, found) else "",
+    )
+
+
+_BUFFERS = (OPTIONAL_LEAF, "running_mean", "running_var")
+
+
+def _with_backbone(known: Description, loaded: Backbone) -> Description:
+    default = loaded.default_layer
+    return dataclasses.replace(
+        known,
+        backbone=loaded.name,
+        parameters=sum(parameter.numel() for parameter in loaded.module.parameters()),
+        channel_order=known.channel_order or "RGB",
+        preprocessing=loaded.preprocessing,
+        report=loaded.report.line() if loaded.report else "",
+        layers=(default, *(layer for layer in loaded.aliases if layer != default)),
+        tensors_sha256=loaded.weights_sha256,
+    )
+
+
+def _architecture(found: Recognised) -> dict[str, Any]:
+    """The numbers behind the architecture; empty where shapes alone do not tell."""
+    shapes = _shapes(found.canonical)
+    if (spec := parse(recognise_resnet(shapes) or "")) is not None:
+        stem = shapes.get("conv1.weight", (0, 0, 0, 0))
+        depth = 2 + sum(spec.layers) * (3 if spec.block == "bottleneck" else 2)
+        numbers = {"kind": f"ResNet of {spec.block} blocks", "depth": depth, "blocks": list(spec.layers)}
+        return {**numbers, "width": spec.width, "groups": spec.groups, "input_channels": stem[1]}
+    if (vit := recognise_vit(shapes, format=found.format)) is not None:
+        return {"kind": vit.describe(), **dataclasses.asdict(vit)}
+    return {}
+
+
+def _why(found: Recognised, table: Table, tensors: Mapping[str, Tensor]) -> str:
+    """How the format showed itself."""
+    if table.file.marker:
+        return "the file says so: " + ", ".join(f"{key}: {value}" for key, value in table.file.marker.items())
+    fits = f"each of the {len(tensors)} keys fits one rule, head or declared drop of its table"
+    for way in table.file.detect:
+        shown = [_example(text, tensors) for text in way.present]
+        if shown and all(shown):
+            return f"{fits}; typical is '{shown[0]}'"
+    return fits + (f"; all begin with '{found.prefix}'" if found.prefix else "")
+
+
+def _beside(file: WeightsFile) -> dict[str, Any]:
+    """Numbers and text at the top of the file, and what `sslbench convert` noted there."""
+    noted = file.content.get(NOTE)
+    entries = {**file.content, **file.metadata, **(noted if isinstance(noted, Mapping) else {})}
+    return {key: value for key, value in entries.items() if isinstance(value, str | int | float)}
+
+
+def _example(text: str, tensors: Mapping[str, Tensor]) -> str:
+    pattern = patterns.parse(text)
+    return next((key for key in tensors if pattern.match(key) is not None), "")
+
+
+def _flips(table: Table, found: Recognised) -> bool:
+    return any(
+        "flip_channels" in rule.operations and any(pattern.match(name) is not None for name in found.canonical)
+        for rule in table.rules
+        for pattern in rule.canonical
+    )
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -1,0 +1,87 @@
+"""`sslbench convert`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sslbench.cli import flags
+
+if TYPE_CHECKING:
+    from sslbench.weights.convert import ConversionReport
+
+
+@click.command("convert")
+@click.argument("in_", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--to", required=True, help="Whose key names OUT should have (sslbench list formats).")
+@click.option("--format", help="Whose key names IN has; recognised when left out.")
+@click.option("--backbone", help="The architecture, where IN does not show it: your own module:callable, timm:NAME.")
+@click.option("--keep-heads", is_flag=True, help="Keep classifiers and projection heads, if OUT has names for them.")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@flags.trust_pickle
+def command(
+    in_: Path,
+    out: Path,
+    to: str,
+    format: str | None,  # the name of the flag
+    backbone: str | None,
+    keep_heads: bool,
+    force: bool,
+    trust_pickle: bool,
+) -> None:
+    """Write the weights in IN to OUT with the key names of another format, bit for bit the same numbers.
+
+    The suffix of OUT says how it is stored: .safetensors, .pkl (numpy arrays, for Detectron2 and Caffe2), else torch.
+
+    \b
+    sslbench convert moco_v2.pth.tar r50.safetensors --to torchvision
+    sslbench convert resnet50.pth r50_for_detectron2.pth --to detectron2
+    """  # noqa: D301
+    from sslbench.cli import terminal
+    from sslbench.weights import convert, files, recognise
+
+    terminal.show_messages()
+    convert.check_output(in_, out, to=to, overwrite=force)
+    file = files.read(in_, trust_pickle=trust_pickle)
+    expected = None
+    if backbone is not None:
+        from sslbench.backbones.build import build
+
+        expected = {name: tuple(tensor.shape) for name, tensor in build(backbone).module.state_dict().items()}
+    found = recognise.recognise(file, expected=expected, format=format)
+    if to == "sslbench" and backbone is None:
+        from sslbench.backbones.load import architecture
+
+        backbone = architecture(found, str(in_))
+    report = convert.rewrite(
+        file, found, out, to=to, format=format, keep_heads=keep_heads, backbone=backbone, expected=expected
+    )
+    click.echo("\n".join(_lines(report)))
+
+
+def _lines(report: "ConversionReport") -> list[str]:
+    """At most twelve lines."""
+    place = f" at '{report.where}'" if report.where else ""
+    prefix = f", keys start with '{report.prefix}'" if report.prefix else ""
+    network = f" ({report.network})" if report.network else ""
+    lines = [
+        f"read     {report.source}: format {report.format}{network}{place}{prefix}",
+        f"wrote    {report.target}: format {report.to}, {report.tensors} tensors, {report.renamed} of them renamed; "
+        "read back and compared bit for bit",
+    ]
+    if report.dropped:
+        lines.append(f"left out {', '.join(report.dropped)} ({report.dropped_count} tensors, no part of the backbone)")
+    if report.heads:
+        lines.append(f"kept     heads: {', '.join(report.heads[:6])}{' ...' if len(report.heads) > 6 else ''}")
+    for name, count in report.operations.items():
+        lines.append(f"changed  {count} tensors by {name}")
+    if report.counters_dropped:
+        lines.append(f"missing  {report.counters_dropped} num_batches_tracked counters: {report.to} has none")
+    if report.counters_restored:
+        lines.append(
+            f"added    {report.counters_restored} num_batches_tracked counters, as 0: {report.format} has none"
+        )
+    lines.append(f"sha256   of {report.source.name}: {report.source_sha256}")
+    lines.append(f"sha256   of the backbone's tensors, the same in both: {report.tensors_sha256}")
+    return lines

@@ -1,0 +1,140 @@
+"""What differs between the backbones of two weights files, whatever their formats: compared under canonical names."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslbench.weights.files import WeightsFile
+from sslbench.weights.recognise import OPTIONAL_LEAF, Recognised, tensors_at
+
+RAW = "raw names"
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One of the two files, ready to be compared.
+
+    Attributes:
+        format: whose names it has.
+        tensors: of the backbone, under canonical names.
+        heads: of heads.
+    """
+
+    format: str
+    tensors: Mapping[str, Tensor]
+    heads: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Two tensors of one name and shape that are not the same.
+
+    Attributes:
+        name: canonical.
+        largest: of |a - b|; infinite where a value is infinite or NaN in one of them.
+        relative: largest divided by the largest |a|; 0 divided by 0 counts as 0.
+        dtypes: of a and b.
+    """
+
+    name: str
+    largest: float
+    relative: float
+    dtypes: tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Diff:
+    """What differs. BatchNorm counters are no difference: some formats do not keep them, and evaluation uses none.
+
+    Attributes:
+        formats: of the two files.
+        equal: names of tensors that are the same, bit for bit up to the sign of zero.
+        changed: tensors of one shape with other values or another dtype, the largest relative difference first.
+        reshaped: name -> the two shapes, where they differ.
+        only_a: names in the first file only.
+        only_b: names in the second file only.
+        counters: BatchNorm counters that differ, or that only one file has.
+        heads_only: 'A' or 'B' where just that file has heads, which were then not compared; else ''.
+    """
+
+    formats: tuple[str, str]
+    equal: tuple[str, ...]
+    changed: tuple[Change, ...]
+    reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    counters: int
+    heads_only: str
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs that evaluation uses."""
+        return not (self.changed or self.reshaped or self.only_a or self.only_b)
+
+
+def side(found: Recognised) -> Side:
+    """What was recognised in a file."""
+    return Side(found.format, found.canonical, found.heads)
+
+
+def raw_side(file: WeightsFile) -> Side:
+    """All tensors of a file under the names that they have in it, with the dicts around them: 'state_dict.fc.bias'."""
+    return Side(RAW, _everything(file.content, "", set()))
+
+
+def compare(a: Side, b: Side) -> Diff:
+    """Every tensor of two files; heads only if both have some."""
+    both_have_heads = bool(a.heads) and bool(b.heads)
+    left, right = dict(a.tensors), dict(b.tensors)
+    if both_have_heads:
+        left, right = {**left, **a.heads}, {**right, **b.heads}
+    counters = sum(
+        _is_counter(name) and not (name in left and name in right and torch.equal(left[name], right[name]))
+        for name in left.keys() | right.keys()
+    )
+    left, right = ({name: t for name, t in tensors.items() if not _is_counter(name)} for tensors in (left, right))
+    shared = [name for name in left if name in right]
+    alike = [name for name in shared if left[name].shape == right[name].shape]
+    changes = {name: change for name in alike if (change := _change(name, left[name], right[name])) is not None}
+    return Diff(
+        formats=(a.format, b.format),
+        equal=tuple(name for name in alike if name not in changes),
+        changed=tuple(sorted(changes.values(), key=lambda change: -change.relative)),
+        reshaped={n: (tuple(left[n].shape), tuple(right[n].shape)) for n in shared if n not in set(alike)},
+        only_a=tuple(name for name in left if name not in right),
+        only_b=tuple(name for name in right if name not in left),
+        counters=counters,
+        heads_only="" if both_have_heads or bool(a.heads) == bool(b.heads) else ("A" if a.heads else "B"),
+    )
+
+
+def _everything(content: Mapping[str, Any], where: str, seen: set[int]) -> dict[str, Tensor]:
+    seen.add(id(content))
+    found = {where + name: tensor for name, tensor in tensors_at(content, "").items()}
+    for key, value in content.items():
+        if isinstance(value, Mapping) and id(value) not in seen:
+            found |= _everything(value, f"{where}{key}.", seen)
+    return found
+
+
+def _is_counter(name: str) -> bool:
+    return name.rpartition(".")[2] == OPTIONAL_LEAF
+
+
+def _change(name: str, a: Tensor, b: Tensor) -> Change | None:
+    dtypes = (str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch."))
+    if a.dtype == b.dtype and torch.equal(a, b):
+        return None
+    kind = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+    left, right = a.to(kind), b.to(kind)
+    other = ~((left == right) | (left.isnan() & right.isnan()))
+    if a.dtype == b.dtype and not other.any():
+        return None  # NaN in the same places
+    gaps = (left[other] - right[other]).abs()
+    largest = gaps.nan_to_num(nan=float("inf")).max().item() if gaps.numel() else 0.0
+    size = left.abs().nan_to_num(nan=0.0).max().item() if left.numel() else 0.0
+    relative = 0.0 if largest == 0 else (largest / size if size else float("inf"))
+    return Change(name, largest, relative, dtypes)

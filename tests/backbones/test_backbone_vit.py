@@ -1,0 +1,234 @@
+"""Vision transformers from files: which one it is, how its images are made, and what is refused."""
+
+import logging
+
+import pytest
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed
+
+from sslbench.backbones.build import build
+from sslbench.backbones.load import load_backbone
+from sslbench.backbones.vit_positions import fit_positions
+from sslbench.backbones.vit_preprocessing import CLIP_MEAN, preprocessing_of
+from sslbench.backbones.vit_recognise import grid_side, recognise_vit
+from sslbench.errors import BackboneError, SslbenchError, UsageError, WeightsError
+from sslbench.preprocessing import IMAGENET_MEAN
+
+SHALLOW = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+def saved(path, content):
+    torch.save(content, path)
+    return str(path)
+
+
+def shapes(tensors):
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def prefixed(prefix, tensors):
+    return {prefix + key: tensor for key, tensor in tensors.items()}
+
+
+def random_vit(name, **options):
+    torch.manual_seed(3)
+    module = timm.create_model(name, num_classes=0, **options).eval()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return module
+
+
+@pytest.fixture(scope="module")
+def dinov2():
+    module = random_vit("vit_small_patch14_dinov2")
+    return module, {**module.state_dict(), "mask_token": torch.zeros(1, 384)}
+
+
+def test_dinov2_needs_no_name_and_is_evaluated_at_224(dinov2, tmp_path):
+    module, tensors = dinov2
+    backbone = load_backbone(saved(tmp_path / "dinov2_vits14.pth", tensors))
+    assert (backbone.name, backbone.format) == ("timm:vit_small_patch14_dinov2,img_size=224", "dinov2")
+    assert "resized from 37x37 to 16x16 patches" in backbone.report.line()
+    assert "ignored: mask_token" in backbone.report.line()
+    ours = backbone.preprocessing
+    assert (ours.resize, ours.crop, ours.interpolation, ours.mean) == (256, (224, 224), "bicubic", IMAGENET_MEAN)
+    assert "dinov2" in ours.origin
+    wanted = resample_abs_pos_embed(module.pos_embed, [16, 16], [37, 37], num_prefix_tokens=1)
+    torch.testing.assert_close(backbone.module.pos_embed, wanted)
+    assert torch.equal(backbone.module.blocks[3].attn.qkv.weight, module.blocks[3].attn.qkv.weight)
+
+
+def test_dinov2_at_its_own_size_is_not_touched(dinov2, tmp_path):
+    module, tensors = dinov2
+    backbone = load_backbone(saved(tmp_path / "w.pth", tensors), backbone="timm:vit_small_patch14_dinov2")
+    assert torch.equal(backbone.module.pos_embed, module.pos_embed)
+    assert "resized" not in backbone.report.line()
+    assert backbone.preprocessing.crop == (518, 518)
+
+
+def test_dinov2_weights_in_a_vit_without_layerscale_are_refused(dinov2, tmp_path):
+    path = saved(tmp_path / "w.pth", dinov2[1])
+    name = "timm:vit_small_patch16_224,patch_size=14,img_size=224"
+    with pytest.raises(WeightsError, match=r"24 unexpected: 'blocks\.0\.ls1\.gamma'.*LayerScale"):
+        load_backbone(path, backbone=name)
+    with pytest.raises(WeightsError, match=r"of another shape: .*'patch_embed\.proj\.weight'"):
+        load_backbone(path, backbone="timm:vit_small_patch16_224")
+    partial = load_backbone(path, backbone=name, allow_partial=True)
+    assert partial.report.partial
+
+
+def test_a_vit_with_missing_tensors_is_recognised_and_then_refused_naming_them(dinov2, tmp_path):
+    kept = {key: tensor for number, (key, tensor) in enumerate(dinov2[1].items()) if number % 10 != 7}
+    assert "pos_embed" in kept
+    with pytest.raises(WeightsError, match=r"tensors missing: 'blocks\."):
+        load_backbone(saved(tmp_path / "w.pth", kept))
+
+
+def test_weights_for_384_pixels_go_into_a_backbone_for_224_when_the_user_says_so(tmp_path):
+    module = random_vit("vit_tiny_patch16_384")
+    path = saved(tmp_path / "w.pth", module.state_dict())
+    own = load_backbone(path)
+    assert own.name == "timm:vit_tiny_patch16_384"
+    assert torch.equal(own.module.pos_embed, module.pos_embed)
+    assert own.preprocessing.crop == (384, 384)
+    smaller = load_backbone(path, backbone="timm:vit_tiny_patch16_224")
+    assert "position embeddings resized from 24x24 to 14x14 patches (bicubic)" in smaller.report.line()
+    assert not smaller.report.partial
+    wanted = resample_abs_pos_embed(module.pos_embed, [14, 14], [24, 24], num_prefix_tokens=1)
+    torch.testing.assert_close(smaller.module.pos_embed, wanted)
+
+
+@pytest.mark.parametrize(("place", "prefix"), [("", ""), ("state_dict", "module."), ("model", "")])
+def test_a_bare_vit_gets_imagenets_values_and_not_those_of_timms_augreg(place, prefix, tmp_path):
+    tensors = prefixed(prefix, random_vit("vit_tiny_patch16_224").state_dict())
+    path = saved(tmp_path / "w.pth", {place: tensors} if place else tensors)
+    found = load_backbone(path).preprocessing
+    assert (found.resize, found.crop, found.interpolation, found.mean) == (256, (224, 224), "bicubic", IMAGENET_MEAN)
+    assert "does not say" in found.origin
+    assert load_backbone(path, backbone="timm:vit_tiny_patch16_224").preprocessing.mean == (0.5, 0.5, 0.5)
+
+
+def test_the_format_decides_the_preprocessing_unless_a_tag_does(tmp_path):
+    tensors = prefixed("backbone.", random_vit("vit_small_patch16_224").state_dict())
+    head = {"head.last_layer.weight_g": torch.ones(5, 1), "head.last_layer.weight_v": torch.ones(5, 4)}
+    path = saved(tmp_path / "dino.pth", {"teacher": tensors | head})
+    assert load_backbone(path).name == "timm:vit_small_patch16_224.dino"
+    for name in (None, "timm:vit_small_patch16_224"):
+        found = load_backbone(path, backbone=name).preprocessing
+        assert (found.resize, found.mean, found.origin) == (256, IMAGENET_MEAN, "dino: its evaluation transform")
+    tagged = load_backbone(path, backbone="timm:vit_small_patch16_224.augreg_in21k").preprocessing
+    assert tagged.mean == (0.5, 0.5, 0.5)
+
+
+def test_clip_has_its_own_values():
+    found = preprocessing_of("openai_clip", 336)
+    assert (found.resize, found.crop, found.mean, found.interpolation) == (336, (336, 336), CLIP_MEAN, "bicubic")
+    assert preprocessing_of("timm", 224) is None
+
+
+def test_moco_v3_small_has_twelve_heads(tmp_path, caplog):
+    theirs = random_vit("vit_small_patch16_224", num_heads=12)
+    content = prefixed("module.base_encoder.", theirs.state_dict())
+    backbone = load_backbone(saved(tmp_path / "w.pth", {"state_dict": content}))
+    assert backbone.module.blocks[0].attn.num_heads == 12
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone.module(images), theirs(images))
+        six = random_vit("vit_small_patch16_224")
+        assert not torch.allclose(six(images), theirs(images), atol=1e-3)
+    with caplog.at_level(logging.INFO, logger="sslbench"):
+        bare = load_backbone(saved(tmp_path / "w.pth", theirs.state_dict()))
+    assert bare.module.blocks[0].attn.num_heads == 6
+    assert "MoCo v3's ViT-S has 12" in caplog.text
+
+
+def test_a_size_nobody_else_has_needs_the_number_of_heads(tmp_path):
+    theirs = random_vit("vit_small_patch16_224", **SHALLOW, img_size=32, patch_size=8)
+    path = saved(tmp_path / "w.pth", theirs.state_dict())
+    with pytest.raises(BackboneError, match="number of heads does not show") as caught:
+        load_backbone(path)
+    name = caught.value.remedy.partition("--backbone ")[2]
+    assert "num_heads=1," in name
+    backbone = load_backbone(path, backbone=name.replace("num_heads=1", "num_heads=2"))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone.module(images), theirs(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit_small_patch16_224", {}),
+        ("vit_small_patch16_224", {"qkv_bias": False, "img_size": 64, "patch_size": 4}),
+        ("vit_small_patch16_224", {"class_token": False, "global_pool": "avg"}),
+        ("vit_base_patch16_224", {"global_pool": "avg"}),
+        ("vit_base_patch32_clip_224", {}),
+        ("vit_large_patch14_clip_336", {}),
+        ("vit_small_patch14_reg4_dinov2", {"reg_tokens": 7}),
+        ("vit_huge_patch14_224", {}),
+        ("deit3_small_patch16_384", {}),
+        ("deit_tiny_distilled_patch16_224", {}),
+        ("beit_base_patch16_224", {}),
+        ("vit_giant_patch14_reg4_dinov2", {}),
+    ],
+)
+def test_every_kind_is_recognised_from_its_shapes(name, options):
+    with torch.device("meta"):
+        wanted = shapes(timm.create_model(name, num_classes=0, **options).state_dict())
+        vit = recognise_vit(wanted)
+        module = build(vit.name).module
+        tensors = {key: torch.empty(shape) for key, shape in wanted.items()}
+        assert shapes(fit_positions(tensors, module)[0]) == shapes(module.state_dict())
+    assert vit.heads_known
+    assert f"{vit.depth} blocks" in vit.describe() and f"width {vit.width}" in vit.describe()
+
+
+def test_other_networks_are_none():
+    assert recognise_vit({"conv1.weight": (64, 3, 7, 7)}) is None
+    for name in ("vit_small_r26_s32_224", "vit_relpos_small_patch16_224", "swin_tiny_patch4_window7_224"):
+        with torch.device("meta"):
+            assert recognise_vit(shapes(timm.create_model(name, num_classes=0).state_dict())) is None
+
+
+def test_thirteen_channels_are_seen_and_refused(tmp_path):
+    theirs = random_vit("vit_tiny_patch16_224", in_chans=13)
+    vit = recognise_vit(shapes(theirs.state_dict()))
+    assert vit.channels == 13 and vit.name == "timm:vit_tiny_patch16_224,in_chans=13"
+    with pytest.raises(SslbenchError, match="13 channels"):
+        load_backbone(saved(tmp_path / "w.pth", theirs.state_dict()))
+
+
+def test_options_follow_a_timm_name_after_commas():
+    backbone = build("timm:vit_tiny_patch16_224,img_size=64,num_heads=6")
+    assert backbone.name == "timm:vit_tiny_patch16_224,img_size=64,num_heads=6"
+    assert backbone.module.pos_embed.shape[1] == 17 and backbone.module.blocks[0].attn.num_heads == 6
+    assert backbone.preprocessing.crop == (64, 64)
+    assert build("vit_tiny_patch16_224,img_size=64").name == "timm:vit_tiny_patch16_224,img_size=64"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("img_size", "is no option"),
+        ("img_size=", "is no option"),
+        ("=3", "is no option"),
+        ("img_size=64,img_size=32", "is no option"),
+        ("imgsize=64", "cannot build"),
+        ("img_size=word", "cannot build"),
+        ("num_heads=5", "cannot build"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, says):
+    with pytest.raises(UsageError, match=says):
+        build(f"timm:vit_tiny_patch16_224,{options}")
+
+
+def test_positions_of_no_square_are_left_alone_and_refused(tmp_path):
+    tensors = random_vit("vit_tiny_patch16_224").state_dict()
+    tensors["pos_embed"] = torch.zeros(1, 1 + 12 * 14, 192)
+    path = saved(tmp_path / "w.pth", tensors)
+    with pytest.raises(WeightsError, match=r"'pos_embed' \(1, 169, 192\) in the file"):
+        load_backbone(path, backbone="timm:vit_tiny_patch16_224,embed_dim=192")
+    assert grid_side(1 + 12 * 14, (0, 2)) == 13
+    assert grid_side(5, (0, 1)) == 2 and grid_side(6, (0, 1)) is None and grid_side(0, (0, 1)) is None

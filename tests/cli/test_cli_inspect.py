@@ -1,0 +1,136 @@
+"""`sslbench inspect`, as a user runs it: what a file is, or what it looks like when nobody knows."""
+
+import json
+import os
+import pickle
+
+import pytest
+import torch
+
+from sslbench.backbones.build import build
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    return build("resnet18w0.125").module.state_dict()
+
+
+def row(out, label):
+    [line] = [line for line in out.splitlines() if line.startswith(f"  {label} ")]
+    return line.removeprefix(f"  {label}").strip()
+
+
+def test_the_page_of_a_moco_checkpoint(folder, sslbench, resnet):
+    both = {f"module.encoder_{letter}.{name}": t for letter in "qk" for name, t in resnet.items()}
+    torch.save({"epoch": 199, "arch": "resnet18", "state_dict": both | {"module.queue": torch.ones(2, 3)}}, "m.pth.tar")
+    code, out, err = sslbench("inspect", "m.pth.tar")
+    assert (code, err) == (0, "")
+    assert row(out, "file").startswith("torch zip, ") and "sha256" in row(out, "file")
+    assert row(out, "beside") == "epoch: 199, arch: resnet18"
+    assert row(out, "format").startswith("moco: ") and "module.encoder_q" in row(out, "because")
+    assert row(out, "tensors") == "241 at 'state_dict'" and "'module.encoder_q.'" in row(out, "sub-network")
+    assert row(out, "backbone") == "resnet18w0.125"
+    assert "ResNet of basic blocks, 18 layers deep (2-2-2-2), width 8, 3 input channels" in out
+    assert row(out, "loads").startswith("loaded 120 of 120 backbone tensors (100.0 % of parameters)")
+    assert "module.queue" in row(out, "ignored")
+    assert row(out, "input").startswith("RGB, 0 to 1, then mean (0.485, 0.456, 0.406)")
+
+
+def test_a_vision_transformer_shows_its_numbers(folder, sslbench):
+    torch.save(build("timm:vit_small_patch14_reg4_dinov2,depth=2").module.state_dict(), "vit.pth")
+    _, out, _ = sslbench("inspect", "vit.pth", "--json")
+    numbers = json.loads(out)["architecture"]
+    assert (numbers["depth"], numbers["width"], numbers["patch"], numbers["image"]) == (2, 384, 14, 518)
+    assert numbers["registers"] == 4 and numbers["layer_scale"] is True and numbers["channels"] == 3
+    code, out, _ = sslbench("inspect", "vit.pth")
+    assert code == 1 and "number of heads does not show" in row(out, "problem")
+    assert "ViT of 2 blocks, width 384" in out and "patch 14" in out and "3 input channels" in out
+
+
+def test_a_bgr_file_says_so(folder, sslbench, resnet):
+    torch.save(build("resnet50w0.125").module.state_dict(), "r50.pth")
+    sslbench("convert", "r50.pth", "c2.pkl", "--to", "caffe2_resnet")
+    code, out, _ = sslbench("inspect", "c2.pkl")
+    assert code == 0 and row(out, "input").startswith("BGR in the file, turned to RGB on loading")
+
+
+def test_json_holds_heads_hashes_and_every_shape(folder, sslbench, resnet):
+    torch.save({**resnet, "fc.bias": torch.ones(3)}, "r.pth")
+    code, out, _ = sslbench("inspect", "r.pth", "--json")
+    known = json.loads(out)
+    assert code == 0 and known["format"] == "torchvision" and known["problem"] == ""
+    assert known["heads"] == {"fc.bias": [3]} and known["ignored"] == ["fc.*"] and len(known["tensors"]) == 121
+    assert known["backbone"] == "resnet18w0.125" and len(known["sha256"]) == len(known["tensors_sha256"]) == 64
+    assert known["parameters"] == sum(p.numel() for p in build("resnet18w0.125").module.parameters())
+
+
+def test_a_file_of_no_known_format_shows_its_first_names_and_shapes(folder, sslbench):
+    torch.save({"net": {f"xx{i}.yy": torch.ones(2, i + 1) for i in range(30)}, "epoch": 3}, "odd.ckpt")
+    code, out, _ = sslbench("inspect", "odd.ckpt")
+    assert code == 1 and row(out, "format") == "not recognised" and row(out, "tensors") == "30 at 'net'"
+    assert "no known format" in row(out, "problem") and "--format" in out
+    assert "    xx0.yy   2x1\n" in out and "... and 18 more" in out and "xx12" not in out
+
+
+def test_a_known_format_of_an_unknown_architecture_shows_what_is_known(folder, sslbench):
+    torch.save(build("timm:convnext_atto").module.state_dict(), "net.pth")
+    code, out, _ = sslbench("inspect", "net.pth")
+    assert code == 1 and row(out, "format").startswith("timm: ") and "--backbone" in out
+    assert "architecture does not show" in row(out, "problem")
+    assert sslbench("inspect", "net.pth", "--backbone", "timm:convnext_atto")[0] == 0
+
+
+def test_weights_that_do_not_load_are_described_as_far_as_they_go(folder, sslbench, resnet):
+    torch.save(resnet | {"bn1.bias": torch.full((8,), float("nan"))}, "nan.pth")
+    code, out, _ = sslbench("inspect", "nan.pth")
+    assert code == 1 and row(out, "format").startswith("torchvision") and "NaN" in row(out, "problem")
+
+
+class Payload:
+    def __reduce__(self):
+        return os.system, ("touch ran",)
+
+
+def test_names_in_a_pickle_that_weights_do_not_need_are_shown(folder, sslbench, resnet):
+    pickled = pickle.dumps({"a": 1}, 2).removesuffix(b".") + b"X\x01\x00\x00\x00bcos\nsystem\ns."
+    (folder / "odd.pkl").write_bytes(pickled)
+    code, out, _ = sslbench("inspect", "odd.pkl")
+    assert code == 1 and "os.system" in row(out, "suspicious")
+
+
+@pytest.mark.parametrize("command", [["inspect", "evil.pth"], ["convert", "evil.pth", "x.pth", "--to", "moco"]])
+def test_only_trust_pickle_runs_code_and_it_is_said_in_red(folder, sslbench, resnet, command):
+    torch.save({"state_dict": resnet, "hook": Payload()}, "evil.pth")
+    code, _, err = sslbench(*command)
+    assert code == 1 and "nothing was run" in err and not (folder / "ran").exists()
+    _, _, err = sslbench(*command, "--trust-pickle")
+    assert (folder / "ran").exists() and "may run any program" in err and "running whatever evil.pth asks for" in err
+
+
+def test_eval_and_extract_have_the_flag_too(world, sslbench):
+    torch.save({"state_dict": torch.load("w.pth", weights_only=True)["state_dict"], "hook": Payload()}, "evil.pth")
+    own = ("--weights", "evil.pth", "--backbone", "tiny_net_of_the_tests:net", "--data", "photos")
+    for command in (("eval", "knn", "k=3", "--no-floors"), ("extract",)):
+        code, _, err = sslbench(*command, *own)
+        assert code == 1 and "nothing was run" in err and not (world / "ran").exists()
+        code, _, err = sslbench(*command, *own, "--trust-pickle")
+        assert code == 0 and (world / "ran").exists() and "may run any program" in err
+        (world / "ran").unlink()
+
+
+def test_data_and_feature_stores_are_inspected_as_before(world, sslbench):
+    code, out, _ = sslbench("inspect", "photos")
+    assert code == 0 and "train: 36 images" in out
+    code, out, _ = sslbench("inspect", "photos", "--json")
+    assert code == 2
+    own = ("--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "--data", "photos", "--store", "store")
+    _, out, _ = sslbench("extract", *own)
+    folder = out.splitlines()[0].split("\t")[-1].rpartition("/")[0]
+    code, out, _ = sslbench("inspect", folder)
+    assert code == 0 and "features of" in out

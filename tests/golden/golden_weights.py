@@ -1,0 +1,271 @@
+"""Weight conversion as VISSL's, MoCo's and Detectron2's scripts do it, by our tables: names and bytes are compared.
+
+Where those scripts lose or keep more than the weights of the backbone, the difference is written down here.
+"""
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from golden_cases import Case
+from golden_models import recipe
+from torch import Tensor
+
+from sslbench.backbones.build import build
+from sslbench.weights.files import WeightsFile, read
+from sslbench.weights.recognise import Recognised, recognise, tensors_at
+from sslbench.weights.tables import load_table
+
+TRUNK = "classy_state_dict.base_model.model.trunk"
+COUNTER = "num_batches_tracked"
+Tensors = dict[str, Tensor]
+
+
+@cache
+def _expected(topic: Path) -> dict[str, Any]:
+    return dict(json.loads((topic / "expected.json").read_text(encoding="utf-8")))
+
+
+def _recorded(case: Case) -> dict[str, Any]:
+    return dict(_expected(case.topic)[case.name])
+
+
+def _file(case: Case, name: str) -> WeightsFile:
+    path = case.topic / name
+    if not path.is_file():
+        pytest.skip(f"{name} is not shipped: set SSLBENCH_GOLDEN")
+    return read(path)
+
+
+def _listed(recorded: dict[str, Any], where: str = "") -> dict[str, tuple[str, tuple[int, ...], str]]:
+    """Key -> (dtype, shape, sha256) of the tensors at a dotted path in a recorded structure."""
+    for step in where.split(".") if where else []:
+        recorded = recorded[step]
+    return {
+        key: (value["dtype"], tuple(value["shape"]), value["sha256"])
+        for key, value in recorded.items()
+        if isinstance(value, dict) and "sha256" in value
+    }
+
+
+def _described(tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...], str]]:
+    return {
+        key: (
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            hashlib.sha256(np.ascontiguousarray(tensor.numpy()).tobytes()).hexdigest(),
+        )
+        for key, tensor in tensors.items()
+    }
+
+
+def _without_counters(tensors: Tensors) -> Tensors:
+    return {key: tensor for key, tensor in tensors.items() if not key.endswith(COUNTER)}
+
+
+def _to(name: str, canonical: Tensors) -> Tensors:
+    """The format's keys; counters only where it has names for them, as `convert` does."""
+    table = load_table(name)
+    names = [pattern for rule in table.rules for pattern in rule.canonical]
+    held = {key for key in canonical if any(pattern.match(key) is not None for pattern in names)}
+    assert all(key.endswith(COUNTER) for key in canonical.keys() - held)
+    return table.from_canonical({key: tensor for key, tensor in canonical.items() if key in held})
+
+
+def _same_tensors(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) and a[key].dtype == b[key].dtype for key in a)
+
+
+def vissl(case: Case) -> None:
+    """A VISSL checkpoint to torchvision, Detectron2 and ClassyVision, each also read back."""
+    recorded = _recorded(case)
+    found = _vissl_input(case, recorded)
+    results = recorded.get("results") or {"to_detectron2_torch": {"output": recorded["to_detectron2"]}}
+    if "to_torchvision" in recorded:
+        results["to_torchvision"] = {"output": recorded["to_torchvision"]}
+    assert found.format == "vissl"
+    assert _described(found.canonical) == _listed(results["to_torchvision"]["output"])
+    for target in ("to_detectron2_torch", "to_detectron2_numpy"):
+        if target in results:
+            _check_both_ways("detectron2", found.canonical, _listed(results[target]["output"], "model"))
+    if "to_classy" in results:
+        _check_both_ways("classyvision", found.canonical, _listed(results["to_classy"]["output"], TRUNK))
+        _check_classy_to_vissl(found.canonical, _listed(results["classy_to_vissl"]["output"], "model_state_dict"))
+    for name, result in results.items():
+        if "file" in result:
+            _check_file(case, result["file"], name, found.canonical)
+
+
+def _vissl_input(case: Case, recorded: dict[str, Any]) -> Recognised:
+    if "input_file" in recorded:
+        return recognise(_file(case, recorded["input_file"]))
+    structure = _listed(recorded["input_structure"], TRUNK)  # of full size: made by the recipe
+    tensors = {
+        key: torch.from_numpy(np.asarray(recipe(key.removeprefix("_feature_blocks."), shape, recorded["salt"])))
+        for key, (_, shape, _) in structure.items()
+    }
+    assert _described(tensors) == structure
+    content: dict[str, Any] = tensors
+    for step in reversed(TRUNK.split(".")):
+        content = {step: content}
+    return recognise(WeightsFile(case.topic, "0" * 64, content, "torch zip"))
+
+
+def _check_both_ways(name: str, canonical: Tensors, wanted: dict[str, tuple[str, tuple[int, ...], str]]) -> None:
+    there = _to(name, canonical)
+    assert _described(there) == wanted
+    table = load_table(name)
+    place: Any = there
+    for step in reversed(table.file.state_dict[0].split(".")):
+        place = {step: place}
+    back = recognise(WeightsFile(Path("back.torch"), "0" * 64, place, "torch zip"))
+    assert back.format == name
+    kept = canonical if any(key.endswith(COUNTER) for key in there) else _without_counters(canonical)
+    assert _same_tensors(back.canonical, kept)
+
+
+def _check_classy_to_vissl(canonical: Tensors, wanted: dict[str, tuple[str, tuple[int, ...], str]]) -> None:
+    """VISSL's script loses the BatchNorm counters on this way; ours does not."""
+    assert _described(_to("vissl", _without_counters(canonical))) == wanted
+
+
+def _check_file(case: Case, name: str, result: str, canonical: Tensors) -> None:
+    """The file that the script wrote holds the same backbone."""
+    found = recognise(_file(case, name))
+    formats = {
+        "to_torchvision": "torchvision", "to_detectron2_torch": "detectron2", "classy_to_vissl": "vissl",
+        "to_classy": "classyvision", "to_classy_heads": "classyvision",
+    }  # fmt: skip
+    assert found.format == formats[result]
+    lossless = result in ("to_torchvision", "to_classy", "to_classy_heads")
+    assert _same_tensors(found.canonical, canonical if lossless else _without_counters(canonical))
+    assert bool(found.heads) == (result == "to_classy_heads")
+
+
+def linear_evaluation(case: Case) -> None:
+    """VISSL's scripts keep the prefix of a linear evaluation run in every key; we take it away."""
+    recorded = _recorded(case)
+    found = recognise(_file(case, recorded["input_file"]))
+    assert found.prefix == "base_model._feature_blocks."
+    for name, target in (("to_classy", "classyvision"), ("to_detectron2_torch", "detectron2")):
+        wanted = {key.removeprefix("base_model.") for key in recorded["results"][name]["keys"] if key[0] != "_"}
+        assert set(_to(target, found.canonical)) == wanted
+    for key, tensor in found.canonical.items():
+        values = recipe(key, tuple(tensor.shape), recorded["salt"])
+        assert np.array_equal(tensor.numpy(), values)
+
+
+def dino_teacher(case: Case) -> None:
+    """The student lies in the trunk, the teacher in the loss; each is taken by its name."""
+    recorded = _recorded(case)
+    file = _file(case, recorded["input_file"])
+    student, teacher = recognise(file), recognise(file, format="vissl:teacher")
+    assert (student.network, student.other_networks) == ("trunk", ("teacher",))
+    assert (teacher.network, teacher.where) == ("teacher", "classy_state_dict.loss")
+    assert _described(_to("vissl", teacher.canonical)) == _listed(recorded["output"], TRUNK)
+    assert not torch.equal(student.canonical["conv1.weight"], teacher.canonical["conv1.weight"])
+
+
+def caffe2_resnet(case: Case) -> None:
+    """With 'bgr2rgb' we do as the script; without it, the script leaves the first convolution as it was."""
+    recorded = _recorded(case)
+    found = recognise(_file(case, recorded["input_file"]))
+    assert found.format == ("caffe2_resnet_jigsaw" if case.name.endswith("jigsaw") else "caffe2_resnet")
+    for option, result in recorded["results"].items():
+        wanted = _listed(result["output"])
+        head = {key: wanted.pop(key) for key in ("fc1000.weight", "fc1000.bias")}
+        ours = dict(found.canonical)
+        if option == "bgr2rgb=None":
+            ours["conv1.weight"] = ours["conv1.weight"].flip(1)
+        assert _described(ours) == wanted
+        names = {"fc1000_w": "fc1000.weight", "fc1000_b": "fc1000.bias"}
+        classifier = {key.replace("_s0", ""): tensor for key, tensor in found.heads.items()}
+        assert _described({name: classifier[key] for key, name in names.items()}) == head
+    _check_way_back(case, recorded, found)
+
+
+def caffe2_alexnet(case: Case) -> None:
+    recorded = _recorded(case)
+    found = recognise(_file(case, recorded["input_file"]))
+    results = recorded.get("results") or {"bgr2rgb=None": {"output": recorded["output"]}}
+    for option, result in results.items():
+        ours = dict(found.canonical)
+        if option == "bgr2rgb=None":
+            ours["features.0.weight"] = ours["features.0.weight"].flip(1)
+        assert _described(_to("vissl_alexnet", ours)) == _listed(result["output"], "model_state_dict")
+    _check_way_back(case, recorded, found)
+
+
+def _check_way_back(case: Case, recorded: dict[str, Any], found: Recognised) -> None:
+    """From the canonical names to the blobs of the file, and to a file of it that is read again."""
+    file = _file(case, recorded["input_file"])
+    blobs = tensors_at(file.content, found.where)
+    back = load_table(found.format).from_canonical({**found.canonical, **found.heads})
+    assert _same_tensors(back, {key: tensor for key, tensor in blobs.items() if key not in found.dropped})
+
+
+def alexnet(case: Case) -> None:
+    recorded = _recorded(case)
+    found = recognise(_file(case, recorded["input_file"]))
+    assert found.format == {"alexnet_deepcluster": "deepcluster_alexnet", "alexnet_rotnet": "rotnet"}[case.name]
+    assert _described(_to("vissl_alexnet", found.canonical)) == _listed(recorded["output"], "model_state_dict")
+    back = load_table(found.format).from_canonical({**found.canonical, **found.heads})
+    tensors = tensors_at(_file(case, recorded["input_file"]).content, found.where)
+    assert _same_tensors(back, {key: tensor for key, tensor in tensors.items() if key not in found.dropped})
+
+
+def moco(case: Case) -> None:
+    """MoCo's own script keeps the counters and the head, as 'stem.fc'; we leave both out."""
+    recorded = _recorded(case)
+    found = recognise(_file(case, recorded["input_file"]))
+    assert (found.format, found.network) == ("moco", "query")
+    wanted = _listed(recorded["output"], "model")
+    ours = _described(_to("detectron2", found.canonical))
+    assert ours == {key: value for key, value in wanted.items() if COUNTER not in key and "stem.fc" not in key}
+    assert len(ours) == 265
+
+
+def detectron2_names(case: Case) -> None:
+    """Every tensor of Detectron2's model is found in our file by its suffix matching, and each of ours is used."""
+    recorded = _recorded(case)
+    tensors = dict(build("resnet50").module.state_dict())
+    assert set(_to("detectron2", tensors)) == set(recorded["checkpoint_keys"]) == set(recorded["matched"].values())
+    backbone = {key: recorded["matched"][key] for key in recorded["model_keys_backbone"]}
+    assert len(backbone) == 265
+    here = _to("detectron2", tensors)
+    model = {key: here[source] for key, source in backbone.items()}
+    extra = {key: torch.zeros(1) for key in recorded["other_model_keys"]}
+    found = recognise(WeightsFile(Path("d2.pth"), "0" * 64, {"model": model | extra}, "torch zip"))
+    assert found.format == ("detectron2_c4" if case.name.endswith("C4") else "detectron2")
+    assert _same_tensors(found.canonical, _without_counters(tensors))
+
+
+def caffe2_names(case: Case) -> None:
+    """Detectron2's own renaming of Caffe2 blobs agrees with ours, from Caffe2 to Detectron2."""
+    recorded = _recorded(case)
+    pairs = dict(zip(recorded["in"], recorded["out"], strict=True))
+    tensors: Tensors = {
+        key: torch.full((2, 3, 7, 7) if key == "conv1_w" else (2,), float(number)) for number, key in enumerate(pairs)
+    }
+    found = recognise(WeightsFile(Path("c2.pkl"), "0" * 64, {"blobs": tensors}, "pickle"))
+    ours = _to("detectron2", found.canonical)
+    for key, name in pairs.items():
+        if key not in found.dropped and key not in found.heads:
+            assert float(ours[name].flatten()[0]) == float(tensors[key].flatten()[0])
+    assert len(ours) == 265
+
+
+def helpers(case: Case) -> None:
+    """A prefix goes away at the beginning of a key and nowhere else."""
+    recorded = _recorded(case)["replace_module_prefix"]
+    tensors = {key: torch.zeros(1) for key in recorded["in"]}
+    split = load_table("vissl").split(tensors)
+    begins = [key for key in recorded["in"] if key.startswith(recorded["prefix"])]
+    assert set(split.canonical) == {key.removeprefix(recorded["prefix"]) for key in begins}
+    assert set(split.canonical) <= set(recorded["out"])
+    assert set(split.unknown) == set(recorded["in"]) - set(begins)
