@@ -176,13 +176,13 @@ def _evaluate(requests: list["Request"], run: "RunSettings", store: Path, out: P
     from sslbench.cli import result_table, terminal
     from sslbench.distributed import this_process
 
-    evaluation.check_writable(out)
     backbone = None
     with terminal.progress() as progress:
         written = []
         for request in requests:
             prepared = evaluation.prepare(request, run, backbone=backbone)
             backbone = prepared.loaded
+            evaluation.check_writable(out)
             written += evaluation.evaluate(prepared, store=store, out=out, command=_typed(), progress=progress)
     if this_process().rank == 0:
         result_table.print_results(written, out)
