@@ -14,7 +14,7 @@ import safetensors
 import torch
 
 from sslbench.errors import WeightsError
-from sslbench.weights import other_files, vissl_parts
+from sslbench.weights import other_files, torchscript, vissl_parts
 from sslbench.weights.sniff import Container, refuse_path, sniff
 from sslbench.weights.unpickle import Inert, RestrictedPickle
 
@@ -23,6 +23,7 @@ _OTHER_READERS = {
     "npy": other_files.read_npy,
     "npz": other_files.read_npz,
     "torch tar": other_files.read_tar,
+    "torchscript": torchscript.read_torchscript,
 }
 
 log = logging.getLogger("sslbench")
@@ -53,7 +54,7 @@ class WeightsFile:
 
 
 def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
-    """Open a file of torch.save (of any age), safetensors, a pickle or numpy's .npy and .npz; no code in it is run.
+    """Open a file of torch.save or torch.jit.save, safetensors, a pickle, .npy or .npz; no code in it is run.
 
     A VISSL checkpoint in several files (shards, slices) comes back as if it were in one.
 
@@ -130,7 +131,7 @@ def _read_torch(path: Path, *, mmap: bool, trust_pickle: bool) -> tuple[Any, Res
 def _read_part(path: Path, *, trust_pickle: bool) -> Any:
     """Another file of torch.save, which belongs to the one that is being read."""
     container = sniff(path)
-    if not container.startswith("torch"):
+    if not container.startswith("torch "):
         raise WeightsError(f"{path} should be a file of torch.save, not {container}")
     return _read_torch(path, mmap=container == "torch zip", trust_pickle=trust_pickle)[0]
 
@@ -163,7 +164,7 @@ def _run_pickle(path: Path, *, plain: bool = False) -> Any:
 
 def _damaged(path: Path, error: Exception, container: Container = "torch zip") -> WeightsError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
-    kind = "a file of torch.save" if container.startswith("torch") else f"a {container} file"
+    kind = "a file of torch.save" if container.startswith("torch ") else f"a {container} file"
     return WeightsError(f"{path} cannot be read as {kind}: {reason}", "It is damaged: get it again.")
 
 

@@ -4,7 +4,7 @@ import pickle
 import struct
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +16,12 @@ from sslbench.weights.unpickle import Inert, RestrictedPickle
 
 Load = Callable[..., Any]
 _ENCODING = "latin1"  # text of Python 2, in which numpy's bytes survive
+# What a storage's class is called, before 'Storage'.
+STORAGES: Mapping[str, torch.dtype] = {
+    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool,
+}  # fmt: skip
 
 
 def read_pickle(path: Path, restricted: RestrictedPickle) -> Any:
@@ -135,11 +141,7 @@ def _tar_tensors(file: IO[bytes], load: Load, storages: dict[int, torch.Tensor])
 def _dtype_of(kind: object) -> torch.dtype:
     """The dtype of a storage's class, which the restricted reader gives as an inert class with that name."""
     name = getattr(kind, "name", "") if isinstance(kind, type) and issubclass(kind, Inert) else ""
-    dtypes = {
-        "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "Long": torch.int64,
-        "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
-    }  # fmt: skip
-    for prefix, dtype in dtypes.items():
+    for prefix, dtype in STORAGES.items():
         if name in (f"torch.{prefix}Storage", f"torch.cuda.{prefix}Storage"):
             return dtype
     raise pickle.UnpicklingError(f"'{name or kind}' is no kind of storage")

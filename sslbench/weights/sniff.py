@@ -11,7 +11,7 @@ from typing import Literal
 from sslbench.errors import WeightsError
 from sslbench.names import did_you_mean
 
-Container = Literal["torch zip", "torch legacy", "torch tar", "safetensors", "pickle", "npy", "npz"]
+Container = Literal["torch zip", "torch legacy", "torch tar", "torchscript", "safetensors", "pickle", "npy", "npz"]
 
 _TAR_MEMBERS = {"storages", "tensors", "pickle"}
 # Pickles of protocols 0 and 1 start with a dict, or a call of something named in the first line; later ones with \x80.
@@ -107,13 +107,16 @@ def _sniff_zip(path: Path) -> Container:
             f"{path} is damaged: it starts as a file of torch.save does, and its end is missing or broken ({reason})",
             f"It has {path.stat().st_size:,} bytes: was the download or copy interrupted?",
         ) from error
-    if any(name.endswith("/constants.pkl") for name in names):
-        raise WeightsError(f"{path} is a TorchScript program, not weights", "Save model.state_dict() instead.")
+    is_script = any(name.endswith("/constants.pkl") for name in names)
     is_torch = any(name.endswith("/data.pkl") or name == "data.pkl" for name in names)
+    if is_script and not is_torch:
+        raise WeightsError(f"{path} is a TorchScript program without weights", "Save model.state_dict() instead.")
     if not is_torch and not (names and all(name.endswith(".npy") for name in names)):
         raise WeightsError(f"{path} is a zip archive with no weights; it holds {', '.join(names[:3]) or 'nothing'}")
     if damaged is not None:
         raise WeightsError(f"{path} is damaged: the checksum of '{damaged}' in it is wrong", "Get the file again.")
+    if is_script:
+        return "torchscript"
     return "torch zip" if is_torch else "npz"
 
 

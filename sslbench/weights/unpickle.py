@@ -149,6 +149,9 @@ def _allowed() -> dict[str, Callable[..., Any]]:
         "copy_reg._reconstructor": _reconstruct_object,
         "_codecs.encode": _encode,
     }
+    # How TorchScript says what its lists and dicts hold.
+    for name in ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag"):
+        functions[f"torch.jit._pickle.{name}"] = lambda data, *_: data
     for root in ("builtins", "__builtin__"):
         functions |= {f"{root}.{kind.__name__}": kind for kind in _PLAIN_TYPES}
     for root in ("numpy.core.multiarray", "numpy._core.multiarray"):
