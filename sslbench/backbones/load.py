@@ -89,7 +89,7 @@ def load_file(
         network=recognised.network_text,
         ignored=(*recognised.ignored, *ignored),
     )
-    report = dataclasses.replace(report, casts=(*report.casts, *changes))
+    report = dataclasses.replace(report, casts=(*report.casts, *changes), note=recognised.note)
     preprocessing = vit_preprocessing(built, recognised.format, named=backbone is not None)
     return dataclasses.replace(built, report=report, format=recognised.format, preprocessing=preprocessing)
 

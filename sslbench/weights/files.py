@@ -14,7 +14,7 @@ import safetensors
 import torch
 
 from sslbench.errors import WeightsError
-from sslbench.weights import other_files, torchscript, vissl_parts
+from sslbench.weights import haiku, other_files, torchscript, vissl_parts
 from sslbench.weights.sniff import Container, refuse_path, sniff
 from sslbench.weights.unpickle import Inert, RestrictedPickle
 
@@ -85,7 +85,7 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
     if not isinstance(loaded, Mapping | torch.nn.Module) and not (isinstance(loaded, Inert) and loaded.mapping):
         raise _no_dict(path, loaded, stubbed)
     try:
-        content = _Plainer(path).plain(loaded)
+        content = haiku.flattened(_Plainer(path).plain(loaded))
     except RecursionError as error:
         raise _damaged(path, error) from error
     return WeightsFile(path, sha256, content, container, {}, stubbed, suspicious)

@@ -31,6 +31,7 @@ class LoadReport:
         casts: conversions of dtype, for instance '161 float16 to float32'.
         what: the file or weights, for messages.
         network: which of several copies of the backbone the file's format was asked for, and which others there are.
+        note: what the format's table says that users of the weights should know.
     """
 
     loaded: int
@@ -46,6 +47,7 @@ class LoadReport:
     casts: tuple[str, ...] = ()
     what: str = ""
     network: str = ""
+    note: str = ""
 
     def line(self) -> str:
         """One line for a person: 'loaded 318 of 318 backbone tensors (100.0 % of parameters), format moco; ...'."""
@@ -63,6 +65,7 @@ class LoadReport:
             counts = [(len(self.missing), "missing"), (len(self.unexpected), "unexpected")]
             counts += [(len(self.mismatched), "of another shape")]
             text += "; PARTIAL: " + ", ".join(f"{count} {word}" for count, word in counts if count)
+        text += f"; note: {self.note}" if self.note else ""
         return text
 
 

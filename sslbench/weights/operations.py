@@ -36,6 +36,20 @@ def transpose(weight: Tensor) -> Tensor:
     return weight.t().contiguous()
 
 
+def hwio_to_oihw(weight: Tensor) -> Tensor:
+    """(h, w, in, out) to (out, in, h, w): convolutions as TensorFlow, JAX and Haiku store them."""
+    if weight.ndim != 4:
+        raise ValueError("needs a convolution's weight (h, w, in, out)")
+    return weight.permute(3, 2, 0, 1).contiguous()
+
+
+def oihw_to_hwio(weight: Tensor) -> Tensor:
+    """(out, in, h, w) to (h, w, in, out)."""
+    if weight.ndim != 4:
+        raise ValueError("needs a convolution's weight (out, in, h, w)")
+    return weight.permute(2, 3, 1, 0).contiguous()
+
+
 def linear_to_conv(weight: Tensor) -> Tensor:
     """(out, in) to (out, in, 1, 1): a linear layer as the 1x1 convolution that it is."""
     if weight.ndim != 2:
@@ -65,6 +79,8 @@ def squeeze(tensor: Tensor) -> Tensor:
 OPERATIONS: Mapping[str, Operation] = {
     "flip_channels": Operation(flip_channels, flip_channels),
     "transpose": Operation(transpose, transpose),
+    "hwio_to_oihw": Operation(hwio_to_oihw, oihw_to_hwio),
+    "oihw_to_hwio": Operation(oihw_to_hwio, hwio_to_oihw),
     "linear_to_conv": Operation(linear_to_conv, conv_to_linear),
     "conv_to_linear": Operation(conv_to_linear, linear_to_conv),
     "unsqueeze": Operation(unsqueeze, squeeze),

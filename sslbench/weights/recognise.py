@@ -35,6 +35,7 @@ class Recognised:
         prefix: how the keys of the backbone begin in the file.
         network: which of several copies of the backbone was taken ('query', 'teacher'); '' where there is only one.
         other_networks: those that the file holds besides.
+        note: what the table says that users of the weights should know.
     """
 
     format: str
@@ -47,6 +48,7 @@ class Recognised:
     prefix: str
     network: str = ""
     other_networks: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def network_text(self) -> str:
@@ -219,6 +221,7 @@ def _result(reading: _Reading, file: WeightsFile) -> Recognised:
         prefix=split.prefix,
         network=reading.table.network,
         other_networks=_other_networks(reading.table, file),
+        note=reading.table.file.note,
     )
 
 

@@ -54,6 +54,7 @@ class TableFile:
     Attributes:
         title: what a person calls the format.
         source: address where the format is defined.
+        note: what whoever uses the weights should know; every report of loading says it.
         rules: [foreign, canonical] or [foreign, canonical, operations]; a list of keys on one side is concatenated.
         state_dict: where the tensors may lie: dotted paths, '' is the file itself; the first place that fits counts.
         heads_at: dotted paths to dicts that hold nothing but heads.
@@ -79,6 +80,7 @@ class TableFile:
     detect: tuple[Detect, ...] = ()
     prefix: tuple[str, ...] = ("",)
     networks: dict[str, Network] = dataclasses.field(default_factory=dict)
+    note: str = ""
     heads: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
     fallback: bool = False

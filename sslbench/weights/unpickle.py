@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from sslbench.errors import WeightsError
+from sslbench.weights import haiku
 
 # Nothing from these modules is ever harmless to call, not even their classes.
 _REFUSED_ROOTS = frozenset(
@@ -158,7 +159,7 @@ def _allowed() -> dict[str, Callable[..., Any]]:
         functions |= {f"{root}._reconstruct": _empty_array, f"{root}.scalar": _scalar}
     for root in ("numpy.core.numeric", "numpy._core.numeric"):
         functions[f"{root}._frombuffer"] = _from_buffer
-    return functions | {"numpy.dtype": _dtype}
+    return functions | {"numpy.dtype": _dtype} | haiku.functions()
 
 
 _VALUES: Mapping[str, object] = {
@@ -197,7 +198,7 @@ class RestrictedPickle:
         self.stubbed: set[str] = set()
         self.suspicious: set[str] = set()
         self._known: dict[str, Any] = {name: _Allowed(function) for name, function in _allowed().items()}
-        self._known |= {"numpy.ndarray": type("ndarray", (Inert,), {}), **_VALUES}
+        self._known |= {"numpy.ndarray": type("ndarray", (Inert,), {}), **_VALUES, **haiku.classes()}
 
     def find(self, module: str, name: str) -> Any:
         """What stands for `module.name`; imports nothing."""

@@ -10,6 +10,8 @@ from sslbench.weights.operations import OPERATIONS, apply, concat, split
 SHAPES = {
     "flip_channels": (2, 3, 3, 3),
     "transpose": (4, 3),
+    "hwio_to_oihw": (5, 4, 3, 2),
+    "oihw_to_hwio": (2, 3, 5, 4),
     "linear_to_conv": (4, 3),
     "conv_to_linear": (4, 3, 1, 1),
     "unsqueeze": (4, 3),
