@@ -1,16 +1,18 @@
 """A frozen backbone made ready for extraction: folded BatchNorm, channels-last, reduced precision when asked for."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.fold import folded
 from sslbench.backbones.layers import Layer, forward_layers
 from sslbench.preprocessing import Preprocessing
+from sslbench.weights.fill import tensors_sha256
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -22,9 +24,38 @@ CPU_CHUNK = 8
 PROBE_SIDE = 224  # when the preprocessing fixes no size
 
 
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+    """A frozen copy of a backbone on its device, ready to encode; `prepare` makes it."""
+
+    module: nn.Module
+    layers: tuple[Layer, ...]
+    device: torch.device
+    dtype: torch.dtype
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """(B, 3, H, W), normalised -> {text of the layer: (B, D) float32}, both on `device`."""
+        images = images.to(device=self.device, dtype=self.dtype, memory_format=torch.channels_last)
+        pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
+        with torch.inference_mode(), _exact_float32(self.device):
+            outputs = [forward_layers(self.module, piece, self.layers) for piece in pieces]
+        if len(outputs) == 1:
+            return outputs[0]
+        return {layer.text: torch.cat([output[layer.text] for output in outputs]) for layer in self.layers}
+
+    def state_sha256(self) -> str:
+        """Hash of what features must not depend on the order of: parameters and the statistics of normalisations.
+
+        Other buffers may move: a module that counts its calls is still frozen.
+        """
+        state: dict[str, Tensor] = dict(self.module.named_parameters())
+        state |= {name: b for name, b in self.module.named_buffers() if name.rpartition(".")[2].startswith("running_")}
+        return tensors_sha256({name: tensor.detach().cpu() for name, tensor in state.items()})
+
+
 def prepare(
     backbone: Backbone, layers: Sequence[Layer], *, device: torch.device, precision: Precision = "fp32"
-) -> Callable[[Tensor], dict[str, Tensor]]:
+) -> Encoder:
     """A function from normalised images to features, made from a copy: the backbone itself is not touched.
 
     Args:
@@ -34,7 +65,7 @@ def prepare(
         precision: of the forward pass. Pooling and what comes out is float32 in any case.
 
     Returns:
-        (B, 3, H, W) -> {text of the layer: (B, D) float32 on `device`}; images of another dtype are converted.
+        The encoder: (B, 3, H, W) -> {text of the layer: (B, D) float32}; images of another dtype are converted.
 
     Raises:
         BackboneError: the module cannot be copied, or a layer cannot be taken (at the latest when images come).
@@ -42,17 +73,7 @@ def prepare(
     dtype = DTYPES[precision]
     module = folded(backbone.module, layers, probe_images(backbone.preprocessing))
     module = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def encode(images: Tensor) -> dict[str, Tensor]:
-        images = images.to(device=device, dtype=dtype, memory_format=torch.channels_last)
-        pieces = torch.split(images, CPU_CHUNK) if device.type == "cpu" else (images,)
-        with torch.inference_mode(), _exact_float32(device):
-            outputs = [forward_layers(module, piece, layers) for piece in pieces]
-        if len(outputs) == 1:
-            return outputs[0]
-        return {layer.text: torch.cat([output[layer.text] for output in outputs]) for layer in layers}
-
-    return encode
+    return Encoder(module, tuple(layers), device, dtype)
 
 
 def probe_images(preprocessing: Preprocessing, count: int = 1) -> Tensor:

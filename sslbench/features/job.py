@@ -22,7 +22,7 @@ from sslbench.backbones.speed import DTYPES, prepare
 from sslbench.data import loader, transforms
 from sslbench.data.source import Source
 from sslbench.distributed import Process
-from sslbench.errors import DataError, StoreError
+from sslbench.errors import BackboneError, DataError, StoreError
 from sslbench.features import store
 
 log = logging.getLogger("sslbench")
@@ -80,6 +80,7 @@ class Job:
         arrays, flags = files
         mine = np.arange(self.process.rank, len(self.source), self.process.world)
         pending = mine[np.any([flag[mine] == PENDING for flag in flags], axis=0)]
+        frozen = self.encode.state_sha256()
         conversions: collections.Counter[str] = collections.Counter()
         marks: list[tuple[npt.NDArray[np.int64], int]] = []
         last_flush = time.perf_counter()
@@ -103,6 +104,15 @@ class Job:
             if time.perf_counter() - last_flush > FLUSH_SECONDS:
                 self._mark(arrays, flags, marks)
                 last_flush = time.perf_counter()
+        if self.encode.state_sha256() != frozen:
+            # Rows that were marked on the way are wrong too: what was written so far must not be continued.
+            for layer in self.layers:
+                for file in self._files(layer):
+                    file.unlink(missing_ok=True)
+            raise BackboneError(
+                f"{self.backbone.name} changed while it was evaluated: parameters or BatchNorm statistics moved",
+                "Its forward pass should not put a part into training mode or write into weights.",
+            )
         self._mark(arrays, flags, marks)
         return len(pending), conversions
 

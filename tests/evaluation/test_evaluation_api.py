@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 import sslbench
-from sslbench.errors import UsageError
+from sslbench.errors import BackboneError, UsageError
 from sslbench.evaluation import RunSettings
 
 RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False)
@@ -121,3 +121,20 @@ def test_a_network_no_better_than_untrained_is_warned_about(photos, tmp_path, ca
         preprocessing={"resize": [16, 16], "crop": None},
     )
     assert "is not better than the untrained nets_of_the_floor_test:net" in caplog.text
+
+
+class Unfrozen(Net):
+    """Puts its BatchNorm back into training mode, as some forward passes do."""
+
+    def forward(self, x):
+        self.norm.train()
+        return super().forward(x)
+
+
+def test_a_network_that_does_not_stay_frozen_is_refused(photos, tmp_path):
+    torch.manual_seed(0)
+    small = {"resize": [16, 16], "crop": None}
+    for _ in range(2):  # the second time too: nothing of the first attempt is taken for features
+        with pytest.raises(BackboneError, match="changed while it was evaluated"):
+            sslbench.evaluate(Unfrozen(), photos, out=tmp_path / "r", run=RUN, preprocessing=small)
+    assert not list((tmp_path / "r").rglob("*.json"))
