@@ -18,6 +18,7 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data import loader
 from sslbench.data.images import Arrays, Files
 from sslbench.data.source import Labels, Source
+from sslbench.evaluation import RunSettings
 from sslbench.features.extract import extract
 from sslbench.features.job import ExtractSettings
 from sslbench.preprocessing import Preprocessing
@@ -76,7 +77,7 @@ def test_extraction_from_jpegs_against_the_bare_model(name, photos, tmp_path):
     pixels = torch.cat([b.images for b in batches]).float() / 255
     mean, std = (torch.tensor(v)[:, None, None] for v in (backbone.preprocessing.mean, backbone.preprocessing.std))
     images = ((pixels - mean) / std).contiguous()
-    workers = loader.default_workers()
+    workers = RunSettings(device="cpu").extract_settings().workers
     bare_rate(bare, images[:BATCH])
     rates = {"bare": [], "fp32": [], "bf16": []}
     for i in range(REPEATS):
