@@ -93,7 +93,7 @@ def command(words: tuple[str, ...], **given: Any) -> None:
         _eval_features(protocols, routed, run, given, out)
         return
     requests = _requests(protocols, benchmarks, routed, given)
-    store = _store(given["store"])
+    store = flags.store_folder(given["store"])
     if given["dry_run"]:
         _dry_run(requests, run, origins, store)
         return
@@ -135,7 +135,7 @@ def _requests(
     preprocessing = flags.preprocessing_values(given)
     if not benchmarks:
         tasks = tuple(make_task(name, routed.protocols[name]) for name in protocols)
-        data = given["data"] or _default_data()
+        data = given["data"] or flags.default_data()
         return [Request(**common, data=data, tasks=tasks, layers=layers, preprocessing=preprocessing)]
     requests = []
     for benchmark in benchmarks:
@@ -150,17 +150,6 @@ def _requests(
         chosen = layers or benchmark.layers
         requests.append(Request(**common, data=data, tasks=(task,), layers=chosen, preprocessing=merged))
     return requests
-
-
-def _default_data() -> str:
-    click.echo("no --data: using the handwritten digits bundled with scikit-learn (sklearn:digits)", err=True)
-    return "sklearn:digits"
-
-
-def _store(given: str | None) -> Path:
-    from sslbench import paths
-
-    return Path(given) if given else paths.cache_dir() / "features"
 
 
 def _dry_run(requests: list["Request"], run: "RunSettings", origins: dict[str, str], store: Path) -> None:

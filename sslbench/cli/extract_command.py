@@ -21,7 +21,6 @@ def command(**given: Any) -> None:
     from sslbench import evaluation
     from sslbench.backbones.layers import split_layers
     from sslbench.cli import terminal
-    from sslbench.cli.eval_command import _default_data, _store
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
     from sslbench.errors import UsageError
@@ -33,12 +32,12 @@ def command(**given: Any) -> None:
     keys = (*flags.WEIGHTS_KEYS, "test_data", "image_column", "label_column", "limit")
     request = evaluation.Request(
         **{key: given[key] for key in keys},
-        data=given["data"] or _default_data(),
+        data=given["data"] or flags.default_data(),
         tasks=(),
         layers=tuple(split_layers(given["layers"])) if given["layers"] else (),
         preprocessing=flags.preprocessing_values(given),
     )
-    store = _store(given["store"])
+    store = flags.store_folder(given["store"])
     evaluation.check_writable(store)
     with terminal.progress() as progress:
         for split, extraction in evaluation.extract_only(request, run, store=store, progress=progress).items():

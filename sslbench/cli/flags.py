@@ -1,9 +1,12 @@
 """Flags that several commands share."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from sslbench import paths
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,3 +107,14 @@ def preprocessing_values(flags: dict[str, Any]) -> dict[str, Any]:
     if flags.get("interpolation") is not None:
         values["interpolation"] = flags["interpolation"]
     return values
+
+
+def default_data() -> str:
+    """What is evaluated without --data; the user is told."""
+    click.echo("no --data: using the handwritten digits bundled with scikit-learn (sklearn:digits)", err=True)
+    return "sklearn:digits"
+
+
+def store_folder(given: str | None) -> Path:
+    """The feature store: --store, else the one in the user's cache."""
+    return Path(given) if given else paths.cache_dir() / "features"
