@@ -32,6 +32,22 @@ class Preprocessing:
     squash: tuple[int, int] | None = None
     origin: str = "ImageNet default"
 
+    @property
+    def channels(self) -> int:
+        """Of the images that the backbone takes. One: colours are turned into their luminance."""
+        return len(self.mean)
+
+    def for_channels(self, channels: int) -> "Preprocessing":
+        """The same for images of another number of channels: each gets the average of these means and deviations.
+
+        One mean and deviation per band of the user's own data are better; nothing in a network tells them.
+        """
+        if channels == self.channels:
+            return self
+        mean, std = (round(sum(values) / len(values), 6) for values in (self.mean, self.std))
+        origin = f"{self.origin}, its mean and std averaged for {channels} channel{'s' if channels > 1 else ''}"
+        return dataclasses.replace(self, mean=(mean,) * channels, std=(std,) * channels, origin=origin)
+
     def values(self) -> dict[str, object]:
         """What decides the pixels, without `origin`: the part that belongs in a feature store's key."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "origin"}

@@ -54,6 +54,8 @@ class WeightsUsed:
         loaded: how many of the backbone's `total` tensors came from the file.
         partial: the user allowed tensors to be missing.
         untrained: the backbone was left as it is initialised.
+        changed: what loading did to tensors of the file, in words: another dtype, positions resized, a stem mapped to
+            another number of channels.
     """
 
     name: str
@@ -65,6 +67,7 @@ class WeightsUsed:
     total: int
     partial: bool = False
     untrained: bool = False
+    changed: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,8 @@ class Backbone:
     Attributes:
         name: what it is called on the command line ('resnet50', 'timm:vit_small_patch14_dinov2', 'my_nets:resnet20').
         builder: where the name leads to.
-        module: in eval mode, without gradients, on the CPU; takes (B, 3, H, W), normalised.
+        module: in eval mode, without gradients, on the CPU; takes (B, 3, H, W), normalised, or as many
+            channels as the preprocessing has.
         preprocessing: how its images are made, unless the user says otherwise.
         aliases: name of a layer -> module path ('' is what the module itself returns).
         default_layer: the layer that is taken when none is named.

@@ -50,6 +50,8 @@ VISSL_POOLS: dict[float, dict[str, str]] = {
     },
 }
 
+_CIFAR = Preprocessing(32, (32, 32), origin="CIFAR stem: images of 32 x 32, ImageNet's mean and std")
+
 
 class Pixels(nn.Module):
     """The floor: the resized image itself as a vector."""
@@ -63,12 +65,13 @@ def build(name: str, *, seed: int = 0) -> Backbone:
     """A backbone with random weights, frozen and in eval mode; nothing is downloaded.
 
     Args:
-        name: 'resnet50', 'resnext50_32x4d', 'resnet50w2', 'alexnet_bvlc', ...; a timm name, as it is or after
-            'timm:'; the user's 'module:callable'; 'pixels', 'pixels:SIZE' or 'pixels:native'.
+        name: 'resnet50', 'resnext50_32x4d', 'resnet50w2', 'resnet18_cifar', 'alexnet_bvlc', ...; a timm name, as it is
+            or after 'timm:'; the user's 'module:callable'; 'pixels', 'pixels:SIZE' or 'pixels:native'. ResNets and
+            timm's models take images of another number of channels: 'resnet50,in_chans=13'.
         seed: of the random weights, which depend on nothing else; the global random state is left alone.
 
     Raises:
-        UsageError: no such name; the message gives the nearest ones.
+        UsageError: no such name or option; the message gives the nearest names.
         BackboneError: the user's callable fails or returns something else than a module.
     """
     with torch.random.fork_rng(devices=[]):
@@ -90,6 +93,7 @@ def _build(name: str) -> Backbone:
         return _build_resnet(spec)
     if name in alexnet.NAMES:
         return _build_alexnet(name)
+    _refuse_options(name)
     if is_timm_name(name):
         return build_timm(name)
     remedy = names.did_you_mean(name, {*resnet.NAMES, *alexnet.NAMES, "pixels", *timm.list_models()})
@@ -98,17 +102,27 @@ def _build(name: str) -> Backbone:
     raise UsageError(f"there is no backbone '{name}'", remedy)
 
 
+def _refuse_options(name: str) -> None:
+    """Without 'timm:', 'resnet50' is sslbench's own also where timm has a network of that name."""
+    base, comma, options = name.partition(",")
+    if comma and (resnet.parse(base) is not None or base in alexnet.NAMES):
+        has = "none" if base in alexnet.NAMES else f"one: {base},in_chans=4"
+        timms = f" The options of timm's: timm:{name}." if is_timm_name(base) else ""
+        raise UsageError(f"'{options}' is no option of {base}", f"It has {has}.{timms}")
+
+
 def _is_hub_name(name: str) -> bool:
     return name.startswith(("hf-hub:", "hf_hub:", "local-dir:", "hf:", "http:", "https:"))
 
 
 def _build_resnet(spec: resnet.ResNetSpec) -> Backbone:
-    pools = VISSL_POOLS.get(spec.width / 64, {}) if spec.block == "bottleneck" else {}
+    pools = VISSL_POOLS.get(spec.width / 64, {}) if spec.block == "bottleneck" and spec.stem == "imagenet" else {}
+    usual = _CIFAR if spec.stem == "cifar" else Preprocessing(origin="torchvision default")
     return Backbone(
         name=spec.name,
         builder="resnet",
         module=resnet.ResNet(spec),
-        preprocessing=Preprocessing(origin="torchvision default"),
+        preprocessing=usual.for_channels(spec.channels),
         aliases=RESNET_LAYERS,
         default_layer="res5avg",
         identity={"builder": "resnet"},

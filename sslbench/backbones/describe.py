@@ -49,7 +49,7 @@ class Description:
         dtypes: dtype -> tensors of the backbone.
         heads: name -> shape.
         ignored: patterns of what is no part of the backbone.
-        channel_order: of the file: 'RGB' or 'BGR' (which is turned to RGB on loading).
+        channel_order: of the file: 'RGB' or 'BGR' (which is turned to RGB on loading); '' for other than 3 channels.
         preprocessing: of the images that the backbone is evaluated with.
         report: what loading did, in one line.
         layers: names for --layers; the first is the default.
@@ -150,7 +150,7 @@ def _with_backbone(known: Description, loaded: Backbone) -> Description:
         known,
         backbone=loaded.name,
         parameters=sum(parameter.numel() for parameter in loaded.module.parameters()),
-        channel_order=known.channel_order or "RGB",
+        channel_order=known.channel_order or ("RGB" if loaded.preprocessing.channels == 3 else ""),
         preprocessing=loaded.preprocessing,
         report=loaded.report.line() if loaded.report else "",
         layers=(default, *(layer for layer in loaded.aliases if layer != default)),
@@ -162,10 +162,10 @@ def _architecture(found: Recognised) -> dict[str, Any]:
     """The numbers behind the architecture; empty where shapes alone do not tell."""
     shapes = _shapes(found.canonical)
     if (spec := parse(recognise_resnet(shapes) or "")) is not None:
-        stem = shapes.get("conv1.weight", (0, 0, 0, 0))
         depth = 2 + sum(spec.layers) * (3 if spec.block == "bottleneck" else 2)
         numbers = {"kind": f"ResNet of {spec.block} blocks", "depth": depth, "blocks": list(spec.layers)}
-        return {**numbers, "width": spec.width, "groups": spec.groups, "input_channels": stem[1]}
+        numbers |= {"width": spec.width, "groups": spec.groups}
+        return {**numbers, "stem": spec.stem, "input_channels": spec.channels}
     if (vit := recognise_vit(shapes, format=found.format)) is not None:
         return {"kind": vit.describe(), **dataclasses.asdict(vit)}
     return {}

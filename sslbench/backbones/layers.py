@@ -98,7 +98,9 @@ def _vissl_pool(backbone: Backbone, name: str) -> Pool | None:
     if name not in backbone.vissl_pools:
         has = ", ".join(backbone.vissl_pools)
         remedy = (
-            f"It is defined for: {has}." if has else "It is defined for ResNets of bottleneck blocks, widths 1, 2, 4."
+            f"It is defined for: {has}."
+            if has
+            else "It is defined for ResNets of bottleneck blocks with the 7x7 stem, widths 1, 2, 4."
         )
         raise BackboneError(f"VISSL defines no pool for layer '{name}' of {backbone.name}", remedy)
     text = backbone.vissl_pools[name]
@@ -244,7 +246,7 @@ def _warn_about_logits(backbone: Backbone) -> None:
         torch.inference_mode(),
         hooked(module, [*linears, Layer("", "")], lambda layer, value: seen.update({layer.path: value})),
     ):
-        run(module, torch.zeros(1, 3, height, width))
+        run(module, torch.zeros(1, backbone.preprocessing.channels, height, width))
     last = next((path for path, value in seen.items() if path and value is seen[""]), None)
     if last:
         log.warning(

@@ -2,7 +2,8 @@
 
 A name says everything: `resnet50`, `resnext101_32x8d`, `wide_resnet50_2`, and each of them with all channels multiplied
 (`resnet50w2` is VISSL's RN50-w2, `resnet18w0.25` a quarter of the width). Depths that have no number of their own are
-written with their blocks: `resnet_bottleneck_2-2-2-2`.
+written with their blocks: `resnet_bottleneck_2-2-2-2`. `_cifar` at the end stands for the stem that small images get
+(`resnet18_cifar`, `resnet18w0.25_cifar`), and `,in_chans=13` for images of 13 channels.
 """
 
 import collections
@@ -26,13 +27,16 @@ DEPTHS: dict[str, tuple[Literal["basic", "bottleneck"], tuple[int, ...]]] = {
 NAMES = (
     *(f"resnet{depth}" for depth in DEPTHS),
     *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"),
-    *("resnet50w2", "resnet50w4"),
+    *("resnet50w2", "resnet50w4", "resnet18_cifar", "resnet50_cifar"),
 )
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _NAME = re.compile(
     rf"(?P<family>resnet|resnext|wide_resnet)(?P<depth>\d+|_(?:basic|bottleneck)_\d+-\d+-\d+-\d+)"
     rf"(?:_(?P<groups>\d+)x(?P<group_width>{_NUMBER})d|_(?P<factor>{_NUMBER}))?(?:w(?P<width>{_NUMBER}))?"
+    rf"(?P<cifar>_cifar)?(?:,in_chans=(?P<channels>[1-9]\d*))?"
 )
+Stem = Literal["imagenet", "cifar"]
+_STEM_KERNELS: Mapping[tuple[int, ...], Stem] = {(7, 7): "imagenet", (3, 3): "cifar"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +49,9 @@ class ResNetSpec:
         width: channels of the stem; stage i has width * 2^i (64 in the paper).
         groups: of the 3x3 convolution (32 in ResNeXt-50 32x4d).
         width_per_group: channels of each group in the first stage at width 64 (4 in ResNeXt-50 32x4d).
+        stem: 'imagenet' (7x7 convolution of stride 2, max-pooling) or 'cifar' (3x3 of stride 1, no pooling: Chen et al.
+            2020, SimCLR, appendix B.9).
+        channels: of the images.
     """
 
     block: Literal["basic", "bottleneck"]
@@ -52,18 +59,22 @@ class ResNetSpec:
     width: int = 64
     groups: int = 1
     width_per_group: float = 64
+    stem: Stem = "imagenet"
+    channels: int = 3
 
     @property
     def name(self) -> str:
         """The name that `parse` turns back into this."""
         known = [depth for depth, value in DEPTHS.items() if value == (self.block, self.layers)]
         depth = known[0] if known else f"_{self.block}_" + "-".join(map(str, self.layers))
-        multiplier = "" if self.width == 64 else f"w{_decimal(self.width / 64)}"
+        end = "" if self.width == 64 else f"w{_decimal(self.width / 64)}"
+        end += "_cifar" if self.stem == "cifar" else ""
+        end += f",in_chans={self.channels}" if self.channels != 3 else ""
         if self.groups > 1:
-            return f"resnext{depth}_{self.groups}x{_decimal(self.width_per_group)}d{multiplier}"
+            return f"resnext{depth}_{self.groups}x{_decimal(self.width_per_group)}d{end}"
         if self.width_per_group != 64:
-            return f"wide_resnet{depth}_{_decimal(self.width_per_group / 64)}{multiplier}"
-        return f"resnet{depth}{multiplier}"
+            return f"wide_resnet{depth}_{_decimal(self.width_per_group / 64)}{end}"
+        return f"resnet{depth}{end}"
 
     def inner(self, stage: int) -> int:
         """Channels of the 3x3 convolutions in a stage (0 to 3)."""
@@ -96,6 +107,8 @@ def parse(name: str) -> ResNetSpec | None:
         width=int(width),
         groups=int(found["groups"] or 1),
         width_per_group=float(found["group_width"] or 64 * float(found["factor"] or 1)),
+        stem="cifar" if found["cifar"] else "imagenet",
+        channels=int(found["channels"] or 3),
     )
     plain_basic = block == "bottleneck" or (spec.groups == 1 and spec.width_per_group == 64)
     return spec if width == int(width) > 0 and min(layers) > 0 and plain_basic and _divides(spec) else None
@@ -109,15 +122,18 @@ class ResNet(nn.Module):
     """He et al. 2016, section 3.3, of torchvision's blocks (stride on the 3x3 convolution), without classifier.
 
     Tensor names are torchvision's. `relu` runs once, after the stem, so that it can be tapped as VISSL's 'conv1'.
+    `maxpool` passes on what it gets in a CIFAR stem: 'res1' is there the same as 'conv1'.
     """
 
     def __init__(self, spec: ResNetSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.conv1 = nn.Conv2d(3, spec.width, kernel_size=7, stride=2, padding=3, bias=False)
+        small = spec.stem == "cifar"
+        kernel, stride, padding = (3, 1, 1) if small else (7, 2, 3)
+        self.conv1 = nn.Conv2d(spec.channels, spec.width, kernel, stride=stride, padding=padding, bias=False)
         self.bn1 = nn.BatchNorm2d(spec.width)
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
         self.layer1, channels = _stage(spec, 0, spec.width)
         self.layer2, channels = _stage(spec, 1, channels)
         self.layer3, channels = _stage(spec, 2, channels)
@@ -128,7 +144,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, channels of the last stage)."""
+        """(B, channels of the images, H, W) -> (B, channels of the last stage)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return torch.flatten(self.avgpool(x), 1)
@@ -163,16 +179,18 @@ def recognise_resnet(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
 
     Every number is taken by majority, so that a file with a few missing or damaged tensors is still recognised: loading
     then names what is wrong with it, which helps more than not knowing it. Names that no ResNet has
-    (squeeze-excitation, a deep stem) make it another architecture.
+    (squeeze-excitation, a deep stem) make it another architecture. Of the stem only the kernel's size shows: 3x3 is
+    taken for CIFAR's, of stride 1 and without pooling.
 
     Args:
         shapes: canonical name -> shape, without heads.
     """
-    stem = shapes.get("conv1.weight")
-    if stem is not None and stem[1:] != (3, 7, 7):
-        return None
+    stem = shapes.get("conv1.weight", (0, 3, 7, 7))
     spec = _spec_of(shapes)
-    if spec is None or parse(spec.name) != spec:
+    if spec is None or stem[2:] not in _STEM_KERNELS:
+        return None
+    spec = dataclasses.replace(spec, stem=_STEM_KERNELS[stem[2:]], channels=stem[1])
+    if parse(spec.name) != spec:
         return None
     with torch.device("meta"):
         expected = {name: tuple(tensor.shape) for name, tensor in ResNet(spec).state_dict().items()}

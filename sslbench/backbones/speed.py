@@ -77,10 +77,10 @@ def prepare(
 
 
 def probe_images(preprocessing: Preprocessing, count: int = 1) -> Tensor:
-    """Noise of the size the backbone expects, always the same: (count, 3, H, W)."""
+    """Noise of the size the backbone expects, always the same: (count, its channels, H, W)."""
     size = preprocessing.crop or preprocessing.squash or preprocessing.resize
     height, width = size if isinstance(size, tuple) else (PROBE_SIDE, PROBE_SIDE)
-    return torch.randn(count, 3, height, width, generator=torch.Generator().manual_seed(0))
+    return torch.randn(count, preprocessing.channels, height, width, generator=torch.Generator().manual_seed(0))
 
 
 @contextlib.contextmanager

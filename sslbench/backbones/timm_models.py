@@ -10,7 +10,7 @@ from timm.data.config import resolve_model_data_config
 from torch import nn
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.errors import BackboneError, UsageError
+from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 
@@ -27,12 +27,15 @@ def build_timm(name: str) -> Backbone:
 
     Args:
         name: an architecture, or architecture.tag: the tag chooses the preprocessing (`vit_base_patch16_224.dino`).
-            What follows commas are options of timm's constructor (`vit_small_patch16_224,img_size=384`).
+            What follows commas are options of timm's constructor (`vit_small_patch16_224,img_size=384`; `in_chans=4`
+            for images of four channels).
 
     Raises:
         UsageError: timm has no such architecture or tag, or the architecture no such option.
     """
     name, options = _parse_options(name)
+    if not isinstance(options.get("in_chans", 3), int) or options.get("in_chans", 3) < 1:
+        raise UsageError(f"in_chans={options['in_chans']} is no number of channels", f"Write timm:{name},in_chans=4.")
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         raise UsageError(f"timm has no model '{architecture}'", did_you_mean(architecture, timm.list_models()))
@@ -53,7 +56,7 @@ def build_timm(name: str) -> Backbone:
         name=",".join((f"timm:{name}", *(f"{key}={value}" for key, value in options.items()))),
         builder="timm",
         module=module,
-        preprocessing=timm_preprocessing(module),
+        preprocessing=timm_preprocessing(module, channels=options.get("in_chans")),
         aliases=_aliases(module),
         default_layer="features",
         identity={"builder": "timm", "timm": timm.__version__},
@@ -85,16 +88,25 @@ def classifier_names(module: nn.Module) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def timm_preprocessing(module: nn.Module) -> Preprocessing:
-    """The evaluation transform that timm records with the weights (or, untagged, with the architecture)."""
+def stem_names(module: nn.Module) -> tuple[str, ...]:
+    """Module paths of the convolutions that see the image; empty where timm does not say."""
+    names = (getattr(module, "pretrained_cfg", None) or {}).get("first_conv") or ()
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def timm_preprocessing(module: nn.Module, *, channels: int | None = None) -> Preprocessing:
+    """The evaluation transform that timm records with the weights (or, untagged, with the architecture).
+
+    Args:
+        module: a timm model.
+        channels: of its images, where it was built for another number than timm records; None: as recorded.
+    """
     cfg: dict[str, Any] = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
     recorded = getattr(module, "pretrained_cfg", None) or {}
-    channels, height, width = cfg["input_size"]
+    recorded_channels, height, width = cfg["input_size"]
     if size := getattr(getattr(module, "patch_embed", None), "img_size", None):  # of vision transformers: as built
         height, width = size
-    channels = getattr(module, "in_chans", channels)
-    if channels != 3:
-        raise BackboneError(f"this timm model takes images of {channels} channels; sslbench gives 3")
+    channels = channels or getattr(module, "in_chans", recorded_channels)
     origin = "timm " + str(recorded.get("architecture", "default"))
     origin += f".{recorded['tag']}" if recorded.get("tag") else ""
     scaled = (math.floor(height / cfg["crop_pct"]), math.floor(width / cfg["crop_pct"]))
@@ -105,7 +117,7 @@ def timm_preprocessing(module: nn.Module) -> Preprocessing:
             f"{origin} wants the crop mode '{cfg['crop_mode']}' at {height}x{width}; images are squashed instead"
         )
         origin += ", squashed"
-    return Preprocessing(
+    used = Preprocessing(
         resize=scaled if exact else scaled[0],
         crop=(height, width),
         interpolation=cfg["interpolation"],
@@ -113,6 +125,7 @@ def timm_preprocessing(module: nn.Module) -> Preprocessing:
         std=tuple(cfg["std"]),
         origin=origin,
     )
+    return used.for_channels(channels)
 
 
 def _aliases(module: nn.Module) -> dict[str, str]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 @click.option("--to", required=True, help="Whose key names OUT should have (sslbench list formats).")
 @click.option("--format", help="Whose key names IN has; recognised when left out.")
 @click.option("--backbone", help="The architecture, where IN does not show it: your own module:callable, timm:NAME.")
+@click.option("--stem", help="Map the stem to another number of channels: average, repeat, sum, bands=3,2,1.")
+@click.option("--in-chans", type=click.IntRange(1), help="To which number --stem maps (sum: 1).")
 @click.option("--keep-heads", is_flag=True, help="Keep classifiers and projection heads, if OUT has names for them.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @flags.trust_pickle
@@ -26,12 +28,15 @@ def command(
     to: str,
     format: str | None,  # the name of the flag
     backbone: str | None,
+    stem: str | None,
+    in_chans: int | None,
     keep_heads: bool,
     force: bool,
     trust_pickle: bool,
 ) -> None:
     """Write the weights in IN to OUT with the key names of another format, bit for bit the same numbers.
 
+    --stem changes those of the first convolution: it then takes images of another number of channels.
     The suffix of OUT says how it is stored: .safetensors, .pkl (numpy arrays, for Detectron2 and Caffe2), else torch.
 
     \b
@@ -39,9 +44,12 @@ def command(
     sslbench convert resnet50.pth r50_for_detectron2.pth --to detectron2
     """  # noqa: D301
     from sslbench.cli import terminal
+    from sslbench.errors import UsageError
     from sslbench.weights import convert, files, recognise
 
     terminal.show_messages()
+    if in_chans is not None and stem is None:
+        raise UsageError("--in-chans needs --stem: how are the weights mapped to that number of channels?")
     convert.check_output(in_, out, to=to, overwrite=force)
     file = files.read(in_, trust_pickle=trust_pickle)
     expected = None
@@ -50,6 +58,11 @@ def command(
 
         expected = {name: tuple(tensor.shape) for name, tensor in build(backbone).module.state_dict().items()}
     found = recognise.recognise(file, expected=expected, format=format)
+    if stem is not None:
+        from sslbench.backbones.load import mapped_stem
+
+        found, backbone = mapped_stem(found, str(in_), rule=stem, channels=in_chans, backbone=backbone)
+        expected = expected and {name: tuple(tensor.shape) for name, tensor in found.canonical.items()}
     if to == "sslbench" and backbone is None:
         from sslbench.backbones.load import architecture
 
@@ -61,7 +74,7 @@ def command(
 
 
 def _lines(report: "ConversionReport") -> list[str]:
-    """At most twelve lines."""
+    """At most fifteen lines."""
     place = f" at '{report.where}'" if report.where else ""
     prefix = f", keys start with '{report.prefix}'" if report.prefix else ""
     network = f" ({report.network})" if report.network else ""
@@ -82,6 +95,9 @@ def _lines(report: "ConversionReport") -> list[str]:
         lines.append(
             f"added    {report.counters_restored} num_batches_tracked counters, as 0: {report.format} has none"
         )
+    lines += [f"changed  {change}" for change in report.changes]
+    lines += [f"note     {report.note}"] if report.note else []
     lines.append(f"sha256   of {report.source.name}: {report.source_sha256}")
-    lines.append(f"sha256   of the backbone's tensors, the same in both: {report.tensors_sha256}")
+    both = "as written" if report.changes else "the same in both"
+    lines.append(f"sha256   of the backbone's tensors, {both}: {report.tensors_sha256}")
     return lines

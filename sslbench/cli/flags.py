@@ -33,6 +33,9 @@ _WEIGHTS = [
     click.option(
         "--allow-partial", is_flag=True, help="Evaluate weights that do not fill the backbone; marks results."
     ),
+    click.option(
+        "--stem", help="Map a stem made for another number of channels: average, repeat, sum, bands=3,2,1, random."
+    ),
     trust_pickle,
     click.option("--layers", help="Layers and pooling, e.g. res4:avg(8,3),res5avg. Default: the backbone's own."),
 ]
@@ -74,7 +77,7 @@ data_flags = _add(_DATA)
 preprocessing_flags = _add(_PREPROCESSING)
 run_flags = _add(_RUN)
 
-WEIGHTS_KEYS = ("weights", "backbone", "format", "allow_partial", "trust_pickle")
+WEIGHTS_KEYS = ("weights", "backbone", "format", "allow_partial", "trust_pickle", "stem")
 RUN_KEYS = ("device", "precision", "feature_dtype", "batch_size", "workers", "seed", "on_error")
 
 

@@ -86,18 +86,24 @@ def _architecture(known: "Description") -> list[str]:
         blocks = "-".join(map(str, numbers["blocks"]))
         groups = f", {numbers['groups']} groups" if numbers["groups"] > 1 else ""
         lines[0] += f", {numbers['depth']} layers deep ({blocks}), width {numbers['width']}{groups}"
-        lines[0] += f", {numbers['input_channels']} input channels"
+        lines[0] += ", CIFAR's stem" if numbers["stem"] == "cifar" else ""
+        lines[0] += f", {_channels(numbers['input_channels'])}"
     else:
-        lines[0] += f", {numbers['channels']} input channels"
+        lines[0] += f", {_channels(numbers['channels'])}"
         lines += [f"note: {note}" for note in numbers.get("notes", ())]
     return lines
+
+
+def _channels(count: int) -> str:
+    return f"{count} input channel{'s' if count > 1 else ''}"
 
 
 def _input(known: "Description") -> list[str]:
     used = known.preprocessing
     if used is None:
         return []
-    order = "RGB" if known.channel_order == "RGB" else "BGR in the file, turned to RGB on loading"
+    orders = {"RGB": "RGB", "BGR": "BGR in the file, turned to RGB on loading"}
+    order = orders.get(known.channel_order, f"{used.channels} channel{'s' if used.channels > 1 else ''}")
     mean, std = ("(" + ", ".join(f"{value:.4g}" for value in values) + ")" for values in (used.mean, used.std))
     resize = (
         "images keep their size" if used.resize is None else f"{used.interpolation} resize to {_pixels(used.resize)}"

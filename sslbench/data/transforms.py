@@ -72,15 +72,18 @@ def normalise(
     """(images / 255 - mean) / std, computed in float32 as images * scale + shift on the device the images are on.
 
     Args:
-        images: uint8 (B, 3, h, w).
+        images: uint8 (B, 3, h, w); where the preprocessing is for one channel, their luminance is taken.
         preprocessing: mean and std are used.
         dtype: of the result.
         memory_format: of the result.
 
     Raises:
-        UsageError: mean or std is not of 3 values, or a std is not positive.
+        UsageError: the preprocessing is for another number of channels, or a std is not positive.
     """
     mean, std = preprocessing.mean, preprocessing.std
+    check_channels(preprocessing, images.shape[1])
+    if preprocessing.channels == 1 and images.shape[1] == 3:
+        images = _luminance(images)
     if len(mean) != images.shape[1] or len(std) != images.shape[1] or min(std) <= 0:
         raise UsageError(
             f"preprocessing from {preprocessing.origin}: mean {mean} and std {std} do not fit images of "
@@ -94,6 +97,28 @@ def normalise(
     shift = (-torch.tensor(mean, dtype=torch.float64) / exact_std).to(images.device, torch.float32).view(shape)
     pixels = images.to(dtype=torch.float32, memory_format=memory_format)
     return torch.addcmul(shift, pixels, scale, out=pixels).to(dtype)
+
+
+def check_channels(preprocessing: Preprocessing, channels: int = 3) -> None:
+    """Raise when pictures of that many channels are nothing for a backbone with this preprocessing.
+
+    Raises:
+        UsageError: it takes another number of channels; one channel is made of three.
+    """
+    if preprocessing.channels != channels and (preprocessing.channels, channels) != (1, 3):
+        raise UsageError(
+            f"the backbone takes images of {preprocessing.channels} channels (preprocessing from "
+            f"{preprocessing.origin}), these are decoded to {channels}",
+            f"Take a backbone for {channels} channels: --stem maps the stem of weights (average, bands=...).",
+        )
+
+
+def _luminance(images: torch.Tensor) -> torch.Tensor:
+    """uint8 (B, 3, h, w) -> (B, 1, h, w) whole numbers, as Pillow's convert("L") has them; grey stays what it is."""
+    whole = images.to(torch.int32)
+    red, green, blue = (whole[:, channel : channel + 1] for channel in range(3))
+    grey: torch.Tensor = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16  # 0.299, 0.587, 0.114 times 2^16
+    return grey
 
 
 def equal_size(preprocessing: Preprocessing) -> bool:

@@ -12,7 +12,7 @@ from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.benchmarks import Benchmark
 from sslbench.config import convert
-from sslbench.data import preflight
+from sslbench.data import preflight, transforms
 from sslbench.data.splits import TrainTest, limit, match_classes, train_test
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.request import Request, RunSettings
@@ -83,6 +83,7 @@ def load(request: Request, run: RunSettings) -> Backbone:
         format=request.format,
         allow_partial=request.allow_partial,
         trust_pickle=request.trust_pickle,
+        stem=request.stem,
         seed=run.seed,
     )
     if backbone.report is not None:
@@ -110,10 +111,15 @@ def open_train_test(request: Request, run: RunSettings) -> TrainTest:
 
 
 def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[Backbone, dict[str, str]]:
-    """The backbone with some values of its preprocessing replaced, and where each value comes from."""
+    """The backbone with some values of its preprocessing replaced, and where each value comes from.
+
+    Raises:
+        UsageError: there is no such value, or it is for pictures of more channels than are decoded.
+    """
     fields = {f.name: f for f in dataclasses.fields(Preprocessing) if f.name != "origin"}
     origins = dict.fromkeys(fields, backbone.preprocessing.origin)
     if not values:
+        transforms.check_channels(backbone.preprocessing)
         return backbone, origins
     hints = typing.get_type_hints(Preprocessing)
     for key in values:
@@ -122,7 +128,9 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
     changed = {key: convert(value, hints[key], f"preprocessing: {key}") for key, value in values.items()}
     origins.update(dict.fromkeys(changed, "asked for"))
     changed["origin"] = f"{backbone.preprocessing.origin}, changed: {', '.join(values)}"
-    return dataclasses.replace(backbone, preprocessing=dataclasses.replace(backbone.preprocessing, **changed)), origins
+    used = dataclasses.replace(backbone.preprocessing, **changed)
+    transforms.check_channels(used)
+    return dataclasses.replace(backbone, preprocessing=used), origins
 
 
 def _check_expected(benchmark: Benchmark | None, data: TrainTest) -> None:

@@ -136,6 +136,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
         total=backbone.report.total if backbone.report else total,
         partial=backbone.report.partial if backbone.report else False,
         untrained=given == "random",
+        changed=backbone.report.casts if backbone.report else (),
     )
     data = prepared.data
     parts = [

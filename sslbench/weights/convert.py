@@ -12,11 +12,15 @@ from sslbench.errors import UsageError, WeightsError
 from sslbench.names import list_names
 from sslbench.weights import files, layout, patterns, save
 from sslbench.weights.fill import tensors_sha256
+from sslbench.weights.positions import without_class_position
 from sslbench.weights.recognise import OPTIONAL_LEAF, Recognised, Shapes, recognise, tensors_at
 from sslbench.weights.tables import Table, load_table
 
 CONTAINERS = ("safetensors", "pkl", "pth", "pickle", "torch")
 _HEADS_BESIDE = "heads."
+# timm's models with registers have no position for the class token, where DINOv2's own files have one.
+_ONLY_PATCHES_HAVE_POSITIONS = ("timm",)
+CLASS_POSITION = "position of the class token added to it, as timm has it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +43,11 @@ class ConversionReport:
         counters_dropped: BatchNorm counters (num_batches_tracked) that the target has no name for.
         counters_restored: BatchNorm counters that the source lacks, written as 0.
         operations: operation -> tensors that it changed on the way: 'flip_channels', 'concat', 'split', ...
+        changes: what makes the backbone's tensors others than in the source, in words; a conversion back does not undo
+            it. Normally nothing.
+        note: what the table of the source says that users of the weights should know.
         source_sha256: of the source file's bytes.
-        tensors_sha256: of the backbone's tensors under canonical names (without BatchNorm counters).
+        tensors_sha256: of the backbone's tensors, as written, under canonical names (without BatchNorm counters).
     """
 
     source: Path
@@ -58,6 +65,8 @@ class ConversionReport:
     counters_dropped: int
     counters_restored: int
     operations: Mapping[str, int]
+    changes: tuple[str, ...]
+    note: str
     source_sha256: str
     tensors_sha256: str
 
@@ -145,10 +154,11 @@ def rewrite(
     backbone = backbone or found.backbone or ""
     if table.name == save.FORMAT and not backbone:
         raise UsageError("sslbench's own files name their architecture", "Name it: --backbone resnet50.")
+    found = _as_target_has_it(table, found)
     plan = _plan(table, found, keep_heads=keep_heads)
     digest = tensors_sha256(found.canonical)
     note = {"converted_from": found.format, "source": file.path.name, "source_sha256": file.sha256}
-    note["tensors_sha256"] = digest
+    note |= {"tensors_sha256": digest} | ({"changed": "; ".join(found.changes)} if found.changes else {})
     with save.new_file(dst) as temporary:
         layout.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
         _check_back(temporary, to, plan, expected)
@@ -169,9 +179,21 @@ def rewrite(
         counters_dropped=plan.counters_dropped,
         counters_restored=plan.counters_restored,
         operations=_operations(source_table, found, table, plan),
+        changes=found.changes,
+        note=found.note,
         source_sha256=file.sha256,
         tensors_sha256=digest,
     )
+
+
+def _as_target_has_it(table: Table, found: Recognised) -> Recognised:
+    """What the target's networks cannot take is changed into what computes the same."""
+    if table.name not in _ONLY_PATCHES_HAVE_POSITIONS:
+        return found
+    canonical = without_class_position(found.canonical)
+    if canonical.get("pos_embed") is found.canonical.get("pos_embed"):
+        return found
+    return dataclasses.replace(found, canonical=canonical, changes=(*found.changes, CLASS_POSITION))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,12 +48,25 @@ def describe(shapes: Shapes) -> str:
         first = shapes.get("layer1.0.conv1.weight", ())
         width = f" (first block of width {first[0]})" if first and first[0] != 64 else ""
         kind = "bottleneck" if bottleneck else "basic"
-        return f"a {known}{width}" if known else f"a ResNet of {'-'.join(map(str, depths))} {kind} blocks{width}"
+        tail = width + _stem(shapes.get("conv1.weight", ()))
+        return f"a {known}{tail}" if known else f"a ResNet of {'-'.join(map(str, depths))} {kind} blocks{tail}"
     if blocks:
         patch = shapes.get("patch_embed.proj.weight", ())
-        tail = f", width {patch[0]}, patch {patch[-1]}" if len(patch) == 4 else ""
+        tail = f", width {patch[0]}, patch {patch[-1]}{_for_channels(patch[1])}" if len(patch) == 4 else ""
         return f"a ViT of {len(blocks)} blocks{tail}"
     return ""
+
+
+def _stem(shape: tuple[int, ...]) -> str:
+    """What is unusual about the first convolution of a ResNet."""
+    if len(shape) != 4:
+        return ""
+    kernel = "x".join(map(str, shape[2:]))
+    return (f" with a {kernel} stem" if kernel != "7x7" else "") + _for_channels(shape[1])
+
+
+def _for_channels(count: int) -> str:
+    return "" if count == 3 else f" for images of {count} channel{'s' if count > 1 else ''}"
 
 
 def _prefix(file: Shapes, backbone: Shapes, missing: Sequence[str], unexpected: Sequence[str]) -> str:

@@ -36,6 +36,7 @@ class Recognised:
         network: which of several copies of the backbone was taken ('query', 'teacher'); '' where there is only one.
         other_networks: those that the file holds besides.
         note: what the table says that users of the weights should know.
+        changes: what was done to `canonical` since, in words: a stem mapped to other channels, for instance.
     """
 
     format: str
@@ -49,6 +50,7 @@ class Recognised:
     network: str = ""
     other_networks: tuple[str, ...] = ()
     note: str = ""
+    changes: tuple[str, ...] = ()
 
     @property
     def network_text(self) -> str:

@@ -120,6 +120,6 @@ def test_missing_tensors_are_named_and_only_allowed_on_request(tmp_path):
 
 def test_an_architecture_that_does_not_show_must_be_named(tmp_path):
     tensors = build("resnet18w0.25").module.state_dict()
-    tensors["conv1.weight"] = torch.zeros(16, 3, 3, 3)
-    with pytest.raises(BackboneError, match=r"(?s)another stem: 3x3x3.*--backbone"):
+    tensors["conv1.weight"] = torch.zeros(16, 3, 5, 5)
+    with pytest.raises(BackboneError, match=r"(?s)another stem: 5x5.*--backbone"):
         load_backbone(saved(tmp_path / "w.pth", tensors))

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torchvision
 
-from sslbench.backbones.resnet import NAMES, ResNet, parse, recognise_resnet
+from sslbench.backbones.resnet import DEPTHS, NAMES, ResNet, parse, recognise_resnet
 
 TORCHVISION = [name for name in NAMES if hasattr(torchvision.models, name)]
 UNUSUAL = [
@@ -17,6 +17,10 @@ UNUSUAL = [
     "resnext_bottleneck_2-2-2-2_8x16d",
     "wide_resnet50_2w0.5",
     "wide_resnet101_1.5",
+    "resnet50,in_chans=13",
+    "resnet18w0.25_cifar,in_chans=1",
+    "resnext50_32x4d_cifar",
+    *(f"resnet{depth}_cifar" for depth in DEPTHS),
 ]
 
 
@@ -60,6 +64,20 @@ def test_outputs_are_those_of_torchvision(name):
         torch.testing.assert_close(ours(images), theirs(images))
 
 
+def test_the_stem_for_small_images_keeps_their_size():
+    """SimCLR, appendix B.9: a 3x3 convolution of stride 1 and no pooling, all else as it is, under the same names."""
+    theirs = torchvision.models.resnet18().eval()
+    theirs.conv1 = torch.nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)
+    theirs.maxpool, theirs.fc = torch.nn.Identity(), torch.nn.Identity()
+    ours = ResNet(parse("resnet18_cifar")).eval()
+    ours.load_state_dict(theirs.state_dict())
+    images, seen = torch.randn(2, 3, 32, 32), []
+    ours.layer1.register_forward_hook(lambda module, args, output: seen.append(output.shape[2:]))
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(images), theirs(images))
+    assert seen == [(32, 32)]
+
+
 def test_a_width_multiplier_multiplies_every_channel():
     plain, double = our_shapes("resnet50"), our_shapes("resnet50w2")
     assert plain.keys() == double.keys()
@@ -87,8 +105,8 @@ def test_other_architectures_are_not_taken_for_a_resnet():
     shapes = our_shapes("resnet50")
     assert recognise_resnet({}) is None
     assert recognise_resnet({"features.0.weight": (64, 3, 11, 11)}) is None
-    assert recognise_resnet(shapes | {"conv1.weight": (64, 3, 3, 3)}) is None, "CIFAR stem"
-    assert recognise_resnet(shapes | {"conv1.weight": (64, 2, 7, 7)}) is None, "two input channels"
+    assert recognise_resnet(shapes | {"conv1.weight": (64, 3, 5, 5)}) is None, "neither ImageNet's stem nor CIFAR's"
+    assert recognise_resnet(shapes | {"conv1.weight": (64, 0, 7, 7)}) is None, "no channels"
     assert recognise_resnet(shapes | {"layer1.0.se.fc1.weight": (16, 256, 1, 1)}) is None
     assert recognise_resnet({k: s for k, s in shapes.items() if not k.startswith("layer4.")}) is None
     assert recognise_resnet(shapes | {"layer5.0.bn1.weight": (1024,)}) is None
@@ -97,7 +115,8 @@ def test_other_architectures_are_not_taken_for_a_resnet():
 @pytest.mark.parametrize(
     "name",
     "resnet resnet49 resnet50w0.3 resnet50w0 resnet50_2 resnext50 wide_resnet50 wide_resnet18_2 resnext18_32x4d "
-    "resnet50d resnet50w xresnet50 resnet_basic_2-2-2".split(),
+    "resnet50d resnet50w xresnet50 resnet_basic_2-2-2 resnet50_cifar10 resnet50_cifarw2 resnet50,in_chans=0 "
+    "resnet50,in_chans= resnet50,in_chans=3,in_chans=3 resnet50,drop=1".split(),
 )
 def test_names_that_mean_nothing_are_refused(name):
     assert parse(name) is None

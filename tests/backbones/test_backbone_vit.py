@@ -12,7 +12,7 @@ from sslbench.backbones.load import load_backbone
 from sslbench.backbones.vit_positions import fit_positions
 from sslbench.backbones.vit_preprocessing import CLIP_MEAN, preprocessing_of
 from sslbench.backbones.vit_recognise import grid_side, recognise_vit
-from sslbench.errors import BackboneError, SslbenchError, UsageError, WeightsError
+from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.preprocessing import IMAGENET_MEAN
 
 SHALLOW = {"embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -191,12 +191,13 @@ def test_other_networks_are_none():
             assert recognise_vit(shapes(timm.create_model(name, num_classes=0).state_dict())) is None
 
 
-def test_thirteen_channels_are_seen_and_refused(tmp_path):
+def test_thirteen_channels_are_seen_and_loaded(tmp_path):
     theirs = random_vit("vit_tiny_patch16_224", in_chans=13)
     vit = recognise_vit(shapes(theirs.state_dict()))
     assert vit.channels == 13 and vit.name == "timm:vit_tiny_patch16_224,in_chans=13"
-    with pytest.raises(SslbenchError, match="13 channels"):
-        load_backbone(saved(tmp_path / "w.pth", theirs.state_dict()))
+    backbone = load_backbone(saved(tmp_path / "w.pth", theirs.state_dict()))
+    assert torch.equal(backbone.module.patch_embed.proj.weight, theirs.patch_embed.proj.weight)
+    assert backbone.preprocessing.channels == 13
 
 
 def test_options_follow_a_timm_name_after_commas():

@@ -132,3 +132,18 @@ def test_describe_names_every_value():
 def test_every_interpolation_has_a_way():
     names = set(transforms._TENSOR_MODES) | set(transforms._PILLOW_MODES)
     assert names == {"nearest", "bilinear", "bicubic", "lanczos"}
+
+
+def test_one_channel_is_the_luminance_that_pillow_gives():
+    pixels = photo(40, 31)
+    one = Preprocessing(mean=(0.4,), std=(0.5,))
+    found = normalise(torch.from_numpy(pixels).permute(2, 0, 1)[None], one)
+    grey = np.asarray(Image.fromarray(pixels).convert("L"))
+    torch.testing.assert_close(found[0, 0], torch.from_numpy((grey / 255 - 0.4) / 0.5).float())
+    thrice = torch.from_numpy(grey.copy()).expand(1, 3, -1, -1)
+    assert torch.equal(normalise(thrice, one), found), "a grey picture repeated is itself again"
+
+
+def test_pictures_of_three_channels_are_nothing_for_thirteen():
+    with pytest.raises(UsageError, match=r"takes images of 13 channels .* decoded to 3"):
+        normalise(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), Preprocessing(mean=(0.5,) * 13, std=(1.0,) * 13))

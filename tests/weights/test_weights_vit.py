@@ -17,11 +17,12 @@ from sslbench.backbones.build import build
 from sslbench.backbones.load import load_file
 from sslbench.backbones.vit_positions import fit_positions
 from sslbench.backbones.vit_recognise import recognise_vit
-from sslbench.weights.convert import convert
+from sslbench.weights.convert import CLASS_POSITION, convert
 from sslbench.weights.files import WeightsFile, read
 from sslbench.weights.operations import OPERATIONS, apply
 from sslbench.weights.positions import without_class_position
 from sslbench.weights.recognise import recognise
+from sslbench.weights.save import save
 
 VIT_KEYS = sorted(
     path
@@ -399,6 +400,27 @@ def test_dinov2_with_registers_keeps_its_positions_in_the_table_and_gives_timm_i
     assert without_class_position(folded).keys() == folded.keys()
     assert torch.equal(without_class_position(folded)["cls_token"], folded["cls_token"])
     assert "position of the class token added to it" in backbone.report.line()
+
+
+@pytest.mark.parametrize("format", ["dinov2", "huggingface_dinov2"])
+def test_dinov2_with_registers_is_converted_to_what_timm_can_load(format, tmp_path):
+    """timm's models have no position for the class token: it is added to the token, and nothing else changes."""
+    wanted, backbone, images, found = loaded(format)
+    save(tmp_path / "own.torch", found.canonical, backbone=backbone.name, metadata={})
+    convert(tmp_path / "own.torch", tmp_path / "theirs.pth", to=format)
+    report = convert(tmp_path / "theirs.pth", tmp_path / "timm.pth", to="timm", format=format)
+    assert report.changes == (CLASS_POSITION,)
+    written = torch.load(tmp_path / "timm.pth", weights_only=True)
+    assert written.keys() == found.canonical.keys()
+    theirs = build(backbone.name, seed=9).module
+    theirs.load_state_dict(written, strict=True)
+    torch.testing.assert_close(theirs(images), wanted, rtol=1e-4, atol=1e-5)
+    # Back in the format's names the position stays where it was added: the same network, other tensors.
+    convert(tmp_path / "timm.pth", tmp_path / "back.pth", to=format)
+    back = convert(tmp_path / "back.pth", tmp_path / "again.pth", to="timm", format=format)
+    assert back.changes == () and back.tensors_sha256 == report.tensors_sha256
+    # Between formats that keep it nothing is changed.
+    assert convert(tmp_path / "theirs.pth", tmp_path / "same.pth", to=format, format=format).changes == ()
 
 
 # What can be written from what: networks of two blocks, and the formats that have names for all of their tensors.

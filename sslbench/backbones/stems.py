@@ -1,0 +1,213 @@
+"""A stem made for images of another number of channels, by a rule that the user names (`--stem`), never by itself."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor, nn
+
+from sslbench.backbones import timm_models
+from sslbench.backbones.backbone import Backbone
+from sslbench.errors import UsageError, WeightsError
+from sslbench.names import did_you_mean
+
+Name = Literal["repeat", "average", "sum", "bands", "random"]
+_PLAIN: tuple[Name, ...] = ("repeat", "average", "sum", "random")
+_REMEDY = (
+    "Write --stem average, repeat, sum, random, or bands=3,2,1 (one input band per channel of the file; '-': none)."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StemRule:
+    """How the weights for C channels become weights for N.
+
+    Attributes:
+        name: 'repeat': cycled, times C/N (Ross Wightman's rule, as in timm). 'average': the mean of the C for each of
+            the N, times C/N: a grey picture repeated N times gives what it gave repeated C times, for any N. 'sum': the
+            C added up, N is 1; the same as 'average' there. 'bands': each of the C for one band, zeros for the others.
+            'random': the weights of the file are left out.
+        bands: for each of the C the input band (from 0) that it is for, or None.
+    """
+
+    name: Name
+    bands: tuple[int | None, ...] = ()
+
+
+def parse_rule(text: str) -> StemRule:
+    """'repeat', 'average', 'sum', 'random' or 'bands=3,2,1'.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    head, equals, rest = text.replace(" ", "").partition("=")
+    if not equals:
+        for name in _PLAIN:
+            if head == name:
+                return StemRule(name)
+    if head != "bands":
+        hint = did_you_mean(head, {*_PLAIN, "bands"})
+        raise UsageError(f"--stem {text}: there is no such rule", f"{hint} {_REMEDY}".strip())
+    parts = rest.split(",")
+    if not all(part == "-" or part.isdecimal() for part in parts):
+        raise UsageError(f"--stem {text}: bands are numbers from 0, separated by commas", _REMEDY)
+    bands = tuple(None if part == "-" else int(part) for part in parts)
+    named = [band for band in bands if band is not None]
+    if not named or len(set(named)) < len(named):
+        raise UsageError(f"--stem {text}: {'a band is named twice' if named else 'no band is named'}", _REMEDY)
+    return StemRule("bands", bands)
+
+
+def map_stem(weight: Tensor, channels: int, rule: StemRule) -> Tensor:
+    """The weights of a first convolution for images of another number of channels.
+
+    Args:
+        weight: (out, C, ...) for C channels.
+        channels: N, of the images.
+        rule: any but 'random'.
+
+    Returns:
+        (out, N, ...), of the same dtype; computed in double.
+
+    Raises:
+        UsageError: the rule does not lead from C to N channels.
+    """
+    has = weight.shape[1]
+    exact = weight.double()
+    if rule.name == "sum":
+        if channels != 1:
+            raise UsageError(
+                f"--stem sum gives a stem for 1 channel, the backbone takes {channels}", "Take --stem average."
+            )
+        mapped = exact.sum(1, keepdim=True)
+    elif rule.name == "average":
+        mapped = (exact.mean(1, keepdim=True) * (has / channels)).repeat_interleave(channels, 1)
+    elif rule.name == "repeat":
+        if channels < has:
+            raise UsageError(
+                f"--stem repeat leads to more channels, not from {has} to {channels}",
+                "Take --stem average (for 1 channel the same as sum).",
+            )
+        mapped = exact[:, [index % has for index in range(channels)]] * (has / channels)
+    else:
+        _check_bands(rule, has, channels)
+        mapped = exact.new_zeros((exact.shape[0], channels, *exact.shape[2:]))
+        for source, band in enumerate(rule.bands):
+            if band is not None:
+                mapped[:, band] = exact[:, source]
+    return mapped.to(weight.dtype)
+
+
+def _check_bands(rule: StemRule, has: int, channels: int) -> None:
+    if len(rule.bands) != has:
+        raise UsageError(
+            f"--stem bands names {len(rule.bands)} bands, the stem in the file has weights for {has} channels",
+            "Give one input band for each of them, '-' for those to leave out.",
+        )
+    highest = max(band for band in rule.bands if band is not None)
+    if highest >= channels:
+        raise UsageError(
+            f"--stem bands names band {highest}; the backbone takes {channels} channels: 0 to {channels - 1}"
+        )
+
+
+def fit_stem(
+    tensors: Mapping[str, Tensor], backbone: Backbone, rule: StemRule | None, *, what: str
+) -> tuple[dict[str, Tensor], tuple[str, ...], tuple[str, ...]]:
+    """The tensors of a file with its stem as the backbone takes it.
+
+    What differs in more than the number of channels is left for `fill` to refuse.
+
+    Args:
+        tensors: canonical name -> tensor; not changed.
+        backbone: as built, for its own number of channels.
+        rule: how a stem for another number of channels is mapped; None: not at all.
+        what: what to call the file in messages.
+
+    Returns:
+        The tensors, what was done in words, and the names of those that are the backbone's random ones.
+
+    Raises:
+        WeightsError: the file's stem is for another number of channels, and there is no rule.
+        UsageError: the rule does not apply.
+    """
+    wanted = backbone.preprocessing.channels
+    changed, notes, random = dict(tensors), list[str](), list[str]()
+    for name, own in _stems(backbone).items():
+        given = tensors.get(name)
+        if given is None or given.ndim != own.ndim or _without_channels(given) != _without_channels(own):
+            continue
+        has = given.shape[1]
+        if rule is None:
+            if has != own.shape[1]:
+                raise _not_mapped(what, name, (has, own.shape[1]), backbone)
+            continue
+        if own.shape[1] != wanted:
+            raise UsageError(
+                f"--stem: '{name}' of {backbone.name} is for {own.shape[1]} channels, its images have {wanted}",
+                "Of a network of your own, give its attribute 'preprocessing' one mean and std per channel."
+                if backbone.builder == "module"
+                else "It does not see the image itself: leave --stem out.",
+            )
+        if has == wanted and rule.name != "bands":
+            raise UsageError(
+                f"--stem {rule.name} has nothing to do: the stem in {what} and that of {backbone.name} are both for "
+                f"{_channels(has)}",
+                "Leave it out, or name a backbone for others: --backbone resnet50,in_chans=4, for instance.",
+            )
+        changed[name] = own if rule.name == "random" else map_stem(given, wanted, rule)
+        random += [name] if rule.name == "random" else []
+        notes.append(f"stem {name} from {has} to {wanted} channels: {_in_words(rule, has, wanted)}")
+    if rule is not None and not notes:
+        raise UsageError(f"--stem {rule.name}: {what} has no stem like that of {backbone.name}", "Leave it out.")
+    return changed, tuple(notes), tuple(random)
+
+
+def with_channels(name: str, channels: int) -> str:
+    """The name of the same backbone for images of another number of channels: 'resnet50,in_chans=4'.
+
+    Raises:
+        UsageError: it is a user's own module, or not one with a stem.
+    """
+    head, *options = name.split(",")
+    if ":" in head and not head.startswith("timm:"):
+        raise UsageError(f"the number of channels of '{name}' is its own", "Build it for those that you want.")
+    return ",".join(
+        [head, *(option for option in options if not option.startswith("in_chans=")), f"in_chans={channels}"]
+    )
+
+
+def _stems(backbone: Backbone) -> dict[str, Tensor]:
+    """Names and weights of the convolutions that see the image: as timm says, else the first one."""
+    modules = dict(backbone.module.named_modules())
+    paths = timm_models.stem_names(backbone.module) if backbone.builder == "timm" else ()
+    if not paths:
+        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        paths = tuple([path for path, module in modules.items() if isinstance(module, kinds)][:1])
+    state = backbone.module.state_dict()
+    return {f"{path}.weight": state[f"{path}.weight"] for path in paths if f"{path}.weight" in state}
+
+
+def _without_channels(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape[:1] + tensor.shape[2:])
+
+
+def _in_words(rule: StemRule, has: int, wanted: int) -> str:
+    if rule.name in ("repeat", "average"):
+        return f"{rule.name}, times {has}/{wanted}"
+    if rule.name == "bands":
+        bands = ",".join("-" if band is None else str(band) for band in rule.bands)
+        return f"bands={bands}, zero elsewhere"
+    return "sum" if rule.name == "sum" else "random (asked for), not from the file"
+
+
+def _channels(count: int) -> str:
+    return f"{count} channel{'s' if count > 1 else ''}"
+
+
+def _not_mapped(what: str, name: str, channels: tuple[int, int], backbone: Backbone) -> WeightsError:
+    has, wanted = (_channels(count) for count in channels)
+    return WeightsError(
+        f"{what}: its stem ('{name}') takes images of {has}, that of {backbone.name} takes {wanted}",
+        f"Name a backbone for {has}, or say how the stem is mapped. {_REMEDY}",
+    )
