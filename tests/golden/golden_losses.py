@@ -1,0 +1,220 @@
+"""SimCLR, MoCo, MoCo v3, SwAV and cross entropy as VISSL, lightly, solo-learn and MoCo's own code compute them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from golden_cases import Case
+from torch import Tensor
+from torch.nn import functional
+
+from sslbench.methods import moco, moco_v3, simclr, swav
+from sslbench.methods._classification import cross_entropy
+
+Inputs = Mapping[str, Tensor]
+
+PRECISIONS = {"f32": torch.float32, "f64": torch.float64}
+LOSS_TOLERANCE = {"f32": 2e-6, "f64": 1e-9}
+GRADIENT_TOLERANCE = {"f32": 1e-5, "f64": 1e-9}
+
+
+def compare(
+    case: Case, names: Sequence[str], loss: Callable[[Inputs], Tensor], *, f64: float = 1e-9, reference: str = ""
+) -> None:
+    """Loss and gradients with respect to the inputs `names`, in float32 and float64.
+
+    Args:
+        case: a case of the topic of losses.
+        names: inputs that get a gradient.
+        loss: of the inputs.
+        f64: tolerance in float64, larger where the reference rounds to float32 inside.
+        reference: 'f64' where the reference's float32 value is known to be wrong.
+    """
+    given, wanted = case.inputs(), case.expected()
+    for precision, dtype in PRECISIONS.items():
+        inputs = {k: torch.from_numpy(v).to(dtype if v.dtype.kind == "f" else torch.int64) for k, v in given.items()}
+        for name in names:
+            inputs[name].requires_grad_()
+        value = loss(inputs)
+        value.backward()
+        recorded = reference or precision
+        rtol = LOSS_TOLERANCE["f32"] if precision == "f32" else f64
+        np.testing.assert_allclose(
+            value.item(), wanted[f"{recorded}/loss"].item(), rtol=rtol, atol=1e-6 * (rtol > 1e-7)
+        )
+        for name in names:
+            gradient = wanted[f"{recorded}/grad_{name}"]
+            assert np.isfinite(gradient).all()
+            share = GRADIENT_TOLERANCE["f32"] if precision == "f32" else max(f64, GRADIENT_TOLERANCE["f64"])
+            np.testing.assert_allclose(
+                inputs[name].grad.numpy(), gradient, rtol=0, atol=share * np.abs(gradient).max() + 1e-8 * (share > 1e-7)
+            )
+
+
+def _views(rows: Tensor, count: int) -> Tensor:
+    """View-major rows (count * B, d) as (count, B, d)."""
+    return rows.unflatten(0, (count, -1))
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return functional.normalize(rows, dim=1)
+
+
+def _simclr(case: Case) -> None:
+    temperature = case.meta["args"]["temperature"]
+    compare(case, ["embedding"], lambda x: simclr.nt_xent(_views(x["embedding"], 2), temperature))
+
+
+def _simclr_overflow(case: Case) -> None:
+    """VISSL's exponentials overflow in float32; ours give what it gets in float64 there too."""
+    assert math.isnan(case.expected()["f32/loss"].item())
+    temperature = case.meta["args"]["temperature"]
+    compare(case, ["embedding"], lambda x: simclr.nt_xent(_views(x["embedding"], 2), temperature), reference="f64")
+
+
+def _multicrop_simclr(case: Case) -> None:
+    args = case.meta["args"]
+    compare(
+        case,
+        ["embedding"],
+        lambda x: simclr.nt_xent(_views(x["embedding"], args["num_crops"]), args["temperature"]),
+    )
+
+
+def _two_views(case: Case) -> None:
+    temperature = case.meta["args"]["temperature"]
+    compare(case, ["z0", "z1"], lambda x: simclr.nt_xent(torch.stack([x["z0"], x["z1"]]), temperature))
+
+
+def _moco(case: Case) -> None:
+    """`queue` is (d, K) in the references, ours holds rows; and ours takes what VISSL and MoCo normalise inside."""
+    args, meta = case.meta["args"], case.meta
+    ready_query, ready_key = "solo" in meta["repo"][0], "facebookresearch/moco" not in meta["repo"][0]
+    query, key = ("query", "key") if "query" in case.inputs() else ("q", "k")
+    temperature = args["temperature"] if "temperature" in args else args["T"]
+
+    def loss(x: Inputs) -> Tensor:
+        q, k = x[query] if ready_query else _unit(x[query]), x[key] if ready_key else _unit(x[key])
+        return moco.info_nce(q, k, x["queue"].T, temperature)
+
+    compare(case, [query], loss)
+    pointer = args.get("queue_ptr", args.get("ptr"))
+    wanted = case.expected()
+    for precision, dtype in PRECISIONS.items():
+        if f"{precision}/queue_after" in wanted:
+            x = {name: torch.from_numpy(value).to(dtype) for name, value in case.inputs().items()}
+            queue = x["queue"].T.clone()
+            after = moco.enqueue_(queue, _unit(x[key]), pointer)
+            np.testing.assert_allclose(queue.T.numpy(), wanted[f"{precision}/queue_after"], rtol=0, atol=2e-7)
+            assert after == wanted[f"{precision}/ptr_after"].item()
+
+
+def _memory_bank(case: Case) -> None:
+    """lightly drops keys where its bank is not a multiple of the batch; we refuse such a queue when it is made."""
+    args = case.meta["args"]
+    compare(case, ["q"], lambda x: moco.info_nce(_unit(x["q"]), _unit(x["k"]), x["bank"], args["temperature"]))
+
+
+def _moco_v3(case: Case) -> None:
+    temperature = case.meta["args"]["temperature"]
+    compare(case, ["query"], lambda x: moco_v3.contrastive(x["query"], x["key"], temperature))
+
+
+def _swav(case: Case) -> None:
+    """All of VISSL's options. In `swav_double_inf` it replaces an overflow; ours never overflows."""
+    args, wanted = case.meta["args"], case.expected()
+    config = swav.Config(
+        temperature=args["temperature"],
+        epsilon=args["epsilon"],
+        iterations=args["num_iters"],
+        assign_views=tuple(args["crops_for_assign"]),
+        power_law=args["shk_powerlaw"],
+        double_precision=args["use_double_precision"],
+    )
+    hard = args["temp_hard_assignment_iters"] > 0
+    heads = len(args["num_prototypes"])
+
+    def codes(x: Inputs, head: int) -> Tensor:
+        views, queue = _views(x[f"scores{head}"].detach(), args["num_crops"]), x.get(f"queue_scores{head}")
+        queued = [None] * len(config.assign_views) if queue is None else list(queue)
+        numbered = zip(config.assign_views, queued, strict=True)
+        return torch.stack([swav.assign(views[view], past, config, hard=hard) for view, past in numbered])
+
+    def loss(x: Inputs) -> Tensor:
+        terms = [
+            swav.swapped_prediction(
+                _views(x[f"scores{h}"], args["num_crops"]), codes(x, h), config.assign_views, args["temperature"]
+            )
+            for h in range(heads)
+        ]
+        return torch.stack(terms).mean()
+
+    compare(case, [f"scores{head}" for head in range(heads)], loss, f64=2e-6)
+    x = {name: torch.from_numpy(value) for name, value in case.inputs().items()}
+    ours = [code for head in range(heads) for code in codes(x, head)]
+    for i, code in enumerate(ours):
+        recorded = wanted[f"f32/assign_full{i}"][: len(code)]
+        np.testing.assert_allclose(code.numpy(), recorded, rtol=1e-4, atol=1e-6)
+    if "f32/queue_emb_after" in wanted:
+        new = torch.stack([x["emb"].chunk(args["num_crops"])[view] for view in config.assign_views])
+        np.testing.assert_array_equal(swav.shift_in(x["queue_emb"], new).numpy(), wanted["f32/queue_emb_after"])
+
+
+def _lightly_swav(case: Case) -> None:
+    args, names = case.meta["args"], [name for name in case.inputs() if not name.startswith("queue")]
+    names.sort(key=lambda name: (not name.startswith("high"), name))
+    config = swav.Config(epsilon=args["sinkhorn_epsilon"], iterations=args["sinkhorn_iterations"])
+
+    def loss(x: Inputs) -> Tensor:
+        codes = [swav.assign(x[f"high{i}"].detach(), x.get(f"queue{i}"), config) for i in range(2)]
+        views = torch.stack([x[name] for name in names])
+        return swav.swapped_prediction(views, torch.stack(codes), (0, 1), args["temperature"])
+
+    compare(case, names, loss, f64=2e-6)
+
+
+def _swav_momentum(case: Case) -> None:
+    """The assignments come from a momentum copy's scores; the loss is the same."""
+    args = case.meta["args"]
+    config = swav.Config(epsilon=args["epsilon"], iterations=args["num_iters"])
+
+    def loss(x: Inputs) -> Tensor:
+        teacher = x["momentum_scores"].chunk(len(x["momentum_scores"]) * args["num_crops"] // len(x["scores"]))
+        assigned = args["crops_for_assign"]
+        codes = torch.stack([swav.assign(teacher[i], None, config) for i in range(len(assigned))])
+        return swav.swapped_prediction(_views(x["scores"], args["num_crops"]), codes, assigned, args["temperature"])
+
+    compare(case, ["scores"], loss, f64=2e-6)
+
+
+def _cross_entropy(case: Case) -> None:
+    """VISSL adds up the losses of several outputs; temperature and normalisation are the caller's here."""
+    args, names = case.meta["args"], sorted(name for name in case.inputs() if name.startswith("o"))
+
+    def loss(x: Inputs) -> Tensor:
+        outputs = [_unit(x[name]) if args.get("normalize_output") else x[name] for name in names]
+        smoothing = args.get("label_smoothing", 0.0)
+        return sum(cross_entropy(output / args["temperature"], x["target"], smoothing) for output in outputs)
+
+    # VISSL smooths with float32 targets.
+    compare(case, names, loss, f64=1e-7 if "label_smoothing" in args else 1e-9)
+
+
+PATTERNS: dict[str, Callable[[Case], None]] = {
+    "vissl_simclr_b*": _simclr,
+    "vissl_simclr_overflow_*": _simclr_overflow,
+    "vissl_multicrop_simclr_*": _multicrop_simclr,
+    "lightly_ntxent_*": _two_views,
+    "solo_simclr_*": _two_views,
+    "vissl_moco_*": _moco,
+    "fb_moco_*": _moco,
+    "solo_mocov2plus_*": _moco,
+    "lightly_moco_ntxent_*": _memory_bank,
+    "solo_mocov3_*": _moco_v3,
+    "swav_*": _swav,
+    "lightly_swav_*": _lightly_swav,
+    "vissl_swav_momentum_*": _swav_momentum,
+    "vissl_ce_multi_*": _cross_entropy,
+}
+"""Name of a case of 01_losses (a pattern) -> what runs it."""

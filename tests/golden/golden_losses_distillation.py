@@ -1,0 +1,179 @@
+"""Barlow Twins, VICReg, BYOL, SimSiam and DINO losses as VISSL, lightly, solo-learn and DINO itself compute them."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import two_processes
+from golden_cases import Case
+from golden_losses import PRECISIONS, compare
+from golden_losses_distributed import Computation, check
+from torch import Tensor
+from torch.nn import functional
+
+from sslbench.methods import barlow_twins, byol, dino, simsiam, vicreg
+from sslbench.train.method import Step
+
+
+def _barlow_twins(case: Case) -> None:
+    """VISSL normalises both views together; lightly and solo-learn each by itself, as the paper."""
+    args = case.meta["args"]
+    settings = {
+        "off_diagonal": args.get("lambda_", args.get("lambda_param", args.get("lamb"))),
+        "scale": args.get("scale_loss", 1.0),
+        "normalisation": "vissl" if case.name.startswith("vissl") else "paper",
+    }
+    compare(case, ["za", "zb"], lambda x: barlow_twins.barlow_twins_loss(x["za"], x["zb"], **settings))
+
+
+def _vicreg(case: Case) -> None:
+    """solo-learn adds the variance terms of the views, lightly (like the official code) takes their mean."""
+    args = case.meta["args"]
+    if case.name.startswith("solo"):
+        weights = (args["sim_loss_weight"], 2 * args["var_loss_weight"], args["cov_loss_weight"])
+    else:
+        weights = (args["lambda_param"], args["mu_param"], args["nu_param"])
+    settings = dict(zip(("invariance", "variance", "covariance"), weights, strict=True))
+    compare(case, ["za", "zb"], lambda x: vicreg.vicreg_loss(x["za"], x["zb"], **settings))
+
+
+def _byol(case: Case) -> None:
+    compare(case, ["p"], lambda x: byol.regression_loss(x["p"], x["z"]))
+
+
+def _simsiam(case: Case) -> None:
+    compare(case, ["p"], lambda x: simsiam.negative_cosine(x["p"], x["z"].detach()))
+
+
+def _negative_cosine(case: Case) -> None:
+    compare(case, ["p", "z"], lambda x: simsiam.negative_cosine(x["p"], x["z"]))
+
+
+def _dino(case: Case) -> None:
+    """Three steps: the loss of each, the centre after it, the teacher's temperature in each epoch."""
+    args = case.meta["args"]
+    init = args["init"]
+    config = dino.Config(
+        prototypes=init["out_dim"],
+        first_teacher_temperature=init["warmup_teacher_temp"],
+        teacher_temperature=init["teacher_temp"],
+        temperature_epochs=init["warmup_teacher_temp_epochs"],
+        temperature_steps="update" if case.name.startswith("dino_vissl") else "epoch",
+    )
+    # VISSL counts updates: with one update in each epoch the numbers are the same.
+    moments = [Step(epoch, init["nepochs"], 1) for epoch in range(init["nepochs"])]
+    temperatures = [dino.teacher_temperature(config, step) for step in moments]
+    assert [temperatures[epoch] for epoch in args["epochs"]] == pytest.approx(args["vtemps"], rel=1e-12)
+    wanted = case.expected()
+    for precision in PRECISIONS:
+        if f"{precision}/teacher_temp_schedule" in wanted:
+            recorded = wanted[f"{precision}/teacher_temp_schedule"]
+            np.testing.assert_allclose(
+                temperatures[: len(recorded)], recorded, rtol=1e-12 if recorded.itemsize > 4 else 1e-7
+            )
+
+    def loss(x: dict[str, Tensor]) -> Tensor:
+        precision = next(name for name, dtype in PRECISIONS.items() if dtype == x["student0"].dtype)
+        center, values = x["center"].clone(), []
+        for i, epoch in enumerate(args["epochs"]):
+            views = x[f"student{i}"], x[f"teacher{i}"]
+            others = temperatures[epoch], init["student_temp"], init["center_momentum"]
+            values.append(_dino_step(views[0], views[1], center, *others))
+            recorded = wanted[f"{precision}/center{i}"].reshape(1, -1)
+            np.testing.assert_allclose(center.numpy(), recorded, rtol=0, atol=1e-6 if precision == "f32" else 1e-12)
+        return torch.stack(values).sum()
+
+    # lightly's temperatures are float32 numbers, DINO's and VISSL's centres are not.
+    compare(case, [f"student{i}" for i in range(3)], loss, f64=1e-7 if case.name.startswith("dino_lightly") else 1e-9)
+
+
+def _dino_step(
+    student: Tensor, logits: Tensor, center: Tensor, teacher_temperature: float, temperature: float, momentum: float
+) -> Tensor:
+    """The loss of one step with two teacher views; the centre moves."""
+    images, classes = len(logits) // 2, student.shape[-1]
+    teacher = dino.teacher_probabilities(logits, center, temperature=teacher_temperature)
+    value = dino.dino_loss(student.view(-1, images, classes), teacher.view(2, images, classes), temperature=temperature)
+    dino.move_center(center, logits.sum(0, keepdim=True), rows=len(logits), momentum=momentum)
+    return value
+
+
+PATTERNS: dict[str, Callable[[Case], None]] = {
+    "*_barlow_n*": _barlow_twins,
+    "*_vicreg_n*": _vicreg,
+    "solo_byol": _byol,
+    "solo_simsiam": _simsiam,
+    "lightly_negcos*": _negative_cosine,
+    "dino_*_c*": _dino,
+}
+"""Name of a case of 01_losses (a pattern) -> what runs it."""
+
+
+def with_gradients(x: dict[str, Tensor], names: list[str], loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+    for name in names:
+        x[name].requires_grad_()
+    value = loss()
+    value.backward()
+    return {"loss": value, **{f"grad_{name}": x[name].grad for name in names}}
+
+
+def _barlow_rows(x: dict[str, Tensor], args: dict[str, object]) -> dict[str, Tensor]:
+    def loss() -> Tensor:
+        za, zb = x["embedding"].chunk(2)
+        return barlow_twins.barlow_twins_loss(za, zb, scale=0.024, normalisation="vissl")
+
+    return with_gradients(x, ["embedding"], loss)
+
+
+def _vicreg_views(x: dict[str, Tensor], args: dict[str, object]) -> dict[str, Tensor]:
+    return with_gradients(x, ["z0", "z1"], lambda: vicreg.vicreg_loss(x["z0"], x["z1"]))
+
+
+def _dino_rows(x: dict[str, Tensor], args: dict[str, object]) -> dict[str, Tensor]:
+    center = x["center"].clone()
+    result = with_gradients(x, ["student"], lambda: _dino_step(x["student"], x["teacher"], center, 0.05, 0.1, 0.9))
+    return {**result, "center_after": center}
+
+
+COMPUTATIONS: dict[str, Computation] = {
+    "barlow_2ranks": _barlow_rows,
+    "lightly_vicreg_gather_2ranks": _vicreg_views,
+    "dino_2ranks": _dino_rows,
+}
+
+
+def losses_of_two_processes(case: Case) -> None:
+    """Value and gradients of a process's own loss."""
+    check(case, COMPUTATIONS)
+
+
+def barlow_normalised_alone(case: Case) -> None:
+    """lightly normalises each process's rows alone, ours (like the official code) those of the whole batch.
+
+    Rows that are normalised beforehand give lightly's value, but for the second epsilon. lightly's gradient is the sum
+    over processes; that of `barlow_twins_loss` is smaller by their number, which `Method.loss` makes good.
+    """
+    wanted = case.expected()
+    for rank, found in enumerate(two_processes.run(_normalised_alone, case.inputs())):
+        np.testing.assert_allclose(found["loss"], wanted["loss"][rank], rtol=5e-5)
+        for name in ("grad_z0", "grad_z1"):
+            recorded = wanted[name][rank]
+            np.testing.assert_allclose(2 * found[name], recorded, rtol=0, atol=2e-4 * np.abs(recorded).max())
+
+
+def _normalised_alone(rank: int, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    x = {name: torch.from_numpy(value[rank]).clone() for name, value in inputs.items()}
+
+    def loss() -> Tensor:
+        za, zb = (functional.batch_norm(x[name], None, None, training=True) for name in ("z0", "z1"))
+        return barlow_twins.barlow_twins_loss(za, zb)
+
+    return {name: value.detach().numpy() for name, value in with_gradients(x, ["z0", "z1"], loss).items()}
+
+
+PATTERNS_2_PROCESSES: dict[str, Callable[[Case], None]] = {
+    **dict.fromkeys(COMPUTATIONS, losses_of_two_processes),
+    "lightly_barlow_gather_2ranks": barlow_normalised_alone,
+}
+"""Name of a case of 01b_losses_distributed -> what runs it."""
