@@ -23,5 +23,8 @@ def printable(name: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        return os.fsencode(name).decode("utf-8", "backslashreplace")
+        try:
+            return os.fsencode(name).decode("utf-8", "backslashreplace")
+        except UnicodeEncodeError:  # half a character, as JSON may have one: no file is called so
+            return name.encode("utf-8", "backslashreplace").decode()
     return name

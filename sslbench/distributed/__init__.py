@@ -1,4 +1,7 @@
-"""Which of how many processes this one is, read from the environment that torchrun or srun sets."""
+"""Which of how many processes this one is, read from the environment that torchrun or srun sets.
+
+Joining them and collective operations are in `collectives`, which imports torch; this does not.
+"""
 
 import dataclasses
 import os

@@ -423,7 +423,7 @@ CATEGORY = {"id": 1, "name": "cat"}
         ("not json", "not a COCO manifest"),
         ("", "not a COCO manifest"),
         ([1, 2], "it is a list"),
-        ({"a.png": "cat"}, "no list 'images'.*a.png"),
+        ({"pictures": "cat"}, "no list 'images'.*pictures"),
         ({"images": []}, "lists no images"),
         ({"images": ["a.png"]}, "not a list of mappings"),
         ({"images": [{"file_name": "a.png"}]}, "'images' has no 'id'"),

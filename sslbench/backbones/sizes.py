@@ -1,0 +1,62 @@
+"""What a backbone that is trained gives and takes: the length of its vectors, images of several sizes."""
+
+import torch
+from timm.layers.format import Format
+from timm.layers.patch_embed import PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from sslbench.errors import UsageError
+
+
+def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str) -> None:
+    """Makes sure that a backbone takes square images of all `sizes`.
+
+    A timm vision transformer that was built for one size is told to interpolate its positions for the others, as with
+    `dynamic_img_size=True`; its parameters stay as they are.
+
+    Raises:
+        UsageError: the backbone cannot take one of the sizes.
+    """
+    if isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed):
+        built = backbone.patch_embed.img_size
+        if built is not None and any((size, size) != tuple(built) for size in sizes):
+            _interpolate_positions(backbone)
+    for size in dict.fromkeys(sizes):
+        try:
+            feature_dim(backbone, size)
+        except (AssertionError, RuntimeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UsageError(
+                f"the backbone {name} cannot take views of {size} x {size} pixels: {reason}",
+                "Choose other sizes (augment.size, augment.small_size) or a backbone that takes several: a ResNet, a "
+                "timm ViT whose patch size divides them, timm:NAME,dynamic_img_size=True where timm has that option.",
+            ) from error
+
+
+def _interpolate_positions(vit: VisionTransformer) -> None:
+    """What timm does in the constructor for dynamic_img_size=True."""
+    vit.dynamic_img_size = True  # type: ignore[misc]  # final for TorchScript's sake, which nobody uses here
+    vit.patch_embed.strict_img_size = False
+    vit.patch_embed.flatten = False
+    vit.patch_embed.output_fmt = Format.NHWC
+
+
+def feature_dim(backbone: nn.Module, size: int) -> int:
+    """Length of the vector a backbone gives for one image of `size` x `size` pixels; the backbone stays as it is.
+
+    Raises:
+        ValueError: it does not give one vector per image.
+    """
+    mode = backbone.training
+    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
+    backbone.eval()
+    try:
+        with torch.no_grad():
+            output = backbone(torch.zeros(2, 3, size, size, device=device))
+    finally:
+        backbone.train(mode)
+    if not isinstance(output, Tensor) or output.dim() != 2:
+        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"a backbone has to give one vector per image, (B, D); for 2 images it gave {got}")
+    return int(output.shape[1])

@@ -1,0 +1,62 @@
+"""A picture of augmented views, to see at a glance what a method is trained on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+_LEGIBLE = 96  # pixels; smaller views are enlarged by a whole factor, all by the same
+_GAP = 6
+_HEADING = 30
+_MARGIN = 36
+_PAPER, _INK = (255, 255, 255), (60, 60, 60)
+_LONGEST = 20_000
+
+
+def contact_sheet(views: Sequence[Tensor], path: Path, *, rows: int = 8) -> None:
+    """Writes a PNG: one image per row, one view per column, sizes in proportion to each other.
+
+    Args:
+        views: per view uint8 (B, 3, h, w), not normalised.
+        path: of the PNG; it appears when it is complete.
+        rows: images that are shown, at most.
+
+    Raises:
+        ValueError: there are no views, or they are not of equally many images.
+    """
+    if not views or len({len(view) for view in views}) != 1:
+        raise ValueError(f"a contact sheet of {[len(view) for view in views]} images per view")
+    count = min(rows, len(views[0]), _LONGEST // max(view.shape[2] for view in views))
+    factor = max(1, -(-_LEGIBLE // max(max(view.shape[2:]) for view in views)))
+    widths = [max(view.shape[3] * factor, _LEGIBLE) for view in views]
+    height = max(view.shape[2] for view in views) * factor
+    size = (_MARGIN + sum(width + _GAP for width in widths), _HEADING + count * (height + _GAP))
+    sheet = Image.new("RGB", size, _PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=11)
+    left = _MARGIN
+    for number, (view, width) in enumerate(zip(views, widths, strict=True), start=1):
+        label = f"view {number}\n{view.shape[3]} x {view.shape[2]} px"
+        draw.multiline_text((left, 2), label, fill=_INK, font=font, spacing=1)
+        for row in range(count):
+            sheet.paste(_enlarged(view[row], factor), (left, _HEADING + row * (height + _GAP)))
+        left += width + _GAP
+    for row in range(count):
+        draw.text((8, _HEADING + row * (height + _GAP)), str(row + 1), fill=_INK, font=font)
+    _write(sheet, path)
+
+
+def _enlarged(view: Tensor, factor: int) -> Image.Image:
+    image = Image.fromarray(np.ascontiguousarray(view.permute(1, 2, 0).numpy()))
+    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+
+
+def _write(sheet: Image.Image, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        sheet.save(temporary, "PNG")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,127 @@
+"""Patches, permutations, rotations and Lab colours: what methods that solve a puzzle feed their network."""
+
+import itertools
+import math
+from typing import Literal
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.v2 import functional
+
+from sslbench.errors import UsageError
+
+_LONGEST = 10
+"""Pieces whose orders are listed one by one: 10! = 3.6 million."""
+
+
+def cut_patches(image: Tensor, count: int, jitter: int, offsets: npt.NDArray[np.int64]) -> Tensor:
+    """Square patches, one from each cell of a grid, at an offset within the cell (Noroozi and Favaro 2016; VISSL).
+
+    Args:
+        image: (3, H, W) with W >= H; the grid is as wide as it is high, so the rest of a wider image is not used.
+        count: patches, a square number.
+        jitter: patches are that much smaller than their cell.
+        offsets: int (2, side, side), each 0 to jitter: [0, i, j] in x, [1, i, j] in y, of the cell in column i, row j.
+
+    Returns:
+        (count, 3, p, p) with p = H // side - jitter, column by column.
+
+    Raises:
+        ValueError: the arguments contradict each other.
+    """
+    side = math.isqrt(count)
+    cell = image.shape[1] // side if side else 0
+    inside = offsets.shape == (2, side, side) and offsets.min() >= 0 and offsets.max() <= jitter
+    if side * side != count or image.shape[2] < image.shape[1] or not inside or not 0 <= jitter < cell:
+        shape = tuple(image.shape)
+        raise ValueError(f"{count} patches, jitter {jitter}, of an image {shape} at offsets {offsets.shape}")
+    length, patches = cell - jitter, []
+    for column, row in itertools.product(range(side), repeat=2):
+        x, y = (cell * at + int(offsets[axis, column, row]) for axis, at in enumerate((column, row)))
+        patches.append(image[:, y : y + length, x : x + length])
+    return torch.stack(patches)
+
+
+def shuffle_patches(patches: Tensor, permutation: npt.NDArray[np.int64]) -> Tensor:
+    """The patch permutation[k] at place k, counted from 0."""
+    return patches[torch.from_numpy(np.asarray(permutation, dtype=np.int64))]
+
+
+def counted_from_zero(permutations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Permutations (n, pieces) as they lie in files, where some count from 1.
+
+    Raises:
+        UsageError: a row is no permutation.
+    """
+    shifted = np.asarray(permutations, dtype=np.int64) - int(np.min(permutations))
+    if shifted.ndim != 2 or np.any(np.sort(shifted, axis=1) != np.arange(shifted.shape[1])):
+        raise UsageError("the rows are no permutations of equally many pieces, counted from 0 or from 1")
+    return shifted
+
+
+def distant_permutations(
+    n: int, pieces: int, *, first: int, choose: Literal["mean", "min"] = "mean"
+) -> npt.NDArray[np.int64]:
+    """Permutations far from each other, chosen greedily (Noroozi and Favaro 2016, algorithm 1; VISSL's script).
+
+    Args:
+        n: how many.
+        pieces: of the puzzle.
+        first: place of the first one among all permutations in lexicographic order.
+        choose: the next one has the largest mean, or smallest, Hamming distance to those chosen; the first such one.
+
+    Returns:
+        int64 (n, pieces), counted from 0.
+
+    Raises:
+        UsageError: there are not so many permutations, or too many to be listed.
+    """
+    if pieces > _LONGEST:
+        raise UsageError(f"permutations of {pieces} pieces are too many to choose from; at most {_LONGEST} pieces")
+    total = math.factorial(pieces)
+    if not (1 <= n <= total and 0 <= first < total):
+        raise UsageError(f"{pieces} pieces have {total:,} orders; asked for {n:,}, from number {first:,} on")
+    every = np.array(list(itertools.permutations(range(pieces))), dtype=np.int8)
+    free = np.ones(total, dtype=bool)
+    score = np.zeros(total) if choose == "mean" else np.full(total, np.inf)
+    chosen = [first]
+    while len(chosen) < n:
+        free[chosen[-1]] = False
+        distance = (every != every[chosen[-1]]).sum(axis=1)
+        score = score + distance if choose == "mean" else np.minimum(score, distance)
+        chosen.append(int(np.argmax(np.where(free, score, -1))))
+    return every[chosen].astype(np.int64)
+
+
+def rotate(image: Tensor, label: int, count: int = 4) -> Tensor:
+    """The picture turned counter-clockwise by 360 * label / count degrees: what RotNet's labels mean.
+
+    Args:
+        image: uint8 (3, h, w). Quarter turns are exact; other angles keep the frame, nearest pixel, black outside.
+        label: 0 to count - 1.
+        count: angles in all.
+    """
+    if (4 * label) % count == 0:
+        return torch.rot90(image, 4 * label // count, (1, 2))
+    turned = functional.rotate(
+        Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy())), 360 * label / count
+    )
+    return torch.from_numpy(np.array(turned)).permute(2, 0, 1)
+
+
+def to_lab(image: Tensor) -> Tensor:
+    """CIE Lab by OpenCV's 8-bit conversion, centred: L in -50..50, a and b in -128..127 (VISSL's colorization input).
+
+    Args:
+        image: uint8 RGB (3, h, w).
+
+    Returns:
+        float32 (3, h, w).
+    """
+    lab = cv2.cvtColor(np.ascontiguousarray(image.permute(1, 2, 0).numpy()), cv2.COLOR_RGB2LAB).astype(np.float32)
+    scaled = lab * np.array([100 / 255, 1, 1], np.float32) - np.array([50, 128, 128], np.float32)
+    return torch.from_numpy(scaled).permute(2, 0, 1)

@@ -1,0 +1,179 @@
+"""The data stream of pretraining: shuffled, augmented batches that do not depend on workers, and can start anywhere.
+
+Everything random is drawn from (seed, epoch, rank) for the order and from (seed, epoch, index) for the augmentation, so
+there is no state to be saved: a position says it all.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Generator, Iterator
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from sslbench.data import loader
+from sslbench.data._training_batch import BatchMaker, Item, RawBatch, share_of, start_worker
+from sslbench.data.source import Source
+from sslbench.data.views import Augment
+from sslbench.data.wording import counted
+from sslbench.errors import DataError, SslbenchError, UsageError
+
+__all__ = ["RawBatch", "TrainingData"]
+
+_log = logging.getLogger("sslbench")
+_ORDER = 0  # tells the random numbers of the order from those of the augmentation
+
+
+class TrainingData:
+    """Augmented views of a source, for one of several processes, as one endless stream of batches.
+
+    A process has the images rank, rank + world, rank + 2 * world, ... and all processes have equally many; up to
+    world - 1 images at the end of the source belong to nobody. Each process shuffles its own images every epoch, and an
+    epoch consists of full batches only: the images left over are others each time.
+
+    An image that cannot be read is replaced by another one of the same process that is not in the batch. The choice
+    follows from (seed, epoch, index). How often that happened stands in each batch; each file is logged once.
+
+    Attributes:
+        steps_per_epoch: full batches in one epoch.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        augment: Augment,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        seed: int = 0,
+        workers: int = 0,
+        prefetch: int = 2,
+    ) -> None:
+        """Checks that there is something to train on; reads no image yet.
+
+        Args:
+            source: the images.
+            augment: the views.
+            batch_size: images per batch of this process.
+            rank: of this process.
+            world: processes.
+            seed: of the order and the augmentation.
+            workers: processes that decode and augment; 0 does it in this process.
+            prefetch: batches that each worker prepares ahead.
+
+        Raises:
+            DataError: there is no image, or one.
+            UsageError: a batch is larger than what one process has, or the seed is negative.
+        """
+        if not (0 <= rank < world and workers >= 0 and prefetch >= 1):
+            raise ValueError(f"rank {rank} of {world}, {workers} workers, {prefetch} batches ahead")
+        _check(source, batch_size, world, seed)
+        self._maker = BatchMaker.of(share_of(source, rank, world), augment, seed=seed, rank=rank, world=world)
+        self._batch_size, self._workers, self._prefetch = batch_size, workers, prefetch
+        self._reported: set[int] = set()
+        self.steps_per_epoch = len(source) // world // batch_size
+
+    def batches(self, start: int, stop: int) -> Generator[RawBatch]:
+        """The batches at the positions start, start + 1, ..., stop - 1 since the beginning of training.
+
+        Batch `position` is the same in every run with this seed, whatever `start` and the workers. Workers live as long
+        as the iterator; the next epoch is prepared while the last one ends.
+
+        Raises:
+            DataError: too few images can be read, or a worker was killed.
+        """
+        if not 0 <= start <= stop:
+            raise ValueError(f"batches {start} to {stop}")
+        maker = self._maker
+        plan = _Plan(len(maker.images), self._batch_size, maker.seed, maker.rank, start, stop)
+        for item in self._run(plan):
+            if isinstance(item, SslbenchError):
+                raise item
+            self._report(item)
+            yield item
+
+    def _run(self, plan: "_Plan") -> Iterator[RawBatch | SslbenchError]:
+        workers = min(self._workers, len(plan))
+        stream: DataLoader[RawBatch | SslbenchError] = DataLoader(
+            self._maker,
+            batch_size=None,
+            sampler=plan,
+            num_workers=workers,
+            prefetch_factor=self._prefetch if workers else None,
+            collate_fn=loader._as_it_is,
+            worker_init_fn=start_worker if workers else None,
+            multiprocessing_context=loader._start_method() if workers else None,
+            pin_memory=loader._cuda_in_use(),
+            generator=torch.Generator(),  # DataLoader draws a seed, which must not advance the caller's random numbers
+        )
+        try:
+            yield from stream
+        except RuntimeError as error:
+            if "DataLoader worker (pid" in str(error):
+                raise DataError(
+                    f"a process that decodes and augments images was killed ({error})",
+                    "Too little memory, or too little shared memory in a container (docker run --shm-size); "
+                    "try fewer --workers, or --workers 0.",
+                ) from error
+            raise
+
+    def _report(self, batch: RawBatch) -> None:
+        for index, path, reason in batch.unreadable:
+            if index not in self._reported:
+                self._reported.add(index)
+                _log.warning("cannot be read, another image stands in: %s: %s", path, reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What each batch consists of, in turn: (epoch, positions in the share). Keeps the order of one epoch.
+
+    Attributes:
+        n: images of this process.
+        batch_size: per batch.
+        seed: of the order.
+        rank: of this process.
+        start: position of the first batch.
+        stop: position after the last one.
+    """
+
+    n: int
+    batch_size: int
+    seed: int
+    rank: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[Item]:
+        steps = self.n // self.batch_size
+        shuffled, order = -1, np.empty(0, dtype=np.int64)
+        for position in range(self.start, self.stop):
+            epoch, step = divmod(position, steps)
+            if epoch != shuffled:
+                shuffled = epoch
+                order = np.random.default_rng((_ORDER, self.seed, epoch, self.rank)).permutation(self.n)
+            yield epoch, order[step * self.batch_size : (step + 1) * self.batch_size]
+
+
+def _check(source: Source, batch_size: int, world: int, seed: int) -> None:
+    n, share = len(source), len(source) // world
+    if n < 2:
+        raise DataError(
+            f"{source.name} has {counted(n, 'image') if n else 'no images'}, nothing to learn a representation from",
+            "Give a folder, manifest or data set with at least as many images as one batch.",
+        )
+    if batch_size < 1:
+        raise UsageError(f"a batch of {batch_size} images", "batch_size should be at least 1 image per process.")
+    if seed < 0:
+        raise UsageError(f"seed={seed} should not be negative")
+    if batch_size > share:
+        each = "" if world == 1 else f", {share:,} for each of {world} processes"
+        raise UsageError(
+            f"a batch of {batch_size:,} images per process does not fit: {source.name} has {n:,} images{each}",
+            f"Lower batch_size: at most {share:,} images per process, {share * world:,} in all.",
+        )

@@ -1,0 +1,154 @@
+"""Several processes as one: joining them, and collective operations. Nothing else imports torch.distributed."""
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.autograd.function import FunctionCtx
+
+from sslbench.distributed import Process, this_process
+from sslbench.errors import UsageError
+
+
+@contextlib.contextmanager
+def process_group(device: torch.device) -> Iterator[Process]:
+    """Joins the processes that torchrun or srun started, for the time of the block; one process alone joins nothing.
+
+    Args:
+        device: NCCL is used for cuda, gloo for everything else.
+
+    Raises:
+        UsageError: MASTER_ADDR or MASTER_PORT is missing, and they do not follow from SLURM's variables.
+    """
+    process = this_process()
+    if process.world == 1 or distributed.is_initialized():
+        yield process
+        return
+    _set_rendezvous()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = datetime.timedelta(minutes=30)  # the first process may evaluate or write while the others wait
+    distributed.init_process_group(backend, rank=process.rank, world_size=process.world, timeout=timeout)
+    try:
+        yield process
+    finally:
+        distributed.destroy_process_group()
+
+
+def _set_rendezvous() -> None:
+    """MASTER_ADDR and MASTER_PORT: torchrun sets them; under srun they follow from the step."""
+    env = os.environ
+    if "MASTER_ADDR" not in env and "SLURM_STEP_NODELIST" in env:
+        env["MASTER_ADDR"] = first_host(env["SLURM_STEP_NODELIST"])
+        # Another port for every job that shares the machine.
+        env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000))
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
+    if missing:
+        raise UsageError(
+            f"several processes were started, but {' and '.join(missing)} is not set",
+            "Start them with torchrun: torchrun --nproc-per-node 2 -m sslbench pretrain ...",
+        )
+
+
+def first_host(nodes: str) -> str:
+    """The first host of SLURM's short form: 'node[003-006,9],other' -> 'node003'."""
+    head, bracket, rest = nodes.partition("[")
+    if "," in head or not bracket:
+        return nodes.split(",")[0]
+    return head + rest.split("]")[0].split(",")[0].split("-")[0]
+
+
+def world_size() -> int:
+    """Processes that have joined (1 outside `process_group`)."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """Number of this one among those that have joined (0 outside `process_group`)."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def barrier() -> None:
+    """Waits until every process is here."""
+    if world_size() > 1:
+        distributed.barrier()
+
+
+def gather(x: Tensor) -> Tensor:
+    """(B, ...) of every process -> (world * B, ...), in order of rank, without gradient."""
+    x = x.detach().contiguous()
+    if world_size() == 1:
+        return x
+    parts = [torch.empty_like(x) for _ in range(world_size())]
+    distributed.all_gather(parts, x)
+    return torch.cat(parts)
+
+
+def gather_with_gradient(x: Tensor) -> Tensor:
+    """The same with gradient: what the losses of all processes, added up, say about this process's rows."""
+    return x if world_size() == 1 else _Gather.apply(x)
+
+
+def sum_with_gradient(x: Tensor) -> Tensor:
+    """The sum over processes; its gradient reaches this process's addend once.
+
+    That is right for a joint loss that every process computes from the sum; DistributedDataParallel then averages.
+    """
+    return x if world_size() == 1 else _Sum.apply(x)
+
+
+def sum_(x: Tensor) -> Tensor:
+    """The sum over processes, in place, without gradient."""
+    if world_size() > 1:
+        distributed.all_reduce(x)
+    return x
+
+
+def max_(x: Tensor) -> Tensor:
+    """The largest value over processes, in place, without gradient."""
+    if world_size() > 1:
+        distributed.all_reduce(x, op=distributed.ReduceOp.MAX)
+    return x
+
+
+def broadcast_(x: Tensor) -> Tensor:
+    """The first process's values on all of them, in place."""
+    if world_size() > 1:
+        distributed.broadcast(x, src=0)
+    return x
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """The value of every process, in order of rank, on all of them (small picklable things)."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    distributed.all_gather_object(values, value)
+    return values
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.rows = x.shape[0]
+        return gather(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        total = sum_(grads[0].contiguous())
+        return total[rank() * ctx.rows : (rank() + 1) * ctx.rows]
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+        return sum_(x.clone())
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> Tensor:
+        return grads[0]

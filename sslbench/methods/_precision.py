@@ -1,0 +1,50 @@
+"""Losses in full precision, whatever precision the networks run in."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_float32(function: Callable[P, R]) -> Callable[P, R]:
+    """Runs a function of tensors outside autocast, with half-precision tensors as float32; float64 stays float64.
+
+    Under autocast the matrix products of a loss would run in half precision even on float32 tensors. Tensors may lie
+    in lists, tuples and dictionaries.
+    """
+
+    @functools.wraps(function)
+    def widened(*args: P.args, **kwargs: P.kwargs) -> R:
+        device = next(_tensors((args, kwargs))).device.type
+        wide, named = _widen(list(args)), _widen(kwargs)
+        with torch.autocast(device, enabled=False):
+            return function(*wide, **named)
+
+    return widened
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    if isinstance(value, dict):
+        return {key: _widen(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_widen(item) for item in value]
+    if type(value) is tuple:
+        return tuple(_widen(item) for item in value)
+    return value

@@ -1,0 +1,103 @@
+"""Barlow Twins: the cross-correlation of two views' embeddings should be the identity (Zbontar et al., 2103.03230).
+
+Several processes compute the loss of the whole batch: mean, variance and correlation are summed over them.
+"""
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sslbench.config import setting
+from sslbench.distributed.collectives import gather_with_gradient, sum_with_gradient, world_size
+from sslbench.methods._heads import mlp
+from sslbench.methods._precision import in_float32
+from sslbench.methods._requirements import need_several_images, need_views
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+Normalisation = Literal["paper", "vissl"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of Barlow Twins."""
+
+    projector: tuple[int, ...] = setting((8192, 8192, 8192), "widths of the projection head: hidden layers, output")
+    off_diagonal: float = setting(0.0051, "weight of the redundancy term (lambda in equation 1)")
+    scale: float = setting(
+        0.024, "factor of the whole loss; 1 in the paper's equation, 0.024 in its first code and VISSL"
+    )
+    normalisation: Normalisation = setting(
+        "paper", "paper: each view by its own mean and variance; vissl: by common ones"
+    )
+
+
+@in_float32
+def correlation_terms(za: Tensor, zb: Tensor, *, normalisation: Normalisation = "paper") -> tuple[Tensor, Tensor]:
+    """The two sums of equation 1: of (C_ii - 1)^2 and of C_ij^2 for i != j, over the batch of all processes.
+
+    All processes get the same values. The gradient for this process's rows is that of these values, once: averaged over
+    processes, as DistributedDataParallel does, it is too small by the number of processes.
+
+    Args:
+        za: (B, d), embeddings of one view.
+        zb: (B, d), of the other.
+        normalisation: see `Config`.
+    """
+    a, b = _standardise(torch.stack([za, zb]), together=normalisation == "vissl")
+    correlation = sum_with_gradient(a.T @ b) / (len(a) * world_size())  # equation 2
+    d = len(correlation)
+    invariance = (correlation.diagonal() - 1).square().sum()
+    # All but the last entry as rows of d + 1: the diagonal is the first column.
+    redundancy = correlation.flatten()[:-1].view(d - 1, d + 1)[:, 1:].square().sum()
+    return invariance, redundancy
+
+
+def _standardise(z: Tensor, *, together: bool, epsilon: float = 1e-5) -> Tensor:
+    """(2, B, d) to mean 0 and variance 1 (biased), over the rows of each view or of both."""
+    axes = (0, 1) if together else (1,)
+    count = z.shape[1] * world_size() * (2 if together else 1)
+    centred = z - _over_processes(z.sum(axes, keepdim=True)) / count
+    variance = _over_processes(centred.square().sum(axes, keepdim=True)) / count
+    return centred * (variance + epsilon).rsqrt()
+
+
+def _over_processes(x: Tensor) -> Tensor:
+    """The sum over processes, with the gradient of what all of them make of it (each normalises other rows by it)."""
+    return gather_with_gradient(x[None]).sum(0)
+
+
+def barlow_twins_loss(
+    za: Tensor, zb: Tensor, *, off_diagonal: float = 0.0051, scale: float = 1, normalisation: Normalisation = "paper"
+) -> Tensor:
+    """Equation 1 for the batch of all processes; see `correlation_terms`."""
+    invariance, redundancy = correlation_terms(za, zb, normalisation=normalisation)
+    return scale * (invariance + off_diagonal * redundancy)
+
+
+class Method(method.Method):
+    """Barlow Twins on two views; each goes through the network by itself, as in the published code."""
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Raises UsageError when there are not two views, or only one image at a time."""
+        super().__init__(backbone)
+        need_views(setup, 2, method="barlow_twins")
+        need_several_images(setup, method="barlow_twins")
+        self.config = config
+        self.projector = mlp([setup.feature_dim, *config.projector], norm=True, bias=False, last_bias=False)
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """The loss of the whole batch, with a gradient that is right after averaging over processes.
+
+        Each process's gradient is its part of the one joint loss, so the parts have to be added up. They will be
+        averaged, hence the factor; it multiplies a difference that is 0 and so leaves the value as it is.
+        """
+        config = self.config
+        za, zb = (self.projector(self.backbone(view)) for view in batch.views)
+        invariance, redundancy = correlation_terms(za, zb, normalisation=config.normalisation)
+        value = config.scale * (invariance + config.off_diagonal * redundancy)
+        value = value + (world_size() - 1) * (value - value.detach())
+        parts = {"invariance": invariance.detach(), "redundancy": redundancy.detach()}
+        return Loss(value, za.detach(), parts)

@@ -1,0 +1,74 @@
+"""BYOL: predict what a slowly moving copy of the network says about another view (Grill et al., arXiv 2006.07733).
+
+Each view goes through the networks by itself, so that BatchNorm sees one view at a time, as in DeepMind's code.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.config import setting
+from sslbench.methods._heads import mlp
+from sslbench.methods._momentum import copy_of, cosine_momentum, update
+from sslbench.methods._precision import in_float32
+from sslbench.methods._requirements import need_several_images, need_views
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of BYOL."""
+
+    projector: tuple[int, ...] = setting((4096, 256), "widths of the projection head: hidden layers, output")
+    predictor: tuple[int, ...] = setting((4096,), "widths of the prediction head's hidden layers")
+    momentum: float = setting(0.996, "how much of the target stays in an update, at the start of training")
+    final_momentum: float = setting(1.0, "the same at the end; half a cosine lies between")
+
+
+@in_float32
+def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
+    """Equation 2: the mean squared distance of unit vectors, 2 - 2 cos; the target gets no gradient.
+
+    Args:
+        prediction: (B, d).
+        target: (B, d), of the other view.
+    """
+    return 2 - 2 * functional.cosine_similarity(prediction, target.detach(), dim=1).mean()
+
+
+class Method(method.Method):
+    """BYOL on two views."""
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Raises UsageError when there are not two views, or only one image at a time."""
+        super().__init__(backbone)
+        need_views(setup, 2, method="byol")
+        need_several_images(setup, method="byol")
+        self.config = config
+        dim = config.projector[-1]
+        self.projector = mlp([setup.feature_dim, *config.projector], norm=True, last_bias=False)
+        self.predictor = mlp([dim, *config.predictor, dim], norm=True, last_bias=False)
+        self.target_backbone = copy_of(backbone)
+        self.target_projector = copy_of(self.projector)
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """The sum of both directions (section 3.1)."""
+        embeddings = [self.projector(self.backbone(view)) for view in batch.views]
+        predictions = [self.predictor(embedding) for embedding in embeddings]
+        with torch.no_grad():
+            targets = [self.target_projector(self.target_backbone(view)) for view in batch.views]
+        value = regression_loss(predictions[0], targets[1]) + regression_loss(predictions[1], targets[0])
+        return Loss(value, embeddings[0].detach())
+
+    def after_update(self, step: Step) -> None:
+        """The target follows the online network (equation 1)."""
+        momentum = cosine_momentum(self.config.momentum, self.config.final_momentum, step.where)
+        update(self.target_backbone, self.backbone, momentum)
+        update(self.target_projector, self.projector, momentum)
+
+    def exports(self) -> dict[str, nn.Module]:
+        """The online network is the one that is evaluated in the paper."""
+        return {"student": self.backbone, "teacher": self.target_backbone}

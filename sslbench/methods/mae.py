@@ -1,0 +1,196 @@
+"""MAE: a vision transformer sees a quarter of the patches and a small decoder paints the rest (He et al., 2111.06377).
+
+The targets are the pixels of the normalised view. The encoder keeps timm's initialisation (the published code draws its
+linear layers from Xavier's uniform distribution), so that weights which were loaded before stay.
+"""
+
+import dataclasses
+from typing import Literal
+
+import torch
+from timm.layers.patch_embed import PatchEmbed
+from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
+from timm.models._manipulate import checkpoint_seq
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from sslbench.config import setting
+from sslbench.errors import UsageError
+from sslbench.methods._precision import in_float32
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of MAE."""
+
+    masked: float = setting(0.75, "share of the patches that the encoder does not see")
+    decoder_dim: int = setting(512, "width of the decoder")
+    decoder_depth: int = setting(8, "transformer blocks of the decoder")
+    decoder_heads: int = setting(16, "attention heads of the decoder")
+    normalize_targets: bool = setting(True, "the pixels of every patch to mean 0 and variance 1")
+    positions: Literal["sincos", "learnt"] = setting(
+        "sincos", "of the encoder: fixed sines and cosines (published), or those it has, which are trained"
+    )
+
+
+def patchify(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """(B, C, H, W) -> (B, patches, h * w * C): rows of patches from top left, pixels from top left, channels last."""
+    b, c, height, width = images.shape
+    h, w = size
+    grid = images.reshape(b, c, height // h, h, width // w, w)
+    return grid.permute(0, 2, 4, 3, 5, 1).reshape(b, -1, h * w * c)
+
+
+def random_masking(count: int, patches: int, visible: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each of `count` images a random choice of patches, and how to put things back.
+
+    Returns:
+        order: (count, patches), a permutation of the patches; the first `visible` are the ones that are seen.
+        restore: (count, patches), its inverse: `order.gather(1, restore)` is 0, 1, 2, ...
+    """
+    if not 0 < visible < patches:
+        raise ValueError(f"{visible} of {patches} patches cannot be visible")
+    order = torch.rand(count, patches, device=device).argsort(dim=1)
+    return order, order.argsort(dim=1)
+
+
+@in_float32
+def reconstruction_loss(predicted: Tensor, patches: Tensor, *, normalize: bool = True) -> Tensor:
+    """Mean squared error over masked patches and pixels (section 3); each patch normalised by itself (table 1d).
+
+    Args:
+        predicted: (B, masked, pixels).
+        patches: (B, masked, pixels), the same patches of the view.
+        normalize: to mean 0 and variance 1 (unbiased, plus 1e-6).
+    """
+    if normalize:
+        variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+        patches = (patches - mean) / (variance + 1e-6).sqrt()
+    return (predicted - patches).square().mean()
+
+
+def take(tokens: Tensor, index: Tensor) -> Tensor:
+    """(B, n, d), (B, m) -> (B, m, d): for every image the tokens of its own indices."""
+    return tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[-1]))
+
+
+class Decoder(nn.Module):
+    """From visible tokens to pixels of all patches (appendix A.1)."""
+
+    positions: Tensor
+
+    def __init__(self, dim: int, grid: tuple[int, int], pixels: int, prefix: int, config: Config) -> None:
+        super().__init__()
+        width = config.decoder_dim
+        self.prefix = prefix
+        self.embed = nn.Linear(dim, width)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
+        blocks = [Block(width, config.decoder_heads, qkv_bias=True) for _ in range(config.decoder_depth)]
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.pixels = nn.Linear(width, pixels)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(self.mask_token, std=0.02)
+        self.register_buffer("positions", _sincos(grid, width), persistent=False)
+
+    def forward(self, tokens: Tensor, restore: Tensor, wanted: Tensor) -> Tensor:
+        """(B, prefix + visible, dim), (B, patches), (B, masked) -> pixels of the wanted patches (B, masked, pixels)."""
+        tokens = self.embed(tokens)
+        prefix, visible = tokens[:, : self.prefix], tokens[:, self.prefix :]
+        b, patches = restore.shape
+        hidden = self.mask_token.to(visible.dtype).expand(b, patches - visible.shape[1], -1)
+        everything = take(torch.cat([visible, hidden], dim=1), restore) + self.positions
+        tokens = self.blocks(torch.cat([prefix, everything], dim=1))
+        painted: Tensor = self.pixels(self.norm(take(tokens[:, self.prefix :], wanted)))
+        return painted
+
+
+def _sincos(grid: tuple[int, int], dim: int) -> Tensor:
+    positions: Tensor = build_sincos2d_pos_embed(list(grid), dim=dim)
+    return positions[None]
+
+
+class Method(method.Method):
+    """MAE on the views of one size; each is a sample of its own (the published augmentation makes one)."""
+
+    backbone: VisionTransformer
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Raises UsageError when the backbone is not a plain timm vision transformer for views of this size."""
+        vit = _vision_transformer(backbone, setup)
+        super().__init__(vit)
+        grid: tuple[int, int] = vit.patch_embed.grid_size
+        self.patch_size: tuple[int, int] = vit.patch_embed.patch_size
+        patches = grid[0] * grid[1]
+        self.visible = int(patches * (1 - config.masked))
+        self.config = config
+        _check(config, patches, self.visible, vit.embed_dim)
+        if config.positions == "sincos" and vit.pos_embed is not None:
+            prefix = vit.pos_embed.shape[1] - patches
+            with torch.no_grad():
+                vit.pos_embed.zero_()[:, prefix:] = _sincos(grid, vit.embed_dim)
+            vit.pos_embed.requires_grad_(False)
+        pixels = 3 * self.patch_size[0] * self.patch_size[1]
+        self.decoder = Decoder(vit.embed_dim, grid, pixels, vit.num_prefix_tokens, config)
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Encodes the visible patches, decodes all, compares the masked ones."""
+        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        order, restore = random_masking(len(images), self.decoder.positions.shape[1], self.visible, images.device)
+        masked = order[:, self.visible :]
+        tokens = self._encode(images, order[:, : self.visible])
+        predicted = self.decoder(tokens, restore, masked)
+        patches = take(patchify(images, self.patch_size), masked)
+        value = reconstruction_loss(predicted, patches, normalize=self.config.normalize_targets)
+        return Loss(value, tokens[:, self.backbone.num_prefix_tokens :].mean(1).detach())
+
+    def _encode(self, images: Tensor, visible: Tensor) -> Tensor:
+        """(B, 3, H, W), (B, visible) -> tokens (B, prefix + visible, D); masked patches cost nothing."""
+        vit = self.backbone
+        tokens = vit._pos_embed(vit.patch_embed(images))
+        prefix, patches = tokens[:, : vit.num_prefix_tokens], tokens[:, vit.num_prefix_tokens :]
+        tokens = vit.norm_pre(torch.cat([prefix, take(patches, visible)], dim=1))
+        tokens = checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
+        # timm puts the last norm before the pooling or behind it; the other one is the identity.
+        normed: Tensor = vit.fc_norm(vit.norm(tokens))
+        return normed
+
+
+def _vision_transformer(backbone: nn.Module, setup: Setup) -> VisionTransformer:
+    """The backbone, if tokens of masked patches can be left out of it, and it is built for this size of views."""
+    plain = isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed)
+    if not plain or backbone.attn_pool is not None or type(backbone)._pos_embed is not VisionTransformer._pos_embed:
+        raise UsageError(
+            f"mae needs a plain vision transformer, {setup.backbone} is none",
+            "For instance --backbone timm:vit_base_patch16_224, or timm:vit_tiny_patch16_224,img_size=32,patch_size=4 "
+            "for small images.",
+        )
+    size = tuple(backbone.patch_embed.img_size)
+    if any((side, side) != size for side in setup.sizes):
+        side, base = setup.sizes[0], setup.backbone.partition(",img_size")[0]
+        raise UsageError(
+            f"mae: the views have {' and '.join(str(s) for s in dict.fromkeys(setup.sizes))} pixels a side, "
+            f"the backbone takes {size[0]} x {size[1]}",
+            f"Views of one size and the backbone built for it: --backbone {base},img_size={side}.",
+        )
+    return backbone
+
+
+def _check(config: Config, patches: int, visible: int, dim: int) -> None:
+    if not 0 < visible < patches:
+        raise UsageError(
+            f"mae: with method.masked={config.masked}, {visible} of {patches} patches are visible",
+            "Choose another share, or smaller patches (--backbone NAME,patch_size=...).",
+        )
+    if config.decoder_dim % config.decoder_heads:
+        raise UsageError(
+            f"mae: decoder_dim={config.decoder_dim} is no multiple of decoder_heads={config.decoder_heads}"
+        )
+    for name, width in (("method.decoder_dim", config.decoder_dim), ("the backbone's width", dim)):
+        if width % 4:
+            raise UsageError(f"mae: {name} is {width}, no multiple of 4, which positions of sines and cosines need")

@@ -1,0 +1,134 @@
+"""MoCo v1 (He et al. 2019, arXiv 1911.05722) and v2 (Chen et al. 2020, arXiv 2003.04297): head and recipe differ.
+
+Departures: keys go into the queue after the optimizer's step (all passes of an accumulated update together); the loss
+sees the queue as it was before, as in the paper's Algorithm 1.
+"""
+
+import dataclasses
+import logging
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.config import setting
+from sslbench.distributed.collectives import broadcast_, gather, rank
+from sslbench.errors import UsageError
+from sslbench.methods import _momentum
+from sslbench.methods._heads import mlp
+from sslbench.methods._precision import in_float32
+from sslbench.methods._requirements import need_views
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of MoCo."""
+
+    queue: int = setting(65536, "keys that serve as negatives, a multiple of the images per update")
+    momentum: float = setting(0.999, "of the key network, which follows the query network")
+    temperature: float = setting(0.2, "similarities are divided by it; 0.07 in v1")
+    projector: tuple[int, ...] = setting((2048, 128), "widths of the head's layers, the last is the output; 128 in v1")
+    shuffle_bn: bool = setting(True, "mix the images of all processes before BatchNorm of the key network sees them")
+
+
+@in_float32
+def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> Tensor:
+    """Eq. 1 of the v1 paper: cross entropy of the key among itself and the queue.
+
+    Args:
+        query: (B, d), rows of length 1.
+        key: (B, d), rows of length 1: the positive of each query, without gradient in training.
+        queue: (K, d), rows of length 1: the negatives.
+        temperature: above 0.
+    """
+    query = query / temperature
+    positives = (query * key).sum(dim=1)
+    negatives = (query @ queue.T).logsumexp(dim=1)
+    # -log(e^p / (e^p + e^n)), without a (B, K + 1) copy of the logits.
+    return functional.softplus(negatives - positives).mean()
+
+
+def enqueue_(queue: Tensor, keys: Tensor, pointer: int) -> int:
+    """Overwrites the oldest rows: `queue[pointer : pointer + n] = keys`, in place; K is a multiple of n.
+
+    Returns:
+        The next pointer.
+    """
+    queue[pointer : pointer + len(keys)] = keys
+    return (pointer + len(keys)) % len(queue)
+
+
+class Method(method.Method):
+    """Queries are compared with keys that a slowly moving copy of the network made, of this batch and earlier ones."""
+
+    queue: Tensor
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        need_views(setup, 2, method="moco_v2")
+        _require_divisible(config.queue, setup.images_per_update)
+        super().__init__(backbone)
+        self.config, self.world = config, setup.world
+        self.head = mlp([setup.feature_dim, *config.projector])
+        self.key_backbone = _momentum.copy_of(backbone)
+        self.key_head = _momentum.copy_of(self.head)
+        self.register_buffer("queue", functional.normalize(torch.randn(config.queue, config.projector[-1]), dim=1))
+        self._new_keys: list[Tensor] = []
+        if config.shuffle_bn and setup.world == 1:
+            log.info("moco: one process, so there are no others to shuffle images with before BatchNorm")
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Queries from the first view, keys from the second."""
+        query = functional.normalize(self.head(self.backbone(batch.views[0])).float(), dim=1)
+        key = self._keys(batch.views[1])
+        self._new_keys.append(key)
+        return Loss(info_nce(query, key, self.queue, self.config.temperature), query.detach())
+
+    @torch.no_grad()
+    def _keys(self, images: Tensor) -> Tensor:
+        """Normalised keys (B, d) of this process's images.
+
+        BatchNorm would tell query and key of an image apart from all others by the statistics of their batch
+        (section 3.3 of v1); so each process makes the keys of images from all processes.
+        """
+        if self.world == 1 or not self.config.shuffle_bn:
+            return self._key_network(images)
+        everyone = gather(images)
+        order = broadcast_(torch.randperm(len(everyone)).to(images.device))
+        share = everyone[order.view(self.world, -1)[rank()]].contiguous(memory_format=torch.channels_last)
+        keys = gather(self._key_network(share))
+        return keys[order.argsort().view(self.world, -1)[rank()]]
+
+    def _key_network(self, images: Tensor) -> Tensor:
+        return functional.normalize(self.key_head(self.key_backbone(images)).float(), dim=1)
+
+    @torch.no_grad()
+    def after_update(self, step: Step) -> None:
+        """The momentum copy follows (eq. 2); the keys of this update replace the oldest of the queue."""
+        _momentum.update(self.key_backbone, self.backbone, self.config.momentum)
+        _momentum.update(self.key_head, self.head, self.config.momentum)
+        keys = gather(torch.cat(self._new_keys))
+        self._new_keys.clear()
+        # Derived from the step, so that nothing has to be read back from the GPU or kept in a checkpoint.
+        enqueue_(self.queue, keys, step.index * len(keys) % len(self.queue))
+
+    def exports(self) -> dict[str, nn.Module]:
+        """The query network's backbone, and the momentum copy."""
+        return {"student": self.backbone, "teacher": self.key_backbone}
+
+
+def _require_divisible(queue: int, images: int) -> None:
+    if queue > 0 and queue % images == 0:
+        return
+    below, above = queue // images * images, (max(queue, 1) + images - 1) // images * images
+    queues = " or ".join(str(n) for n in (below, above) if n > 0)
+    divisors = [n for n in range(1, queue + 1) if queue % n == 0]
+    near = {max((n for n in divisors if n < images), default=0), min((n for n in divisors if n > images), default=0)}
+    batches = " or ".join(str(n) for n in sorted(near - {0}))
+    raise UsageError(
+        f"moco: queue={queue} is no multiple of images_per_update={images}, by which it is refilled",
+        f"Set method.queue to {queues}" + (f", or batch_size to {batches}." if batches else "."),
+    )

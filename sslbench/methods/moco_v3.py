@@ -1,0 +1,105 @@
+"""MoCo v3 (Chen, Xie, He 2021, arXiv 2104.02057): for ResNets and ViTs, without a queue.
+
+Departures: a timm ViT keeps timm's position embedding, learnt where timm's is learnt (the paper's is a fixed
+sine-cosine one), and its patch projection keeps timm's initialisation.
+"""
+
+import dataclasses
+import logging
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.config import setting
+from sslbench.distributed.collectives import gather, rank
+from sslbench.methods import _momentum
+from sslbench.methods._contrastive import need_negatives
+from sslbench.methods._heads import mlp
+from sslbench.methods._precision import in_float32
+from sslbench.methods._requirements import need_views
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of MoCo v3."""
+
+    temperature: float = setting(1.0, "similarities are divided by it; 0.2 for ViTs")
+    momentum: float = setting(0.99, "of the key network at the start; it rises to 1 along half a cosine")
+    projector: tuple[int, ...] = setting((4096, 256), "widths of the projector's layers; 4096, 4096, 256 for ViTs")
+    predictor: tuple[int, ...] = setting((4096,), "widths of the predictor's hidden layers")
+    predictor_last_norm: bool = setting(False, "BatchNorm behind the predictor's last layer; true for ViTs")
+    freeze_patch_projection: bool = setting(True, "a ViT's patch projection stays random, against instability (4.2)")
+
+
+@in_float32
+def contrastive(query: Tensor, key: Tensor, temperature: float) -> Tensor:
+    """`ctr(q, k)` of Algorithm 1: cross entropy of the own key among the keys of all processes, times 2 * temperature.
+
+    Args:
+        query: (B, d), normalised here.
+        key: (B, d), normalised here, without gradient.
+        temperature: above 0.
+
+    Returns:
+        The mean over this process's queries.
+    """
+    query, key = functional.normalize(query, dim=1), functional.normalize(key.detach(), dim=1)
+    logits = query @ gather(key).T / temperature
+    own = torch.arange(len(query), device=query.device) + len(query) * rank()
+    return functional.cross_entropy(logits, own) * (2 * temperature)
+
+
+class Method(method.Method):
+    """Each view predicts the other one's key, made by a slowly moving copy of the network."""
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        need_views(setup, 2, method="moco_v3")
+        need_negatives(setup, method="moco_v3")
+        super().__init__(backbone)
+        self.config = config
+        if config.freeze_patch_projection:
+            _freeze_patch_projection(backbone)
+        self.projector = mlp(
+            [setup.feature_dim, *config.projector], norm=True, last_norm="plain", bias=False, last_bias=False
+        )
+        self.predictor = mlp(
+            [config.projector[-1], *config.predictor, config.projector[-1]],
+            norm=True,
+            last_norm="plain" if config.predictor_last_norm else "none",
+            bias=False,
+            last_bias=False,
+        )
+        self.key_backbone = _momentum.copy_of(backbone)
+        self.key_projector = _momentum.copy_of(self.projector)
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Algorithm 1: the two directions added up."""
+        queries = [self.predictor(self.projector(self.backbone(view))) for view in batch.views]
+        with torch.no_grad():
+            keys = [self.key_projector(self.key_backbone(view)) for view in batch.views]
+        temperature = self.config.temperature
+        value = contrastive(queries[0], keys[1], temperature) + contrastive(queries[1], keys[0], temperature)
+        return Loss(value, functional.normalize(queries[0].detach().float(), dim=1))
+
+    def after_update(self, step: Step) -> None:
+        """The momentum copies follow."""
+        momentum = _momentum.cosine_momentum(self.config.momentum, 1.0, step.where)
+        _momentum.update(self.key_backbone, self.backbone, momentum)
+        _momentum.update(self.key_projector, self.projector, momentum)
+
+    def exports(self) -> dict[str, nn.Module]:
+        """The query network's backbone, and the momentum copy."""
+        return {"student": self.backbone, "teacher": self.key_backbone}
+
+
+def _freeze_patch_projection(backbone: nn.Module) -> None:
+    """Does nothing to networks without one (ResNets)."""
+    projection = getattr(getattr(backbone, "patch_embed", None), "proj", None)
+    if isinstance(projection, nn.Module):
+        projection.requires_grad_(False)
+        log.info("moco_v3: the patch projection stays as it was initialised (freeze_patch_projection)")

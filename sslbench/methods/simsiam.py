@@ -1,0 +1,56 @@
+"""SimSiam: two views, a predictor and a stopped gradient (Chen and He, arXiv 2011.10566).
+
+Each view goes through the network by itself, so that BatchNorm sees one view at a time, as in the published code. The
+paper keeps the learning rate of the predictor constant (section 4.2); the recipe does so by `optimizer.constant_lr`.
+"""
+
+import dataclasses
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.config import setting
+from sslbench.methods._heads import mlp
+from sslbench.methods._precision import in_float32
+from sslbench.methods._requirements import need_several_images, need_views
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of SimSiam."""
+
+    projector: tuple[int, ...] = setting((2048, 2048, 2048), "widths of the projection head: hidden layers, output")
+    predictor: tuple[int, ...] = setting((512,), "widths of the prediction head's hidden layers (a bottleneck)")
+
+
+@in_float32
+def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
+    """Equation 1: minus the mean cosine of two sets of (B, d) vectors; a row of zeros counts as 0.
+
+    The gradient goes both ways; the caller detaches the target.
+    """
+    return -functional.cosine_similarity(prediction, target, dim=1).mean()
+
+
+class Method(method.Method):
+    """SimSiam on two views."""
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Raises UsageError when there are not two views, or only one image at a time."""
+        super().__init__(backbone)
+        need_views(setup, 2, method="simsiam")
+        need_several_images(setup, method="simsiam")
+        dim = config.projector[-1]
+        widths = [setup.feature_dim, *config.projector]
+        # Biases right before a BatchNorm have no effect: the published code has none, or keeps them at their start.
+        self.projector = mlp(widths, norm=True, bias=False, last_bias=False, last_norm="plain")
+        self.predictor = mlp([dim, *config.predictor, dim], norm=True, bias=False)
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Equation 4: half of each direction."""
+        z = [self.projector(self.backbone(view)) for view in batch.views]
+        p = [self.predictor(embedding) for embedding in z]
+        value = (negative_cosine(p[0], z[1].detach()) + negative_cosine(p[1], z[0].detach())) / 2
+        return Loss(value, z[0].detach())

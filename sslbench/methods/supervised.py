@@ -1,0 +1,43 @@
+"""Supervised classification, for comparison with the methods that need no labels."""
+
+import dataclasses
+
+from torch import nn
+
+from sslbench.config import setting
+from sslbench.errors import UsageError
+from sslbench.methods._classification import cross_entropy, top1
+from sslbench.methods._requirements import need_views
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of supervised training."""
+
+    label_smoothing: float = setting(0.0, "share of the target that is spread over all classes")
+
+
+class Method(method.Method):
+    """A linear classifier of the data's classes on top of the backbone."""
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        need_views(setup, 1, method="supervised")
+        if setup.classes < 2:
+            raise UsageError(
+                "supervised training needs data in which every image has one of at least two classes",
+                "Give labelled data (one folder per class, or a table with a label column), or use another method.",
+            )
+        super().__init__(backbone)
+        self.label_smoothing = config.label_smoothing
+        self.head = nn.Linear(setup.feature_dim, setup.classes)
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Cross entropy."""
+        if batch.labels is None:
+            raise UsageError("supervised training got a batch without labels")
+        features = self.backbone(batch.views[0])
+        logits = self.head(features)
+        value = cross_entropy(logits, batch.labels, self.label_smoothing)
+        return Loss(value, features.detach().float(), {"top1": top1(logits, batch.labels)})

@@ -1,0 +1,104 @@
+"""The backbone and the method of a run, from their names and settings."""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from sslbench import names
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.load import load_backbone
+from sslbench.config import build
+from sslbench.errors import UsageError
+from sslbench.train.method import Method, Setup
+
+log = logging.getLogger("sslbench")
+
+
+def make_backbone(name: str, *, init: str | None, init_format: str | None, seed: int) -> Backbone:
+    """A backbone to be trained: random weights, or those of a file, loaded strictly.
+
+    Raises:
+        SslbenchError: there is no such backbone, or the file does not fit it.
+    """
+    if name.partition(":")[0] == "pixels":
+        raise UsageError(f"'{name}' has nothing to train", "Name a network: backbone=resnet50.")
+    backbone = load_backbone(init or "random", backbone=name, format=init_format if init else None, seed=seed)
+    if backbone.report is not None:
+        log.info(f"{init}: {backbone.name}, {backbone.report.line()}")
+    backbone.module.requires_grad_(True).train()
+    return backbone
+
+
+def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, seed: int) -> Method:
+    """The method around the backbone; its own parts are initialised from the seed alone.
+
+    Raises:
+        UsageError: no such method or setting, or the method cannot use this backbone or data.
+    """
+    module = names.find_module("method", str(settings.get("name")))
+    values = {key: value for key, value in settings.items() if key != "name"}
+    config = build(module.Config, values, f"method {settings['name']}")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed + 1)  # another stream than that of the backbone's weights
+        method: Method = module.Method(backbone, config, setup)
+    return method
+
+
+def with_sync_bn(method: Method, device: torch.device, *, asked: bool, world: int) -> Method:
+    """BatchNorm over all processes, where that is possible and makes a difference."""
+    if not asked or world == 1:
+        return method
+    if device.type != "cuda":
+        log.warning("sync_bn is off: torch synchronises BatchNorm on GPUs only; every process has its own statistics")
+        return method
+    converted: Method = nn.SyncBatchNorm.convert_sync_batchnorm(method)  # type: ignore[no-untyped-call]
+    return converted
+
+
+def checkpoint_activations(backbone: Backbone) -> None:
+    """Makes every stage compute its activations again in the backward pass.
+
+    Raises:
+        UsageError: the backbone's stages are not known.
+    """
+    module = backbone.module
+    if callable(switch := getattr(module, "set_grad_checkpointing", None)):
+        switch(True)
+        return
+    stages = [stage for name in ("layer1", "layer2", "layer3", "layer4") if (stage := getattr(module, name, None))]
+    if not stages:
+        raise UsageError(f"activation checkpointing is not known for {backbone.name}", "Use a ResNet or a timm model.")
+    for stage in stages:
+        for block in stage:
+            block.forward = functools.partial(
+                checkpoint, block.forward, use_reentrant=False, context_fn=functools.partial(_contexts, block)
+            )
+
+
+def _contexts(
+    block: nn.Module,
+) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    return contextlib.nullcontext(), _statistics_stay(block)
+
+
+@contextlib.contextmanager
+def _statistics_stay(block: nn.Module) -> Iterator[None]:
+    """The second forward pass would count every batch twice in BatchNorm's running statistics."""
+    norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    before = [(m.momentum, m.track_running_stats) for m in norms]
+    counts = [None if m.num_batches_tracked is None else m.num_batches_tracked.clone() for m in norms]
+    for m in norms:
+        m.momentum = 0.0
+    try:
+        yield
+    finally:
+        for m, (momentum, _), count in zip(norms, before, counts, strict=True):
+            m.momentum = momentum
+            if count is not None and m.num_batches_tracked is not None:
+                m.num_batches_tracked.copy_(count)

@@ -1,0 +1,200 @@
+"""Opening data and building networks for a run, and every check that needs no image."""
+
+import dataclasses
+import logging
+
+import torch
+
+from sslbench import schedules
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.sizes import accept_sizes, feature_dim
+from sslbench.data.open import open_data
+from sslbench.data.source import Source
+from sslbench.data.splits import limit
+from sslbench.data.training import TrainingData
+from sslbench.distributed import this_process
+from sslbench.errors import DataError, UsageError
+from sslbench.evaluation.request import RunSettings
+from sslbench.preprocessing import Preprocessing
+from sslbench.pretraining.networks import (
+    checkpoint_activations,
+    make_backbone,
+    make_method,
+    with_sync_bn,
+)
+from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, updates
+from sslbench.train.loop import Plan
+from sslbench.train.method import Method, Setup
+from sslbench.train.optimizers import scaled_lr
+
+log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A run that can start: nothing has been decoded or written yet.
+
+    Attributes:
+        request: see there.
+        device: of this process.
+        source: the images.
+        data: the stream of batches.
+        backbone: to be trained, with the preprocessing its views call for.
+        method: around it, on the CPU.
+        setup: what the method knows of the run.
+        plan: of the loop.
+    """
+
+    request: PretrainRequest
+    device: torch.device
+    source: Source
+    data: TrainingData
+    backbone: Backbone
+    method: Method
+    setup: Setup
+    plan: Plan
+
+
+def prepare(request: PretrainRequest) -> Prepared:
+    """Opens the data, builds backbone and method, and checks them against each other.
+
+    Raises:
+        SslbenchError: anything that is wrong; no image has been decoded then.
+    """
+    settings, process = request.settings, this_process()
+    device = RunSettings(device=settings.device).torch_device()
+    per_process = _images_per_process(settings, process.world)
+    source = _open(request)
+    data = TrainingData(
+        source,
+        settings.augment,
+        batch_size=per_process,
+        rank=process.rank,
+        world=process.world,
+        seed=settings.seed,
+        workers=_workers(settings, device),
+        prefetch=settings.prefetch,
+    )
+    plan = _plan(settings, data.steps_per_epoch)
+    backbone = make_backbone(settings.backbone, init=request.init, init_format=request.init_format, seed=settings.seed)
+    backbone = dataclasses.replace(backbone, preprocessing=evaluation_transform(settings))
+    sizes = settings.augment.sizes
+    accept_sizes(backbone.module, sizes, name=backbone.name)
+    setup = Setup(
+        feature_dim=feature_dim(backbone.module, max(sizes)),
+        sizes=sizes,
+        batch_size=per_process // settings.accumulate,
+        images_per_update=settings.batch_size,
+        world=process.world,
+        samples=len(source),
+        classes=len(source.labels.classes) if source.labels.kind == "single" else 0,
+        steps=plan.steps,
+        steps_per_epoch=plan.per_epoch,
+        backbone=backbone.name,
+    )
+    method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
+    if settings.activation_checkpointing:
+        checkpoint_activations(backbone)
+    method = with_sync_bn(method, device, asked=settings.sync_bn, world=process.world)
+    _check_export(settings.export, method)
+    return Prepared(request, device, source, data, backbone, method, setup, plan)
+
+
+def evaluation_transform(settings: PretrainSettings) -> Preprocessing:
+    """How images reach the backbone when it is evaluated: the size and normalisation of its largest views.
+
+    From 96 pixels on, the shorter side is made 256/224 of the crop, as for ImageNet; below, images are that small
+    themselves and nothing is cut away.
+    """
+    size = max(settings.augment.sizes)
+    return Preprocessing(
+        resize=round(size * 256 / 224) if size >= 96 else (size, size),
+        crop=(size, size),
+        mean=settings.augment.mean,
+        std=settings.augment.std,
+        origin=f"pretrained on views of {size} x {size} pixels",
+    )
+
+
+def _images_per_process(settings: PretrainSettings, world: int) -> int:
+    passes = world * settings.accumulate
+    if settings.batch_size < passes or settings.accumulate < 1 or settings.batch_size % passes:
+        raise UsageError(
+            f"batch_size {settings.batch_size} does not divide into {world} processes of {settings.accumulate} passes",
+            f"Use a multiple of {passes}.",
+        )
+    if settings.batch_size // passes < 2:
+        raise UsageError("a forward pass needs at least two images", f"Use batch_size={2 * passes} or more.")
+    return settings.batch_size // world
+
+
+def _open(request: PretrainRequest) -> Source:
+    parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
+    name = "train" if "train" in parts else "all" if "all" in parts else None
+    if name is None and len(parts) > 1:
+        raise UsageError(f"{request.data} has the splits {', '.join(parts)}, but none called train")
+    source = parts[name] if name else next(iter(parts.values()))
+    for note in source.notes:
+        log.info(note)
+    if not len(source):
+        raise DataError(f"{source.name} has no images")
+    if request.limit is not None and request.limit < len(source):
+        source = limit(source, request.limit, request.settings.seed)
+    others = ", ".join(part for part in parts if parts[part] is not source and part != name)
+    log.info(f"{len(source)} images of {source.name}" + (f" (not used: {others})" if others else ""))
+    return source
+
+
+def _workers(settings: PretrainSettings, device: torch.device) -> int:
+    """As for evaluation: one per core beside a GPU, one per two cores where the network needs the cores too."""
+    if settings.workers != "auto":
+        if settings.workers < 0:
+            raise UsageError(f"workers {settings.workers} must not be negative")
+        return settings.workers
+    return RunSettings(device=str(device)).extract_settings().workers
+
+
+def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
+    if settings.epochs <= 0:
+        raise UsageError(f"epochs {settings.epochs:g} must be positive")
+    for name in ("log_every", "keep", "prefetch"):
+        if getattr(settings, name) < 1:
+            raise UsageError(f"{name} {getattr(settings, name)} must be at least 1")
+    steps = max(1, round(settings.epochs * per_epoch))
+    epochs = steps / per_epoch
+    asked = settings.schedule
+    factor = schedules.build_with_warmup(
+        asked.lr,
+        warmup_epochs=asked.warmup_epochs,
+        warmup_start=asked.warmup_start,
+        where="schedule.lr",
+        epochs=epochs,
+    )
+    base = scaled_lr(settings.optimizer, settings.batch_size)
+    others = [
+        None if spec is None else schedules.build(spec, where=f"schedule.{name}", epochs=epochs)
+        for name, spec in (("weight_decay", asked.weight_decay), ("momentum", asked.momentum))
+    ]
+    return Plan(
+        steps=steps,
+        per_epoch=per_epoch,
+        lr=schedules.scaled(factor, base),
+        peak_lr=base,
+        weight_decay=others[0],
+        momentum=others[1],
+        normalisation=Preprocessing(mean=settings.augment.mean, std=settings.augment.std, origin="augment"),
+        accumulate=settings.accumulate,
+        clip_norm=settings.clip_norm,
+        precision=settings.precision,
+        average_decay=settings.ema or 0.0,
+        frozen=settings.freeze or {},
+        log_every=settings.log_every,
+        save_every=updates(settings.save_every, per_epoch),
+        evaluate_every=max(1, round(settings.eval_every * per_epoch)) if settings.eval_every > 0 else 0,
+    )
+
+
+def _check_export(name: str, method: Method) -> None:
+    choices = ["auto", *method.exports()]
+    if name not in choices:
+        raise UsageError(f"export={name}: this method has no such network", f"Choose {' or '.join(choices)}.")

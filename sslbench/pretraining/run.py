@@ -1,0 +1,288 @@
+"""A pretraining run: resume or begin, train, evaluate now and then, export."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sslbench import evaluation
+from sslbench.distributed.collectives import barrier, process_group, rank, world_size
+from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
+from sslbench.errors import DataError
+from sslbench.pretraining import folder
+from sslbench.pretraining.prepare import Prepared, prepare
+from sslbench.pretraining.probe import checkable, evaluate_backbone
+from sslbench.pretraining.settings import PretrainRequest, plain
+from sslbench.train import checkpoints
+from sslbench.train.loop import train
+from sslbench.train.meter import Line
+from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.train.state import (
+    State,
+    from_checkpoint,
+    moving_average,
+    random_states,
+    restore_random_states,
+    to_checkpoint,
+)
+from sslbench.weights.save import save
+
+log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What an observer may want to know when a run starts.
+
+    Attributes:
+        out: folder of the run.
+        method: the module that is trained.
+        steps: updates in all.
+        per_epoch: updates in an epoch.
+        start: updates done before: more than 0 when the run continues.
+        images_per_update: of all processes.
+    """
+
+    out: Path
+    method: nn.Module
+    steps: int
+    per_epoch: int
+    start: int
+    images_per_update: int
+
+
+class Observer(Protocol):
+    """Somebody who follows a run; called on the first process only."""
+
+    def started(self, about: About) -> None:
+        """Before the first update."""
+
+    def line(self, line: Line) -> None:
+        """Every `log_every` updates; gradients of the update are still there."""
+
+    def evaluated(self, record: dict[str, float | int]) -> None:
+        """After an evaluation: step, epoch, scores."""
+
+    def finished(self) -> None:
+        """After the weights are written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run ended with.
+
+    Attributes:
+        weights: the exported backbone.
+        steps: updates in all.
+        resumed_from: updates that an earlier run had done; None when it began anew.
+        last: the last line of the log; None when there was nothing left to train.
+        evaluations: 'step', 'epoch' and the scores of every evaluation of this run.
+    """
+
+    weights: Path
+    steps: int
+    resumed_from: int | None
+    last: Line | None
+    evaluations: tuple[dict[str, float | int], ...]
+
+
+def pretrain(request: PretrainRequest, *, command: str, observers: Sequence[Observer] = ()) -> Outcome:
+    """Trains a backbone; the folder `request.out` then holds weights.torch and how it came about.
+
+    Every process of a run calls this. It can be killed at any moment: the same call continues from the last checkpoint.
+    Global random states are as before when it returns.
+
+    Args:
+        request: see there.
+        command: what the user typed, for the records.
+        observers: told what happens, on the first process.
+
+    Raises:
+        SslbenchError: anything that is wrong with the request, the data or the disk.
+        NotFiniteError: the loss is NaN or infinite.
+        StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
+    """
+    before = random_states("cpu")
+    try:
+        prepared = prepare(request)
+        checkable(request)
+        with process_group(prepared.device):
+            return _Run(prepared, command, observers).go()
+    except RuntimeError as error:
+        if "DataLoader worker (pid" not in str(error):
+            raise
+        # torch notices at any moment that a worker is gone, not only while a batch is waited for.
+        raise DataError(
+            f"a process that decodes and augments images was killed ({error})",
+            "Too little memory, perhaps; try fewer --workers. The same command continues.",
+        ) from error
+    finally:
+        restore_random_states(before)
+
+
+class _Run:
+    """The parts of a run that the loop calls back."""
+
+    def __init__(self, prepared: Prepared, command: str, observers: Sequence[Observer]) -> None:
+        self.prepared, self.command = prepared, command
+        self.request, self.settings = prepared.request, prepared.request.settings
+        self.observers = observers if rank() == 0 else ()
+        self.last: Line | None = None
+        self.evaluations: list[dict[str, float | int]] = []
+
+    def go(self) -> Outcome:
+        prepared, out = self.prepared, self.request.out
+        found = folder.checkpoint_to_resume(self.request)
+        evaluation.check_writable(out)
+        barrier()  # nobody writes before everybody has looked
+        if rank() == 0:
+            checkpoints.remove_leftovers(out / "checkpoints")
+            folder.write_config(self.request, self.command)
+        self.state = self._build()
+        if found is not None:
+            path, content = found
+            from_checkpoint(self.state, content)
+            log.info(f"continuing from {path} after update {self.state.step} of {prepared.plan.steps}")
+        start = self.state.step
+        about = About(
+            out, self.state.method, prepared.plan.steps, prepared.plan.per_epoch, start, self.settings.batch_size
+        )
+        for observer in self.observers:
+            observer.started(about)
+        if found is None:
+            self._evaluate_at(0)
+        # Closed whatever happens: workers that outlive the loop would hold up the end of the process.
+        batches = contextlib.closing(prepared.data.batches(start, prepared.plan.steps))
+        with _signals() as signal_number, batches as stream:
+            train(
+                self.state,
+                prepared.plan,
+                stream,
+                log=self._line,
+                save=self._save,
+                evaluate=lambda step: self._evaluate_at(step.index + 1),
+                signal_number=signal_number,
+                failed=self._keep_failed,
+            )
+        weights = self._export()
+        for observer in self.observers:
+            observer.finished()
+        resumed = start if found is not None else None
+        return Outcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
+
+    def _build(self) -> State:
+        """The state on its device; random numbers of training start here, another stream on every process."""
+        prepared, settings = self.prepared, self.settings
+        method = prepared.method.to(prepared.device)
+        if settings.channels_last:
+            method = method.to(memory_format=torch.channels_last)
+        average = moving_average(method.backbone) if settings.ema else None
+        model = wrap(method, prepared.device, settings.strategy)
+        if settings.compile:
+            method.backbone.compile()
+        groups = parameter_groups(method, settings.optimizer)
+        optimizer = make_optimizer(groups, settings.optimizer, zero=settings.zero)
+        scaler = torch.amp.GradScaler(prepared.device.type, enabled=settings.precision == "fp16")
+        torch.manual_seed(settings.seed * 1_000_003 + rank())
+        return State(method, model, optimizer, scaler, average)
+
+    def _line(self, line: Line) -> None:
+        self.last = line
+        for observer in self.observers:
+            observer.line(line)
+
+    def _save(self) -> None:
+        content = to_checkpoint(self.state)
+        if rank() == 0:
+            settings = {**plain(self.settings), "data": self.request.data, "limit": self.request.limit}
+            checkpoints.write(
+                self.request.out / "checkpoints",
+                self.state.step,
+                {**content, "settings": settings},
+                keep=self.settings.keep,
+            )
+
+    def _evaluate_at(self, step: int) -> None:
+        if self.request.eval_data is None:
+            return
+        if world_size() > 1:
+            broadcast_buffers(self.state.method)  # every process must encode with the same statistics
+        _, tensors = self._network(self.settings.export)
+        scores = evaluate_backbone(
+            self.prepared.backbone, tensors, self.request, self.request.out / "evaluations", command=self.command
+        )
+        if rank() != 0:
+            return
+        record: dict[str, float | int] = {"step": step, "epoch": step / self.prepared.plan.per_epoch}
+        record |= {f"knn_{name}": value for name, value in scores.items()}
+        self.evaluations.append(record)
+        for observer in self.observers:
+            observer.evaluated(record)
+
+    def _network(self, export: str) -> tuple[str, dict[str, Tensor]]:
+        """The name and tensors of the network that is exported; every process has to call this."""
+        networks = self.state.method.exports()
+        name = next(iter(networks)) if export == "auto" else export
+        return name, module_state(networks[name])
+
+    def _export(self) -> Path:
+        """Writes weights.torch, and the moving average beside it."""
+        name, tensors = self._network(self.settings.export)
+        target = self.request.out / "weights.torch"
+        average = module_state(self.state.average) if self.state.average is not None else None
+        if rank() == 0:
+            self._save_weights(target, tensors, name)
+            if average is not None:
+                self._save_weights(target.with_name("weights_ema.torch"), average, f"average of {self.settings.ema}")
+        barrier()
+        return target
+
+    def _save_weights(self, path: Path, tensors: dict[str, Tensor], network: str) -> None:
+        metadata: dict[str, Any] = {
+            "method": self.settings.method["name"],
+            "network": network,
+            "updates": self.state.step,
+            "epochs": self.state.step / self.prepared.plan.per_epoch,
+            "data": self.request.data,
+            "images": len(self.prepared.source),
+            "init": self.request.init,
+            "preprocessing": json.dumps(dataclasses.asdict(self.prepared.backbone.preprocessing)),
+            "settings": plain(self.settings),
+            "command": self.command,
+        }
+        save(path, tensors, backbone=self.prepared.backbone.name, metadata=metadata, overwrite=True)
+
+    def _keep_failed(self, raw: Any, value: float, index: int) -> Path:
+        ids = tuple(self.prepared.source.ids[i] for i in raw.indices.tolist())
+        return folder.keep_failed(self.request.out, raw, ids, step=index, rank=rank())
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Any]:
+    """A function that gives the signal that asked this process to stop, or 0; a second Ctrl-C stops at once."""
+    received = [0]
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and received[0]:
+            raise KeyboardInterrupt
+        received[0] = number
+
+    handled = [signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
+    previous = {number: signal.signal(number, remember) for number in handled}
+    try:
+        yield lambda: received[0]
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

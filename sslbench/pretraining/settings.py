@@ -1,0 +1,153 @@
+"""What a pretraining run is asked to do: the keys of configs/pretrain.yaml, and the arguments around them."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from sslbench.config import setting
+from sslbench.data.views import Augment
+from sslbench.errors import UsageError
+from sslbench.train.optimizers import OptimizerSettings
+
+Spec = dict[str, Any] | float
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleSettings:
+    """How rates change; every schedule is a mapping with a name, or a number (see `sslbench.schedules`)."""
+
+    lr: Spec = setting(1.0, "factor of the learning rate, after the warm-up")
+    warmup_epochs: float = setting(0.0, "the factor rises linearly during the first epochs", unit="epochs")
+    warmup_start: float = setting(0.0, "factor at the very start of the warm-up")
+    weight_decay: Spec | None = setting(None, "values of the weight decay; null: optimizer.weight_decay throughout")
+    momentum: Spec | None = setting(None, "values of SGD's momentum; null: optimizer.momentum throughout")
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainSettings:
+    """Everything that configs/pretrain.yaml, its groups, key=value and flags can set.
+
+    Two runs with equal settings on equal data are the same run, but for the keys in `FREE`.
+    """
+
+    method: dict[str, Any]
+    augment: Augment
+    optimizer: OptimizerSettings
+    schedule: ScheduleSettings
+    backbone: str = setting("resnet50", "architecture: a ResNet, a timm model, module:callable")
+    epochs: float = setting(100, "passes over the data", unit="epochs")
+    batch_size: int = setting(256, "images per update, all processes together")
+    accumulate: int = setting(1, "forward passes that an update is divided into")
+    clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip")
+    precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "of the forward pass (autocast)")
+    sync_bn: bool = setting(False, "BatchNorm over all processes (GPU only)")
+    strategy: Literal["ddp", "fsdp"] = setting("ddp", "fsdp shards parameters, gradients and optimizer state")
+    zero: bool = setting(False, "divide the optimizer's state over the processes")
+    channels_last: bool = setting(True, "memory layout of images and convolutions")
+    compile: bool = setting(False, "torch.compile the backbone")
+    activation_checkpointing: bool = setting(False, "compute activations again in the backward pass: less memory")
+    freeze: dict[str, int] | None = setting(None, "prefix of a parameter's name -> updates for which it is not trained")
+    ema: float | None = setting(None, "decay of a moving average of the backbone, written beside the weights")
+    seed: int = setting(0, "of the initial weights, the order of the images, the views")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:1, mps")
+    workers: int | Literal["auto"] = setting("auto", "processes that decode and augment, per training process")
+    prefetch: int = setting(4, "batches that every worker prepares ahead")
+    log_every: int = setting(10, "between lines of the log", unit="updates")
+    save_every: str = setting("1 epoch", "between checkpoints: 'N epochs' or 'N updates'")
+    keep: int = setting(2, "checkpoints that stay; older ones are removed")
+    eval_every: float = setting(10, "between evaluations on --eval-data", unit="epochs")
+    eval_k: int = setting(20, "neighbours of that evaluation")
+    export: str = setting("auto", "which network weights.torch holds, where a method has several: student, teacher")
+
+
+FREE = (
+    "device",
+    "workers",
+    "prefetch",
+    "log_every",
+    "save_every",
+    "keep",
+    "eval_every",
+    "eval_k",
+    "export",
+    "compile",
+    "activation_checkpointing",
+    "channels_last",
+    "accumulate",
+)
+"""What a run may be continued with other values of. All but the last four change nothing; those change rounding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainRequest:
+    """One run.
+
+    Attributes:
+        settings: see there.
+        data: what to train on, as `open_data` takes it: its train part, else all of it. Labels are not needed.
+        out: folder of the run.
+        init: a weights file to start from; None: random weights.
+        init_format: whose key names that file has; None: recognised.
+        eval_data: labelled data for kNN during training; None: none.
+        eval_test_data: the part to score, when `eval_data` has none inside.
+        resume: 'auto' continues what lies in `out`; 'never' refuses a folder in use; else a checkpoint's path.
+        limit: use only so many images.
+        image_column: of a table.
+        label_column: of a table.
+    """
+
+    settings: PretrainSettings
+    data: str
+    out: Path
+    init: str | None = None
+    init_format: str | None = None
+    eval_data: str | None = None
+    eval_test_data: str | None = None
+    resume: str = "auto"
+    limit: int | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+
+
+def updates(text: str, per_epoch: int) -> int:
+    """'2 epochs' or '500 updates' in updates, at least one.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    number, _, unit = text.strip().partition(" ")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if value <= 0 or unit.rstrip("s") not in ("epoch", "update"):
+        raise UsageError(f"save_every: '{text}' is no interval", "Write '1 epoch', '0.5 epochs' or '500 updates'.")
+    return max(1, round(value * per_epoch if unit.startswith("epoch") else value))
+
+
+def plain(settings: PretrainSettings) -> dict[str, Any]:
+    """The settings as mappings, lists, numbers and text, as YAML and checkpoints hold them."""
+    return _plain(dataclasses.asdict(settings))  # type: ignore[no-any-return]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Where two plain settings differ in what makes them another run: 'batch_size: 256, now 128'."""
+    found = []
+    for key in sorted({*old, *new}):
+        if not prefix and key in FREE:
+            continue
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            found.append(f"{prefix}{key}: {before}, now {after}")
+    return found

@@ -1,0 +1,215 @@
+"""The training loop: batch, loss, backward, clip, step, after_update, log, checkpoint, evaluate."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sslbench.data.training import RawBatch
+from sslbench.data.transforms import normalise
+from sslbench.distributed.collectives import max_, sum_, world_size
+from sslbench.distributed.parallel import clip_gradients, without_synchronisation
+from sslbench.errors import SslbenchError
+from sslbench.preprocessing import Preprocessing
+from sslbench.schedules import Schedule
+from sslbench.train.meter import Line, Meter
+from sslbench.train.method import Batch, Loss, Step
+from sslbench.train.optimizers import set_rates
+from sslbench.train.state import State, update_average
+
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+SIGNAL_CHECK = 10  # updates between two looks at whether any of several processes was told to stop
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How the loop runs.
+
+    Attributes:
+        steps: optimizer updates in all.
+        per_epoch: updates in an epoch.
+        lr: where in [0, 1] -> learning rate.
+        peak_lr: of parameters whose rate does not follow the schedule.
+        weight_decay: where -> weight decay; None leaves that of the groups.
+        momentum: where -> SGD's momentum; None leaves it.
+        normalisation: mean and std of the views.
+        accumulate: forward passes per update.
+        clip_norm: largest norm of the gradients.
+        precision: of the forward pass; parameters stay float32.
+        average_decay: of the moving average of the backbone.
+        frozen: prefix of parameter names -> updates for which they stay as they are.
+        log_every: updates between log lines.
+        save_every: updates between checkpoints; the last update is always saved.
+        evaluate_every: updates between evaluations, 0 for none.
+    """
+
+    steps: int
+    per_epoch: int
+    lr: Schedule
+    peak_lr: float
+    weight_decay: Schedule | None
+    momentum: Schedule | None
+    normalisation: Preprocessing
+    accumulate: int = 1
+    clip_norm: float | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    average_decay: float = 0.0
+    frozen: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    log_every: int = 10
+    save_every: int = 1000
+    evaluate_every: int = 0
+
+
+class NotFiniteError(SslbenchError):
+    """The loss is NaN or infinite."""
+
+    exit_code = 1
+
+
+class StoppedError(SslbenchError):
+    """A signal asked the run to end; everything is saved."""
+
+    def __init__(self, message: str, remedy: str, exit_code: int) -> None:
+        super().__init__(message, remedy)
+        self.exit_code = exit_code
+
+
+def train(
+    state: State,
+    plan: Plan,
+    batches: Iterator[RawBatch],
+    *,
+    log: Callable[[Line], None],
+    save: Callable[[], None],
+    evaluate: Callable[[Step], None],
+    signal_number: Callable[[], int],
+    failed: Callable[[RawBatch, float, int], Path],
+) -> None:
+    """Trains from `state.step` to the end.
+
+    Args:
+        state: changed in place.
+        plan: see there.
+        batches: from the position `state.step` on, one per update and process.
+        log: called on every process, every `log_every` updates and at the end.
+        save: writes a checkpoint; called on every process.
+        evaluate: called on every process every `evaluate_every` updates, with the update that just ended.
+        signal_number: the signal that asked this process to stop, or 0.
+        failed: keeps a batch whose loss is not finite; called on the processes that have one.
+
+    Raises:
+        NotFiniteError: the loss is NaN or infinite; the parameters are those before the bad update.
+        StoppedError: a signal came; a checkpoint was saved.
+    """
+    meter = Meter(state.device)
+    for index in range(state.step, plan.steps):
+        step = Step(index, plan.steps, plan.per_epoch)
+        raw = meter.wait_for(batches)
+        _set_rates(state, plan, step.where)
+        loss, value = _forward_backward(state, plan, raw, step)
+        if not torch.isfinite(value):
+            _stop_not_finite(raw, step, float(loss.value.detach()), float(value), failed)
+        norm = _update(state, plan, step)
+        state.step = index + 1
+        last, epoch_ends = state.step == plan.steps, state.step % plan.per_epoch == 0
+        if state.step % plan.log_every == 0 or last:
+            rates = plan.lr(step.where), plan.weight_decay(step.where) if plan.weight_decay else None
+            log(meter.line(state.step / plan.per_epoch, state.step, loss, float(value), rates, norm))
+        if plan.evaluate_every and (state.step % plan.evaluate_every == 0 or last):
+            evaluate(step)
+        stop = _signalled(signal_number, state, epoch_ends)
+        if stop or last or state.step % plan.save_every == 0:
+            save()
+        if stop and not last:
+            raise StoppedError(
+                f"stopped by signal {stop} after update {state.step} of {plan.steps}; everything is saved",
+                "Run the same command again to continue.",
+                128 + stop,
+            )
+
+
+def _forward_backward(state: State, plan: Plan, raw: RawBatch, step: Step) -> tuple[Loss, Tensor]:
+    """The last pass's loss, and the value over all passes and processes; gradients are left in the parameters."""
+    state.optimizer.zero_grad(set_to_none=True)
+    total = torch.zeros((), device=state.device)
+    parts = _split(raw, plan.accumulate)
+    for number, part in enumerate(parts):
+        batch = _to_device(part, state.device, plan.normalisation)
+        final = number == len(parts) - 1
+        with contextlib.nullcontext() if final else without_synchronisation(state.model):
+            with torch.autocast(state.device.type, dtype=DTYPES[plan.precision], enabled=plan.precision != "fp32"):
+                loss: Loss = state.model(batch, step)
+            state.scaler.scale(loss.value / len(parts)).backward()  # type: ignore[no-untyped-call]
+        total += loss.value.detach() / len(parts)
+    return loss, sum_(total) / world_size()
+
+
+def _update(state: State, plan: Plan, step: Step) -> Tensor | None:
+    state.scaler.unscale_(state.optimizer)
+    for prefix, updates in plan.frozen.items():
+        if step.index < updates:
+            for name, parameter in state.method.named_parameters():
+                if name.startswith(prefix):
+                    parameter.grad = None
+    state.method.before_update(step)
+    norm = clip_gradients(state.method.parameters(), plan.clip_norm) if plan.clip_norm else None
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.method.after_update(step)
+    if state.average is not None:
+        update_average(state.average, state.method.backbone, plan.average_decay)
+    return norm
+
+
+def _set_rates(state: State, plan: Plan, where: float) -> None:
+    set_rates(
+        state.optimizer,
+        lr=plan.lr(where),
+        peak_lr=plan.peak_lr,
+        weight_decay=plan.weight_decay(where) if plan.weight_decay else None,
+        momentum=plan.momentum(where) if plan.momentum else None,
+    )
+
+
+def _split(raw: RawBatch, parts: int) -> list[RawBatch]:
+    """The images of a batch in equal parts."""
+    if parts == 1:
+        return [raw]
+    views = zip(*(view.chunk(parts) for view in raw.views), strict=True)
+    labels = [None] * parts if raw.labels is None else raw.labels.chunk(parts)
+    return [
+        dataclasses.replace(raw, views=own, labels=label, indices=indices)
+        for own, label, indices in zip(views, labels, raw.indices.chunk(parts), strict=True)
+    ]
+
+
+def _to_device(raw: RawBatch, device: torch.device, normalisation: Preprocessing) -> Batch:
+    views = tuple(normalise(view.to(device, non_blocking=True), normalisation) for view in raw.views)
+    labels = None if raw.labels is None else raw.labels.to(device, non_blocking=True)
+    return Batch(views, labels, raw.indices)
+
+
+def _stop_not_finite(
+    raw: RawBatch, step: Step, own: float, mean: float, failed: Callable[[RawBatch, float, int], Path]
+) -> None:
+    """Every process comes here together; those with the bad batch keep it."""
+    kept = "" if math.isfinite(own) else f" The batch is in {failed(raw, own, step.index)}."
+    raise NotFiniteError(
+        f"the loss is {mean} in update {step.index + 1} (epoch {step.epoch + 1}).{kept}",
+        "Try a lower optimizer.lr, more schedule.warmup_epochs, clip_norm=3 or precision=fp32; the weights before this "
+        "update are in the last checkpoint.",
+    )
+
+
+def _signalled(signal_number: Callable[[], int], state: State, epoch_ends: bool) -> int:
+    """The signal that any process got; several processes only compare now and then."""
+    if world_size() == 1:
+        return signal_number()
+    if state.step % SIGNAL_CHECK and not epoch_ends:
+        return 0
+    return int(max_(torch.tensor(signal_number(), device=state.device)))

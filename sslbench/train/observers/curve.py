@@ -1,0 +1,64 @@
+"""curve.png: loss, learning rate and kNN over the epochs."""
+
+from pathlib import Path
+
+from sslbench.train.meter import Line
+from sslbench.train.observers import Run, json_lines
+from sslbench.weights.save import new_file
+
+
+class Curve:
+    """Draws the curve from metrics.jsonl when the run has ended."""
+
+    def started(self, run: Run) -> None:
+        """Notes the folder."""
+        self.out = run.out
+
+    def line(self, line: Line) -> None:
+        """Lines are read from the file in the end."""
+
+    def evaluated(self, record: dict[str, float | int]) -> None:
+        """So are scores."""
+
+    def finished(self) -> None:
+        """Draws; a run that found nothing left to do, in a folder without metrics, has nothing to draw."""
+        if json_lines.read(self.out / "metrics.jsonl"):
+            curve(self.out / "metrics.jsonl", self.out / "curve.png")
+
+
+def curve(metrics: Path, target: Path) -> None:
+    """Loss, learning rate and (where there are any) scores of evaluations over epochs, below one another.
+
+    Args:
+        metrics: a file that `JsonLines` wrote.
+        target: PNG to be written.
+
+    Raises:
+        ValueError: there is nothing to draw.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    records = json_lines.read(metrics)
+    rows = [("loss", "loss"), ("lr", "learning rate"), ("knn_top1", "kNN top-1 in %"), ("knn_mAP", "kNN mAP in %")]
+    found = [(key, label, [(r["epoch"], r[key]) for r in records if key in r]) for key, label in rows]
+    drawn = [(key, label, points) for key, label, points in found if points]
+    if not drawn:
+        raise ValueError(f"{metrics} has nothing to draw")
+    figure = Figure(figsize=(7, 2.2 * len(drawn) + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (key, label, points) in zip(axes, drawn, strict=True):
+        few = len(points) < 30
+        axis.plot(*zip(*points, strict=True), color="#2a6f97", linewidth=1.4, marker="o" if few else None, markersize=4)
+        if key.startswith("knn"):
+            epoch, last = points[-1]
+            axis.annotate(f"{last:.1f}", (epoch, last), textcoords="offset points", xytext=(-4, -12), ha="right")
+        axis.set_ylabel(label)
+        axis.yaxis.set_major_locator(MaxNLocator(5))
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("epoch")
+    with new_file(target) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)

@@ -1,0 +1,97 @@
+"""Scalars and histograms for TensorBoard, under VISSL's tags where it has one."""
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from sslbench.distributed.collectives import world_size
+from sslbench.errors import UsageError
+from sslbench.train.meter import Line
+from sslbench.train.observers import Run
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_MIB = 2**20
+
+
+class TensorBoard:
+    """Event files in a folder; the x axis counts updates."""
+
+    def __init__(self, folder: Path, *, histograms: bool = False) -> None:
+        """Nothing is written before the run starts.
+
+        Args:
+            folder: for the event files.
+            histograms: parameters and their gradients too, at the start and in every epoch.
+
+        Raises:
+            UsageError: tensorboard is not installed.
+        """
+        if importlib.util.find_spec("tensorboard") is None:
+            raise UsageError("TensorBoard is not installed", "pip install tensorboard")
+        self.folder, self.histograms = folder, histograms
+        self.writer: SummaryWriter
+        self.run: Run
+        self.drawn = -1  # the last epoch with histograms
+
+    def started(self, run: Run) -> None:
+        """Opens the event file; what an earlier run wrote after `run.start` is not shown any more."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.run = run
+        purge = run.start + 1 if run.start else None
+        self.writer = SummaryWriter(str(self.folder), purge_step=purge)
+
+    def line(self, line: Line) -> None:
+        """The scalars, and histograms with the first line of an epoch."""
+        for tag, value in self._scalars(line).items():
+            self.writer.add_scalar(tag, value, line.step)
+        epoch = (line.step - 1) // self.run.per_epoch
+        if self.histograms and epoch > self.drawn:
+            self.drawn = epoch
+            self._add_histograms(line.step)
+        self.writer.flush()
+
+    def evaluated(self, record: dict[str, float | int]) -> None:
+        """Evaluation/NAME for every score."""
+        for name, value in record.items():
+            if name not in ("step", "epoch"):
+                self.writer.add_scalar(f"Evaluation/{name}", value, int(record["step"]))
+        self.writer.flush()
+
+    def finished(self) -> None:
+        """Closes the event file."""
+        self.writer.close()
+
+    def _scalars(self, line: Line) -> dict[str, float]:
+        processes = world_size()
+        seconds = self.run.images_per_update / max(line.images_per_second, 1e-9)
+        values: dict[str, float | None] = {
+            "Training/Loss": line.loss,
+            "Training/Learning_rate": line.lr,
+            "Training/Weight_decay": line.weight_decay,
+            "Training/Gradient_norm": line.gradient_norm,
+            "Training/Embedding_std": line.spread.std,
+            "Training/Effective_rank": line.spread.effective_rank,
+            "Training/Batch_size_per_gpu": self.run.images_per_update / processes,
+            "Speed/Batch_processing_time_ms": seconds * 1000,
+            "Speed/img_per_sec_per_gpu": line.images_per_second / processes,
+            "Speed/ETA_hours": (self.run.steps - line.step) * seconds / 3600,
+            "Speed/Waiting_for_data": line.waiting,
+            **{f"Training/{name}": value for name, value in line.parts.items()},
+        }
+        if line.memory is not None:
+            values["Memory/Peak_GPU_Memory_allocated_MiB"] = line.memory / _MIB
+            values["Memory/Peak_GPU_Memory_reserved_MiB"] = torch.cuda.max_memory_reserved() / _MIB
+            values["Memory/Current_GPU_Memory_reserved_MiB"] = torch.cuda.memory_reserved() / _MIB
+        return {tag: value for tag, value in values.items() if value is not None}
+
+    def _add_histograms(self, step: int) -> None:
+        for name, parameter in self.run.method.named_parameters():
+            for title, values in (("Parameters", parameter.detach()), ("Gradients", parameter.grad)):
+                # TensorBoard's bins cannot hold values that are not finite; fp16 gradients may have some.
+                if values is not None and (finite := values[torch.isfinite(values)]).numel():
+                    self.writer.add_histogram(f"{title}/{name}", finite.float(), step)

@@ -1,0 +1,67 @@
+"""Metrics for Weights & Biases, online or (WANDB_MODE=offline) in the folder of the run."""
+
+import importlib.util
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from sslbench.errors import UsageError
+from sslbench.train.meter import Line
+from sslbench.train.observers import Run, scalars
+
+
+class Wandb:
+    """One run of a project; a run that continues goes on in the same one."""
+
+    def __init__(self, project: str, *, settings: Mapping[str, Any] | None = None) -> None:
+        """Nothing is contacted before the run starts.
+
+        Args:
+            project: its name.
+            settings: kept as the run's configuration.
+
+        Raises:
+            UsageError: wandb is not installed.
+        """
+        if importlib.util.find_spec("wandb") is None:
+            raise UsageError("wandb is not installed", "pip install wandb")
+        self.project, self.settings = project, dict(settings or {})
+        self.session: Any = None
+
+    def started(self, run: Run) -> None:
+        """Opens the run.
+
+        Raises:
+            UsageError: wandb cannot start it, for instance because nobody is logged in.
+        """
+        import wandb
+
+        kept = run.out / "wandb-run-id"
+        identity = kept.read_text(encoding="utf-8").strip() if run.start and kept.is_file() else uuid.uuid4().hex[:12]
+        kept.write_text(identity + "\n", encoding="utf-8")
+        try:
+            self.session = wandb.init(
+                project=self.project,
+                name=run.out.name,
+                id=identity,
+                resume="allow",
+                dir=str(run.out),
+                config=self.settings,
+            )
+        except wandb.Error as error:
+            raise UsageError(f"wandb cannot start: {error}", "Run 'wandb login', or set WANDB_MODE=offline.") from error
+        self.session.define_metric("step")
+        # wandb's own counter only goes up; a run that continues repeats updates that were not saved.
+        self.session.define_metric("*", step_metric="step")
+
+    def line(self, line: Line) -> None:
+        """The scalars of a line."""
+        self.session.log(scalars(line))
+
+    def evaluated(self, record: dict[str, float | int]) -> None:
+        """The scores of an evaluation."""
+        self.session.log(dict(record))
+
+    def finished(self) -> None:
+        """Closes the run."""
+        self.session.finish()

@@ -1,0 +1,281 @@
+"""Optimizers: settings, groups of parameters that are decayed or scaled alike, rates applied before every update."""
+
+import dataclasses
+import logging
+import math
+import re
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from sslbench.config import setting
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
+from sslbench.train.lars import LARC, LARS
+
+log = logging.getLogger("sslbench")
+
+Name = Literal["sgd", "adamw", "lars", "larc"]
+Scaling = Literal["none", "linear", "sqrt"]
+
+_BACKBONE = "backbone."
+_FIRST = re.compile(r"(?:patch_embed|pos_embed|cls_token|reg_token|dist_token|mask_token|norm_pre|conv1|bn1)(?:\.|$)")
+_BLOCK = re.compile(r"(blocks\.\d+|layer\d+\.\d+)\.")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings:
+    """The optimizer of a pretraining run."""
+
+    name: Name = setting("sgd", "sgd, adamw, lars, or larc (sgd with layer-wise rates as in apex)")
+    lr: float = setting(0.1, "learning rate at base_batch_size images per update, after the warm-up")
+    lr_scaling: Scaling = setting("linear", "how the rate follows the images per update: none, linear, sqrt")
+    base_batch_size: int = setting(256, "images per update that lr is meant for", unit="images")
+    momentum: float = setting(0.9, "of sgd, lars and larc")
+    nesterov: bool = setting(False, "look ahead by one step of momentum (sgd, lars, larc)")
+    betas: tuple[float, float] = setting((0.9, 0.999), "of adamw: of the gradient's mean and of its square")
+    eps: float = setting(1e-8, "added to the denominator (adamw, larc)")
+    weight_decay: float = setting(1e-4, "of what is decayed; a schedule replaces it")
+    trust_coefficient: float = setting(1e-3, "length of a step over length of the tensor (lars, larc)")
+    clip: bool = setting(False, "larc: the layer-wise rate is at most lr")
+    exclude_norm_and_bias: bool = setting(False, "lars, larc: tensors of one dimension keep the plain rate")
+    decay_norm: bool = setting(True, "decay weights of normalisation layers, and their biases if decay_bias too")
+    decay_bias: bool = setting(True, "decay biases")
+    no_decay: tuple[str, ...] = setting((), "names, or parts of them between dots, of parameters without decay")
+    head_lr_factor: float = setting(1.0, "rate of everything that is not the backbone, over lr")
+    head_weight_decay: float | None = setting(None, "of everything that is not the backbone; null: the same")
+    constant_lr: tuple[str, ...] = setting((), "names, or parts of them between dots, whose rate has no schedule")
+    layer_decay: float | None = setting(None, "rate of each block of the backbone over that of the next; null: 1")
+
+    def __post_init__(self) -> None:
+        not_negative = ("lr", "weight_decay", "head_lr_factor", "head_weight_decay", "eps")
+        above_zero = ("base_batch_size", "trust_coefficient", "layer_decay")
+        for name in (*not_negative, *above_zero):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not math.isfinite(value) or value < 0 or (value == 0 and name in above_zero):
+                raise UsageError(
+                    f"optimizer.{name} has to be {'above 0' if name in above_zero else '0 or more'}: {value}"
+                )
+        for name, values in (("momentum", (self.momentum,)), ("betas", self.betas)):
+            if not all(0 <= value < 1 for value in values):
+                raise UsageError(f"optimizer.{name} has to be from 0 to below 1, not {', '.join(map(str, values))}")
+        if self.nesterov and self.name != "adamw" and self.momentum == 0:
+            raise UsageError("optimizer.nesterov needs a momentum, and optimizer.momentum is 0")
+
+
+def scaled_lr(settings: OptimizerSettings, images_per_update: int) -> float:
+    """The learning rate that the factors of a schedule are of.
+
+    It is `lr` times images_per_update / base_batch_size (linear: Goyal et al. 2017, section 2.1) or the square root of
+    it (sqrt: Krizhevsky 2014, section 5). Nothing else is rewritten: a schedule keeps all its values and its warm-up.
+
+    Args:
+        settings: lr, lr_scaling and base_batch_size count.
+        images_per_update: of all processes and accumulated passes together.
+    """
+    ratio = images_per_update / settings.base_batch_size
+    return settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_scaling]
+
+
+def parameter_groups(module: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """The trainable parameters, grouped by how they are to be treated.
+
+    A parameter has no weight decay if it is
+        in a normalisation layer, or of one dimension and no bias (LayerScale), and decay_norm is false;
+        a bias, also one of a normalisation layer, and decay_bias is false;
+        the bias of a normalisation layer and decay_norm is false (VISSL: it takes both to decay it);
+        named in no_decay, by its last name or by any run of names between dots ('pos_embed', 'backbone.layer1').
+    With both false that is DINO's rule (position embeddings and tokens are decayed), and with timm's no_weight_decay
+    names in no_decay timm's.
+
+    Args:
+        module: names that begin with 'backbone.' are the backbone, all others the head.
+        settings: what to decay, the head's factors and layer decay.
+
+    Returns:
+        Groups in the order backbone to head and first to last layer, none empty, each with
+            params, names: in the module's order;
+            lr_factor: of the learning rate (head_lr_factor, layer decay);
+            weight_decay_factor: 0.0 or 1.0;
+            own_weight_decay: head_weight_decay in groups of the head, else None;
+            constant_lr: whether the rate stays as it is at the peak;
+            layer: 0 for what sees the image first, i + 1 for block i, and one more for everything after the blocks.
+
+    Raises:
+        UsageError: nothing is trainable, or layer decay is asked for and the backbone has no numbered blocks.
+    """
+    norms = _norm_parameters(module)
+    trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if not trainable:
+        raise UsageError("nothing is left to train: every parameter is frozen")
+    for key in ("no_decay", "constant_lr"):
+        _check_names(key, getattr(settings, key), [name for name, _ in module.named_parameters()])
+    layers = _layers([name for name, _ in module.named_parameters()]) if settings.layer_decay is not None else {}
+    last = max(layers.values(), default=0)
+    groups: dict[tuple[bool, int, bool, bool], dict[str, Any]] = {}
+    for name, parameter in trainable:
+        head = not name.startswith(_BACKBONE)
+        layer = layers.get(name, last)
+        decayed = _is_decayed(name, parameter, name in norms, settings)
+        constant = any(_names(entry, name) for entry in settings.constant_lr)
+        group = groups.setdefault(
+            (head, layer, not decayed, constant),
+            {
+                "params": [],
+                "names": [],
+                "lr_factor": (settings.head_lr_factor if head else 1.0)
+                * (settings.layer_decay or 1.0) ** (last - layer),
+                "weight_decay_factor": float(decayed),
+                "own_weight_decay": settings.head_weight_decay if head else None,
+                "layer": layer,
+                "constant_lr": constant,
+            },
+        )
+        group["params"].append(parameter)
+        group["names"].append(name)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _norm_parameters(module: nn.Module) -> set[str]:
+    """Names of the weights and biases of normalisation layers: torch's, timm's and others', known by their class."""
+    return {
+        f"{prefix}.{leaf}" if prefix else leaf
+        for prefix, layer in module.named_modules()
+        if "norm" in type(layer).__name__.lower()
+        for leaf, parameter in layer.named_parameters(recurse=False)
+        if parameter.dim() <= 1
+    }
+
+
+def _is_decayed(name: str, parameter: nn.Parameter, in_norm: bool, settings: OptimizerSettings) -> bool:
+    bias = name.endswith("bias") and parameter.dim() <= 1
+    scale = in_norm or (parameter.dim() <= 1 and not bias)
+    if (scale and not settings.decay_norm) or (bias and not settings.decay_bias):
+        return False
+    return not any(_names(entry, name) for entry in settings.no_decay)
+
+
+def _names(entry: str, name: str) -> bool:
+    return f".{entry}." in f".{name}."
+
+
+def _check_names(key: str, entries: tuple[str, ...], names: list[str]) -> None:
+    """A recipe's names need not exist in every backbone, so one that does not is said and no error."""
+    parts = {part for name in names for part in name.split(".") if not part.isdigit()}
+    for entry in entries:
+        if not any(_names(entry, name) for name in names):
+            log.warning("optimizer.%s: no parameter is called '%s'. %s", key, entry, did_you_mean(entry, parts))
+
+
+def _layers(names: list[str]) -> dict[str, int]:
+    """Parameter name -> number of its layer (Clark et al. 2020, ELECTRA; as BEiT numbers the blocks of a ViT)."""
+    inner = {name: name.removeprefix(_BACKBONE) for name in names if name.startswith(_BACKBONE)}
+    matches = {name: match for name, rest in inner.items() if (match := _BLOCK.match(rest))}
+    order = {block: i for i, block in enumerate(dict.fromkeys(match[1] for match in matches.values()))}
+    if not order:
+        raise UsageError(
+            "optimizer.layer_decay needs a backbone of numbered blocks: a ResNet or one of timm's vision transformers",
+            "Set optimizer.layer_decay=null.",
+        )
+    last = len(order) + 1
+    return {
+        name: order[matches[name][1]] + 1 if name in matches else 0 if _FIRST.match(inner.get(name, "")) else last
+        for name in names
+    }
+
+
+def make_optimizer(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, zero: bool = False
+) -> torch.optim.Optimizer:
+    """An optimizer over groups from `parameter_groups`, with the rates of the settings, unscaled, until `set_rates`.
+
+    Args:
+        groups: their keys are kept in the optimizer's `param_groups` and in its state_dict.
+        settings: name and options.
+        zero: every process keeps the optimizer state of its share of the parameters only (Rajbhandari et al. 2020,
+            ZeRO, stage 1); all processes call this together.
+    """
+    options = _options(settings)
+    if zero:
+        # Only runs of several processes need torch's sharding, whose import takes a moment.
+        from sslbench.distributed.parallel import zero_optimizer
+
+        optimizer = zero_optimizer(_CLASSES[settings.name], groups, **options)
+    else:
+        if settings.name in ("sgd", "adamw"):
+            options["fused"] = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
+        optimizer = _CLASSES[settings.name](groups, **options)
+        optimizer.register_load_state_dict_post_hook(_match_strides)
+        if settings.name == "sgd" and settings.momentum:
+            _start_momentum(optimizer)
+    set_rates(optimizer, lr=settings.lr, weight_decay=settings.weight_decay)
+    return optimizer
+
+
+_CLASSES: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "lars": LARS, "larc": LARC}
+
+
+def _options(settings: OptimizerSettings) -> dict[str, Any]:
+    """Arguments of the optimizer's class; weight decay is set group by group."""
+    options: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    if settings.name == "adamw":
+        return options | {"betas": settings.betas, "eps": settings.eps}
+    options |= {"momentum": settings.momentum, "nesterov": settings.nesterov}
+    if settings.name == "sgd":
+        return options
+    options |= {"trust_coefficient": settings.trust_coefficient, "exclude_1d": settings.exclude_norm_and_bias}
+    return options if settings.name == "lars" else options | {"eps": settings.eps, "clip": settings.clip}
+
+
+def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Momentum that is 0 in place of not there yet, which comes to the same.
+
+    torch's fused SGD fails when some tensors have momentum and others, frozen until now, have not.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _match_strides(optimizer: torch.optim.Optimizer) -> None:
+    """Gives loaded state the memory layout of its parameter.
+
+    Fused steps walk through memory without looking at strides: a channels-last weight whose state came back in
+    another layout would be updated with the values of other elements.
+    """
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def set_rates(
+    optimizer: torch.optim.Optimizer,
+    *,
+    lr: float,
+    peak_lr: float | None = None,
+    weight_decay: float | None = None,
+    momentum: float | None = None,
+) -> None:
+    """The rates of the next update; no tensor is touched.
+
+    Args:
+        optimizer: from `make_optimizer`.
+        lr: times each group's lr_factor.
+        peak_lr: the same for groups whose rate is constant; None: lr.
+        weight_decay: of the groups that are decayed and have none of their own; None leaves it.
+        momentum: None leaves it. For AdamW it is the first beta.
+    """
+    for group in optimizer.param_groups:
+        rate = peak_lr if group["constant_lr"] and peak_lr is not None else lr
+        group["lr"] = rate * group["lr_factor"]
+        if weight_decay is not None:
+            own = group["own_weight_decay"]
+            group["weight_decay"] = (weight_decay if own is None else own) * group["weight_decay_factor"]
+        if momentum is not None and "betas" in group:
+            group["betas"] = (momentum, group["betas"][1])
+        elif momentum is not None:
+            group["momentum"] = momentum

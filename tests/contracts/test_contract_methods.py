@@ -1,0 +1,131 @@
+"""What every pretraining method promises, whatever it does."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sslbench.backbones.build import build
+from sslbench.backbones.sizes import feature_dim
+from sslbench.train.method import Batch, Step
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
+import runs
+
+from sslbench.pretraining.networks import make_method
+from sslbench.train.method import Setup
+from sslbench.train.optimizers import make_optimizer, parameter_groups
+
+SIZES = {"pair": (32, 32), "crops": (32, 32, 16, 16), "single": (32,)}
+
+
+def sizes_of(method):
+    augment = runs.METHODS[method][1]
+    return SIZES["pair" if augment is runs.PAIR else "crops" if augment is runs.CROPS else "single"]
+
+
+# DINO's centre moves at once and raises its loss: for the loss to fall, what is predicted has to stand still.
+STILL = {"dino": {"momentum": 1.0, "center_momentum": 1.0}}
+
+
+def make(method, **changes):
+    """A method around its small backbone, and a fixed batch of 16 images."""
+    own, _, name = runs.METHODS[method]
+    own = {**own, **changes}
+    backbone = build(name, seed=0)
+    backbone.module.requires_grad_(True).train()
+    sizes = sizes_of(method)
+    setup = Setup(feature_dim(backbone.module, 32), sizes, 16, 16, 1, 96, 10, 40, 20, name)
+    made = make_method(backbone.module, {"name": method, **own}, setup, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(16, 3, 32, 32, generator=generator) * 2 - 1
+    views = tuple(
+        torch.nn.functional.interpolate(images, size=size) + 0.1 * torch.randn(16, 3, size, size, generator=generator)
+        for size in sizes
+    )
+    return made, Batch(views, torch.arange(16) % 10, torch.arange(16))
+
+
+def one_update(made, optimizer, batch, step):
+    optimizer.zero_grad(set_to_none=True)
+    loss = made(batch, step)
+    loss.value.backward()
+    made.before_update(step)
+    optimizer.step()
+    made.after_update(step)
+    return loss
+
+
+def optimizer_of(made, lr=0.02):
+    settings = runs.settings("simclr", optimizer={"name": "sgd", "lr": lr}).optimizer
+    return make_optimizer(parameter_groups(made, settings), settings)
+
+
+@pytest.fixture(params=sorted(runs.METHODS))
+def method(request):
+    return request.param
+
+
+def test_the_set_of_methods():
+    assert runs.modules() == sorted(runs.METHODS) and len(runs.METHODS) == 12
+
+
+def test_the_loss_falls_on_a_fixed_batch(method):
+    torch.manual_seed(0)
+    made, batch = make(method, **STILL.get(method, {}))
+    made.train()
+    optimizer = optimizer_of(made)
+    values = [float(one_update(made, optimizer, batch, Step(i, 40, 20)).value.detach()) for i in range(20)]
+    assert sum(values[-5:]) < sum(values[:5]), values
+    assert all(value == value for value in values)
+
+
+def test_every_trained_parameter_takes_part_and_momentum_copies_get_no_gradient(method):
+    made, batch = make(method)
+    loss = made(batch, Step(0, 40, 20))
+    loss.value.backward()
+    unused = [name for name, p in made.named_parameters() if p.requires_grad and p.grad is None]
+    assert unused == []
+    assert [name for name, p in made.named_parameters() if not p.requires_grad and p.grad is not None] == []
+    assert loss.value.dim() == 0 and loss.embeddings.dim() == 2
+    assert not loss.embeddings.requires_grad and not any(part.requires_grad for part in loss.parts.values())
+
+
+def test_the_state_goes_round(method):
+    """Continued from its state dict, a method takes the same steps bit for bit."""
+    torch.manual_seed(0)
+    made, batch = make(method)
+    made.train()
+    optimizer = optimizer_of(made)
+    for i in range(6):
+        one_update(made, optimizer, batch, Step(i, 40, 20))
+    kept = copy.deepcopy((made.state_dict(), made.local_state(), optimizer.state_dict(), torch.get_rng_state()))
+    expected = float(one_update(made, optimizer, batch, Step(6, 40, 20)).value.detach())
+    expected_next = float(one_update(made, optimizer, batch, Step(7, 40, 20)).value.detach())
+    again, _ = make(method)
+    again.train()
+    second = optimizer_of(again)
+    again.load_state_dict(kept[0])
+    again.load_local_state(kept[1])
+    second.load_state_dict(kept[2])
+    torch.set_rng_state(kept[3])
+    assert float(one_update(again, second, batch, Step(6, 40, 20)).value.detach()) == expected
+    assert float(one_update(again, second, batch, Step(7, 40, 20)).value.detach()) == expected_next
+
+
+def test_what_is_exported_fits_the_backbone_strictly(method):
+    made, _ = make(method)
+    for name, network in made.exports().items():
+        fresh = build(runs.METHODS[method][2], seed=1).module
+        fresh.load_state_dict(network.state_dict())
+        assert name in ("student", "teacher")
+
+
+def test_half_precision_runs_and_stays_finite(method):
+    made, batch = make(method)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = made(batch, Step(0, 40, 20))
+    loss.value.backward()
+    assert torch.isfinite(loss.value) and loss.value.dtype in (torch.float32, torch.float64)

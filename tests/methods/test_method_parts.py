@@ -1,0 +1,60 @@
+"""Parts that several methods share: momentum copies, full precision."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from sslbench.methods._momentum import copy_of, cosine_momentum, update
+from sslbench.methods._precision import in_float32
+
+
+def test_a_copy_gets_no_gradient_no_noise_and_is_independent():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    copy = copy_of(module)
+    assert not any(p.requires_grad for p in copy.parameters())
+    assert all(p.requires_grad for p in module.parameters())
+    x = torch.randn(4, 3)
+    assert torch.equal(copy(x), copy(x))
+    assert module[1].p == 0.5
+    with torch.no_grad():
+        module[0].weight.zero_()
+    assert copy[0].weight.any()
+
+
+def test_an_update_moves_parameters_and_leaves_buffers():
+    module, other = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    with torch.no_grad():
+        other.weight.fill_(5)
+        other.running_mean.fill_(7)
+    update(module, other, 0.75)
+    assert module.weight.tolist() == [2, 2, 2]
+    assert module.running_mean.tolist() == [0, 0, 0]
+    update(nn.Flatten(), nn.Flatten(), 0.5)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_momentum_goes_from_start_to_end_along_a_cosine(start, end, where):
+    assert cosine_momentum(start, end, 0) == pytest.approx(start)
+    assert cosine_momentum(start, end, 1) == pytest.approx(end)
+    assert cosine_momentum(start, end, 0.5) == pytest.approx((start + end) / 2)
+    assert cosine_momentum(start, end, where) == pytest.approx(
+        1 - (1 - start) * (math.cos(math.pi * where) + 1) / 2 if end == 1 else cosine_momentum(start, end, where)
+    )
+    assert min(start, end) - 1e-12 <= cosine_momentum(start, end, where) <= max(start, end) + 1e-12
+
+
+def test_losses_leave_autocast_and_half_precision():
+    @in_float32
+    def product(x, *, others, named):
+        assert not torch.is_autocast_enabled("cpu")
+        return x @ others[0], others[1][0].dtype, named["a"].dtype, named["n"]
+
+    half, double = torch.ones(2, 2, dtype=torch.bfloat16), torch.ones(2, 2, dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value, dtype, other, number = product(half, others=[torch.ones(2, 2), (double,)], named={"a": half, "n": 3})
+        assert torch.is_autocast_enabled("cpu")
+    assert (value.dtype, dtype, other, number) == (torch.float32, torch.float64, torch.float32, 3)

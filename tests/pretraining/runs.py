@@ -1,0 +1,84 @@
+"""Small pretraining runs for tests: one setting per method, seconds each on one core."""
+
+import argparse
+import pkgutil
+import sys
+from pathlib import Path
+
+import sslbench.methods
+from sslbench.config import build
+from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
+
+RESNET = "resnet18w0.125"
+VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3,dynamic_img_size=True"
+PAIR = {"views": [{"count": 2, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
+CROPS = {"views": [*PAIR["views"], {"count": 2, "size": 16, "scale": [0.1, 0.3], "flip": 0.0}]}
+SINGLE = {"views": [{"count": 1, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
+
+# method -> its settings, views, backbone
+METHODS = {
+    "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
+    "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
+    "dino": (
+        {"prototypes": 64, "hidden": [64], "bottleneck": 32, "frozen_epochs": 0.5, "temperature_epochs": 1},
+        CROPS,
+        VIT,
+    ),
+    "mae": ({"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}, SINGLE, VIT),
+    "moco": ({"queue": 64, "projector": [64, 32]}, PAIR, RESNET),
+    "moco_v3": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
+    "rotnet": ({}, SINGLE, RESNET),
+    "simclr": ({"projector": [64, 32]}, PAIR, RESNET),
+    "simsiam": ({"projector": [64, 64], "predictor": [16]}, PAIR, RESNET),
+    "supervised": ({}, SINGLE, RESNET),
+    "swav": ({"prototypes": [30], "projector": [64, 32], "queue": 64, "queue_start": 4}, CROPS, RESNET),
+    "vicreg": ({"projector": [64, 64]}, PAIR, RESNET),
+}
+
+
+def modules():
+    """The methods that exist."""
+    return sorted(m.name for m in pkgutil.iter_modules(sslbench.methods.__path__) if not m.name.startswith("_"))
+
+
+def settings(method, /, **changes):
+    """Settings of a small run of a method."""
+    own, augment, backbone = METHODS[method]
+    values = {
+        "method": {"name": method, **own},
+        "augment": augment,
+        "optimizer": {"name": "sgd", "lr": 0.05},
+        "schedule": {"lr": {"name": "cosine", "start": 1.0, "end": 0.0}, "warmup_epochs": 1},
+        "backbone": backbone,
+        "batch_size": 16,
+        "epochs": 3,
+        "device": "cpu",
+        "workers": 0,
+        "log_every": 1,
+        "save_every": "2 updates",
+        **changes,
+    }
+    return build(PretrainSettings, values, "test")
+
+
+def run(method, out, *, limit=96, observers=(), eval_data=None, **changes):
+    """A small run on the digits."""
+    request = PretrainRequest(
+        settings(method, **changes), data="sklearn:digits", out=Path(out), limit=limit, eval_data=eval_data
+    )
+    return pretrain(request, command="test", observers=observers)
+
+
+def main():
+    """One run in a process of its own, to be killed: `python runs.py METHOD OUT [--workers N] [--limit N]`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("method")
+    parser.add_argument("out")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--limit", type=int, default=96)
+    arguments = parser.parse_args()
+    run(arguments.method, arguments.out, limit=arguments.limit, workers=arguments.workers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Making views against the plain torchvision pipeline on Pillow images, on one core: `make bench`."""
+
+import io
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFilter
+from torchvision import transforms
+
+from sslbench import config, paths
+from sslbench.data.images import Files
+from sslbench.data.labels import no_labels
+from sslbench.data.source import Source
+from sslbench.data.training import TrainingData
+from sslbench.data.views import Augment
+
+pytestmark = pytest.mark.speed
+
+IMAGES, REPEATS = 64, 3
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Photograph-like JPEGs (smooth, with some texture), 256 pixels on the shorter side, quality 90."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    files = [folder / f"{i:04d}.jpg" for i in range(IMAGES)]
+    for file in files:
+        smooth = Image.fromarray(rng.integers(0, 255, (16, 20, 3), dtype=np.uint8)).resize((341, 256), 3)
+        texture = rng.normal(0, 8, (256, 341, 3))
+        Image.fromarray((np.asarray(smooth) + texture).clip(0, 255).astype(np.uint8)).save(file, quality=90)
+    return files
+
+
+class PillowBlur:
+    def __call__(self, image):
+        return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+
+
+def plain_rate(files):
+    """Images per second as the code of SimCLR's and MoCo's re-implementations makes two views, stacked as uint8."""
+    jitter = transforms.RandomApply([transforms.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8)
+    blur = transforms.RandomApply([PillowBlur()], 0.5)
+    steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), jitter]
+    view = transforms.Compose([*steps, transforms.RandomGrayscale(0.2), blur, transforms.PILToTensor()])
+    started = time.perf_counter()
+    views = []
+    for file in files:
+        image = Image.open(io.BytesIO(file.read_bytes())).convert("RGB")
+        views.append((view(image), view(image)))
+    assert [torch.stack(column).shape[0] for column in zip(*views, strict=True)] == [len(files)] * 2
+    return len(files) / (time.perf_counter() - started)
+
+
+def our_rate(data, epoch):
+    started = time.perf_counter()
+    (batch,) = data.batches(epoch, epoch + 1)
+    assert batch.views[1].shape == (IMAGES, 3, 224, 224)
+    return IMAGES / (time.perf_counter() - started)
+
+
+def test_simclr_views_from_jpegs_against_torchvision_on_pillow(photos):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    file = paths.builtin_dir("configs") / "augment" / "simclr.yaml"
+    augment = config.build(Augment, config.read_yaml(file), "simclr")
+    source = Source("photos", tuple(str(file) for file in photos), no_labels(IMAGES), Files(tuple(photos)))
+    data = TrainingData(source, augment, batch_size=IMAGES)
+    try:
+        our_rate(data, 0), plain_rate(photos[:8])
+        rates = [(our_rate(data, repeat), plain_rate(photos)) for repeat in range(REPEATS)]
+    finally:
+        torch.set_num_threads(threads)
+    ours, plain = (max(column) for column in zip(*rates, strict=True))
+    print(
+        f"\nSimCLR, 2 views of 224 from 256-pixel JPEGs, one thread: {ours:.0f} images/s, torchvision on Pillow "
+        f"{plain:.0f}: x{ours / plain:.2f} (aim 1.3)"
+    )
+    assert ours > plain

@@ -1,0 +1,51 @@
+"""A function run by two processes that have joined each other, as torchrun would start them.
+
+    first, second = two_processes.run(function, argument)   # function(rank, argument) in each of them
+
+The two are started once per test session, because importing torch takes longer than most of what they do.
+"""
+
+import concurrent.futures
+import functools
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def run(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `function(rank, *arguments)` returns in each process, in order of rank.
+
+    Args:
+        function: at the top level of a module, so that it can be pickled by name.
+        arguments: picklable, as is the result; arrays rather than tensors.
+    """
+    port = _free_port()
+    futures = [_pool().submit(_joined, rank, port, function, arguments) for rank in range(2)]
+    return [future.result(timeout=120) for future in futures]
+
+
+@functools.cache
+def _pool() -> concurrent.futures.ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(
+        2, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    )
+
+
+def _joined(rank: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    from sslbench.distributed.collectives import process_group
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="localhost")
+    os.environ["MASTER_PORT"] = str(port)
+    with process_group(torch.device("cpu")):
+        return function(rank, *arguments)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return int(listener.getsockname()[1])
