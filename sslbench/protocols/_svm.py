@@ -1,16 +1,15 @@
-"""Binary linear SVMs for all classes, costs and folds, in threads (liblinear releases the interpreter lock)."""
+"""Binary linear SVMs for all classes: the choice of their costs by cross-validation, and the final models."""
 
 import dataclasses
-import os
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.metrics import ranking
+from sslbench.protocols import _svm_models
 
 if TYPE_CHECKING:
     from sslbench.protocols.svm import Settings
@@ -18,32 +17,36 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Targets = npt.NDArray[np.int8]
+Folds = npt.NDArray[np.int16]
+
+_NEWTON_UP_TO = 12288  # axes: the memory for turning the features grows with their square, the time with their cube
 
 
 @dataclasses.dataclass(frozen=True)
-class _Model:
+class Model:
+    """One binary SVM: (D,) weight, bias, and whether the solver reached its tolerance."""
+
     weight: FloatArray
     bias: float
     converged: bool
 
-    def decide(self, x: FloatArray) -> FloatArray:
-        return np.asarray(x @ self.weight + self.bias)
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A cost per class, what the result says about the choice, and what a reader must know."""
+
+    costs: list[float]
+    selected: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Solver:
-    """Chooses costs and fits; remembers how many of the final models did not converge."""
+    """Fits single SVMs, by the solver of the settings."""
 
     def __init__(self, settings: "Settings", seed: int) -> None:
         self._settings, self._seed = settings, seed
-        self._threads = os.cpu_count() or 1
-        self.unconverged = 0
 
-    @property
-    def converged(self) -> bool:
-        """Whether all final models converged."""
-        return self.unconverged == 0
-
-    def fit(self, x: FloatArray, target: Targets, cost: float) -> _Model:
+    def fit(self, x: FloatArray, target: Targets, cost: float) -> Model:
         """One binary SVM.
 
         Args:
@@ -51,133 +54,133 @@ class Solver:
             target: (N,), 1 or -1, both present.
             cost: scikit-learn's C.
         """
-        from sklearn.svm import LinearSVC
+        settings = dataclasses.replace(self._settings, costs=(cost,))
+        models = make_solver(np.asarray(x, dtype=np.float64), settings, self._seed)[0].fit(target[:, None], [cost])
+        return Model(models.weight[0], float(models.bias[0]), bool(models.converged[0]))
 
-        settings = self._settings
-        # Primal and dual have the same optimum; the primal solver wins where there are more samples than features.
-        model = LinearSVC(
-            C=cost,
-            dual=len(x) <= x.shape[1],
-            class_weight={1: settings.positive_weight, -1: 1.0},
-            tol=settings.tolerance,
-            max_iter=settings.max_iter,
-            random_state=self._seed,
-        ).fit(x, target)
-        return _Model(model.coef_[0].copy(), float(model.intercept_[0]), int(model.n_iter_) < settings.max_iter)
 
-    def choose_each(
-        self, x: FloatArray, targets: Targets, usable: IntArray, classes: Sequence[str]
-    ) -> tuple[list[float], dict[str, Any], list[str]]:
-        """A cost per usable class: the first with the highest mean average precision over the folds."""
-        costs = self._settings.costs
-        if len(costs) == 1:
-            return [costs[0]] * len(usable), {}, []
-        rows = [np.flatnonzero(targets[:, c]) for c in usable]
-        positives = [int(np.sum(targets[:, c] > 0)) for c in usable]
-        folds = [min(self._settings.folds, n, len(r) - n) for n, r in zip(positives, rows, strict=True)]
-        jobs = [(i, cost) for i in range(len(usable)) if folds[i] > 1 for cost in costs]
+def make_solver(x: FloatArray, settings: "Settings", seed: int) -> tuple[_svm_models.Solver, list[str]]:
+    """The solver that the settings ask for, for features (N, D), with a note where 'auto' took the slow one."""
+    axes = min(x.shape[0], x.shape[1] + 1)
+    if settings.solver == "newton" or (settings.solver == "auto" and axes <= _NEWTON_UP_TO):
+        from sslbench.protocols._svm_newton import Newton
 
-        def score(job: tuple[int, float]) -> float:
-            i, cost = job
-            target = targets[rows[i], usable[i]]
-            return self._average_precision(x[rows[i]], target, cost, folds[i])
+        return Newton(x, settings), []
+    from sslbench.protocols._svm_liblinear import Liblinear
 
-        means = dict(zip(jobs, self._map(score, jobs), strict=True))
-        chosen = [_first_best(costs, [means.get((i, cost), np.nan) for cost in costs]) for i in range(len(usable))]
-        few = [classes[usable[i]] for i, n in enumerate(folds) if n < self._settings.folds]
-        notes = []
-        if few:
-            notes.append(
-                f"Classes with fewer than {self._settings.folds} positive (or negative) training samples were "
-                f"cross-validated in fewer folds, with a single one not at all: {', '.join(few)}."
-            )
-        best = [max((means.get((i, cost), np.nan) for cost in costs), default=np.nan) for i in range(len(usable))]
-        selected = {
-            "cost": {classes[c]: cost for c, cost in zip(usable, chosen, strict=True)},
-            "on": f"{self._settings.folds}-fold cross-validation on train, per class",
-            "score": ranking.mean_over_classes(np.asarray(best)),
-        }
-        return chosen, selected, notes
+    because = f"liblinear was used, because {axes} axes are many for the solver that takes all classes together."
+    return Liblinear(x, settings, seed), [because[0].upper() + because[1:]] if settings.solver == "auto" else []
 
-    def _average_precision(self, x: FloatArray, target: Targets, cost: float, folds: int) -> float:
-        from sklearn.model_selection import StratifiedKFold
 
-        values = []
-        for fit, held in StratifiedKFold(folds).split(x, target):
-            decision = self.fit(x[fit], target[fit], cost).decide(x[held])
-            values.append(ranking.single_class(ranking.non_interpolated, target[held], decision))
-        return float(np.mean(values))
+def choose_each(solver: _svm_models.Solver, targets: Targets, classes: Sequence[str], settings: "Settings") -> Choice:
+    """A cost per class: the first with the highest mean average precision over the folds.
 
-    def choose_one(
-        self, x: FloatArray, targets: Targets, usable: IntArray
-    ) -> tuple[list[float], dict[str, Any], list[str]]:
-        """One cost for all classes: the first with the highest accuracy over the folds."""
-        from sklearn.model_selection import StratifiedKFold
+    Args:
+        solver: of the training features.
+        targets: (N, K), 1 positive, -1 negative, 0 left out; both present in every class.
+        classes: K names.
+        settings: of the protocol.
+    """
+    costs = settings.costs
+    if len(costs) == 1:
+        return Choice([costs[0]] * len(classes))
+    folds = np.stack([_folds_of_class(column, settings.folds) for column in targets.T], axis=1)
+    number = folds.max(axis=0) + 1
+    validated = np.flatnonzero(number > 1)
+    means, unconverged = np.full((len(classes), len(costs)), np.nan), 0
+    if len(validated):
+        for part in solver.held_out(targets[:, validated], folds[:, validated]):
+            k = validated[part.column]
+            means[k, part.place] = _average_precision(targets[:, k], folds[:, k], part.decision)
+            unconverged += part.unconverged
+    chosen = [_first_best(costs, row) for row in means]
+    few = [name for name, n in zip(classes, number, strict=True) if n < settings.folds]
+    notes = _search_notes(unconverged)
+    if few:
+        note = (
+            f"Classes with fewer than {settings.folds} positive (or negative) training samples were "
+            f"cross-validated in fewer folds, with a single one not at all: {', '.join(few)}."
+        )
+        notes = (note, *notes)
+    best = [np.nan if np.isnan(row).all() else np.nanmax(row) for row in means]
+    selected = {
+        "cost": dict(zip(classes, chosen, strict=True)),
+        "on": f"{settings.folds}-fold cross-validation on train, per class",
+        "score": ranking.mean_over_classes(np.asarray(best)),
+    }
+    return Choice(chosen, selected, notes)
 
-        costs, wanted = self._settings.costs, self._settings.folds
-        if len(costs) == 1:
-            return [costs[0]] * len(usable), {}, []
-        own = np.argmax(targets[:, usable], axis=1)
-        largest = int(np.bincount(own).max())
-        folds = min(wanted, largest)
-        if folds < 2:
-            note = f"Every class has one training sample, so no cost could be chosen; {_middle(costs):g} was used."
-            return [_middle(costs)] * len(usable), {}, [note]
-        with warnings.catch_warnings():
-            # Classes with fewer samples than folds are absent from some folds, which `fit_all` deals with.
-            warnings.simplefilter("ignore", UserWarning)
-            parts = list(StratifiedKFold(folds).split(x, own))
-        right = np.zeros(len(costs))
-        for fit, held in parts:
-            seen = np.unique(own[fit])
-            jobs = [(i, cost) for cost in costs for i in seen]
-            x_fit, x_held = x[fit], x[held]
 
-            def decide(
-                job: tuple[int, float], x_fit: FloatArray = x_fit, x_held: FloatArray = x_held, fit: IntArray = fit
-            ) -> FloatArray:
-                return self.fit(x_fit, targets[fit, usable[job[0]]], job[1]).decide(x_held)
+def choose_one(solver: _svm_models.Solver, targets: Targets, settings: "Settings") -> Choice:
+    """One cost for all classes: the first with the highest accuracy over the folds.
 
-            decisions = np.asarray(self._map(decide, jobs)).reshape(len(costs), len(seen), len(held))
-            right += (seen[np.argmax(decisions, axis=1)] == own[held]).sum(axis=1)
-        accuracy = right / len(own)
-        cost = _first_best(costs, accuracy)
-        notes = [f"The cost was chosen in {folds} folds, for lack of samples."] if folds < wanted else []
-        on = f"{folds}-fold cross-validation on train"
-        return [cost] * len(usable), {"cost": cost, "on": on, "score": float(accuracy.max())}, notes
+    Args:
+        solver: of the training features.
+        targets: (N, K), 1 in the column of the sample's class, else -1.
+        settings: of the protocol.
+    """
+    costs, classes = settings.costs, targets.shape[1]
+    if len(costs) == 1:
+        return Choice([costs[0]] * classes)
+    own = np.argmax(targets, axis=1)
+    number = min(settings.folds, int(np.bincount(own).max()))
+    if number < 2:
+        note = f"Every class has one training sample, so no cost could be chosen; {_middle(costs):g} was used."
+        return Choice([_middle(costs)] * classes, notes=(note,))
+    folds = np.broadcast_to(_stratified(own, number)[:, None], targets.shape)
+    # Only the best class so far is kept, of equals the first: all decision values would be costs x classes as many.
+    best = np.full((len(costs), len(own)), -np.inf)
+    predicted = np.full(best.shape, -1)
+    unconverged = 0
+    for part in solver.held_out(targets, folds):
+        better = part.decision > best[part.place]
+        best[part.place, better], predicted[part.place, better] = part.decision[better], part.column
+        unconverged += part.unconverged
+    accuracy = np.mean(predicted == own, axis=1)
+    cost = _first_best(costs, accuracy)
+    fewer = (f"The cost was chosen in {number} folds, for lack of samples.",) if number < settings.folds else ()
+    selected = {"cost": cost, "on": f"{number}-fold cross-validation on train", "score": float(accuracy.max())}
+    return Choice([cost] * classes, selected, fewer + _search_notes(unconverged))
 
-    def fit_all(
-        self, x: FloatArray, targets: Targets, usable: IntArray, costs: Sequence[float], parts: Sequence[FloatArray]
-    ) -> list[FloatArray]:
-        """The final models, one per usable class, fitted on all of train.
 
-        Returns:
-            For each of `parts` (N, D) the decision values (N, len(usable)).
-        """
+def _search_notes(unconverged: int) -> tuple[str, ...]:
+    return (f"While the cost was chosen, {unconverged} of the SVMs did not converge.",) if unconverged else ()
 
-        def job(i: int) -> _Model:
-            rows = np.flatnonzero(targets[:, usable[i]])
-            everything = len(rows) == len(x)
-            return self.fit(x if everything else x[rows], targets[rows, usable[i]], costs[i])
 
-        models = self._map(job, range(len(usable)))
-        self.unconverged = sum(not model.converged for model in models)
-        return [np.stack([model.decide(part) for model in models], axis=1) for part in parts]
+def _folds_of_class(target: Targets, wanted: int) -> Folds:
+    """(N,) the fold of each sample, -1 for those left out, and all -1 where there are too few for two folds."""
+    rows = np.flatnonzero(target)
+    positives = int(np.sum(target > 0))
+    number = min(wanted, positives, len(rows) - positives)
+    folds = np.full(len(target), -1, np.int16)
+    if number > 1:
+        folds[rows] = _stratified(target[rows], number)
+    return folds
 
-    def _map(self, function: Any, jobs: Sequence[Any]) -> list[Any]:
-        from sklearn.exceptions import ConvergenceWarning
 
-        with warnings.catch_warnings(), ThreadPoolExecutor(self._threads) as pool:
-            # Said once, in the result's notes, in place of once per model.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            return list(pool.map(function, jobs))
+def _stratified(labels: npt.NDArray[np.integer], number: int) -> Folds:
+    """(N,) the fold of each sample as in scikit-learn's `cross_val_score`: stratified, not shuffled."""
+    from sklearn.model_selection import StratifiedKFold
+
+    folds = np.empty(len(labels), np.int16)
+    with warnings.catch_warnings():
+        # Classes with fewer samples than folds are absent from some folds; the solvers know what to do.
+        warnings.simplefilter("ignore", UserWarning)
+        for fold, (_, held) in enumerate(StratifiedKFold(number).split(labels, labels)):
+            folds[held] = fold
+    return folds
+
+
+def _average_precision(target: Targets, folds: Folds, decision: FloatArray) -> float:
+    rows = [np.flatnonzero(folds == fold) for fold in range(int(folds.max()) + 1)]
+    values = [ranking.single_class(ranking.non_interpolated, target[r], decision[r]) for r in rows]
+    return float(np.mean(values))
 
 
 def _middle(costs: Sequence[float]) -> float:
     return sorted(costs)[len(costs) // 2]
 
 
-def _first_best(costs: Sequence[float], scores: Sequence[float] | FloatArray) -> float:
+def _first_best(costs: Sequence[float], scores: FloatArray) -> float:
     """The cost with the highest score, the first of equals; the middle one when there are no scores."""
-    values = np.asarray(scores, dtype=np.float64)
-    return _middle(costs) if np.isnan(values).all() else costs[int(np.nanargmax(values))]
+    return _middle(costs) if np.isnan(scores).all() else costs[int(np.nanargmax(scores))]

@@ -7,6 +7,8 @@ from sklearn.svm import LinearSVC
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics import ranking
 from sslbench.protocols import svm
+from sslbench.protocols._svm import make_solver
+from sslbench.protocols._svm_newton import Newton
 
 COSTS = (0.01, 0.1, 1.0, 10.0)
 
@@ -16,9 +18,10 @@ def unit(x):
     return x / (np.linalg.norm(x, axis=1, keepdims=True) + 1e-5)
 
 
-def test_multi_label_is_the_voc07_protocol_step_by_step(blobs):
+@pytest.mark.parametrize("solver", ["newton", "liblinear"])
+def test_multi_label_is_the_voc07_protocol_step_by_step(solver, blobs):
     train, test = blobs(multi=True)
-    outcome = svm.run(train, test, svm.Settings(costs=COSTS), seed=0)
+    outcome = svm.run(train, test, svm.Settings(costs=COSTS, solver=solver), seed=0)
     assert outcome.converged and outcome.headline == "mAP"
     for c, name in enumerate(train.labels.classes):
         target = np.where(train.labels.values[:, c] > 0, 1, -1)
@@ -42,6 +45,97 @@ def test_ignored_training_samples_are_negatives_or_dropped(blobs):
     model.fit(unit(train.x)[known], np.where(train.labels.values[known, 0] > 0, 1, -1))
     np.testing.assert_allclose(dropped.scores[:, 0], model.decision_function(unit(test.x)), atol=1e-2)
     assert np.abs(kept.scores[:, 0] - dropped.scores[:, 0]).max() > 2e-2
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_both_solvers_give_the_same_numbers(multi, blobs):
+    train, test = blobs(multi=multi)
+    found = [
+        svm.run(train, test, svm.Settings(costs=COSTS[::-1], solver=name, tolerance=1e-6, max_iter=100000), seed=0)
+        for name in ("newton", "liblinear", "auto")
+    ]
+    assert all(outcome.converged for outcome in found)
+    assert found[0].selected == found[1].selected and found[0].selected == found[2].selected
+    np.testing.assert_allclose(found[0].scores, found[1].scores, atol=1e-3)
+    np.testing.assert_array_equal(found[0].scores, found[2].scores)
+    for name, value in found[0].metrics.items():
+        assert value == pytest.approx(found[1].metrics[name], abs=1e-3, nan_ok=True)
+
+
+def test_the_first_of_equal_costs_wins_whatever_their_order(make):
+    x = np.repeat([[1.0, 0.1], [0.1, 1.0]], 15, axis=0) + 0.01 * np.random.default_rng(0).normal(size=(30, 2))
+    y = np.repeat([0, 1], 15)
+    for values in (y, np.stack([y, 1 - y], axis=1)):
+        train = make(x, values, 2)
+        for costs in ((10.0, 1.0, 100.0), (100.0, 1.0, 10.0)):
+            chosen = svm.run(train, train, svm.Settings(costs=costs), seed=0).selected
+            assert chosen["score"] == 1
+            assert set(np.ravel(list(chosen["cost"].values()) if np.ndim(values) == 2 else chosen["cost"])) == {
+                costs[0]
+            }
+
+
+def test_blocks_of_problems_change_nothing_but_the_memory(blobs):
+    train, _ = blobs(multi=True)
+    targets = np.where(train.labels.values > 0, 1, -1).astype(np.int8)
+    folds = np.repeat((np.arange(len(train)) % 3)[:, None], 4, axis=1).astype(np.int16)
+    settings = svm.Settings(costs=COSTS)
+    whole, single = (Newton(unit(train.x), settings, size) for size in (2**30, 1))
+    parts = [{(p.column, p.place): p.decision for p in s.held_out(targets, folds)} for s in (whole, single)]
+    assert len(parts[0]) == len(parts[1]) == 4 * len(COSTS)
+    for key, decision in parts[0].items():
+        np.testing.assert_allclose(parts[1][key], decision, atol=2e-3)
+    costs = [0.1, 10.0, 1.0, 0.01]
+    np.testing.assert_allclose(whole.fit(targets, costs).weight, single.fit(targets, costs).weight, atol=2e-3)
+
+
+@pytest.mark.parametrize("solver", ["newton", "liblinear"])
+def test_held_out_decisions_are_of_models_that_did_not_see_the_sample(solver, blobs):
+    train, _ = blobs(multi=True)
+    x, targets = unit(train.x), np.where(train.labels.values > 0, 1, -1).astype(np.int8)
+    targets[:7, 1] = 0
+    folds = np.repeat((np.arange(len(x)) % 3)[:, None], 4, axis=1).astype(np.int16)
+    folds[:7, 1] = -1
+    settings = svm.Settings(costs=(1.0,), solver=solver)
+    for part in make_solver(x, settings, 0)[0].held_out(targets, folds):
+        target, fold = targets[:, part.column], folds[:, part.column]
+        assert (part.decision[target == 0] == 0).all()
+        for held in range(3):
+            fit, rows = (fold != held) & (target != 0), fold == held
+            model = LinearSVC(C=1.0, class_weight={1: 2, -1: 1}, max_iter=20000).fit(x[fit], target[fit])
+            np.testing.assert_allclose(part.decision[rows], model.decision_function(x[rows]), atol=1e-2)
+
+
+@pytest.mark.parametrize("solver", ["newton", "liblinear"])
+def test_a_fold_that_leaves_one_class_predicts_that_class(solver, make):
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    outcome = svm.run(
+        make(x, [0, 0, 1], 2), make(x, [0, 0, 1], 2), svm.Settings(costs=(0.1, 1.0), solver=solver), seed=0
+    )
+    assert outcome.selected["on"].startswith("2-fold") and np.isfinite(outcome.scores).all()
+    assert 1 / 3 <= outcome.selected["score"] <= 2 / 3 + 1e-9
+
+
+def test_intercept_scaling_is_that_of_linearsvc(blobs):
+    train, test = blobs()
+    scores = []
+    for solver in ("newton", "liblinear"):
+        settings = svm.Settings(costs=(0.1,), intercept_scaling=5.0, solver=solver)
+        scores.append(svm.run(train, test, settings, seed=0).scores)
+    np.testing.assert_allclose(*scores, atol=1e-2)
+    assert np.abs(svm.run(train, test, svm.Settings(costs=(0.1,)), seed=0).scores - scores[0]).max() > 3e-2
+
+
+def test_shuffled_labels_score_at_chance(make):
+    rng = np.random.default_rng(0)
+    train, test = (make(rng.normal(size=(300, 20)), rng.integers(0, 3, 300), 3) for _ in range(2))
+    _, low, high = svm.run(train, test, svm.Settings(costs=COSTS), seed=0).metrics["top1"]
+    assert low <= 1 / 3 <= high
+
+
+def test_auto_takes_liblinear_for_very_many_axes_and_says_so(blobs, monkeypatch):
+    monkeypatch.setattr("sslbench.protocols._svm._NEWTON_UP_TO", 5)
+    assert "Liblinear was used" in svm.run(*blobs(), svm.Settings(costs=(1.0,)), seed=0).notes[-1]
 
 
 def test_single_label_has_one_cost_and_takes_the_largest_decision(blobs):
@@ -77,14 +171,16 @@ def test_classes_with_one_sample_or_none_work(make):
 
 
 def test_an_unfinished_solver_marks_the_result(blobs):
-    outcome = svm.run(*blobs(), svm.Settings(costs=(1000.0,), max_iter=1), seed=0)
-    assert outcome.converged is False and "did not converge" in outcome.notes[-1]
+    for solver in ("newton", "liblinear"):
+        outcome = svm.run(*blobs(), svm.Settings(costs=(100.0, 1000.0), max_iter=1, solver=solver), seed=0)
+        assert outcome.converged is False and "did not converge" in outcome.notes[-1]
+        assert outcome.notes[-2].startswith("While the cost was chosen, ")
 
 
 def test_what_cannot_be_learned_is_refused(blobs, make):
     train, test = blobs()
     with pytest.raises(DataError, match="nothing to learn"):
         svm.run(make(train.x, np.zeros(len(train)), 4), test, svm.Settings(), seed=0)
-    for bad in ({"costs": ()}, {"costs": (-1.0,)}, {"folds": 1}, {"max_iter": 0}):
+    for bad in ({"costs": ()}, {"costs": (-1.0,)}, {"folds": 1}, {"max_iter": 0}, {"intercept_scaling": 0}):
         with pytest.raises(UsageError):
             svm.run(train, test, svm.Settings(**bad), seed=0)

@@ -1,0 +1,138 @@
+"""The solver of many squared-hinge SVMs against slow oracles: L-BFGS in float64, and LinearSVC to a tight tolerance."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from sklearn.svm import LinearSVC
+
+from sslbench.protocols import _hinge_steps
+from sslbench.protocols._hinge_steps import Systems
+from sslbench.protocols._squared_hinge import principal_axes, solve
+
+
+def objective(w, x, sign, cost, positive_weight=2.0):
+    """The value and the gradient at (D + 1,) weights, the last of a feature that is 1."""
+    full = np.column_stack([x, np.ones(len(x))])[sign != 0]
+    y = sign[sign != 0]
+    each = cost * np.where(y > 0, positive_weight, 1.0)
+    slack = np.maximum(0, 1 - y * (full @ w))
+    return w @ w / 2 + each @ slack**2, w - full.T @ (2 * each * slack * y)
+
+
+def oracle(x, sign, cost):
+    options = {"maxiter": 50000, "maxfun": 100000, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 50}
+    start = np.zeros(x.shape[1] + 1)
+    return minimize(objective, start, (x, sign, cost), jac=True, method="L-BFGS-B", options=options).x
+
+
+def newton(x, signs, costs, **options):
+    x = np.asarray(x, dtype=np.float64)
+    axes = principal_axes(x)
+    found = solve(
+        axes,
+        Systems(axes.x, axes.energy),
+        torch.from_numpy(np.asarray(signs, dtype=np.int8)),
+        torch.from_numpy(np.asarray(costs, dtype=np.float64)),
+        2.0,
+        **options,
+    )
+    weight, bias = axes.coefficients(found.v)
+    return np.column_stack([weight, bias]), found
+
+
+def sample(n, width, seed=0, classes=3):
+    """Features like pooled ones, not negative and dominated by their mean; signs of some classes, some left out."""
+    rng = np.random.default_rng(seed)
+    x = np.maximum(rng.normal(size=(n, 5)) @ rng.normal(size=(5, width)) + 0.5 * rng.normal(size=(n, width)) + 1, 0)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    signs = np.where(x @ rng.normal(size=(width, classes)) + 0.1 * rng.normal(size=(n, classes)) > 0.3, 1, -1)
+    signs[rng.random(signs.shape) < 0.1] = 0
+    signs[:2] = [[1], [-1]]
+    return x, signs.T
+
+
+@pytest.mark.parametrize(("n", "width"), [(150, 12), (40, 90)])
+def test_it_is_the_optimum_of_lbfgs_and_of_linearsvc(n, width):
+    x, signs = sample(n, width)
+    costs = np.repeat([0.01, 1.0, 100.0], len(signs))
+    found, state = newton(x, np.tile(signs, (3, 1)), costs)
+    assert state.converged.all()
+    for w, sign, cost in zip(found, np.tile(signs, (3, 1)), costs, strict=True):
+        expected = oracle(x, sign, cost)
+        lowest = objective(expected, x, sign, cost)[0]
+        assert objective(w, x, sign, cost)[0] <= lowest * (1 + 1e-6)
+        assert np.linalg.norm(w - expected) <= 1e-3 * np.linalg.norm(expected)
+        # Liblinear's stopping rule is loose, so its tolerance has to be very tight to reach the optimum.
+        svc = LinearSVC(C=cost, dual=False, class_weight={1: 2, -1: 1}, tol=1e-9, max_iter=100000)
+        svc.fit(x[sign != 0], sign[sign != 0])
+        reference = np.r_[svc.coef_[0], svc.intercept_]
+        assert np.linalg.norm(w - reference) <= 1e-3 * np.linalg.norm(reference)
+
+
+@pytest.mark.parametrize("ways", ["all", "conjugate gradients", "direct", "direct without kept products"])
+@pytest.mark.parametrize(("n", "width"), [(150, 12), (40, 90)])
+def test_every_way_to_solve_a_newton_system_leads_to_the_same_optimum(n, width, ways, monkeypatch):
+    x, signs = sample(n, width)
+    expected, _ = newton(x, signs, [10.0] * len(signs), tolerance=1e-9)
+    price = {"all": None, "conjugate gradients": 1e30}.get(ways, 0.0)
+    if price is not None:
+        monkeypatch.setattr(Systems, "_price", lambda self, inside: price)
+    if ways == "conjugate gradients":
+        monkeypatch.setattr("sslbench.protocols._squared_hinge._DIRECT_AFTER", 10**6)
+    if ways == "direct without kept products":
+        monkeypatch.setattr(_hinge_steps, "_GRAM_UP_TO", 0)
+    found, state = newton(x, signs, [10.0] * len(signs))
+    assert state.converged.all()
+    assert (np.linalg.norm(found - expected, axis=1) <= 1e-4 * np.linalg.norm(expected, axis=1)).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(4, 40),
+    width=st.integers(1, 30),
+    cost=st.sampled_from([1e-7, 1e-3, 1.0, 1e3]),
+    scale=st.sampled_from([1e-3, 1.0, 1e3]),
+    shift=st.sampled_from([0.0, 1.0, 100.0]),
+    oddity=st.sampled_from(["none", "constant", "duplicates", "zero", "one positive"]),
+    seed=st.integers(0, 1000),
+)
+def test_scales_shifts_and_degenerate_features_still_reach_the_optimum(n, width, cost, scale, shift, oddity, seed):
+    rng = np.random.default_rng(seed)
+    x = scale * (rng.normal(size=(n, width)) + shift)
+    sign = rng.choice([-1, 1], n)
+    sign[:2] = [1, -1]
+    if oddity == "constant":
+        x[:, 0] = shift
+    elif oddity == "duplicates":
+        x[n // 2 :] = x[: n - n // 2]
+    elif oddity == "zero":
+        x[:] = 0
+    elif oddity == "one positive":
+        sign[1:] = -1
+    found, state = newton(x, [sign], [cost])
+    assert state.converged.all()
+    value, gradient = objective(found[0], x, sign, cost)
+    full = np.column_stack([x, np.ones(n)])
+    # The distance to the optimum in the metric of the Hessian, which is what is left to gain; rounding allowed for.
+    inside = 1 - sign * (full @ found[0]) > 0
+    hessian = np.eye(width + 1) + (2 * cost * np.where(sign > 0, 2, 1) * inside * full.T) @ full
+    assert gradient @ np.linalg.solve(hessian, gradient) / 2 <= 1e-6 * value
+
+
+def test_a_warm_start_leads_to_the_same_optimum_in_fewer_steps():
+    x, signs = sample(200, 20)
+    before = newton(x, signs, [5.0] * 3)[1]
+    cold, cold_state = newton(x, signs, [10.0] * 3)
+    warm, warm_state = newton(x, signs, [10.0] * 3, start=before)
+    np.testing.assert_allclose(warm, cold, atol=1e-3 * np.abs(cold).max())
+    assert warm_state.steps.sum() < cold_state.steps.sum()
+
+
+def test_decisions_are_of_all_samples_and_an_unfinished_problem_says_so():
+    x, signs = sample(100, 10)
+    w, state = newton(x, signs, [1.0] * 3)
+    np.testing.assert_allclose(state.decision.numpy(), (x @ w[:, :-1].T + w[:, -1]).T, atol=1e-9)
+    assert not newton(x, signs, [1000.0] * 3, max_iter=1)[1].converged.any()
