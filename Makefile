@@ -9,7 +9,7 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: .venv/installed  ## evaluate an untrained ResNet-18 on bundled digits, offline
+demo: .venv/installed  ## pretrain a small ResNet on bundled digits and evaluate it, offline
 	$(BIN)/sslbench demo
 
 test: .venv/installed  ## all tests; two processes with one thread each are quicker than one with two

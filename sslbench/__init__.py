@@ -1,4 +1,4 @@
-"""sslbench: benchmark and evaluation of pretrained image representations.
+"""sslbench: pretrained image representations, made and measured.
 
 The public names are imported when they are first used, so that `import sslbench` costs nothing.
 """
@@ -7,10 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sslbench.api import evaluate, extract_features, load_backbone, make_leaderboard
+    from sslbench.api import evaluate, extract_features, load_backbone, make_leaderboard, pretrain
     from sslbench.names import list_names
 
-__all__ = ["evaluate", "extract_features", "list_names", "load_backbone", "make_leaderboard"]
+__all__ = ["evaluate", "extract_features", "list_names", "load_backbone", "make_leaderboard", "pretrain"]
 
 _HOME = dict.fromkeys(__all__, "sslbench.api") | {"list_names": "sslbench.names"}
 

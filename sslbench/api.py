@@ -7,16 +7,19 @@ from typing import Any
 
 from torch import nn
 
-from sslbench import evaluation, paths, records
+from sslbench import evaluation, paths, pretraining, records
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import from_module
 from sslbench.backbones.load import load_backbone
+from sslbench.config import build
 from sslbench.features.array import Features
 from sslbench.leaderboard import Board, table
 from sslbench.preprocessing import Preprocessing
+from sslbench.recipes import compose_pretraining
 from sslbench.results import Result
+from sslbench.train.observers.always import always
 
-__all__ = ["evaluate", "extract_features", "load_backbone", "make_leaderboard"]
+__all__ = ["evaluate", "extract_features", "load_backbone", "make_leaderboard", "pretrain"]
 
 
 def evaluate(
@@ -89,6 +92,41 @@ def extract_features(
     root = Path(store) if store is not None else paths.cache_dir() / "features"
     found = evaluation.extract_only(asked, run or evaluation.RunSettings(), store=root, backbone=backbone)
     return {split: extraction.features for split, extraction in found.items()}
+
+
+def pretrain(
+    method: str,
+    data: str | Path,
+    out: str | Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    observers: Sequence[pretraining.Observer] = (),
+    **request: Any,
+) -> pretraining.Outcome:
+    """Trains a backbone without labels, as `sslbench pretrain` does; a run that was interrupted continues.
+
+    Args:
+        method: a recipe ('simclr'), or a module of your own ('my_pkg.my_method').
+        data: as for `--data`; labels are not needed.
+        out: folder of the run; it ends in weights.torch.
+        settings: what differs from the recipe, as key=value words have it: {"backbone": "resnet18", "epochs": 10,
+            "augment": "small", "optimizer.lr": 0.1}.
+        observers: told of every line of the log and every evaluation, beside those that write metrics.jsonl and
+            curve.png.
+        **request: other fields of `pretraining.PretrainRequest`: init, eval_data, resume, limit, ...
+
+    Returns:
+        The weights file, the last line of the log, the evaluations.
+
+    Raises:
+        SslbenchError: anything that is wrong with the arguments, the data or the disk.
+    """
+    values = compose_pretraining(method, settings or {}, {}).values
+    values.pop("launcher")
+    checked = build(pretraining.PretrainSettings, values, f"pretrain {method}")
+    asked = pretraining.PretrainRequest(settings=checked, data=str(data), out=Path(out), **request)
+    standard = always(asked.out, mean=checked.augment.mean, std=checked.augment.std)
+    return pretraining.pretrain(asked, command="sslbench.pretrain(...)", observers=[*standard, *observers])
 
 
 def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:

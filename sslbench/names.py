@@ -12,16 +12,25 @@ from typing import Any, Literal
 from sslbench import paths
 from sslbench.errors import UsageError
 
-ModuleKind = Literal["protocol", "source"]
-FileKind = Literal["benchmark", "suite", "format"]
+ModuleKind = Literal["protocol", "source", "method"]
+FileKind = Literal["benchmark", "suite", "method", "format", "augment", "optimizer", "schedule", "launcher"]
 
-_PACKAGES: dict[str, str] = {"protocol": "sslbench.protocols", "source": "sslbench.data.sources"}
+_PACKAGES: dict[str, str] = {
+    "protocol": "sslbench.protocols",
+    "source": "sslbench.data.sources",
+    "method": "sslbench.methods",
+}
 _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
     "benchmark": ("benchmarks", ""),
     "suite": ("benchmarks", "suites/"),
     "format": ("model_converters", ""),
+    "method": ("configs", "method/"),
+    "augment": ("configs", "augment/"),
+    "optimizer": ("configs", "optimizer/"),
+    "schedule": ("configs", "schedule/"),
+    "launcher": ("configs", "launcher/"),
 }
-KINDS = tuple(sorted([*_PACKAGES, *_FOLDERS]))
+KINDS = tuple(sorted({*_PACKAGES, *_FOLDERS}))
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
@@ -36,19 +45,26 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def list_names(kind: str) -> list[str]:
-    """All names of one kind ('protocol', 'source', 'benchmark', 'suite', 'format'), sorted.
+    """All names of one kind ('protocol', 'source', 'benchmark', 'suite', 'format', 'method', ...), sorted.
 
-    Modules whose name starts with an underscore, and YAML files that start with one, are parts and not things.
+    Modules whose name starts with an underscore, and YAML files that start with one, are parts and not things. The
+    methods are the recipes in configs/method: several may share the module that `find_module` gives.
 
     Raises:
         UsageError: there is no such kind.
     """
-    if kind in _PACKAGES:
-        package = importlib.import_module(_PACKAGES[kind])
-        return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_")
     if kind in _FOLDERS:
         return sorted(_yaml_files(kind))
+    if kind in _PACKAGES:
+        return sorted(_modules(kind))
     raise UsageError(f"there is no kind of thing called '{kind}'", did_you_mean(kind, KINDS))
+
+
+def _modules(kind: str) -> dict[str, str]:
+    """Name -> module; a protocol or source is called low-shot, a method as its file and its recipes: barlow_twins."""
+    package = importlib.import_module(_PACKAGES[kind])
+    stems = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_"]
+    return {stem if kind == "method" else stem.replace("_", "-"): f"{_PACKAGES[kind]}.{stem}" for stem in stems}
 
 
 def _yaml_files(kind: str) -> dict[str, Path]:
@@ -79,14 +95,14 @@ def find_file(kind: FileKind, name: str) -> Path:
 
 
 def find_module(kind: ModuleKind, name: str) -> ModuleType:
-    """The module that implements a protocol or a source: a built-in name, or a dotted path of the user's own.
+    """The module that implements a protocol, source or method: a built-in name, or a dotted path of the user's own.
 
     Raises:
         UsageError: no such name, or the user's module cannot be imported.
     """
-    builtin = list_names(kind)
+    builtin = _modules(kind)
     if name in builtin:
-        return importlib.import_module(f"{_PACKAGES[kind]}.{name.replace('-', '_')}")
+        return importlib.import_module(builtin[name])
     if "." in name:
         return _import_user_module(name)
     raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, builtin))

@@ -7,9 +7,17 @@ from sslbench.errors import UsageError
 
 
 def test_every_kind_lists_what_is_there():
-    assert names.KINDS == ("benchmark", "format", "protocol", "source", "suite")
-    assert names.list_names("protocol") == ["knn", "linear", "svm"]
-    assert names.list_names("source") == ["coco", "folder", "sklearn", "table", "torchvision"]
+    kinds = "augment benchmark format launcher method optimizer protocol schedule source suite"
+    assert list(names.KINDS) == kinds.split()
+    assert names.list_names("protocol") == ["knn", "linear", "low-shot", "lsr", "svm"]
+    assert names.list_names("source") == [
+        *("coco", "folder", "hf", "sklearn", "table", "tar", "tfds", "torchvision", "tsv", "vissl", "voc", "zip"),
+    ]
+    assert {"simclr", "moco_v1", "moco_v2", "swav", "rotnet"} <= set(names.list_names("method"))
+    assert {"simclr", "small"} <= set(names.list_names("augment"))
+    assert {"adamw", "larc", "lars", "sgd"} == set(names.list_names("optimizer"))
+    assert {"constant", "cosine"} <= set(names.list_names("schedule"))
+    assert names.list_names("launcher") == ["local", "slurm"]
     formats = names.list_names("format")  # the whole list is in tests/weights/test_weights_formats.py
     assert formats == sorted(formats) and {"dino", "moco", "timm", "torchvision", "vissl"} <= set(formats)
 
@@ -19,6 +27,13 @@ def test_an_unknown_name_gets_the_nearest_one():
         names.find_module("protocol", "kn")
     with pytest.raises(UsageError, match="Did you mean 'benchmark'"):
         names.list_names("benchmarc")
+
+
+def test_a_method_is_a_recipe_and_the_module_that_it_names():
+    assert names.find_file("method", "moco_v2").name == "moco_v2.yaml"
+    assert names.find_module("method", "moco").__name__ == "sslbench.methods.moco"
+    with pytest.raises(UsageError, match="no method called 'mocov2'\nDid you mean 'moco_v2'"):
+        names.find_file("method", "mocov2")
 
 
 def test_a_protocol_of_the_users_own_is_found_by_its_dotted_name(tmp_path, monkeypatch):

@@ -16,25 +16,25 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
 
     request, backbone, data = prepared.request, prepared.backbone, prepared.data
     loaded = backbone.report.line() if backbone.report else "nothing loaded"
-    _section("weights", [(request.weights, f"{backbone.name}: {loaded}", "")])
+    section("weights", [(request.weights, f"{backbone.name}: {loaded}", "")])
     rows = [
         (name, str(getattr(backbone.preprocessing, name)), origin)
         for name, origin in prepared.preprocessing_origins.items()
     ]
-    _section("preprocessing", rows)
+    section("preprocessing", rows)
     given = "flag --layers" if request.layers else "the backbone's default"
-    _section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
+    section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
     parts = [
         (part.name, f"{len(part)} images, {len(part.labels.classes)} classes, {part.labels.kind} label", "")
         for part in (data.train, data.test)
     ]
-    _section("data", [*parts, ("split", data.how, "")])
+    section("data", [*parts, ("split", data.how, "")])
     for task in request.tasks:
         settings = dataclasses.asdict(task.settings)
         name = f"{task.protocol} ({task.benchmark.name} v{task.benchmark.version})" if task.benchmark else task.protocol
-        _section(name, [(key, show_value(value), task.origins[key]) for key, value in settings.items()])
+        section(name, [(key, show_value(value), task.origins[key]) for key, value in settings.items()])
     run = dataclasses.asdict(prepared.run)
-    _section("run", [(key, show_value(value), run_origins[key]) for key, value in run.items()])
+    section("run", [(key, show_value(value), run_origins[key]) for key, value in run.items()])
     rows = []
     for part in [data.whole] if data.whole is not None else [data.train, data.test]:
         key = store_key(backbone, part, prepared.run.extract_settings())
@@ -43,10 +43,11 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
         state = f"to be extracted: {', '.join(missing)}" if missing else "stored, no image will be decoded"
         changed = what_changed(store, key, part) if missing and not entry.layers() else None
         rows.append((part.name, state, changed or ""))
-    _section("features", rows)
+    section("features", rows)
 
 
-def _section(title: str, rows: list[tuple[str, str, str]]) -> None:
+def section(title: str, rows: list[tuple[str, str, str]]) -> None:
+    """A heading, and (name, value, origin) below it in columns."""
     click.echo(click.style(title, bold=True))
     width = max((len(name) for name, _, _ in rows), default=0)
     for name, value, origin in rows:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from sslbench import paths
+from sslbench.distributed import this_process
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,7 +115,8 @@ def preprocessing_values(flags: dict[str, Any]) -> dict[str, Any]:
 
 def default_data() -> str:
     """What is evaluated without --data; the user is told."""
-    click.echo("no --data: using the handwritten digits bundled with scikit-learn (sklearn:digits)", err=True)
+    if this_process().rank == 0:
+        click.echo("no --data: using the handwritten digits bundled with scikit-learn (sklearn:digits)", err=True)
     return "sklearn:digits"
 
 

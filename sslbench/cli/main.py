@@ -13,6 +13,7 @@ from sslbench.errors import SslbenchError
 from sslbench.names import did_you_mean
 
 COMMANDS = {
+    "pretrain": "Train a backbone without labels: simclr, moco_v2, swav, dino, ...",
     "eval": "Score a backbone: knn, linear, svm on frozen features.",
     "extract": "Write a backbone's features of a data set to disk.",
     "inspect": "Say what a file or folder is: weights, data, features.",
@@ -20,9 +21,9 @@ COMMANDS = {
     "diff": "Say which tensors of two weights files differ, and by how much.",
     "check-data": "Find what is wrong with a data set before it costs a day.",
     "leaderboard": "Make one table (terminal, CSV, Markdown, HTML) of result records.",
-    "list": "List the names that can be used: protocols, benchmarks, formats, sources.",
-    "show": "Print a benchmark, a protocol's settings or a weight format.",
-    "demo": "Evaluate an untrained ResNet-18 on bundled digits, offline, in two minutes.",
+    "list": "List the names that can be used: methods, protocols, benchmarks, formats, ...",
+    "show": "Print a recipe, a benchmark, a protocol's settings or a weight format.",
+    "demo": "Pretrain a small ResNet on bundled digits and evaluate it, offline, in two minutes.",
 }
 
 
@@ -66,9 +67,10 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
 def cli() -> None:
-    """Benchmark pretrained image representations: numbers that others believe.
+    """Make and benchmark pretrained image representations: numbers that others believe.
 
     \b
+    sslbench pretrain simclr --data photos/ --backbone resnet50
     sslbench eval knn linear svm --weights w.torch --data photos/
     sslbench leaderboard results/ --csv board.csv
     """  # noqa: D301

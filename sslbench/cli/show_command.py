@@ -1,5 +1,7 @@
 """`sslbench show`."""
 
+from typing import get_args
+
 import click
 
 from sslbench.names import FileKind, did_you_mean, find_file, find_module, list_names
@@ -8,20 +10,23 @@ from sslbench.names import FileKind, did_you_mean, find_file, find_module, list_
 @click.command("show")
 @click.argument("name")
 def command(name: str) -> None:
-    """Print what is behind NAME: the file of a benchmark, suite or weight format, or a protocol's settings."""
+    """Print what is behind NAME: a recipe, benchmark, suite, weight format or building block, a protocol's settings.
+
+    Names of several kinds are told apart as KIND/NAME: augment/simclr.
+    """
     from sslbench.errors import UsageError
 
     if name in list_names("protocol"):
         _show_protocol(name)
         return
-    kinds: tuple[FileKind, ...] = ("benchmark", "suite", "format")
+    kinds: tuple[FileKind, ...] = get_args(FileKind)
     for kind in kinds:
-        if name in list_names(kind):
-            path = find_file(kind, name)
+        if name.removeprefix(f"{kind}/") in list_names(kind):
+            path = find_file(kind, name.removeprefix(f"{kind}/"))
             click.echo(f"# {path}")
             click.echo(path.read_text(encoding="utf-8").rstrip())
             return
-    known = [n for kind in ("protocol", *kinds) for n in list_names(kind)]
+    known = {n for kind in ("protocol", *kinds) for n in list_names(kind)}
     raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
 
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sslbench import paths
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, find_module
+from sslbench.recipes import compose
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -90,26 +92,15 @@ def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tup
     Raises:
         UsageError: no such machine.
     """
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-
     values = dict(values)
-    folders = paths.search_path("configs")
-    machines = {f.stem: f for folder in reversed(folders) for f in (folder / "machine").glob("*.yaml")}
     machine = str(values.pop("machine", "auto"))
+    machines: dict[str, Path] = {}
+    for folder in paths.search_path("configs"):
+        for file in (folder / "machine").glob("*.yaml"):
+            machines.setdefault(file.stem, file)
     if machine not in machines:
         raise UsageError(f"there is no machine called '{machine}'", did_you_mean(machine, machines))
-    searchpath = ",".join(f"'file://{folder}'" for folder in folders)
-    overrides = [f"machine={machine}", f"hydra.searchpath=[{searchpath}]"]
-    try:
-        with initialize_config_dir(str(paths.builtin_dir("configs").resolve()), version_base="1.3"):
-            composed = OmegaConf.to_container(compose("eval", overrides=overrides), resolve=True)
-    except HydraException as error:
-        raise UsageError(f"configs/eval.yaml with machine={machine}: {error}") from error
-    if not isinstance(composed, dict):
-        raise UsageError("configs/eval.yaml should be a mapping")
-    base = {str(key): value for key, value in composed.items()}
+    base, _ = compose("eval", {"machine": machine})
     in_machine = set(read_yaml_or_empty(machines[machine]))
     return [
         ("configs/eval.yaml", {k: v for k, v in base.items() if k not in in_machine}),

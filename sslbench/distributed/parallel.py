@@ -1,6 +1,7 @@
 """A module and its optimizer over several processes: torch's DDP, FSDP2 and ZeRO optimizer, and their whole state."""
 
 import contextlib
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -34,7 +35,10 @@ def wrap(module: nn.Module, device: torch.device, strategy: Strategy) -> nn.Modu
     ids = [device.index] if device.type == "cuda" else None
     # Buffers that matter (queues, centres) are the same everywhere by construction; statistics of BatchNorm are the
     # first process's in the end, so sending all of them around in every forward pass would be for nothing.
-    return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+    accepted = inspect.signature(DistributedDataParallel.__init__).parameters
+    switch = "forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers"  # before torch 2.15
+    options: dict[str, Any] = {"device_ids": ids, "gradient_as_bucket_view": True, switch: False}
+    return DistributedDataParallel(module, **options)
 
 
 def without_synchronisation(model: nn.Module) -> contextlib.AbstractContextManager[Any]:

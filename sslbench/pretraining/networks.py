@@ -14,6 +14,7 @@ from sslbench import names
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
+from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.train.method import Method, Setup
 
@@ -55,7 +56,10 @@ def with_sync_bn(method: Method, device: torch.device, *, asked: bool, world: in
     if not asked or world == 1:
         return method
     if device.type != "cuda":
-        log.warning("sync_bn is off: torch synchronises BatchNorm on GPUs only; every process has its own statistics")
+        if this_process().rank == 0:
+            log.warning(
+                "sync_bn is off: torch synchronises BatchNorm on GPUs only; every process has its own statistics"
+            )
         return method
     converted: Method = nn.SyncBatchNorm.convert_sync_batchnorm(method)  # type: ignore[no-untyped-call]
     return converted

@@ -17,7 +17,10 @@ def run(capsys, *arguments):
     return exit_.value.code, captured.out, captured.err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["eval", "--help"], ["leaderboard", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["eval", "--help"], ["leaderboard", "--help"], ["pretrain", "simclr", "--help"], ["--version"]],
+)
 def test_help_loads_nothing_heavy(arguments):
     code = (
         "import sys\nfrom sslbench.cli.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"
@@ -30,7 +33,9 @@ def test_help_loads_nothing_heavy(arguments):
 
 
 def test_every_command_is_there_and_helps(capsys):
-    assert set(COMMANDS) == {*"eval extract inspect convert diff check-data leaderboard list show demo".split()}
+    assert set(COMMANDS) == {
+        *"pretrain eval extract inspect convert diff check-data leaderboard list show demo".split()
+    }
     for name in COMMANDS:
         code, out, _ = run(capsys, name, "--help")
         assert code == 0
@@ -85,7 +90,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(capsys, tmp_path, monkeypatch,
 
 def test_list_and_show_print_what_there_is(capsys):
     _, out, _ = run(capsys, "list", "protocols")
-    assert out.split() == ["knn", "linear", "svm"]
+    assert out.split() == ["knn", "linear", "low-shot", "lsr", "svm"]
     _, out, _ = run(capsys, "show", "knn/digits")
     assert "sklearn:digits" in out
     _, out, _ = run(capsys, "show", "knn")

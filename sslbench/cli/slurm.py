@@ -1,0 +1,125 @@
+"""`launcher=slurm`: the same command as a job of SLURM, through submitit, queued again until it is done."""
+
+import dataclasses
+import importlib.util
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from sslbench.config import setting
+from sslbench.errors import SslbenchError, UsageError
+
+SAVED = 128 + signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else -1
+"""Exit code of a run that saved everything and ended because it was told to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Slurm:
+    """configs/launcher/slurm.yaml: what is asked of the cluster."""
+
+    name: Literal["slurm"] = setting("slurm", "this launcher")
+    nodes: int = setting(1, "machines")
+    gpus_per_node: int = setting(8, "GPUs of each, and processes on each; 0: one process without a GPU")
+    cpus_per_gpu: int = setting(8, "cores of each process")
+    memory_gb: float | None = setting(None, "main memory of each machine; null: the cluster's default")
+    hours: float = setting(24.0, "time limit of a piece of the job")
+    requeues: int = setting(100, "pieces after the first: the job is queued again when its time is over")
+    save_seconds: int = setting(120, "before the time limit: when the run is told to save and stop")
+    job_name: str = setting("sslbench", "as the queue shows it")
+    partition: str | None = setting(None, "of the cluster")
+    account: str | None = setting(None, "who pays")
+    qos: str | None = setting(None, "quality of service")
+    constraint: str | None = setting(None, "features that the machines must have")
+    exclude: str | None = setting(None, "machines not to be used")
+    extra: dict[str, str | int | float | bool] | None = setting(None, "further options of sbatch: {reservation: mine}")
+    cluster: Literal["slurm", "local"] = setting("slurm", "local: a process on this machine, to try it out")
+
+
+class Job:
+    """What a process of the job runs: `sslbench pretrain ...` as a process of its own.
+
+    submitit calls `checkpoint` from a signal handler, in the middle of anything. The run itself can save only between
+    two updates, so it is told to, and waited for.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        self.run: subprocess.Popen[bytes] | None = None
+
+    def __call__(self) -> int:
+        """Runs, and continues what an earlier piece of the job has saved.
+
+        Raises:
+            SslbenchError: the run failed; its messages are in the log of the job.
+        """
+        command = [sys.executable, "-m", "sslbench", *self.words]
+        # SLURM signals every process of the job; this signal is submitit's, and would end the run unsaved.
+        self.run = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN))
+        code = self.run.wait()
+        if code not in (0, SAVED):
+            raise SslbenchError(f"the run ended with exit code {code}; see the lines above")
+        return code
+
+    def checkpoint(self) -> Any:
+        """Lets the run save and end; what is queued again continues by itself."""
+        from submitit.helpers import DelayedSubmission
+
+        if self.run is not None and self.run.poll() is None:
+            self.run.send_signal(signal.SIGUSR1)
+            self.run.wait()
+        return DelayedSubmission(Job(self.words))
+
+
+def submit(words: Sequence[str], settings: Slurm, out: Path) -> str:
+    """Hands a command to the queue; logs come below `out`/slurm.
+
+    Args:
+        words: of `sslbench`, such that they run on the spot.
+        settings: see there.
+        out: folder of the run, which the machines of the cluster share with this one.
+
+    Returns:
+        The number of the job.
+
+    Raises:
+        UsageError: submitit or SLURM is missing, or SLURM refuses the job.
+    """
+    if importlib.util.find_spec("submitit") is None:
+        raise UsageError("launcher=slurm needs submitit, which is not installed", "pip install submitit")
+    import submitit
+    from submitit.core.utils import FailedJobError
+
+    try:
+        folder = out / "slurm"
+        executor = submitit.AutoExecutor(folder, cluster=settings.cluster, slurm_max_num_timeout=settings.requeues)
+        executor.update_parameters(**parameters(settings))
+        return str(executor.submit(Job(words)).job_id)
+    except (RuntimeError, FailedJobError) as error:
+        raise UsageError(
+            f"the job cannot be submitted: {error}", "launcher.cluster=local tries it out here."
+        ) from error
+
+
+def parameters(settings: Slurm) -> dict[str, Any]:
+    """The settings under submitit's names."""
+    processes = max(1, settings.gpus_per_node)
+    values: Mapping[str, Any] = {
+        "name": settings.job_name,
+        "timeout_min": max(1, round(settings.hours * 60)),
+        "nodes": settings.nodes,
+        "tasks_per_node": processes,
+        "gpus_per_node": settings.gpus_per_node,
+        "cpus_per_task": settings.cpus_per_gpu,
+        "mem_gb": settings.memory_gb,
+        "slurm_signal_delay_s": settings.save_seconds,
+        "slurm_partition": settings.partition,
+        "slurm_account": settings.account,
+        "slurm_qos": settings.qos,
+        "slurm_constraint": settings.constraint,
+        "slurm_exclude": settings.exclude,
+        "slurm_additional_parameters": settings.extra,
+    }
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,134 @@
+"""What a user sees of a pretraining run while it works, on stderr."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from sslbench.train.meter import Line
+    from sslbench.train.observers import Run
+
+QUIET = 10.0  # seconds between two lines of a log file
+QUIET_AT_EPOCH = 2.0  # an epoch's end gets its line all the same, unless epochs are so short
+
+
+def training_progress() -> "TrainingBar | TrainingLines":
+    """A bar on a terminal, lines otherwise."""
+    return TrainingBar() if sys.stderr.isatty() else TrainingLines()
+
+
+class _Clock:
+    """How long is left, judged by this run's own updates."""
+
+    def __init__(self, run: "Run") -> None:
+        self.run, self.began = run, time.monotonic()
+
+    def left(self, step: int) -> str:
+        elapsed = time.monotonic() - self.began
+        return duration(elapsed / max(step - self.run.start, 1) * (self.run.steps - step))
+
+    def elapsed(self) -> str:
+        return duration(time.monotonic() - self.began)
+
+
+def duration(seconds: float) -> str:
+    """'0:42', '12:07', '3:05:00', '2d 03:00'."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24}d {hours % 24:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def summary(line: "Line") -> str:
+    """'loss 5.4321  lr 0.0300  310 images/s  1.2 GiB'."""
+    parts = [f"loss {line.loss:.4f}", f"lr {line.lr:.3g}", *(f"{k} {v:.4g}" for k, v in line.parts.items())]
+    parts.append(f"{line.images_per_second:.0f} images/s")
+    if line.memory is not None:
+        parts.append(f"{line.memory / 2**30:.1f} GiB")
+    return "  ".join(parts)
+
+
+def scores(record: dict[str, float | int]) -> str:
+    """'epoch 10: kNN top1 85.32'."""
+    names: list[str] = [name for name in ("knn_top1", "knn_mAP") if name in record]
+    shown = "  ".join(f"{name.removeprefix('knn_')} {record[name]:.2f}" for name in names)
+    return f"epoch {record['epoch']:.4g}: kNN {shown}"
+
+
+class TrainingLines:
+    """A line every ten seconds at most, and one at the end of every epoch."""
+
+    def started(self, run: "Run") -> None:
+        """Starts the clock."""
+        self.run, self.clock = run, _Clock(run)
+        self.last, self.step = time.monotonic(), run.start
+
+    def line(self, line: "Line") -> None:
+        """Writes it when it is time."""
+        quiet = time.monotonic() - self.last
+        epoch_ended = line.step // self.run.per_epoch > self.step // self.run.per_epoch
+        self.step = line.step
+        if quiet < (QUIET_AT_EPOCH if epoch_ended else QUIET) and line.step < self.run.steps:
+            return
+        self.last = time.monotonic()
+        epochs = round(self.run.steps / self.run.per_epoch, 2)
+        where = f"epoch {line.epoch:.2f} of {epochs:g}  update {line.step} of {self.run.steps}"
+        click.echo(f"{where}  {summary(line)}  {self.clock.left(line.step)} left", err=True)
+
+    def evaluated(self, record: dict[str, float | int]) -> None:
+        """Every evaluation is worth a line."""
+        click.echo(scores(record), err=True)
+
+    def finished(self) -> None:
+        """How long it took."""
+        click.echo(f"trained in {self.clock.elapsed()}", err=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class TrainingBar:
+    """One bar: update, epoch, loss, learning rate, images per second, memory, time left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=Console(stderr=True),
+        )
+        self.task: Any = None
+
+    def started(self, run: "Run") -> None:
+        """Shows the bar."""
+        self.run, self.clock = run, _Clock(run)
+        self.task = self.bar.add_task(self._epoch(run.start), total=run.steps, completed=run.start, text="")
+        self.bar.start()
+
+    def line(self, line: "Line") -> None:
+        """Moves it."""
+        text = f"{summary(line)}  {self.clock.left(line.step)} left"
+        self.bar.update(self.task, completed=line.step, text=text, description=self._epoch(line.step))
+
+    def evaluated(self, record: dict[str, float | int]) -> None:
+        """A line above the bar."""
+        self.bar.console.print(scores(record), highlight=False)
+
+    def finished(self) -> None:
+        """How long it took."""
+        self.bar.console.print(f"trained in {self.clock.elapsed()}", highlight=False)
+
+    def close(self) -> None:
+        """Leaves the terminal as it should be."""
+        self.bar.stop()
+
+    def _epoch(self, step: int) -> str:
+        epochs = round(self.run.steps / self.run.per_epoch, 2)
+        return f"epoch {min(step // self.run.per_epoch + 1, -(-self.run.steps // self.run.per_epoch))}/{epochs:g}"

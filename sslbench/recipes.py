@@ -1,0 +1,201 @@
+"""The settings of a run from YAML files: Hydra composes them, what comes out is plain and knows its origins."""
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sslbench import paths
+from sslbench.config import read_yaml
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean, find_file, list_names
+
+GROUPS = ("augment", "optimizer", "schedule", "launcher")
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """Settings that are not checked yet.
+
+    Attributes:
+        values: nested mappings, as in configs/pretrain.yaml with its groups.
+        origins: dotted key of every value that is no mapping -> where it came from.
+    """
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+
+
+def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """configs/CONFIG.yaml with the files of its groups; a user's folders come before the built-in one.
+
+    Args:
+        config: name of the file.
+        choices: group -> file of that group, where it is not the one that the configuration names.
+
+    Returns:
+        The values, and the file that was taken of every group.
+
+    Raises:
+        UsageError: the files do not fit together.
+    """
+    import yaml
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    folders = [folder.resolve() for folder in paths.search_path("configs")]
+    escaped = [str(folder).replace("'", "\\'") for folder in folders]
+    searchpath = ",".join(f"'file://{folder}'" for folder in escaped)
+    overrides = [f"hydra.searchpath=[{searchpath}]", *(f"{group}={name}" for group, name in choices.items())]
+    primary = next(file for folder in folders if (file := folder / f"{config}.yaml").is_file())
+    try:
+        # Hydra looks into the primary file's folder first. Alone in one, that file leaves the order to the search path.
+        with tempfile.TemporaryDirectory() as alone:
+            shutil.copy(primary, alone)
+            with initialize_config_dir(alone, version_base="1.3"):
+                composed = hydra_compose(config, overrides=overrides, return_hydra_config=True)
+        chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
+        own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        values = OmegaConf.to_container(own, resolve=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        with_choices = " ".join(f"{group}={name}" for group, name in choices.items())
+        message = " ".join(str(error).split())
+        raise UsageError(f"configs/{config}.yaml {with_choices}".rstrip() + f": {message}") from error
+    if not isinstance(values, dict) or not isinstance(chosen, dict):
+        raise UsageError(f"configs/{config}.yaml should be a mapping")
+    return {str(k): v for k, v in values.items()}, {str(k): str(v) for k, v in chosen.items() if v is not None}
+
+
+def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[str, Any]) -> Composed:
+    """configs/pretrain.yaml, then the recipe, then key=value, then flags.
+
+    A group that the user chooses (augment=small) stands as its file says: what the recipe said about that group was
+    for the recipe's own choice.
+
+    Args:
+        method: a recipe; 'my_pkg.my_method', a module without one; or the config.yaml of an earlier run.
+        given: key=value words; 'augment', 'optimizer', 'schedule' and 'launcher' choose a file, dotted keys a value.
+        flags: setting -> value.
+
+    Raises:
+        UsageError: no such recipe or group, or another optimizer without a learning rate of its own.
+    """
+    if "method" in given:
+        raise UsageError("the method is the first word, not method=...", "For instance: sslbench pretrain simclr")
+    base, choices = _base(method)
+    chosen = {group: _choice(group, given[group]) for group in GROUPS if group in given}
+    changed = {group: name for group, name in chosen.items() if name != choices.get(group)}
+    values, origins = base.values, base.origins
+    if changed:
+        fresh, _ = compose("pretrain", changed)
+        for group, name in changed.items():
+            values[group] = fresh[group]
+            origins = {key: origin for key, origin in origins.items() if key.partition(".")[0] != group}
+            origins |= dict.fromkeys(leaves({group: fresh[group]}), f"{group}={name}")
+    before = values["optimizer"].get("name")
+    words = {key: value for key, value in given.items() if key not in GROUPS}
+    for origin, layer in (("key=value", words), ("flag", flags)):
+        for key, value in layer.items():
+            _put(values, key, value)
+            origins = {k: o for k, o in origins.items() if not (k == key or k.startswith(key + "."))}
+            origins |= dict.fromkeys(leaves(_nested(key, value)), origin)
+    if method in list_names("method") and "optimizer.lr" not in given:
+        _same_optimizer(method, choices, changed, before, values["optimizer"].get("name"))
+    return Composed(values, origins)
+
+
+def _same_optimizer(method: str, choices: Mapping[str, str], changed: Mapping[str, str], old: Any, new: Any) -> None:
+    """Another optimizer wants another learning rate, which only the user can know."""
+    if "optimizer" in changed or old != new:
+        chosen = changed.get("optimizer", new)
+        raise UsageError(
+            f"the learning rate of the recipe {method} is for the optimizer {choices.get('optimizer')}, not {chosen}",
+            f"Give one as well: optimizer={chosen} optimizer.lr=...",
+        )
+
+
+def _base(method: str) -> tuple[Composed, dict[str, str]]:
+    """The settings before the user's words, and the file of every group."""
+    if method in list_names("method"):
+        path = find_file("method", method)
+        if "@package _global_" not in path.read_text(encoding="utf-8").partition("\n")[0]:
+            raise UsageError(f"the first line of {path} should be '# @package _global_'")
+        values, choices = compose("pretrain", {"method": method})
+    elif method.endswith(".yaml") and Path(method).is_file():
+        values = {"launcher": {"name": "local"}, **read_yaml(Path(method))}
+        return Composed(values, dict.fromkeys(leaves(values), method)), {}
+    elif "." in method:
+        values, choices = compose("pretrain", {})
+        values["method"] = {"name": method}
+    else:
+        raise UsageError(f"there is no method called '{method}'", did_you_mean(method, list_names("method")))
+    if not isinstance(values.get("method"), dict) or "name" not in values["method"]:
+        raise UsageError(f"the recipe {method} does not say 'method: {{name: ...}}'", "It names a module of methods.")
+    origins = {"method.name": "the command"}
+    for group, name in choices.items():
+        if group in ("method", *GROUPS):
+            origins |= {key: origin for key, origin in _in_files(group, name).items() if group != "method"}
+    if "method" in choices:
+        origins |= _in_files("method", choices["method"])
+    found = {key: origins.get(key, "configs/pretrain.yaml") for key in leaves(values)}
+    return Composed(values, found), choices
+
+
+def _in_files(group: Any, name: str) -> dict[str, str]:
+    """Dotted key -> origin for what a group's file says, with the files of the same group that it builds on."""
+    content = read_recipe(group, name)
+    found: dict[str, str] = {}
+    for entry in content.pop("defaults", None) or ():
+        if isinstance(entry, str) and entry != "_self_":
+            found |= _in_files(group, entry)
+    label = f"recipe {name}" if group == "method" else f"{group}={name}"
+    return found | dict.fromkeys(leaves(content if group == "method" else {group: content}), label)
+
+
+def read_recipe(group: Any, name: str) -> dict[str, Any]:
+    """What one file of a group says itself; {} when it holds only comments."""
+    path = find_file(group, name)
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return read_yaml(path) if any(not line.lstrip().startswith("#") for line in lines) else {}
+
+
+def _choice(group: str, name: Any) -> str:
+    if not isinstance(name, str):
+        raise UsageError(f"{group} takes a name (sslbench list {group}s)", f"Single values: {group}.KEY=VALUE")
+    if name not in list_names(group):
+        raise UsageError(f"there is no {group} called '{name}'", did_you_mean(name, list_names(group)))
+    return name
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of everything that is no mapping (or an empty one)."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= leaves(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a value by its dotted key, in place."""
+    *parents, last = key.split(".")
+    for depth, parent in enumerate(parents):
+        if values.get(parent) is None:
+            values[parent] = {}
+        values = values[parent]
+        if not isinstance(values, dict):
+            raise UsageError(f"{key}: {'.'.join(parents[: depth + 1])} holds a single value, not a mapping")
+    values[last] = value
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)

@@ -1,0 +1,216 @@
+"""What the training loop costs beside a bare PyTorch step, and pretraining from JPEGs beside lightly: `make bench`."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch.nn import functional
+
+from sslbench.backbones.build import build
+from sslbench.config import build as build_settings
+from sslbench.data.training import RawBatch
+from sslbench.preprocessing import Preprocessing
+from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
+from sslbench.pretraining.networks import make_method
+from sslbench.train.loop import Plan, train
+from sslbench.train.method import Setup
+from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
+from sslbench.train.state import State
+
+pytestmark = pytest.mark.speed
+
+SIZE, BATCH, UPDATES, ROUNDS = 96, 32, 8, 5
+LIGHTLY = (
+    *("lightly", "lightly_utils", "pytorch_lightning", "lightning_utilities", "torchmetrics", "aenum", "pydantic"),
+    *("pydantic_core", "annotated_types", "typing_inspection", "python-dateutil", "six", "requests", "certifi"),
+    *("urllib3", "idna", "charset_normalizer", "tqdm"),
+)
+
+
+def raw_batches(n):
+    generator = torch.Generator().manual_seed(0)
+    for i in range(n):
+        views = tuple(
+            torch.randint(0, 256, (BATCH, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator).to(
+                memory_format=torch.channels_last
+            )
+            for _ in range(2)
+        )
+        yield RawBatch(views, None, torch.arange(BATCH) + i * BATCH, 0)
+
+
+def network():
+    torch.manual_seed(0)
+    backbone = torchvision.models.resnet18()
+    backbone.fc = torch.nn.Identity()
+    return backbone
+
+
+def bare_seconds(batches):
+    """SimCLR as one would write it by hand: channels-last, fused SGD."""
+    backbone = network().to(memory_format=torch.channels_last)
+    head = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 128))
+    parameters = [*backbone.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-4, fused=True)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    itself = torch.eye(2 * BATCH, dtype=torch.bool)
+    target = torch.arange(2 * BATCH).roll(BATCH)
+    began = time.perf_counter()
+    for raw in batches:
+        images = torch.cat(raw.views).float().div_(255).sub_(mean[:, None, None]).div_(std[:, None, None])
+        z = functional.normalize(head(backbone(images)), dim=1)
+        logits = (z @ z.T / 0.1).masked_fill(itself, -torch.inf)
+        loss = functional.cross_entropy(logits, target)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        assert torch.isfinite(loss)
+    return time.perf_counter() - began
+
+
+def our_seconds(batches):
+    backbone = build("resnet18").module
+    backbone.load_state_dict(network().state_dict())
+    backbone.requires_grad_(True).train()
+    setup = Setup(512, (SIZE, SIZE), BATCH, BATCH, 1, 1000, 0, UPDATES, UPDATES, "resnet18")
+    method = make_method(backbone, {"name": "simclr", "projector": (512, 128)}, setup, seed=0)
+    method = method.to(memory_format=torch.channels_last)
+    settings = OptimizerSettings(lr=0.01)
+    optimizer = make_optimizer(parameter_groups(method, settings), settings)
+    state = State(method, method, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+    plan = Plan(UPDATES, UPDATES, lambda where: 0.01, 0.01, None, None, Preprocessing())
+    began = time.perf_counter()
+    train(
+        state,
+        plan,
+        iter(batches),
+        log=lambda line: None,
+        save=lambda: None,
+        evaluate=lambda step: None,
+        signal_number=lambda: 0,
+        failed=lambda raw, value, index: Path(),
+    )
+    return time.perf_counter() - began
+
+
+def test_the_loop_against_a_bare_step():
+    """SimCLR with a ResNet-18 on views that are in memory already: normalisation, forward, backward, update."""
+    batches = list(raw_batches(UPDATES))
+    bare_seconds(batches[:2]), our_seconds(batches)
+    seconds = {"bare": [], "ours": []}
+    for _ in range(ROUNDS):
+        seconds["bare"].append(bare_seconds(batches))
+        seconds["ours"].append(our_seconds(batches))
+    best = {name: min(values) / UPDATES for name, values in seconds.items()}
+    overhead = best["ours"] / best["bare"] - 1
+    print(
+        f"\nSimCLR step, ResNet-18, 2 x {BATCH} x {SIZE} px, {torch.get_num_threads()} threads: bare "
+        f"{1000 * best['bare']:.0f} ms, loop {1000 * best['ours']:.0f} ms: overhead {100 * overhead:+.1f} % (at most 5)"
+    )
+    assert overhead < 0.15, "the loop costs more than timing noise explains"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """1,024 photograph-like JPEGs, 256 pixels on the shorter side."""
+    folder = tmp_path_factory.mktemp("photos") / "images" / "all"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i in range(1024):
+        smooth = Image.fromarray(rng.integers(0, 255, (16, 20, 3), dtype=np.uint8)).resize((320, 256), 3)
+        pixels = np.asarray(smooth) + rng.normal(0, 8, (256, 320, 3))
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i:04d}.jpg", quality=90)
+    return folder.parent
+
+
+class Rates:
+    """Collects images per second and the share of waiting."""
+
+    def __init__(self):
+        self.lines = []
+
+    def started(self, about):
+        pass
+
+    def line(self, line):
+        self.lines.append(line)
+
+    def evaluated(self, record):
+        pass
+
+    def finished(self):
+        pass
+
+
+def our_rate(photos, out, workers):
+    values = {
+        "method": {"name": "simclr", "projector": [512, 128]},
+        "augment": {
+            "views": [
+                {
+                    "count": 2,
+                    "size": SIZE,
+                    "scale": [0.08, 1.0],
+                    "flip": 0.5,
+                    "jitter": {"p": 0.8, "brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2},
+                    "grayscale": 0.2,
+                    "blur": {"p": 0.5, "sigma": [0.1, 2.0]},
+                }
+            ]
+        },
+        "optimizer": {"name": "sgd", "lr": 0.01},
+        "schedule": {"lr": 1.0},
+        "backbone": "resnet18",
+        "batch_size": 64,
+        "epochs": 1,
+        "workers": workers,
+        "log_every": 1,
+        "save_every": "10 epochs",
+    }
+    rates = Rates()
+    settings = build_settings(PretrainSettings, values, "speed")
+    began = time.perf_counter()
+    pretrain(PretrainRequest(settings, str(photos), out), command="speed", observers=[rates])
+    whole = 1024 / (time.perf_counter() - began)
+    lines = rates.lines[2:]
+    seconds = sum(64 / line.images_per_second for line in lines)
+    return 64 * len(lines) / seconds, sum(line.waiting * 64 / line.images_per_second for line in lines) / seconds, whole
+
+
+def lightly_rate(photos, packages, workers):
+    script = Path(__file__).with_name("lightly_simclr.py")
+    environment = {**os.environ, "PYTHONPATH": str(packages)}
+    words = [sys.executable, str(script), str(photos), str(SIZE), str(workers)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])["images_per_second"]
+
+
+def test_simclr_from_jpegs_against_lightly(photos, tmp_path):
+    """The same method, network, views, batch, workers and threads; lightly comes from the index into a folder here."""
+    packages = tmp_path / "lightly"
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages), *LIGHTLY]
+    if subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("lightly cannot be installed from here")
+    workers = 1
+    ours, theirs, waiting = [], [], []
+    for i in range(3):
+        rate, share, whole = our_rate(photos, tmp_path / f"run{i}", workers)
+        ours.append(rate), waiting.append(share)
+        theirs.append(lightly_rate(photos, packages, workers))
+        print(f"\nround {i + 1}: ours {rate:.1f} images/s ({whole:.1f} with start and end), lightly {theirs[-1]:.1f}")
+    ratio = max(ours) / max(theirs)
+    print(
+        f"SimCLR, ResNet-18, {SIZE} px from JPEG, batch 64, {workers} worker, {torch.get_num_threads()} threads: ours "
+        f"{max(ours):.1f} images/s, lightly {max(theirs):.1f}: x{ratio:.2f} (aim 1.0); waiting for data "
+        f"{100 * min(waiting):.0f} % of the time"
+    )
+    assert ratio > 0.9
