@@ -10,14 +10,17 @@ from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, find_module, list_names
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w.+-]+):(?P<rest>.*)", re.DOTALL)
+_PATTERN = re.compile(r"\{.*\}|[*?]")
+"""What stands for several files: {0000..0099}, {a,b}, *."""
 
 
 def open_data(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
     """Open a data location of any kind; which kind is recognised from the string and what lies there.
 
     Args:
-        spec: a folder, a file, 'torchvision:CIFAR10', 'sklearn:digits', or 'my_pkg.my_source:REST' for a module of the
-            user's with a function `open(rest, *, image_column, label_column) -> dict[str, Source]`.
+        spec: a folder, a file, files ('train-{0000..0099}.tar'), 'torchvision:CIFAR10', 'sklearn:digits', or
+            'my_pkg.my_source:REST' for a module of the user's with a function
+            `open(rest, *, image_column, label_column) -> dict[str, Source]`.
         image_column: of a table, the column with the paths.
         label_column: of a table, the column with the labels.
 
@@ -36,7 +39,8 @@ def open_data(spec: str, *, image_column: str | None = None, label_column: str |
     if match and not Path(spec).exists():
         module, location = _from_scheme(spec, match["scheme"], match["rest"])
     else:
-        module, location = _from_path(spec), spec
+        location = f"./{spec}" if match else spec  # a folder may be called 'sklearn:digits'
+        module = _from_path(location)
     sources = module.open(location, image_column=image_column, label_column=label_column)
     if not sources:
         raise DataError(f"'{spec}' holds no data")
@@ -44,24 +48,30 @@ def open_data(spec: str, *, image_column: str | None = None, label_column: str |
 
 
 def _from_path(spec: str) -> ModuleType:
-    _check_exists(spec)
+    if not _PATTERN.search(spec):
+        _check_exists(spec)
     module = _recognised_by(spec)
     if module is None:
+        _check_exists(spec)
         raise UsageError(f"'{spec}' is no kind of data that sslbench reads", _understood())
     return module
 
 
 def _recognised_by(spec: str) -> ModuleType | None:
-    modules = (find_module("source", name) for name in list_names("source"))
+    """The source for the string; one that takes what nobody else does (`LAST_RESORT`) is asked last."""
+    modules = [find_module("source", name) for name in list_names("source")]
+    modules.sort(key=lambda module: getattr(module, "LAST_RESORT", False))
     return next((module for module in modules if module.recognises(spec)), None)
 
 
 def _from_scheme(spec: str, scheme: str, rest: str) -> tuple[ModuleType, str]:
-    """The built-in source that recognises `scheme:rest`, given it whole; else the user's module, given the rest."""
-    if module := _recognised_by(spec):
-        return module, spec
+    """The built-in source for `scheme:rest`, given it whole; else the user's module, given the rest."""
+    if scheme in list_names("source") and _recognises_scheme(scheme):
+        return find_module("source", scheme), spec
     if rest.startswith("//"):
         raise UsageError(f"{spec} lies elsewhere, and sslbench reads local files: copy it here first", _understood())
+    if "." not in scheme and (module := _recognised_by(spec)):
+        return module, spec
     if "." not in scheme:
         names = [f"{name}:" for name in list_names("source") if _recognises_scheme(name)]
         raise UsageError(f"there is no '{spec}', neither a path nor a data set", f"{did_you_mean(f'{scheme}:', names)}")

@@ -13,6 +13,7 @@ from sslbench.names import find_module, list_names
 from sslbench.results import Outcome
 
 PROTOCOLS = list_names("protocol")
+ONE_LABEL_ONLY = {"lsr"}
 
 
 def sample(n, seed, kind="single", classes=4):
@@ -37,7 +38,7 @@ def run(name, kind="single", seed=0, train=None, test=None):
 
 
 def test_the_protocols_are_the_expected_ones():
-    assert PROTOCOLS == ["knn", "linear", "svm"]
+    assert PROTOCOLS == ["knn", "linear", "low-shot", "lsr", "svm"]
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -52,8 +53,17 @@ def test_settings_are_frozen_documented_and_have_defaults(name):
     module.check(settings, sample(80, 1).labels)
 
 
-@pytest.mark.parametrize("kind", ["single", "multi"])
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", sorted(ONE_LABEL_ONLY))
+def test_what_needs_one_label_per_sample_says_so_before_any_work(name):
+    module = find_module("protocol", name)
+    with pytest.raises(DataError, match="several labels each"):
+        module.check(module.Settings(), sample(80, 1, "multi").labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(n, kind) for n in PROTOCOLS for kind in ("single", "multi") if kind == "single" or n not in ONE_LABEL_ONLY],
+)
 def test_an_outcome_is_complete_and_good_on_separated_classes(name, kind):
     outcome = run(name, kind)
     assert isinstance(outcome, Outcome)

@@ -3,6 +3,7 @@
 import json
 import pickle
 
+import containers
 import numpy as np
 import pytest
 from PIL import Image
@@ -69,13 +70,47 @@ def make_torchvision(root):
     return f"torchvision:FashionMNIST@{root}"
 
 
+def make_vissl(root):
+    """VISSL's folder of lists, with the images of both splits beside it."""
+    pictures(root)
+    for split in ("train", "test"):
+        files = sorted((root / split).rglob("*.png"))
+        np.save(root / f"{split}_images.npy", np.array([str(f.relative_to(root)) for f in files]))
+        np.save(root / f"{split}_labels.npy", np.array(["ab".index(f.parent.name) for f in files]))
+    return f"vissl:{root}"
+
+
+def make_hf(root):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    return containers.write_saved(root, containers.pictures())
+
+
+def make_zip(root):
+    names = containers.pictures().items()
+    splits = {f"{split}/{name}": sample for split in ("train", "test") for name, sample in names}
+    return containers.write_zip(root, splits)
+
+
+def make_tfds(root):
+    names = list(containers.pictures())
+    return containers.write_tfds(root, containers.pictures(), splits={"train": names[:7], "test": names[7:]})
+
+
 MAKE = {
     "folder": make_folder,
     "table": make_table,
     "coco": make_coco,
     "torchvision": make_torchvision,
     "sklearn": lambda root: "sklearn:digits",
+    "voc": lambda root: containers.write_voc(root, containers.pictures(), splits=("trainval", "test")),
+    "vissl": make_vissl,
+    "tar": lambda root: containers.write_shards(root, containers.pictures()),
+    "zip": make_zip,
+    "tsv": lambda root: containers.write_tsv(root, containers.pictures()),
+    "tfds": make_tfds,
+    "hf": make_hf,
 }
+MULTI_LABEL = ("voc",)
 
 
 def test_the_sources_are_the_expected_ones():
@@ -85,7 +120,9 @@ def test_the_sources_are_the_expected_ones():
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_location_is_recognised_by_exactly_one_source(tmp_path, name):
     spec = MAKE[name](tmp_path)
-    assert [other for other in SOURCES if find_module("source", other).recognises(spec)] == [name]
+    taking = [find_module("source", other) for other in SOURCES if find_module("source", other).recognises(spec)]
+    sure = [module for module in taking if not getattr(module, "LAST_RESORT", False)]
+    assert (sure or taking) == [find_module("source", name)]
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -96,7 +133,8 @@ def test_a_source_is_complete_ordered_picklable_and_the_same_every_time(tmp_path
     for split, source in splits.items():
         assert isinstance(source, Source) and len(source) > 0
         assert list(source.ids) == sorted(set(source.ids))
-        assert source.labels.kind == "single" and len(source.labels.classes) >= 2
+        assert source.labels.kind == ("multi" if name in MULTI_LABEL else "single")
+        assert len(source.labels.classes) >= 2
         assert source.images.digests().shape == (len(source), 16)
         assert source.fingerprint() == again[split].fingerprint()
         copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes

@@ -1,4 +1,4 @@
-"""The same images give the same ids, labels and pixels in whatever they are packed; damage is said."""
+"""The same images give the same ids, labels and pixels whatever they are packed in; damage is said."""
 
 import io
 import os
@@ -160,6 +160,22 @@ def test_an_index_is_kept_and_a_damaged_one_is_made_again(tmp_path, write, kind,
     assert "is damaged; it is made again" in caplog.text
     assert [s.fingerprint() for s in again.values()] == [s.fingerprint() for s in before.values()]
     assert not list((tmp_path / kind).rglob("*.idx"))
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip", "tsv", "tfds"])
+def test_a_container_that_was_replaced_is_indexed_anew(tmp_path, write, kind, monkeypatch):
+    from sslbench.data.sources import _index
+
+    monkeypatch.setattr(_index, "SETTLED_NS", -1)
+    spec = write(kind)
+    (before,) = open_data(spec).values()
+    others = {name: (containers.png(99), label) for name, (_, label) in pictures().items()}
+    for path in sorted((tmp_path / kind).rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    WRITE[kind](tmp_path / kind, others)
+    (after,) = open_data(spec).values()
+    assert after.ids == before.ids
+    assert all(after.images.read(i) == containers.png(99) for i in range(12))
 
 
 def tmp_path_of_cache():

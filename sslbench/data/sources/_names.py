@@ -31,7 +31,7 @@ def refuse_columns(spec: str, image_column: str | None, label_column: str | None
     """
     for name in (image_column, label_column):
         if name is not None:
-            raise UsageError(f"{spec} has no column '{name}': columns can be named for a .csv, .tsv or .parquet only")
+            raise UsageError(f"{spec} has no column '{name}': columns can be named for tables only")
 
 
 def image_id(name: str, folder: Path) -> str:
@@ -42,8 +42,15 @@ def image_id(name: str, folder: Path) -> str:
     return printable(posixpath.normpath(name.replace(os.sep, "/")))
 
 
-def check_files(spec: str, files: Sequence[str], ids: Sequence[str], folder: Path) -> None:
+def check_files(spec: str, files: Sequence[str], ids: Sequence[str], folder: Path, remedy: str | None = None) -> None:
     """Every image that a table or manifest lists is there, once.
+
+    Args:
+        spec: what to call the list.
+        files: the images, relative to `folder` or absolute.
+        ids: of the same length.
+        folder: where relative paths start.
+        remedy: for missing files; by default says where they were looked for.
 
     Raises:
         DataError: an image is listed twice, or files are missing.
@@ -59,7 +66,8 @@ def check_files(spec: str, files: Sequence[str], ids: Sequence[str], folder: Pat
     if missing:
         raise DataError(
             f"{spec}: {len(missing):,} of {counted(len(files), 'image file')} missing: {some(missing)}",
-            f"Relative paths start at the folder of the list: looked for {printable(str(folder / missing[0]))}",
+            remedy
+            or f"Relative paths start at the folder of the list: looked for {printable(str(folder / missing[0]))}",
         )
 
 

@@ -13,6 +13,7 @@ from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.source import Labels, Source
 from sslbench.data.sources._names import by_split, check_files, image_id, refuse_columns, split_name
+from sslbench.data.sources._sniff import is_json_table
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 
@@ -20,8 +21,8 @@ SUFFIXES = (".json", ".kwcoco.zip")
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string ends like a manifest and is no folder."""
-    return spec.lower().endswith(SUFFIXES) and not Path(spec).is_dir()
+    """Whether the string ends like a manifest, is no folder, and does not hold a list of records (see the table)."""
+    return spec.lower().endswith(SUFFIXES) and not Path(spec).is_dir() and not is_json_table(spec)
 
 
 def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:

@@ -21,6 +21,10 @@ SUFFIXES = frozenset(
 _CLUTTER = frozenset(("__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"))
 
 
+LAST_RESORT = True
+"""Folders laid out in a way that another source knows are left to that one."""
+
+
 def recognises(spec: str) -> bool:
     """Whether the string is a folder that exists."""
     return Path(spec).is_dir()
@@ -72,7 +76,7 @@ def _walk(top: str, prefix: str, found: _Found) -> None:
     with os.scandir(top) as entries:
         for entry in entries:
             name = prefix + entry.name
-            if _is_clutter(entry.name):
+            if is_clutter(entry.name):
                 found.hidden.append(name)
             elif entry.is_dir():
                 if entry.is_symlink() and _is_inside(top, entry.path):
@@ -86,7 +90,8 @@ def _walk(top: str, prefix: str, found: _Found) -> None:
                 found.others[suffix] += 1
 
 
-def _is_clutter(name: str) -> bool:
+def is_clutter(name: str) -> bool:
+    """Whether a file or folder is hidden or made by a system, and no data."""
     return name.startswith(".") or name.lower() in _CLUTTER
 
 
@@ -100,7 +105,7 @@ def _split_folders(root: Path) -> dict[str, str]:
 
     A class may be called 'train': sub-folders are splits if all of them, or train/ and one more, have such names.
     """
-    names = sorted(entry.name for entry in root.iterdir() if not _is_clutter(entry.name) and entry.is_dir())
+    names = sorted(entry.name for entry in root.iterdir() if not is_clutter(entry.name) and entry.is_dir())
     folders: dict[str, str] = {}
     for name in names:
         split = split_name(name)
@@ -114,7 +119,7 @@ def _split_folders(root: Path) -> dict[str, str]:
 
 def _around_splits(root: Path, folders: set[str]) -> list[str]:
     names = sorted(e.name + ("/" if e.is_dir() else "") for e in root.iterdir() if e.name not in folders)
-    hidden = [name for name in names if _is_clutter(name.rstrip("/"))]
+    hidden = [name for name in names if is_clutter(name.rstrip("/"))]
     others = [name for name in names if name.endswith("/") and name not in hidden]
     images = [name for name in names if PurePosixPath(name).suffix.lower() in SUFFIXES and name not in hidden + others]
     notes = []
@@ -168,7 +173,7 @@ def _notes(root: Path, found: _Found, classes: tuple[str, ...]) -> list[str]:
     loose = sorted(image for image in found.images if "/" not in image)
     if loose:
         notes.append(f"{where}: {counted(len(loose), 'image')} outside the class folders left out: {some(loose)}")
-    folders = [e.name for e in root.iterdir() if e.is_dir() and not _is_clutter(e.name)]
+    folders = [e.name for e in root.iterdir() if e.is_dir() and not is_clutter(e.name)]
     empty = sorted(set(map(printable, folders)) - set(classes) - set(found.loops))
     if empty:
         notes.append(f"{where}: class folders without images, not counted as classes: {some(empty)}")

@@ -1,8 +1,7 @@
-"""Table (.csv, .tsv, .parquet): a row per image: its path, its label (`cat`, `cat;dog`) or a 0/1 column per class."""
+"""Table (.csv, .tsv, .parquet, .json, .txt): a row per image: path, label (`cat`, `cat;dog`) or 0/1 columns."""
 
 import csv
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,14 @@ import numpy as np
 from sslbench.data.images import Files
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
+from sslbench.data.sources._lists import Table, read_json, read_json_lines, read_lines
 from sslbench.data.sources._names import by_split, check_files, image_id, split_name
+from sslbench.data.sources._sniff import has_base64_rows, is_json_table
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
-SUFFIXES = (".csv", ".tsv", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")
 IMAGE_COLUMNS = tuple(
     "image image_path img img_path path file filename file_name filepath file_path image_file image_filename "
     "image_name impath".split()
@@ -31,15 +32,22 @@ _FLAGS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "True": 1, "
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string ends like a table and is no folder."""
-    return spec.lower().endswith(SUFFIXES) and not Path(spec).is_dir()
+    """Whether the string ends like a table, is no folder, and the file is no manifest and holds no images itself."""
+    lower = spec.lower()
+    if not lower.endswith(SUFFIXES) or Path(spec).is_dir():
+        return False
+    if lower.endswith(".json"):
+        return is_json_table(spec)
+    return not (lower.endswith(".tsv") and has_base64_rows(spec))
 
 
 def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
     """The images a table lists.
 
     Args:
-        spec: the file. It needs a header. Paths in it are relative to its folder. A column called `split` is honoured.
+        spec: the file. A .csv, .tsv or .parquet needs a header; a .json is a list of records, or maps each image to its
+            label; a .jsonl has a record per line; a .txt a path per line, or a path, white space and a label.
+            Paths in it are relative to its folder. A column called `split` is honoured.
         image_column: the column with the paths; by default recognised by its name (`IMAGE_COLUMNS`).
         label_column: the column with the labels, read as text; by default recognised (`LABEL_COLUMNS`). Without one,
             columns that hold only 0, 1 and -1 (ignore) are taken as one class each.
@@ -70,24 +78,15 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     return by_split(spec, ids, labels, Files(files, str(folder)), _splits(table, split), notes)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Table:
-    """Column name -> its cells; `row_name` says where row i is in the file."""
-
-    name: str
-    columns: dict[str, Sequence[Any]]
-    row_name: Callable[[int], str]
-    notes: tuple[str, ...] = ()
-
-
-def _read(path: Path) -> _Table:
-    table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
+def _read(path: Path) -> Table:
+    readers = {".parquet": _read_parquet, ".json": read_json, ".jsonl": read_json_lines, ".txt": read_lines}
+    table = readers.get(path.suffix.lower(), _read_text)(path)
     if not table.columns or not len(next(iter(table.columns.values()))):
         raise DataError(f"{path} has no rows below its header")
     return table
 
 
-def _read_text(path: Path) -> _Table:
+def _read_text(path: Path) -> Table:
     notes: tuple[str, ...] = ()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -113,10 +112,10 @@ def _read_text(path: Path) -> _Table:
         if len(row) != len(names):
             raise DataError(f"{path}, line {line}: {counted(len(row), 'cell')} where the header has {len(names)}")
     columns: dict[str, Sequence[Any]] = {name: [row[i].strip() for _, row in rows[1:]] for i, name in enumerate(names)}
-    return _Table(str(path), columns, lambda row: f"line {lines[row]}", notes)
+    return Table(str(path), columns, lambda row: f"line {lines[row]}", notes)
 
 
-def _read_parquet(path: Path) -> _Table:
+def _read_parquet(path: Path) -> Table:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -131,17 +130,17 @@ def _read_parquet(path: Path) -> _Table:
         if pyarrow.types.is_struct(field.type) and field.name.lower() in IMAGE_COLUMNS:
             raise DataError(
                 f"{path}: the column '{field.name}' holds the images themselves, not paths",
-                "Write the images to files and list their paths.",
+                f"Give it as hf:{path}",
             )
     columns = {name: content.column(name).to_pylist() for name in content.column_names}
-    return _Table(str(path), columns, lambda row: f"row {row + 1}")
+    return Table(str(path), columns, lambda row: f"row {row + 1}")
 
 
 def _key(column: str) -> str:
     return column.strip().lower().replace(" ", "_").replace("-", "_")
 
 
-def _find(table: _Table, asked: str | None, known: Sequence[str], what: str, taken: str | None = None) -> str | None:
+def _find(table: Table, asked: str | None, known: Sequence[str], what: str, taken: str | None = None) -> str | None:
     """The column asked for, or else the first known one, in any case and with spaces or hyphens for underscores."""
     if asked is not None:
         if asked not in table.columns:
@@ -151,7 +150,7 @@ def _find(table: _Table, asked: str | None, known: Sequence[str], what: str, tak
     return next((keys[name] for name in known if name in keys), None)
 
 
-def _ambiguous(table: _Table, chosen: str | None, known: Sequence[str]) -> tuple[str, ...]:
+def _ambiguous(table: Table, chosen: str | None, known: Sequence[str]) -> tuple[str, ...]:
     others = [column for column in table.columns if _key(column) in known and column != chosen]
     if chosen is None or _key(chosen) not in known or not others:
         return ()
@@ -159,13 +158,13 @@ def _ambiguous(table: _Table, chosen: str | None, known: Sequence[str]) -> tuple
     return (f"{table.name}: column '{chosen}' is used, not {some(others)}; choose with {option}",)
 
 
-def _refuse_empty(table: _Table, column: str, cells: Sequence[str]) -> None:
+def _refuse_empty(table: Table, column: str, cells: Sequence[str]) -> None:
     empty = [table.row_name(i) for i, cell in enumerate(cells) if not cell]
     if empty:
         raise DataError(f"{table.name}: the column '{column}' is empty in {some(empty)}")
 
 
-def _splits(table: _Table, column: str | None) -> list[str] | None:
+def _splits(table: Table, column: str | None) -> list[str] | None:
     if column is None:
         return None
     cells = ["" if cell is None else str(cell).strip() for cell in table.columns[column]]
@@ -173,7 +172,7 @@ def _splits(table: _Table, column: str | None) -> list[str] | None:
     return [split_name(cell) or cell.lower() for cell in cells]
 
 
-def _labels(table: _Table, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
+def _labels(table: Table, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
     """The labels, decided over all rows so that every split has the same kind and classes; and notes."""
     if column is None:
         return _labels_from_flags(table, [name for name in table.columns if name not in leave_out])
@@ -201,7 +200,7 @@ def _text(cell: object) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
-def _labels_from_flags(table: _Table, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+def _labels_from_flags(table: Table, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
     cells = {name: [_text(cell) for cell in table.columns[name]] for name in names}
     classes = [name for name in names if any(cells[name]) and all(c in _FLAGS for c in cells[name] if c)]
     n = len(next(iter(table.columns.values())))

@@ -1,0 +1,43 @@
+"""Names of classes that the data themselves only number."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sslbench.errors import DataError
+
+
+def class_names(file: Path, highest: int) -> tuple[str, ...]:
+    """The names in a text file, a line per class from number 0 on.
+
+    Args:
+        file: the list.
+        highest: the largest number that needs a name.
+
+    Raises:
+        DataError: it cannot be read, has too few lines, or a name is empty or occurs twice.
+    """
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not a text in UTF-8: {error}") from error
+    while lines and not lines[-1]:
+        lines.pop()
+    if len(lines) <= highest:
+        raise DataError(f"{file} names {len(lines)} classes, but there is a class number {highest}")
+    if "" in lines or len(set(lines)) < len(lines):
+        raise DataError(f"{file}: a line is empty or occurs twice", "It should name each class once, in their order.")
+    return tuple(lines)
+
+
+def list_beside(folder: Path) -> Path | None:
+    """The file in a folder that names the classes, if there is one."""
+    names = ("classnames.txt", "classes.txt")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def in_order(names: Sequence[str], used: Sequence[str]) -> list[str]:
+    """The names that are used, in their own order."""
+    there = set(used)
+    return [name for name in names if name in there]

@@ -1,0 +1,208 @@
+"""Tar shards: webdataset's keys and labels, ranges of shards, and what is refused."""
+
+import gzip
+import io
+import json
+import tarfile
+
+import pytest
+from containers import add_to_tar, pictures, png, write_shards, write_tar
+
+from sslbench.data.open import open_data
+from sslbench.errors import DataError, UsageError
+
+
+def texts(source):
+    return [source.labels.text(i) for i in range(len(source))]
+
+
+@pytest.fixture
+def tar(tmp_path):
+    """`tar({"a.png": bytes, ...})` writes t.tar; a tuple is content and fields of the member."""
+
+    def write(members, name="t.tar"):
+        with tarfile.open(tmp_path / name, "w") as archive:
+            for member, value in members.items():
+                content, fields = value if isinstance(value, tuple) else (value, {})
+                add_to_tar(archive, member, content, **fields)
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ("cls", str),
+        ("txt", str),
+        ("json", lambda label: json.dumps({"width": 3, "label": label})),
+        ("cls", lambda label: json.dumps([label])),
+    ],
+)
+def test_the_label_is_in_a_member_of_the_same_key(tmp_path, part, text):
+    samples = {name.replace("/", "_"): sample for name, sample in pictures().items()}
+    source = open_data(write_shards(tmp_path, samples, part=part, text=text))["all"]
+    assert source.ids == tuple(sorted(samples))
+    assert texts(source) == [samples[name][1] for name in source.ids]
+    assert source.images.path(0).endswith(f".tar/{source.ids[0]}")
+
+
+def test_cls_comes_before_json_and_txt(tar):
+    members = {"1.png": png(1), "1.txt": b"a", "1.json": b'{"label": "b"}', "1.cls": b"c"}
+    assert texts(open_data(tar(members))["all"]) == ["c"]
+
+
+def test_class_numbers_are_named_by_a_list_beside_the_shards(tmp_path, tar):
+    spec = tar({"1.png": png(1), "1.cls": b"1", "2.png": png(2), "2.cls": b"0"})
+    (tmp_path / "classnames.txt").write_text("ant\nbee\n")
+    assert texts(open_data(spec)["all"]) == ["bee", "ant"]
+    (tmp_path / "classnames.txt").write_text("ant\n")
+    with pytest.raises(DataError, match="names 1 classes, but there is a class number 1"):
+        open_data(spec)
+
+
+def test_several_labels_in_one_member(tar):
+    source = open_data(tar({"1.png": png(1), "1.cls": b'["a", "b"]', "2.png": png(2), "2.cls": b"[]"}))["all"]
+    assert source.labels.kind == "multi"
+    assert texts(source) == ["a;b", ""]
+
+
+def test_captions_are_no_classes(tar):
+    members = {}
+    for i in range(4):
+        members |= {f"x/{i}.png": png(i), f"x/{i}.txt": f"a photo of number {i} in the garden".encode()}
+    source = open_data(tar(members))["all"]
+    assert source.labels.kind == "none"
+    assert "look like captions" in "\n".join(source.notes)
+
+
+def test_a_mask_beside_the_image_is_left_out(tar):
+    source = open_data(tar({"1.png": png(1), "1.mask.png": png(2), "1.cls": b"a"}))["all"]
+    assert source.ids == ("1.png",)
+    assert "1.mask.png" in "\n".join(source.notes)
+    with pytest.raises(DataError, match=r"several images for one label: 1\.png, 1\.jpg"):
+        open_data(tar({"1.png": png(1), "1.jpg": png(2), "1.cls": b"a"}))
+
+
+def test_without_labels_folders_are_classes_and_splits(tar):
+    members = {f"photos/{split}/{c}/v1.{i}.png": png(i) for i in range(3) for c in "ab" for split in ("train", "val")}
+    sources = open_data(tar(members))
+    assert tuple(sources) == ("train", "val")
+    assert sources["val"].ids[:2] == ("a/v1.0.png", "a/v1.1.png")
+    assert sources["val"].labels.classes == ("a", "b")
+    assert "all images lie in photos/" in "\n".join(sources["train"].notes)
+
+
+def test_shards_with_the_same_names_inside(tmp_path, tar):
+    for k in range(2):
+        tar({"1.png": png(k), "1.cls": b"ab"[k : k + 1]}, name=f"s{k}.tar")
+    for spec in ("s{0..1}.tar", "s{0,1}.tar", "s*.tar"):
+        source = open_data(f"{tmp_path}/{spec}")["all"]
+        assert source.ids == ("s0/1.png", "s1/1.png")
+        assert texts(source) == ["a", "b"]
+        assert source.images.read(1) == png(1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("s-{0000..0003}.tar", DataError, "1 of 4 shards missing: .*s-0003.tar"),
+        ("s-{0003..0000}.tar", UsageError, "no range from small to large"),
+        ("s-{0..}.tar", UsageError, r"Write \{0000..0099\}"),
+        ("s-{0..99999}{0..99999}.tar", UsageError, "the limit is 100,000"),
+        ("t-*.tar", UsageError, "no file is called like"),
+        ("s-{0000,0000}.tar", UsageError, "names a shard twice"),
+    ],
+)
+def test_a_range_that_cannot_be_used(tmp_path, spec, error, message):
+    write_shards(tmp_path, pictures())
+    with pytest.raises(error, match=message):
+        open_data(f"{tmp_path}/{spec}")
+
+
+def test_a_missing_label_is_named(tar):
+    with pytest.raises(DataError, match=r"'2\.png' has no label: others have a \.cls"):
+        open_data(tar({"1.png": png(1), "1.cls": b"a", "2.png": png(2)}))
+
+
+def test_links_and_names_that_lead_outside_are_left_out_and_said(tar):
+    members = {
+        "a/1.png": png(1),
+        "b/2.png": png(2),
+        "../../etc/a.png": png(3),
+        "/abs.png": png(4),
+        "a/link.png": (b"", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}),
+        "a/hard.png": (b"", {"type": tarfile.LNKTYPE, "linkname": "a/1.png"}),
+        "a/pipe.png": (b"", {"type": tarfile.FIFOTYPE}),
+        "a/.hidden.png": png(5),
+    }
+    source = open_data(tar(members))["all"]
+    assert source.ids == ("a/1.png", "b/2.png")
+    said = "\n".join(source.notes)
+    for what in ("2 members with a name that leads outside", "2 members that are links", "no plain files", ".hidden"):
+        assert what in said
+
+
+def test_long_names_and_names_that_are_no_utf8(tar):
+    long, odd = "d" * 120 + "/" + "x" * 150 + ".png", "a/\udcff.png"
+    source = open_data(tar({long: png(1), odd: png(2)}))["all"]
+    assert source.ids == (r"a/\xff.png", long)
+    assert source.images.read(1) == png(1)
+
+
+def test_a_compressed_archive_says_how_to_uncompress_it(tmp_path):
+    write_tar(tmp_path, pictures())
+    for name in ("t.tar.gz", "renamed.tar"):
+        (tmp_path / name).write_bytes(gzip.compress((tmp_path / "t.tar").read_bytes()))
+        with pytest.raises(DataError, match=f"{name} is compressed.*\nUncompress it once: gzip -d "):
+            open_data(str(tmp_path / name))
+
+
+def test_a_truncated_shard_is_named_with_the_place(tmp_path):
+    spec = write_shards(tmp_path, pictures())
+    path = tmp_path / "s-0001.tar"
+    whole = path.read_bytes()
+    member = tarfile.open(path).getmembers()[2]  # noqa: SIM115
+    for end in (member.offset, member.offset + 100, member.offset_data + 50, 0):
+        path.write_bytes(whole[:end])
+        with pytest.raises(DataError, match=r"s-0001.tar is (no tar file, )?damaged or truncated"):
+            open_data(spec)
+    path.write_bytes(whole + whole)
+    with pytest.raises(DataError, match="goes on after its end mark"):
+        open_data(spec)
+
+
+def test_a_damaged_header_in_the_middle_does_not_end_the_archive_silently(tmp_path):
+    spec = write_tar(tmp_path, pictures())
+    content = bytearray((tmp_path / "t.tar").read_bytes())
+    content[tarfile.open(spec).getmembers()[5].offset + 3] ^= 1  # noqa: SIM115
+    (tmp_path / "t.tar").write_bytes(bytes(content))
+    with pytest.raises(DataError, match="damaged or truncated"):
+        open_data(spec)
+
+
+def test_odd_archives(tmp_path, tar):
+    with pytest.raises(DataError, match="has no image"):
+        open_data(tar({"a.pdf": b"x"}))
+    with pytest.raises(DataError, match=r"holds 'a/1\.png' twice"):
+        open_data(tar({"a/1.png": png(1), "./a/1.png": png(2)}))
+    with pytest.raises(DataError, match=r"t\.tar/1\.json cannot be read as a label"):
+        open_data(tar({"1.png": png(1), "1.json": b"{"}))
+    with pytest.raises(DataError, match=r"the label is \{'b': 1\}"):
+        open_data(tar({"1.png": png(1), "1.json": b'{"label": {"b": 1}}'}))
+    with pytest.raises(UsageError, match="has no column 'x'"):
+        open_data(tar({"1.png": png(1)}), label_column="x")
+    (tmp_path / "text.tar").write_text("no archive at all" * 100)
+    with pytest.raises(DataError, match="no tar file"):
+        open_data(str(tmp_path / "text.tar"))
+
+
+def test_a_tar_of_another_tool_is_read(tmp_path):
+    """The formats that tarfile itself can write: old, GNU and POSIX."""
+    for i, form in enumerate((tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=form) as archive:
+            for name in ("a/1.png", "b/ü.png"):
+                add_to_tar(archive, name, png(i), mtime=1.5 if form == tarfile.PAX_FORMAT else 1)
+        (tmp_path / "t.tar").write_bytes(file.getvalue())
+        assert open_data(str(tmp_path / "t.tar"))["all"].ids == ("a/1.png", "b/ü.png")
