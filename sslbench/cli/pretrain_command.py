@@ -53,6 +53,7 @@ class PretrainCommand(click.Command):
 @click.option("--out", help="Folder of the run. Default: runs/METHOD-BACKBONE.")
 @click.option("--init", help="Weights to start from, in any format. Default: random ones.")
 @click.option("--format", "init_format", help="Whose key names --init has; recognised when left out.")
+@click.option("--stem", help="Map the stem of --init when it is for another number of channels: average, repeat, ...")
 @click.option("--eval-data", help="Labelled data for kNN every eval_every epochs.")
 @click.option("--eval-test-data", help="The part to score, when it lies elsewhere.")
 @click.option("--image-col", "image_column", help="Column of a table that holds the image paths.")
@@ -139,7 +140,7 @@ def _request(method: str, settings: "PretrainSettings", given: dict[str, Any]) -
 
     if given["resume_from"] and not given["resume"]:
         raise UsageError("--resume-from and --no-resume exclude each other")
-    keys = ("init", "init_format", "eval_data", "eval_test_data", "image_column", "label_column", "limit")
+    keys = ("init", "init_format", "stem", "eval_data", "eval_test_data", "image_column", "label_column", "limit")
     return PretrainRequest(
         settings=settings,
         data=given["data"] or flags.default_data(),

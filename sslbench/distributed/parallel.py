@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as sharded
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from sslbench.distributed.collectives import broadcast_, rank, world_size
-from sslbench.errors import UsageError
 
 Strategy = Literal["ddp", "fsdp"]
 
@@ -29,9 +29,7 @@ def wrap(module: nn.Module, device: torch.device, strategy: Strategy) -> nn.Modu
     if world_size() == 1:
         return module
     if strategy == "fsdp":
-        if not (hasattr(torch, device.type) and device.type == "cuda"):
-            raise UsageError("strategy=fsdp needs GPUs", "Use strategy=ddp.")
-        return fully_shard(module)  # type: ignore[return-value]
+        return fully_shard(module, mesh=init_device_mesh(device.type, (world_size(),)))  # type: ignore[return-value]
     ids = [device.index] if device.type == "cuda" else None
     # Buffers that matter (queues, centres) are the same everywhere by construction; statistics of BatchNorm are the
     # first process's in the end, so sending all of them around in every forward pass would be for nothing.

@@ -16,22 +16,34 @@ from sslbench.backbones.load import load_backbone
 from sslbench.config import build
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
+from sslbench.pretraining.settings import PretrainRequest
 from sslbench.train.method import Method, Setup
 
 log = logging.getLogger("sslbench")
 
 
-def make_backbone(name: str, *, init: str | None, init_format: str | None, seed: int) -> Backbone:
-    """A backbone to be trained: random weights, or those of a file, loaded strictly.
+def make_backbone(request: PretrainRequest) -> Backbone:
+    """The backbone to be trained: random weights, or those of a file, loaded strictly.
 
     Raises:
         SslbenchError: there is no such backbone, or the file does not fit it.
     """
+    name = request.settings.backbone
     if name.partition(":")[0] == "pixels":
         raise UsageError(f"'{name}' has nothing to train", "Name a network: backbone=resnet50.")
-    backbone = load_backbone(init or "random", backbone=name, format=init_format if init else None, seed=seed)
+    if request.init is None and (request.init_format or request.stem):
+        raise UsageError("--format and --stem say how weights are read, and there is no --init")
+    backbone = load_backbone(
+        request.init or "random",
+        backbone=name,
+        format=request.init_format,
+        stem=request.stem,
+        seed=request.settings.seed,
+    )
     if backbone.report is not None:
-        log.info(f"{init}: {backbone.name}, {backbone.report.line()}")
+        log.info(f"{request.init}: {backbone.name}, {backbone.report.line()}")
+    if backbone.preprocessing.channels != 3:
+        raise UsageError(f"{backbone.name} takes {backbone.preprocessing.channels} channels, views of images have 3")
     backbone.module.requires_grad_(True).train()
     return backbone
 

@@ -76,7 +76,7 @@ def prepare(request: PretrainRequest) -> Prepared:
         prefetch=settings.prefetch,
     )
     plan = _plan(settings, data.steps_per_epoch)
-    backbone = make_backbone(settings.backbone, init=request.init, init_format=request.init_format, seed=settings.seed)
+    backbone = make_backbone(request)
     backbone = dataclasses.replace(backbone, preprocessing=evaluation_transform(settings))
     sizes = settings.augment.sizes
     accept_sizes(backbone.module, sizes, name=backbone.name)

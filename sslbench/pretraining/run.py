@@ -183,7 +183,8 @@ class _Run:
         """The state on its device; random numbers of training start here, another stream on every process."""
         prepared, settings = self.prepared, self.settings
         method = prepared.method.to(prepared.device)
-        if settings.channels_last:
+        sharded = settings.strategy == "fsdp" and world_size() > 1
+        if settings.channels_last and not sharded:  # FSDP takes contiguous parameters only
             method = method.to(memory_format=torch.channels_last)
         average = moving_average(method.backbone) if settings.ema else None
         model = wrap(method, prepared.device, settings.strategy)

@@ -89,6 +89,7 @@ class PretrainRequest:
         out: folder of the run.
         init: a weights file to start from; None: random weights.
         init_format: whose key names that file has; None: recognised.
+        stem: how a stem of that file made for another number of channels is mapped; see `load_backbone`.
         eval_data: labelled data for kNN during training; None: none.
         eval_test_data: the part to score, when `eval_data` has none inside.
         resume: 'auto' continues what lies in `out`; 'never' refuses a folder in use; else a checkpoint's path.
@@ -102,6 +103,7 @@ class PretrainRequest:
     out: Path
     init: str | None = None
     init_format: str | None = None
+    stem: str | None = None
     eval_data: str | None = None
     eval_test_data: str | None = None
     resume: str = "auto"

@@ -206,7 +206,7 @@ def make_optimizer(
         optimizer = zero_optimizer(_CLASSES[settings.name], groups, **options)
     else:
         if settings.name in ("sgd", "adamw"):
-            options["fused"] = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
+            options["fused"] = all(_may_fuse(p) for group in groups for p in group["params"])
         optimizer = _CLASSES[settings.name](groups, **options)
         optimizer.register_load_state_dict_post_hook(_match_strides)
         if settings.name == "sgd" and settings.momentum:
@@ -228,6 +228,11 @@ def _options(settings: OptimizerSettings) -> dict[str, Any]:
         return options
     options |= {"trust_coefficient": settings.trust_coefficient, "exclude_1d": settings.exclude_norm_and_bias}
     return options if settings.name == "lars" else options | {"eps": settings.eps, "clip": settings.clip}
+
+
+def _may_fuse(parameter: nn.Parameter) -> bool:
+    """Whether torch has the step as one kernel: on these devices, and for parameters that are not sharded."""
+    return parameter.device.type in ("cpu", "cuda") and not hasattr(parameter, "device_mesh")
 
 
 def _start_momentum(optimizer: torch.optim.Optimizer) -> None:

@@ -5,10 +5,10 @@ method. Not part of the suite, which kills each method once (test_pretraining_ki
 """
 
 import argparse
+import contextlib
 import hashlib
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import torch
 
 HERE = Path(__file__).resolve().parent
@@ -34,11 +35,19 @@ def command(method, out, processes, workers, limit):
 
 
 def start(words):
-    """A process group of its own, so that all of it can be killed at once."""
+    """Starts a run; on one thread, since sums depend on their number."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent.parent)}
-    return subprocess.Popen(
-        words, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def kill(process):
+    """SIGKILL to a run and all it started (torchrun gives its processes sessions of their own)."""
+    everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for one in everybody:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(everybody)
+    process.communicate()
 
 
 def finish(process):
@@ -63,8 +72,7 @@ def kill_once(words, out, rng, seconds):
     time.sleep(rng.uniform(0.05, 1.0) * seconds)
     running = process.poll() is None
     if running:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+        kill(process)
     return running and not (out / "weights.torch").exists()
 
 

@@ -1,6 +1,7 @@
 """Small pretraining runs for tests: one setting per method, seconds each on one core."""
 
 import argparse
+import json
 import pkgutil
 import sys
 from pathlib import Path
@@ -76,8 +77,9 @@ def main():
     parser.add_argument("out")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--limit", type=int, default=96)
+    parser.add_argument("--changes", type=json.loads, default={})
     arguments = parser.parse_args()
-    run(arguments.method, arguments.out, limit=arguments.limit, workers=arguments.workers)
+    run(arguments.method, arguments.out, limit=arguments.limit, workers=arguments.workers, **arguments.changes)
 
 
 if __name__ == "__main__":

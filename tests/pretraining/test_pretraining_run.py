@@ -237,3 +237,33 @@ def test_two_processes_train_one_network(tmp_path):
     assert load_backbone(str(tmp_path / "out" / "weights.torch")).name == runs.RESNET
     with pytest.raises(UsageError, match="written by 2 processes, this run has 1"):
         runs.run("simclr", tmp_path / "out")
+
+
+@pytest.mark.parametrize("backbone", [runs.RESNET, runs.VIT])
+def test_activations_computed_twice_change_nothing(backbone, tmp_path):
+    """Statistics of BatchNorm, which the second pass must not count again, are among the tensors."""
+    outcomes = [
+        runs.run("rotnet", tmp_path / str(on), backbone=backbone, epochs=1, activation_checkpointing=on)
+        for on in (False, True)
+    ]
+    assert same(*(outcome.weights for outcome in outcomes))
+
+
+def test_init_is_loaded_strictly(undisturbed, tmp_path):
+    def start(**request):
+        pretrain(
+            PretrainRequest(
+                runs.settings("simclr", **changes), "sklearn:digits", tmp_path / "out", limit=96, **request
+            ),
+            command="test",
+        )
+
+    changes = {"backbone": "resnet18w0.25"}
+    with pytest.raises(SslbenchError, match="shape"):
+        start(init=str(undisturbed[0].weights))
+    with pytest.raises(UsageError, match="there is no --init"):
+        start(stem="average")
+    changes = {"backbone": runs.RESNET + ",in_chans=1"}
+    with pytest.raises(UsageError, match="takes 1 channels"):
+        start()
+    assert not (tmp_path / "out").exists()
