@@ -11,9 +11,16 @@ import click
 @click.option("--form", type=click.Choice(["wide", "long"]), default="wide", show_default=True, help="Of the CSV.")
 @click.option("--html", "html_path", help="Write it as one HTML page with sortable columns.")
 @click.option("--markdown", "markdown_path", help="Write it as Markdown.")
+@click.option("--curves", help="Draw accuracy against images per class of few-shot results as a PNG.")
 @click.option("--metric", help="Show this metric in place of each benchmark's leading one.")
 def command(
-    folder: str, csv_path: str | None, form: str, html_path: str | None, markdown_path: str | None, metric: str | None
+    folder: str,
+    csv_path: str | None,
+    form: str,
+    html_path: str | None,
+    markdown_path: str | None,
+    curves: str | None,
+    metric: str | None,
 ) -> None:
     """One table of all result records below FOLDER: a row per weights and layer, a column per benchmark.
 
@@ -25,6 +32,12 @@ def command(
     write_board(
         Path(folder), csv_path=csv_path, form=form, html_path=html_path, markdown_path=markdown_path, metric=metric
     )
+    if curves is not None:
+        from sslbench.leaderboard.curves import data_efficiency
+        from sslbench.records import read_tree
+
+        data_efficiency(read_tree(Path(folder)), Path(curves))
+        click.echo(f"curves: {Path(curves).resolve()}")
 
 
 def write_board(

@@ -81,7 +81,8 @@ def _own(spec: str, sources: Mapping[str, ObjectSource]) -> TrainTestObjects:
 
 def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObjects:
     present = [{source.classes[c] for c in objects.classes} for objects in source.objects]
-    fit, held = holdout(multi_labels(present, classes=source.classes), fraction, seed)
+    least = _FEWEST / len(source) if len(source) >= 2 * _FEWEST else 0.0
+    fit, held = holdout(multi_labels(present, classes=source.classes), max(fraction, least), seed)
     if min(len(fit), len(held)) < _FEWEST:
         raise DataError(
             f"{source.name} has {counted(len(source), 'image')}, too few to split into train and test",

@@ -1,4 +1,4 @@
-"""Toy images with shapes on noise, drawn by kwcoco: `kwcoco:shapes8` is eight of them, drawn once and kept in the cache."""
+"""Toy images with shapes on noise, drawn by kwcoco once and kept in the cache: `kwcoco:shapes8` is eight of them."""
 
 import contextlib
 import dataclasses
@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 from sslbench import paths
 from sslbench.data._object_types import ObjectSource
@@ -74,7 +75,7 @@ def _draw(folder: Path, n: int, side: int) -> None:
         file = temporary / _MANIFEST
         content = json.loads(file.read_text(encoding="utf-8"))
         for image in content["images"]:
-            image["file_name"] = Path(image["file_name"]).relative_to(temporary).as_posix()
+            image["file_name"] = Path(image["file_name"]).relative_to(temporary.resolve()).as_posix()
         file.write_text(json.dumps(content), encoding="utf-8")
         try:
             temporary.rename(folder)
@@ -86,11 +87,11 @@ def _draw(folder: Path, n: int, side: int) -> None:
 
 
 def _call_kwcoco(folder: Path, n: int, side: int) -> None:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from kwcoco.demo.toydata_image import demodata_toy_dset
+    said = io.StringIO()  # kwcoco shows progress on stdout, where the results go
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from kwcoco.demo.toydata_image import demodata_toy_dset
 
-            demodata_toy_dset(
-                image_size=(side, side), n_imgs=n, rng=0, bundle_dpath=str(folder.resolve()), verbose=0, use_cache=False
-            )
+        where = str(folder.resolve())
+        draw: Any = demodata_toy_dset  # untyped
+        draw(image_size=(side, side), n_imgs=n, rng=0, bundle_dpath=where, verbose=0, use_cache=False)

@@ -182,7 +182,8 @@ class _Problems:
     def at_optimum(self, tolerance: float) -> torch.Tensor:
         """(P,) whether the distance to the optimum is known to be within the tolerance."""
         distance = self.gradient.norm(dim=1)
-        return (distance <= tolerance * self.v.norm(dim=1)) | (distance <= _ROUNDING * self.pull) | self.close
+        near: torch.Tensor = (distance <= tolerance * self.v.norm(dim=1)) | (distance <= _ROUNDING * self.pull)
+        return near | self.close
 
     def relative_gap(self) -> torch.Tensor:
         """(P,) duality gap, of the objective."""

@@ -7,10 +7,12 @@ matched to a runner by its id. One that matches none fails, unless it stands in 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
+import golden_detection
 import golden_knn
 import golden_losses
 import golden_losses_distillation
 import golden_losses_distributed
+import golden_low_shot
 import golden_models
 import golden_optimizers
 import golden_schedules
@@ -61,8 +63,10 @@ RUNNERS: dict[str, Callable[[Case], None]] = {
     "09_transforms/lab_*": golden_transforms.lab,
     "09_transforms/jigsaw_N*": golden_transforms.permutations,
     "09_transforms/jigsaw_error_*": golden_transforms.too_many_permutations,
+    **golden_low_shot.PATTERNS,
     "11_models_params/resnet50_features_*": golden_models.resnet50_features,
     "11_models_params/param_groups/*": golden_optimizers.groups,
+    "12_voc_detection_ap/*": golden_detection.average_precision,
 }
 
 NOT_BUILT_YET = (
@@ -72,10 +76,7 @@ NOT_BUILT_YET = (
     *(f"01_losses/solo_{name}_*" for name in ("nnclr", "ressl", "supcon_like")),
     "01_losses/vissl_bce_multi_*",
     "06_retrieval/*",
-    "07_fewshot_lsr/*",
-    "10_low_shot/*",
     "11_models_params/linear_heads/*",
-    "12_voc_detection_ap/cases.json",
 )
 
 # Shipped beside this file, so that forgetting to copy them cannot pass for success.
@@ -86,9 +87,12 @@ SHIPPED = {
     "03_larc_lars": 5,
     "04_svm_ap": 41,
     "05_knn": 11,
+    "07_fewshot_lsr": 1,
     "08_weight_conversion": 10,
     "09_transforms": 16,
+    "10_low_shot": 7,
     "11_models_params": 7,
+    "12_voc_detection_ap": 1,
 }
 
 

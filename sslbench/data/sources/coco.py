@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sslbench.data._coco_objects import object_sources
+from sslbench.data._object_types import ObjectSource
 from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.source import Labels, Source
@@ -45,16 +47,57 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     """
     refuse_columns(spec, image_column, label_column)
     manifest = _load(spec)
+    folder = Path(manifest.bundle_dpath)
+    images, files, ids = _files(spec, manifest, folder)
+    labels, notes = _labels(spec, manifest, [image["id"] for image in images], ids)
+    return by_split(spec, ids, labels, Files(files, str(folder)), _splits(spec, images), notes)
+
+
+def open_objects(spec: str) -> dict[str, ObjectSource]:
+    """The images of a manifest with the boxes and masks of their annotations; an image without any is kept.
+
+    Boxes x, y, width, height become x1, y1, x2, y2. `iscrowd` makes a crowd, `ignore` a difficult object. Categories
+    that have no annotation are left out.
+
+    Args:
+        spec: the file. Paths in it are relative to its folder; of the COCO layout, `annotations/instances_val2017.json`
+            finds its images in `val2017/`.
+
+    Returns:
+        Split name -> source, or {"all": source}.
+
+    Raises:
+        DataError: as for `open`; or an annotation has no box, or one that is not finite, or a damaged segmentation.
+    """
+    manifest = _load(spec)
+    folder = _image_folder(spec, manifest)
+    images, files, ids = _files(spec, manifest, folder)
+    splits = _splits(spec, images)
+    members: dict[str, list[int]] = {}
+    for i, split in enumerate(splits or ()):
+        members.setdefault(split, []).append(i)
+    content = manifest.dataset | {"images": images}
+    return object_sources(spec, content, ids, Files(files, str(folder)), members or None, ())
+
+
+def _files(spec: str, manifest: Any, folder: Path) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """The manifest's images, their files and their ids."""
     images = list(manifest.imgs.values())
     without = [str(image["id"]) for image in images if not image.get("file_name")]
     if without:
         raise DataError(f"{spec}: images without a file_name are not supported: id {some(without)}")
-    folder = Path(manifest.bundle_dpath)
     files = [str(image["file_name"]) for image in images]
     ids = [image_id(file, folder) for file in files]
     check_files(spec, files, ids, folder)
-    labels, notes = _labels(spec, manifest, [image["id"] for image in images], ids)
-    return by_split(spec, ids, labels, Files(files, str(folder)), _splits(spec, images), notes)
+    return images, files, ids
+
+
+def _image_folder(spec: str, manifest: Any) -> Path:
+    """Where relative paths start: beside the manifest, or in `../val2017` for `annotations/instances_val2017.json`."""
+    folder = Path(manifest.bundle_dpath)
+    first = next((str(image["file_name"]) for image in manifest.imgs.values() if image.get("file_name")), "")
+    other = folder.parent / Path(spec).stem.rpartition("_")[2]
+    return other if not (folder / first).exists() and (other / first).is_file() else folder
 
 
 @contextlib.contextmanager

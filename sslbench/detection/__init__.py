@@ -1,0 +1,1 @@
+"""Detection: recipes, detectors on a backbone, pictures of what they find."""

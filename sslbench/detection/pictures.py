@@ -1,0 +1,191 @@
+"""Pictures of what a detector found beside what is there."""
+
+import colorsys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from sslbench.metrics import masks as rle
+from sslbench.metrics.detection import Detections, Truth
+
+Picture = npt.NDArray[np.uint8]
+
+_SHORTEST = 240  # pixels; smaller images are enlarged so that the writing can be read
+_LONGEST = 480
+_GAP, _HEADING, _FONT = 8, 20, 11
+_PAPER, _INK = (255, 255, 255), (60, 60, 60)
+_MASK = 0.45
+
+
+def draw_predictions(
+    images: Sequence[Picture],
+    truth: Truth,
+    predictions: Detections,
+    path: Path,
+    *,
+    which: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+    least_score: float = 0.5,
+    columns: int = 2,
+) -> None:
+    """Writes a PNG: for each image what is there (left) and what was found (right), with class names, scores, masks.
+
+    Crowds and difficult objects are drawn with dashes; a class has the same colour on both sides.
+
+    Args:
+        images: uint8 (height, width, 3), upright, in the size that the boxes belong to.
+        truth: with masks, if they are to be drawn.
+        predictions: with masks, if they are to be drawn.
+        path: of the PNG; it appears when it is complete.
+        which: position in the test set of each of `images`; by default 0, 1, 2, ...
+        names: what to write above each image.
+        least_score: predictions below it are not drawn; the heading counts them.
+        columns: images side by side, each twice.
+
+    Raises:
+        ValueError: there are no images, or not as many as positions or names.
+    """
+    positions = list(range(len(images)) if which is None else which)
+    titles = [f"image {i + 1}" for i in positions] if names is None else list(names)
+    if not images or len({len(images), len(positions), len(titles)}) != 1:
+        raise ValueError(f"{len(images)} images, {len(positions)} positions, {len(titles)} names")
+    pairs = [
+        _pair(image, position, title, truth, predictions, least_score)
+        for image, position, title in zip(images, positions, titles, strict=True)
+    ]
+    _write(_grid(pairs, columns), path)
+
+
+def colour(label: int) -> tuple[int, int, int]:
+    """A colour for each class; neighbouring numbers get very different ones."""
+    red, green, blue = colorsys.hsv_to_rgb((0.02 + label * 0.61803399) % 1, 0.85, 1.0)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _pair(
+    image: Picture, position: int, title: str, truth: Truth, predictions: Detections, least_score: float
+) -> Image.Image:
+    there = np.flatnonzero(truth.images == position)
+    found = np.flatnonzero(predictions.images == position)
+    shown = found[predictions.scores[found] >= least_score]
+    shown = shown[np.argsort(predictions.scores[shown], kind="stable")]  # the surest one is drawn last, on top
+    left = _panel(
+        image,
+        truth.boxes[there],
+        truth.labels[there],
+        [truth.classes[c] for c in truth.labels[there]],
+        None if truth.masks is None else [truth.masks[i] for i in there],
+        (truth.crowd | truth.difficult)[there],
+    )
+    right = _panel(
+        image,
+        predictions.boxes[shown],
+        predictions.labels[shown],
+        [f"{truth.classes[predictions.labels[i]]} {predictions.scores[i]:.2f}" for i in shown],
+        None if predictions.masks is None else [predictions.masks[i] for i in shown],
+        np.zeros(len(shown), dtype=np.bool_),
+    )
+    sheet = Image.new("RGB", (2 * left.width + _GAP // 2, left.height + _HEADING), _PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=_FONT)
+    hidden = f", {len(found) - len(shown)} below {least_score:g} not shown" if len(found) > len(shown) else ""
+    texts = (f"{title}: {len(there)} objects", f"found: {len(shown)}{hidden}")
+    for text, panel, x in zip(texts, (left, right), (0, left.width + _GAP // 2), strict=True):
+        draw.text((x, 3), _fitting(draw, text, panel.width, font), fill=_INK, font=font)
+        sheet.paste(panel, (x, _HEADING))
+    return sheet
+
+
+def _panel(
+    image: Picture,
+    boxes: npt.NDArray[np.floating],
+    labels: npt.NDArray[np.int64],
+    texts: Sequence[str],
+    masks: Sequence[rle.Rle] | None,
+    dashed: npt.NDArray[np.bool_],
+) -> Image.Image:
+    pixels = image.astype(np.float64)
+    for mask, label in zip(masks or (), labels, strict=False):
+        inside = rle.decode(mask)
+        pixels[inside] = (1 - _MASK) * pixels[inside] + _MASK * np.array(colour(int(label)))
+    height, width = image.shape[:2]
+    scale = min(max(1.0, _SHORTEST / min(height, width)), _LONGEST / max(height, width))
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    panel = Image.fromarray(pixels.round().astype(np.uint8)).resize(size, Image.Resampling.BILINEAR)
+    draw, font = ImageDraw.Draw(panel), ImageFont.load_default(size=_FONT)
+    corners = boxes.astype(np.float64) * scale
+    for box, label, is_dashed in zip(corners, labels, dashed, strict=True):
+        _rectangle(draw, box, colour(int(label)), dashed=bool(is_dashed))
+    for box, label, text in zip(corners, labels, texts, strict=True):  # after the boxes, so that no line crosses them
+        _label(draw, box, text, colour(int(label)), panel.size, font)
+    return panel
+
+
+def _rectangle(
+    draw: ImageDraw.ImageDraw, box: npt.NDArray[np.float64], fill: tuple[int, int, int], *, dashed: bool
+) -> None:
+    x1, y1, x2, y2 = (float(v) for v in box)
+    # The last pixel inside is the one before x2, and Pillow draws its second corner too.
+    x2, y2 = max(x1, x2 - 1), max(y1, y2 - 1)
+    if not dashed:
+        draw.rectangle((x1, y1, x2, y2), outline=fill, width=2)
+        return
+    for ax, ay, bx, by in ((x1, y1, x2, y1), (x2, y1, x2, y2), (x2, y2, x1, y2), (x1, y2, x1, y1)):
+        steps = max(1, int(max(abs(bx - ax), abs(by - ay)) // 4))
+        for i in range(0, steps, 2):
+            start, stop = i / steps, min(1.0, (i + 1) / steps)
+            points = (ax + (bx - ax) * start, ay + (by - ay) * start, ax + (bx - ax) * stop, ay + (by - ay) * stop)
+            draw.line(points, fill=fill, width=2)
+
+
+def _label(
+    draw: ImageDraw.ImageDraw,
+    box: npt.NDArray[np.float64],
+    text: str,
+    fill: tuple[int, int, int],
+    size: tuple[int, int],
+    font: ImageFont.ImageFont | ImageFont.FreeTypeFont,
+) -> None:
+    width, height = draw.textlength(text, font=font) + 4, _FONT + 3
+    x = min(max(0.0, float(box[0])), max(0.0, size[0] - width))
+    above = float(box[1]) - height
+    y = above if above >= 0 else min(float(box[1]) + 2, size[1] - height)
+    draw.rectangle((x, y, x + width, y + height), fill=fill)
+    luminance = 0.3 * fill[0] + 0.59 * fill[1] + 0.11 * fill[2]
+    draw.text((x + 2, y), text, fill=(0, 0, 0) if luminance > 110 else (255, 255, 255), font=font)
+
+
+def _fitting(
+    draw: ImageDraw.ImageDraw, text: str, width: int, font: ImageFont.ImageFont | ImageFont.FreeTypeFont
+) -> str:
+    while len(text) > 4 and draw.textlength(text, font=font) > width:
+        text = text[:-4] + "..."
+    return text
+
+
+def _grid(pairs: Sequence[Image.Image], columns: int) -> Image.Image:
+    rows = [pairs[i : i + columns] for i in range(0, len(pairs), columns)]
+    widths = [max(pair.width for pair in pairs[i::columns]) for i in range(min(columns, len(pairs)))]
+    heights = [max(pair.height for pair in row) for row in rows]
+    size = (sum(widths) + _GAP * (len(widths) + 1), sum(heights) + _GAP * (len(heights) + 1))
+    sheet = Image.new("RGB", size, _PAPER)
+    y = _GAP
+    for row, height in zip(rows, heights, strict=True):
+        x = _GAP
+        for pair, width in zip(row, widths, strict=False):
+            sheet.paste(pair, (x, y))
+            x += width + _GAP
+        y += height + _GAP
+    return sheet
+
+
+def _write(sheet: Image.Image, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        sheet.save(temporary, "PNG")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""Segmentation masks: every form that manifests use, as COCO run lengths (RLE).
+
+A `Segmentation` is what a manifest holds: polygons `[[x, y, x, y, ...], ...]`, run lengths as a list or compressed
+(`{"size": [height, width], "counts": ...}`), or kwcoco's `{"exterior": [[x, y], ...], "interiors": [...]}`, one or a
+list of them. Polygons of one or two corners, which have no area, are passed over.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Segmentation = list[Any] | dict[str, Any]
+Rle = dict[str, Any]
+"""Compressed run lengths: {"size": [height, width], "counts": bytes}."""
+
+_LEAST = 6  # numbers in a polygon that has an area: three corners
+
+
+def problem(segmentation: object) -> str | None:
+    """What is wrong with the form of a segmentation, in a few words; None if nothing is."""
+    if isinstance(segmentation, dict):
+        if "exterior" in segmentation:
+            rings = [segmentation["exterior"], *(segmentation.get("interiors") or [])]
+            return next((found for ring in rings if (found := _ring_problem(ring))), None)
+        if not isinstance(segmentation.get("counts"), list | str | bytes) or len(segmentation.get("size") or ()) != 2:
+            return "run lengths need 'counts' and 'size'"
+        return None
+    if not isinstance(segmentation, list):
+        return f"it is {type(segmentation).__name__}, neither polygons nor run lengths"
+    if segmentation and all(isinstance(part, dict) for part in segmentation):
+        return next((found for part in segmentation if (found := problem(part))), None)
+    return next((found for part in segmentation if (found := _polygon_problem(part))), None)
+
+
+def is_empty(segmentation: Segmentation) -> bool:
+    """Whether it has polygons only, and none of three corners or more."""
+    if isinstance(segmentation, dict) and "counts" in segmentation:
+        return False
+    return not any(len(rings[0]) >= _LEAST for rings in _parts(segmentation))
+
+
+def to_rle(segmentation: Segmentation, height: int, width: int) -> Rle:
+    """Any form of mask as compressed run lengths of an image of that size; without polygons the mask is empty.
+
+    Raises:
+        ValueError: the form is not known, or run lengths belong to an image of another size.
+    """
+    from faster_coco_eval.core import mask
+
+    if found := problem(segmentation):
+        raise ValueError(f"not a segmentation: {found}")
+    if isinstance(segmentation, dict) and "counts" in segmentation:
+        if list(segmentation["size"]) != [height, width]:
+            raise ValueError(f"run lengths of {segmentation['size']} (height, width), but the image is {height, width}")
+        counts = segmentation["counts"]
+        if isinstance(counts, list):
+            return dict(mask.frPyObjects(segmentation, height, width))
+        return {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
+    parts = [rings for rings in _parts(segmentation) if len(rings[0]) >= _LEAST]
+    if not parts:
+        return encode(np.zeros((height, width), dtype=np.bool_))
+    return _union([_polygon(rings, height, width) for rings in parts])
+
+
+def encode(bitmap: npt.NDArray[np.bool_]) -> Rle:
+    """A (height, width) bitmap as run lengths."""
+    from faster_coco_eval.core import mask
+
+    return dict(mask.encode(np.asfortranarray(bitmap, dtype=np.uint8)))
+
+
+def decode(rle: Rle) -> npt.NDArray[np.bool_]:
+    """The bitmap (height, width) of run lengths."""
+    from faster_coco_eval.core import mask
+
+    return np.asarray(mask.decode(rle), dtype=np.bool_)
+
+
+def areas(rles: Sequence[Rle]) -> npt.NDArray[np.float64]:
+    """(n,) pixels of n masks."""
+    from faster_coco_eval.core import mask
+
+    return np.asarray(mask.area(list(rles)), dtype=np.float64) if len(rles) else np.zeros(0)
+
+
+def text(rle: Rle) -> Rle:
+    """The same run lengths as JSON can hold them: `counts` is a str."""
+    counts = rle["counts"]
+    size = [int(side) for side in rle["size"]]
+    return {"size": size, "counts": counts.decode("ascii") if isinstance(counts, bytes) else counts}
+
+
+def _parts(segmentation: Segmentation) -> list[list[list[float]]]:
+    """Polygons, each with its holes: lists x, y, x, y, ... of the outer ring and of the inner ones."""
+    parts = [segmentation] if isinstance(segmentation, dict) else segmentation
+    return [
+        [_flat(ring) for ring in (part["exterior"], *(part.get("interiors") or []))]
+        if isinstance(part, dict)
+        else [list(map(float, part))]
+        for part in parts
+    ]
+
+
+def _flat(ring: Sequence[Sequence[float]]) -> list[float]:
+    return [float(x) for point in ring for x in point]
+
+
+def _ring_problem(ring: object) -> str | None:
+    if not isinstance(ring, list) or not all(isinstance(point, list) and len(point) == 2 for point in ring):
+        return "a ring of kwcoco is a list of points [x, y]"
+    return _polygon_problem([x for point in ring for x in point])
+
+
+def _polygon_problem(polygon: object) -> str | None:
+    if not isinstance(polygon, list) or len(polygon) % 2:
+        return "a polygon is a list of numbers x, y, x, y, ..."
+    try:
+        return None if math.isfinite(math.fsum(polygon)) else "a coordinate is not a finite number"
+    except (TypeError, ValueError, OverflowError):
+        return "a coordinate is not a finite number"
+
+
+def _union(rles: Sequence[Rle]) -> Rle:
+    from faster_coco_eval.core import mask
+
+    return dict(rles[0]) if len(rles) == 1 else dict(mask.merge(list(rles)))
+
+
+def _polygon(rings: list[list[float]], height: int, width: int) -> Rle:
+    from faster_coco_eval.core import mask
+
+    rles = mask.frPyObjects([ring for ring in rings if len(ring) >= _LEAST], height, width)
+    if len(rles) == 1:
+        return dict(rles[0])
+    return encode(decode(rles[0]) & ~decode(_union(rles[1:])))

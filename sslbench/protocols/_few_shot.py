@@ -1,0 +1,186 @@
+"""What the protocols with few training samples have in common: statistics over the draws, and the outcome.
+
+The 95 % interval over R draws is Student's: mean -+ t(0.975, R - 1) std / sqrt(R). It says how much other draws from
+the same train would move the mean. The interval of the headline also holds what another test set would do: the half
+widths of the two are added as squares, that of the test set being the mean over the draws of its bootstrap half widths,
+which is never too small (a mean does not vary more than its parts do on average).
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.source import Labels
+from sslbench.errors import DataError, UsageError
+from sslbench.metrics.summary import headline, summarise
+from sslbench.protocols._draws import Draw
+from sslbench.results import Outcome
+
+FloatArray = npt.NDArray[np.float64]
+
+_RESAMPLES = 1000
+_FEWEST_RESAMPLES = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """A classifier that was trained on one draw.
+
+    Attributes:
+        scores: (N_test, C), higher means more likely; a class that was not learned has NaN (multi-label) or a value
+            below all others.
+        train: the leading metric on the samples of the draw.
+        strength: of the regularisation that was used; class name -> strength where each has its own.
+        converged: None without an iterative solver.
+        notes: what a reader must know.
+    """
+
+    scores: FloatArray
+    train: float
+    strength: float | dict[str, float]
+    converged: bool | None = None
+    notes: tuple[str, ...] = ()
+
+
+def statistics(values: Sequence[float]) -> dict[str, float]:
+    """Mean, min, max, std (of a sample, R - 1) and the 95 % interval of the mean; NaN where one draw is too few."""
+    known = _known(values)
+    if not len(known):
+        return dict.fromkeys(("mean", "min", "max", "std", "low", "high"), math.nan)
+    half = half_width(values)
+    low, high = _cut(float(known.mean()) - half, float(known.mean()) + half)
+    return {
+        "mean": float(known.mean()),
+        "min": float(known.min()),
+        "max": float(known.max()),
+        "std": float(known.std(ddof=1)) if len(known) > 1 else math.nan,
+        "low": low,
+        "high": high,
+    }
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of Student's 95 % interval of the mean; NaN for less than two values."""
+    from scipy.stats import t
+
+    known = _known(values)
+    if len(known) < 2:
+        return math.nan
+    return float(t.ppf(0.975, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
+
+
+def _known(values: Sequence[float]) -> FloatArray:
+    return np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = _known(values)
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _cut(low: float, high: float) -> tuple[float, float]:
+    """Rates lie between 0 and 1; NaN stays."""
+    return (low if math.isnan(low) else max(low, 0.0)), (high if math.isnan(high) else min(high, 1.0))
+
+
+class Curve:
+    """Scores along the numbers of training samples; the last one that is added is the headline."""
+
+    def __init__(self, test: Labels, train_ids: Sequence[str]) -> None:
+        self._test, self._ids = test, train_ids
+        self._metric = {"single": "top1", "multi": "mAP"}[test.kind]
+        self.variants: dict[str, dict[str, float]] = {}
+        self.drawn: dict[str, list[str]] = {}
+        self.strengths: dict[str, list[Any]] = {}
+        self._converged: list[bool] = []
+        self._notes: dict[str, None] = {}
+        self._last: Sequence[Fitted] = ()
+
+    def add(self, name: str, draws: Sequence[Draw], fitted: Sequence[Fitted]) -> None:
+        """One point of the curve: 'k=4' with the classifiers of all draws."""
+        found = statistics([headline(self._test.kind, self._test.values, one.scores) for one in fitted])
+        mean = found.pop("mean")
+        rest = {f"{self._metric}_{key}": value for key, value in found.items()}
+        self.variants[name] = {self._metric: mean, **rest, "train": _mean([one.train for one in fitted])}
+        self.drawn[name] = [draw.digest(self._ids) for draw in draws]
+        self.strengths[name] = [one.strength for one in fitted]
+        self._converged += [one.converged for one in fitted if one.converged is not None]
+        self._notes |= {f"{name}: {note}": None for one in fitted for note in one.notes}
+        self._last = fitted
+
+    def outcome(self, *, seed: int, selected: dict[str, Any], seeds: Sequence[int], notes: Sequence[str]) -> Outcome:
+        """The outcome, whose headline is the last point; `seed` is that of the bootstrap."""
+        kind, classes, values = self._test.kind, self._test.classes, self._test.values
+        # All draws together get the resamples of one result: it is the mean of their half widths that is used.
+        resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / len(self._last)))
+        each = [summarise(kind, classes, values, one.scores, seed=seed, resamples=resamples) for one in self._last]
+        metrics = {name: combine([found[0][name] for found in each]) for name in each[0][0]}
+        per_class = {name: _mean([found[2][name] for found in each]) for name in classes}
+        draws = {"seeds": list(seeds), "samples_sha256": self.drawn}
+        return Outcome(
+            metrics=metrics,
+            headline=each[0][1],
+            # Of the first draw and not an average of all, which would be another and better classifier.
+            scores=self._last[0].scores.astype(np.float32),
+            per_class=per_class,
+            train=_mean([one.train for one in self._last]),
+            selected={**selected, "draws": draws},
+            variants=self.variants,
+            converged=all(self._converged) if self._converged else None,
+            notes=(*notes, *self._notes),
+        )
+
+
+def combine(values: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """The mean over the draws with its interval for other draws and another test set."""
+    means = [value for value, _, _ in values]
+    below, above = _mean([value - low for value, low, _ in values]), _mean([high - value for value, _, high in values])
+    half = half_width(means)
+    draws = 0.0 if math.isnan(half) else half
+    return _mean(means), *_cut(_mean(means) - math.hypot(below, draws), _mean(means) + math.hypot(above, draws))
+
+
+def usable_k(
+    protocol: str, asked: tuple[int, ...], default: tuple[int, ...], most: int, why: str
+) -> tuple[list[int], list[str]]:
+    """The numbers of samples per class that train has enough for, ascending, and a note on defaults left out.
+
+    Raises:
+        UsageError: numbers that are not possible, or one that was asked for and is too large.
+        DataError: none of the defaults fits.
+    """
+    if min(asked, default=1) < 1 or len(set(asked)) < len(asked):
+        raise UsageError(f"{protocol}: k should be one or several different numbers from 1 on, not {list(asked)}")
+    fitting, dropped = [k for k in sorted(asked) if k <= most], [k for k in sorted(asked) if k > most]
+    if not dropped:
+        return fitting, []
+    if asked != default:
+        raise UsageError(
+            f"{protocol}: k={dropped[0]} is more than train has samples for: {why}",
+            f"Give a k of at most {most}." if most else None,
+        )
+    if not fitting:
+        raise DataError(f"{protocol}: train is too small to draw {dropped[0]} samples per class: {why}")
+    names = ", ".join(map(str, dropped))
+    return fitting, [f"Train is too small for these default values of k ({why}): {names}."]
+
+
+def check_labels(protocol: str, labels: Labels) -> None:
+    """Refuses training labels that say nothing.
+
+    Raises:
+        DataError: there are none, or fewer than two classes of single labels.
+    """
+    from sslbench.protocols._draws import present
+
+    if labels.kind == "none":
+        raise DataError(
+            f"{protocol}: the train samples have no labels to draw samples per class by",
+            "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
+        )
+    if len(present(labels)) < (2 if labels.kind == "single" else 1):
+        raise DataError(f"{protocol}: train should have at least two classes")

@@ -1,0 +1,216 @@
+"""Few-shot least squares in closed form, as big_vision's `fewshot_lsr` evaluates representations.
+
+From every class the first k of a seeded order of its training samples are taken. Their features are standardised by
+their own mean and deviation (+ 1e-5), a constant feature of 100 is added (so the bias is nearly unregularised), and
+weights W = (X'X + l2 I)^-1 X'Y with targets of -1 and 1 are solved for in double precision; the class with the largest
+value is predicted. With the published l2 = 1024 nothing is chosen. Of several l2 one is chosen by cross-validation
+inside the draw, for every draw; with one sample per class there are no folds, and 1024 is used.
+
+The headline is the mean over the draws at the largest k; `variants` of the result holds every k: mean, min, max, std
+and the 95 % interval over the draws. The scores per sample are those of the first draw.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.config import setting
+from sslbench.data.source import Labels
+from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.metrics.classification import top_k_accuracy
+from sslbench.protocols import _draws
+from sslbench.protocols._common import check_features, is_better
+from sslbench.protocols._draws import Draw
+from sslbench.protocols._few_shot import Curve, Fitted, check_labels, usable_k
+from sslbench.results import Outcome
+
+VERSION = 1
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_DEFAULT_K = (1, 5, 10, 25)
+_PUBLISHED_L2 = 1024.0
+_CONSTANT = 100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of few-shot least squares."""
+
+    k: tuple[int, ...] = setting(_DEFAULT_K, "samples per class; the largest leads")
+    draws: int = setting(3, "independent draws; that of number i has the seed: seed of the run x draws + i")
+    l2: tuple[float, ...] = setting(
+        (_PUBLISHED_L2,), "strengths of the regularisation to choose from; one value is used as it is"
+    )
+    folds: int = setting(3, "folds of the cross-validation inside a draw, if several l2 are given")
+    select: Literal["train", "test"] = setting(
+        "train", "what l2 is chosen on, if several are given; test: the highest mean on test, and the row is marked"
+    )
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuses settings that cannot work on these training labels, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible, for instance k larger than a class.
+        DataError: labels that are not one per sample, or train is too small.
+    """
+    if not settings.k:
+        raise UsageError("lsr: give k, the number of samples per class")
+    if settings.draws < 1 or settings.folds < 2:
+        raise UsageError(f"lsr: draws should be at least 1 and folds 2, not {settings.draws} and {settings.folds}")
+    if not settings.l2 or not all(np.isfinite(v) and v > 0 for v in settings.l2):
+        raise UsageError(f"lsr: l2 should be one or several numbers greater than 0, not {list(settings.l2)}")
+    check_labels("lsr", train)
+    if train.kind != "single":
+        raise DataError(
+            "lsr: it draws samples per class and predicts one class, and these samples have several labels each",
+            "Use low-shot, svm or linear for multi-label data.",
+        )
+    most, why = _draws.largest_k(train)
+    usable_k("lsr", settings.k, _DEFAULT_K, most, why)
+
+
+def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+    """Learn from draws of train, score on test.
+
+    Args:
+        train: features and labels to draw from.
+        test: features and labels that are scored, all of them for every draw.
+        settings: see `Settings`.
+        seed: of the draws and of the bootstrap.
+
+    Raises:
+        DataError: features that are not finite, or labels that are not one per sample.
+        UsageError: settings that are not possible.
+    """
+    check_features(train, test)
+    check(settings, train.labels)
+    most, why = _draws.largest_k(train.labels)
+    ks, notes = usable_k("lsr", settings.k, _DEFAULT_K, most, why)
+    seeds = _draws.seeds(seed, settings.draws)
+    curve = Curve(test.labels, train.ids)
+    for k in ks:
+        draws = [_draws.k_per_class(train.labels, k, each, np.random.default_rng(each)) for each in seeds]
+        curve.add(f"k={k}", draws, _fit_all(train, test, draws, settings))
+    notes = [f"The metrics are means over {settings.draws} draws of {ks[-1]} samples per class.", *notes]
+    selected: dict[str, Any] = {}
+    if len(settings.l2) > 1:
+        inside = f"cross-validation (up to {settings.folds} folds) inside each draw; 1024 where k is 1"
+        on = "test, the mean over the draws" if settings.select == "test" else inside
+        selected = {"on": on, "l2": curve.strengths}
+    return curve.outcome(seed=seed, selected=selected, seeds=seeds, notes=notes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ridge:
+    """Ridge regression to the targets -1 and 1, solved for every l2 from one eigendecomposition.
+
+    Attributes:
+        mean: (D,) of the training samples.
+        std: (D,) of them, + 1e-5.
+        values: (R,) eigenvalues of X'X or, with fewer samples than columns, of XX'.
+        left: (D + 1, R); the weights are left @ diag(1 / (values + l2)) @ right.
+        right: (R, C).
+    """
+
+    mean: FloatArray
+    std: FloatArray
+    values: FloatArray
+    left: FloatArray
+    right: FloatArray
+
+    def weights(self, l2: float) -> FloatArray:
+        """(D + 1, C); the last row belongs to the constant feature."""
+        return np.asarray((self.left / (self.values + l2)) @ self.right)
+
+    def decide(self, x: npt.NDArray[np.floating], l2: float) -> FloatArray:
+        """(N, C) values of features (N, D)."""
+        return np.asarray(_standardised(x, self.mean, self.std) @ self.weights(l2))
+
+
+def ridge(x: npt.NDArray[np.floating], classes: IntArray, n_classes: int) -> Ridge:
+    """Fit.
+
+    Args:
+        x: (N, D).
+        classes: (N,), 0 to n_classes - 1.
+        n_classes: C.
+    """
+    mean, std = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64) + 1e-5
+    given = _standardised(x, mean, std)
+    target = np.where(classes[:, None] == np.arange(n_classes), 1.0, -1.0)
+    if len(given) >= given.shape[1]:
+        values, vectors = np.linalg.eigh(given.T @ given)
+        return Ridge(mean, std, np.maximum(values, 0), vectors, vectors.T @ (given.T @ target))
+    values, vectors = np.linalg.eigh(given @ given.T)
+    return Ridge(mean, std, np.maximum(values, 0), given.T @ vectors, vectors.T @ target)
+
+
+def _standardised(x: npt.NDArray[np.floating], mean: FloatArray, std: FloatArray) -> FloatArray:
+    """(N, D + 1): standardised, with the constant feature."""
+    out = np.empty((len(x), x.shape[1] + 1))
+    np.divide(np.subtract(x, mean, dtype=np.float64), std, out=out[:, :-1])
+    out[:, -1] = _CONSTANT
+    return out
+
+
+def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: Settings) -> list[Fitted]:
+    """A classifier per draw; classes that train does not have score below all others."""
+    learned = _draws.present(train.labels)
+    models = [_model(train, draw, learned) for draw in draws]
+    if settings.select == "test" and len(settings.l2) > 1:
+        chosen = [_best_on_test(models, test, learned, settings.l2)] * len(draws)
+    else:
+        chosen = [_inside(train, draw, learned, settings) for draw in draws]
+    fitted = []
+    for model, draw, l2 in zip(models, draws, chosen, strict=True):
+        own = model.decide(train.x[draw.rows], l2)
+        score = top_k_accuracy(np.searchsorted(learned, draw.labels.values), own)
+        fitted.append(Fitted(_spread(model.decide(test.x, l2), learned, test.labels), score, l2))
+    return fitted
+
+
+def _model(train: Features, draw: Draw, learned: IntArray, kept: npt.NDArray[np.bool_] | None = None) -> Ridge:
+    rows, values = draw.rows, draw.labels.values
+    if kept is not None:
+        rows, values = rows[kept], values[kept]
+    return ridge(train.x[rows], np.searchsorted(learned, values), len(learned))
+
+
+def _inside(train: Features, draw: Draw, learned: IntArray, settings: Settings) -> float:
+    """The first l2 with the highest accuracy over the folds of the draw; the published one where there are none."""
+    if len(settings.l2) == 1:
+        return settings.l2[0]
+    folds = _draws.stratified_folds(draw.labels.values, settings.folds)
+    if folds is None:
+        return _PUBLISHED_L2
+    own = np.searchsorted(learned, draw.labels.values)
+    right = np.zeros(len(settings.l2))
+    for fold in range(int(folds.max()) + 1):
+        held = folds == fold
+        model = _model(train, draw, learned, ~held)
+        for i, l2 in enumerate(settings.l2):
+            right[i] += np.sum(np.argmax(model.decide(train.x[draw.rows[held]], l2), axis=1) == own[held])
+    return settings.l2[int(np.argmax(right))]
+
+
+def _best_on_test(models: Sequence[Ridge], test: Features, learned: IntArray, l2s: Sequence[float]) -> float:
+    best, best_score = l2s[0], float("nan")
+    for l2 in l2s:
+        scores = (_spread(model.decide(test.x, l2), learned, test.labels) for model in models)
+        score = float(np.mean([top_k_accuracy(np.asarray(test.labels.values, np.int64), s) for s in scores]))
+        if is_better(score, best_score):
+            best, best_score = l2, score
+    return best
+
+
+def _spread(decision: FloatArray, learned: IntArray, labels: Labels) -> FloatArray:
+    scores = np.full((len(decision), len(labels.classes)), decision.min() - 1)
+    scores[:, learned] = decision
+    return scores

@@ -1,0 +1,132 @@
+"""Few-shot least squares of big_vision, and the low-shot draws of VISSL."""
+
+import random
+
+import numpy as np
+import pytest
+from golden_cases import Case
+
+from sslbench.data.source import Labels
+from sslbench.features.array import Features
+from sslbench.protocols import _draws, lsr
+
+
+def least_squares(case: Case) -> None:
+    given, wanted, args = case.inputs(), case.expected(), case.meta["args"]
+    train, test = (_features(given[f"{part}_x"], given[f"{part}_y"]) for part in ("train", "test"))
+    found = 0
+    for seed in args["seeds"]:
+        for shot in args["shots"]:
+            if f"seed{seed}_shot{shot}/idx" not in wanted:
+                continue
+            draw = _draws.k_per_class(train.labels, shot, seed, np.random.default_rng(seed))
+            np.testing.assert_array_equal(draw.rows, np.sort(wanted[f"seed{seed}_shot{shot}/idx"]))
+            model = lsr.ridge(train.x[draw.rows], draw.labels.values, len(train.labels.classes))
+            if shot == min(args["shots"]) and seed == 0:
+                np.testing.assert_allclose(model.weights(1024.0), wanted["seed0_W_l2_1024_first_shot"], rtol=1e-7)
+            for l2 in args["l2_reg"]:
+                key = f"seed{seed}_shot{shot}_l2_{l2:g}/f64"
+                if f"{key}/acc" in wanted:
+                    _scores(model, l2, test, wanted, key)
+                    found += 1
+    assert found >= 2 * len(args["shots"]), "no case was compared"
+    _protocol(train, test, args, wanted)
+
+
+def _scores(model: lsr.Ridge, l2: float, test: Features, wanted: dict[str, np.ndarray], key: str) -> None:
+    scores = model.decide(test.x, l2)
+    if f"{key}/logits" in wanted:
+        np.testing.assert_allclose(scores, wanted[f"{key}/logits"], rtol=1e-7, atol=1e-9)
+    assert np.mean(scores.argmax(axis=1) == test.labels.values) == pytest.approx(float(wanted[f"{key}/acc"]))
+
+
+def _protocol(train: Features, test: Features, args: dict, wanted: dict[str, np.ndarray]) -> None:
+    """The protocol as a user runs it: its draws at seed 0 are the reference's seeds."""
+    settings = lsr.Settings(k=tuple(args["shots"]), draws=len(args["seeds"]))
+    outcome = lsr.run(train, test, settings, seed=0)
+    for shot in args["shots"]:
+        recorded = [float(wanted[f"seed{seed}_shot{shot}_l2_1024/f64/acc"]) for seed in args["seeds"]]
+        variant = outcome.variants[f"k={shot}"]
+        assert variant["top1"] == pytest.approx(np.mean(recorded))
+        assert (variant["top1_min"], variant["top1_max"]) == pytest.approx((min(recorded), max(recorded)))
+
+
+class PythonsChance:
+    """The reference draws with `random.sample`; drawing with it too leaves everything but the chance to compare."""
+
+    def __init__(self, state: random.Random, sizes: list[int]) -> None:
+        self._state, self._sizes = state, iter(sizes)
+
+    def permutation(self, rows: np.ndarray) -> np.ndarray:
+        return np.array(self._state.sample(rows.tolist(), next(self._sizes)))
+
+
+def with_and_without(case: Case) -> None:
+    targets, wanted, args = case.inputs()["targets"], case.expected(), case.meta["args"]
+    n_classes = targets.shape[1]
+    labels = Labels("multi", tuple(f"class{c}" for c in range(n_classes)), targets.astype(np.int8))
+    state, ks = random.Random(args["python_random_seed"]), [int(k) for k in args["k_values"].split(",")]
+    assert len(wanted) == 3 * len(ks)
+    for sample in (1, 2, 3):
+        for k in ks:
+            recorded = wanted[f"res5_sample{sample}_k{k}"]
+            sizes = [k] * n_classes + [(n_classes - 1) * k] * n_classes
+            np.testing.assert_array_equal(
+                _matrix(_draws.k_with_and_without(labels, k, 0, PythonsChance(state, sizes)), targets), recorded
+            )
+            ours = _matrix(_draws.k_with_and_without(labels, k, sample), targets)
+            for value in (1, 0):
+                np.testing.assert_array_equal((ours == value).sum(axis=0), (recorded == value).sum(axis=0))
+
+
+def _matrix(draw: _draws.Draw, targets: np.ndarray) -> np.ndarray:
+    """The reference's form of a draw: all of train, -1 for what was not drawn."""
+    whole = np.full(targets.shape, -1)
+    whole[draw.rows] = draw.labels.values
+    return whole
+
+
+def images_per_class(case: Case) -> None:
+    given, wanted, args = case.inputs(), case.expected(), case.meta["args"]
+    labels = _labels(given["targets"])
+    state = random.Random(args["python_random_seed"])
+    most = _draws.largest_k(labels)[0]
+    ks = [k for k in map(int, args["k_values"].split(",")) if k <= most]
+    assert len(wanted) == 2 * 2 * len(ks), "the reference leaves out a k that is larger than the smallest class"
+    for sample in (1, 2):
+        for k in ks:
+            draw = _draws.k_per_class(labels, k, 0, PythonsChance(state, [k] * len(labels.classes)))
+            assert sorted(given["images"][draw.rows]) == sorted(wanted[f"train_images_sample{sample}_k{k}"])
+            np.testing.assert_array_equal(np.sort(draw.labels.values), wanted[f"train_labels_sample{sample}_k{k}"])
+
+
+def data_limit(case: Case) -> None:
+    given, wanted, args = case.inputs(), case.expected(), case.meta["args"]
+    labels, n, skip, seed = _labels(given["labels"]), args["num_samples"], args["skip"], args["seed"]
+    order = _draws.orders(labels, np.random.RandomState(seed))
+    # The reference shares n out among the classes, the first ones getting the remainder, after those that it skips.
+    begin, length = ([total // len(order) + (c < total % len(order)) for c in range(len(order))] for total in (skip, n))
+    ours = np.concatenate([rows[b : b + size] for rows, b, size in zip(order, begin, length, strict=True)])
+    np.testing.assert_array_equal(ours, wanted["balanced"])
+    if n % len(order) == 0 and skip == 0:
+        draw = _draws.k_per_class(labels, n // len(order), seed)
+        np.testing.assert_array_equal(draw.rows, np.sort(wanted["balanced"]))
+    shares = [_draws.share(labels, m / len(labels), seed, stratified=False).rows for m in (n + skip, max(skip, 1))]
+    drawn = np.setdiff1d(shares[0], shares[1]) if skip else shares[0]
+    np.testing.assert_array_equal(drawn, np.sort(wanted["unbalanced"]))
+
+
+def _labels(values: np.ndarray) -> Labels:
+    return Labels("single", tuple(f"class{c}" for c in range(values.max() + 1)), values.astype(np.int64))
+
+
+def _features(x: np.ndarray, y: np.ndarray) -> Features:
+    return Features(x, _labels(y), tuple(f"{i:05d}" for i in range(len(x))))
+
+
+PATTERNS = {
+    "07_fewshot_lsr/lsr_*": least_squares,
+    "10_low_shot/voc_*": with_and_without,
+    "10_low_shot/places_*": images_per_class,
+    "10_low_shot/data_limit_*": data_limit,
+}
