@@ -122,7 +122,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
 
     def _read(self, position: int, unreadable: list[Unreadable]) -> Tensor | None:
         try:
-            return loader._read(self.images, position).image
+            return loader.read(self.images, position).image
         except UnreadableImage as error:
             unreadable.append((self._index(position), error.path, error.reason))
             return None

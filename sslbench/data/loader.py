@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sslbench.data.decode import Decoded, UnreadableImage, decode
 from sslbench.data.source import Images, Source
@@ -63,7 +63,7 @@ def batches(
     """
     chunks = _chunks(source, indices, batch_size)
     first: tuple[tuple[int, int], str] | None = None
-    for chunk, batch in zip(chunks, _run(_Load(source.images, chunks, preprocessing), workers), strict=True):
+    for chunk, batch in zip(chunks, run(_Load(source.images, chunks, preprocessing), workers), strict=True):
         _check_complete(chunk, batch.indices, batch.unreadable)
         if len(batch.indices):
             size, path = tuple(batch.images.shape[2:]), source.images.path(int(batch.indices[0]))
@@ -90,7 +90,7 @@ def scan(
     chunks = _chunks(source, indices, _SCAN_CHUNK)
     found: list[Unreadable] = []
     done = 0
-    for chunk, unreadable in zip(chunks, _run(_Check(source.images, chunks), workers), strict=True):
+    for chunk, unreadable in zip(chunks, run(_Check(source.images, chunks), workers), strict=True):
         found.extend(unreadable)
         done += len(chunk)
         if progress is not None:
@@ -134,7 +134,7 @@ class _Load(Dataset[Batch | SslbenchError]):
         try:
             for index in self.chunks[item].tolist():
                 try:
-                    decoded = _read(self.images, index)
+                    decoded = read(self.images, index)
                     picture = self._transform(decoded, index)
                 except UnreadableImage as error:
                     unreadable.append((index, error.path, error.reason))
@@ -177,7 +177,7 @@ class _Check(Dataset[list[Unreadable] | SslbenchError]):
         try:
             for index in self.chunks[item].tolist():
                 try:
-                    _read(self.images, index)
+                    read(self.images, index)
                 except UnreadableImage as error:
                     found.append((index, error.path, error.reason))
         except SslbenchError as error:
@@ -185,7 +185,12 @@ class _Check(Dataset[list[Unreadable] | SslbenchError]):
         return found
 
 
-def _read(images: Images, index: int) -> Decoded:
+def read(images: Images, index: int) -> Decoded:
+    """One decoded picture.
+
+    Raises:
+        UnreadableImage: its file cannot be read or decoded.
+    """
     path = images.path(index)
     try:
         return decode(images.read(index), path)
@@ -216,15 +221,36 @@ def _check_complete(chunk: npt.NDArray[np.int64], kept: npt.NDArray[np.int64], m
         raise RuntimeError(f"asked for the samples {chunk.tolist()}, got {delivered.tolist()}")
 
 
-def _run(dataset: Dataset[Any], workers: int) -> Iterator[Any]:
-    """The items of the dataset in order; an error of the user's that a worker returned is raised here."""
-    workers = min(workers, len(dataset))  # type: ignore[arg-type]
+def run(
+    dataset: Dataset[Any],
+    workers: int,
+    *,
+    sampler: Sampler[Any] | None = None,
+    prefetch: int = 2,
+    start: Callable[[int], None] | None = None,
+) -> Iterator[Any]:
+    """The items of a dataset in order; an error of the user's that a worker returned is raised here.
+
+    Args:
+        dataset: item -> result or SslbenchError.
+        workers: processes; 0: this one.
+        sampler: the items to ask for; None: 0, 1, ... to the dataset's length.
+        prefetch: items that every worker prepares ahead.
+        start: called with its number in every new worker.
+
+    Raises:
+        SslbenchError: that an item came to.
+        DataError: a worker was killed.
+    """
+    workers = min(workers, len(dataset if sampler is None else sampler))  # type: ignore[arg-type]
     loader = DataLoader(
         dataset,
         batch_size=None,
+        sampler=sampler,
         num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
         collate_fn=_as_it_is,
-        worker_init_fn=_quiet_worker if workers else None,
+        worker_init_fn=(start or _quiet_worker) if workers else None,
         multiprocessing_context=_start_method() if workers else None,
         pin_memory=_cuda_in_use(),
         generator=torch.Generator(),  # DataLoader draws a seed, which must not advance the caller's random numbers
@@ -235,7 +261,7 @@ def _run(dataset: Dataset[Any], workers: int) -> Iterator[Any]:
                 raise item
             yield item
     except RuntimeError as error:
-        if "DataLoader worker" in str(error) and "exited unexpectedly" in str(error):
+        if "DataLoader worker (pid" in str(error):
             raise DataError(
                 f"a process that decodes images was killed ({error})",
                 "Too little memory, or too little shared memory in a container (docker run --shm-size); "

