@@ -7,54 +7,61 @@ method. Not part of the suite, which kills each method once (test_pretraining_ki
 import argparse
 import contextlib
 import hashlib
+import multiprocessing
 import os
 import random
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
+import runs
 import torch
 
-HERE = Path(__file__).resolve().parent
 
-
-def command(method, out, processes, workers, limit):
-    """How to start the run."""
-    script = [str(HERE / "runs.py"), method, str(out), "--workers", str(workers), "--limit", str(limit)]
-    if processes == 1:
-        return [sys.executable, *script]
+def start(method, out, *, processes=1, workers=0, limit=96, changes=None):
+    """Starts a run of so many processes; forked, so that none of them has to import torch first."""
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", str(port)]
-    return [sys.executable, *launcher, *script]
+    context = multiprocessing.get_context("fork")
+    started = []
+    for rank in range(processes):
+        environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        environment |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
+        arguments = {"limit": limit, "workers": workers, **(changes or {})}
+        started.append(context.Process(target=_run, args=(method, out, environment, arguments)))
+    for process in started:
+        process.start()
+    return started
 
 
-def start(words):
-    """Starts a run; on one thread, since sums depend on their number."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent.parent)}
-    return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def _run(method, out, environment, arguments):
+    """One process; on one thread, since sums depend on their number."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    runs.run(method, out, **arguments)
 
 
-def kill(process):
-    """SIGKILL to a run and all it started (torchrun gives its processes sessions of their own)."""
-    everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+def kill(started):
+    """SIGKILL to all processes of a run, and to those that decode for them."""
+    everybody = [psutil.Process(process.pid) for process in started]
+    everybody += [child for process in everybody for child in process.children(recursive=True)]
     for one in everybody:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
-    psutil.wait_procs(everybody)
-    process.communicate()
+    for process in started:
+        process.join()
 
 
-def finish(process):
+def finish(started):
     """Waits for a run that nobody kills."""
-    _, errors = process.communicate(timeout=600)
-    if process.returncode:
-        raise SystemExit(f"the run failed:\n{errors}")
+    for process in started:
+        process.join()
+    if any(process.exitcode for process in started):
+        raise SystemExit("the run failed")
 
 
 def digest(out):
@@ -66,31 +73,30 @@ def digest(out):
     return total.hexdigest()
 
 
-def kill_once(words, out, rng, seconds):
-    """Starts the run and kills it somewhere between its start and its end; True if it was still running then."""
-    process = start(words)
-    time.sleep(rng.uniform(0.05, 1.0) * seconds)
-    running = process.poll() is None
-    if running:
-        kill(process)
+def kill_once(method, out, how, seconds):
+    """Starts a run and kills it after so many seconds; True if it was still running then."""
+    started = start(method, out, **how)
+    time.sleep(seconds)
+    running = all(process.is_alive() for process in started)
+    kill([process for process in started if process.is_alive()])
     return running and not (out / "weights.torch").exists()
 
 
-def campaign(method, times, processes, workers, limit, rng):
+def campaign(method, times, how, rng):
     """Runs and kills one method; seconds of a run, kills, runs resumed from a checkpoint, differences, leftovers."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         reference = root / "reference"
         began = time.monotonic()
-        finish(start(command(method, reference, processes, workers, limit)))
+        finish(start(method, reference, **how))
         seconds = time.monotonic() - began
         expected, kills, resumed, different, leftovers = digest(reference), 0, 0, 0, 0
         for number in range(times):
             out = root / f"killed{number}"
             for _ in range(rng.choice([1, 1, 2])):
-                kills += kill_once(command(method, out, processes, workers, limit), out, rng, seconds)
+                kills += kill_once(method, out, how, rng.uniform(0.05, 1.0) * seconds)
             resumed += bool(list(out.glob("checkpoints/step_*.ckpt")))
-            finish(start(command(method, out, processes, workers, limit)))
+            finish(start(method, out, **how))
             different += digest(out) != expected
             leftovers += len([p for p in out.rglob("*") if ".part" in p.name])
         return seconds, kills, resumed, different, leftovers
@@ -108,9 +114,8 @@ def main():
     arguments = parser.parse_args()
     rng, wrong = random.Random(arguments.seed), 0
     for method in arguments.methods:
-        seconds, kills, resumed, different, leftovers = campaign(
-            method, arguments.times, arguments.processes, arguments.workers, arguments.limit, rng
-        )
+        how = {"processes": arguments.processes, "workers": arguments.workers, "limit": arguments.limit}
+        seconds, kills, resumed, different, leftovers = campaign(method, arguments.times, how, rng)
         wrong += different + leftovers
         print(
             f"{method}: {arguments.processes} processes, {arguments.workers} workers, run of {seconds:.1f} s: "
