@@ -293,6 +293,6 @@ def build_with_warmup(
     schedule = build(spec, where=where, epochs=epochs)
     if not 0 <= warmup_epochs <= epochs:
         what = f"schedule.warmup_epochs {warmup_epochs:g} does not fit into {epochs:g} epochs"
-        raise UsageError(what, "Give fewer, or more epochs.")
+        raise UsageError(what, "Give schedule.warmup_epochs=... or more epochs.")
     on_the_clock = isinstance(spec, Mapping) and spec["name"] in _ON_THE_CLOCK
     return with_warmup(schedule, warmup_epochs / epochs, warmup_start, scaling="fixed" if on_the_clock else "rescaled")

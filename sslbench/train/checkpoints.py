@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sslbench.errors import UsageError, WeightsError
+from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.weights.save import new_file
 
 FORMAT = "sslbench checkpoint"
@@ -26,7 +26,7 @@ def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Pat
         keep: how many stay.
 
     Raises:
-        UsageError: the folder or disk does not take it; checkpoints that are there stay.
+        SslbenchError: the folder or disk does not take it; checkpoints that are there stay.
     """
     path = folder / f"step_{step:09d}.ckpt"
     try:
@@ -36,7 +36,8 @@ def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Pat
     except (OSError, RuntimeError, UsageError) as error:  # torch reports a full disk as RuntimeError
         kept = newest(folder)
         remedy = f"The last whole checkpoint is {kept}." if kept else "No checkpoint was written yet."
-        raise UsageError(f"cannot write the checkpoint {path}: {error}", f"Free some space. {remedy}") from error
+        message = error.message if isinstance(error, UsageError) else f"cannot write {path}: {error}"
+        raise SslbenchError(message, f"Free some space. {remedy}") from error
     for old in files(folder)[: -max(keep, 1)]:
         old.unlink(missing_ok=True)
     return path
