@@ -145,7 +145,8 @@ class _Run:
         evaluation.check_writable(out)
         barrier()  # nobody writes before everybody has looked
         if rank() == 0:
-            checkpoints.remove_leftovers(out / "checkpoints")
+            for place in (out, out / "checkpoints"):
+                checkpoints.remove_leftovers(place)
             folder.write_config(self.request, self.command)
         self.state = self._build()
         if found is not None:

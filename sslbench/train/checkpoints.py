@@ -81,5 +81,5 @@ def read(path: Path) -> dict[str, Any]:
 
 def remove_leftovers(folder: Path) -> None:
     """Temporary files of a process that was killed while it wrote."""
-    for leftover in folder.glob(".step_*.part.ckpt"):
+    for leftover in folder.glob(".*.part.*"):  # as weights.save.new_file names them
         leftover.unlink(missing_ok=True)

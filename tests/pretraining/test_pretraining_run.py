@@ -94,6 +94,15 @@ def test_a_signal_saves_and_stops_and_the_same_call_goes_on(number, undisturbed,
     assert same(outcome.weights, undisturbed[0].weights)
 
 
+def test_what_a_killed_process_was_writing_is_removed(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    halves = [tmp_path / "checkpoints" / ".step_000000002.x1.part.ckpt", tmp_path / ".weights.y2.part.torch"]
+    for half in halves:
+        half.write_bytes(b"half")
+    runs.run("simclr", tmp_path, limit=32, epochs=1, schedule={"lr": 1.0})
+    assert not any(half.exists() for half in halves)
+
+
 def test_a_finished_run_is_not_trained_again(undisturbed):
     before = undisturbed[0].weights.read_bytes()
     outcome = runs.run("simclr", undisturbed[0].weights.parent)
