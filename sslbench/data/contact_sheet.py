@@ -7,6 +7,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from sslbench.weights.save import new_file
+
 _LEGIBLE = 96  # pixels; smaller views are enlarged by a whole factor, all by the same
 _GAP = 6
 _HEADING = 30
@@ -54,9 +56,5 @@ def _enlarged(view: Tensor, factor: int) -> Image.Image:
 
 def _write(sheet: Image.Image, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    try:
+    with new_file(path) as temporary:
         sheet.save(temporary, "PNG")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sslbench.metrics import masks as rle
 from sslbench.metrics.detection import Detections, Truth
+from sslbench.weights.save import new_file
 
 Picture = npt.NDArray[np.uint8]
 
@@ -183,9 +184,5 @@ def _grid(pairs: Sequence[Image.Image], columns: int) -> Image.Image:
 
 def _write(sheet: Image.Image, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    try:
+    with new_file(path) as temporary:
         sheet.save(temporary, "PNG")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

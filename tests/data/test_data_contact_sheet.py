@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from sslbench.data.contact_sheet import contact_sheet
+from sslbench.errors import UsageError
 
 
 def filled(size, values):
@@ -46,7 +47,7 @@ def test_a_failure_leaves_no_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UsageError, match="No space"):
         contact_sheet([filled(32, [10])], tmp_path / "sheet.png")
     assert list(tmp_path.iterdir()) == []
 
