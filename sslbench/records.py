@@ -22,6 +22,8 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.results import SCHEMA, Result, plain
 
 _SCORES = ".scores.npz"
+PREDICTIONS = ".predictions.json"
+"""How the name of a detector's COCO result file beside its record ends; `read_tree` passes it over."""
 _COMPRESSED_UP_TO = 64_000_000  # bytes of scores
 _RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm")
 
@@ -72,12 +74,7 @@ def write(
     classes = result.data.test.classes
     if scores.shape != (len(ids), len(classes)) or len(labels) != len(ids):
         raise ValueError(f"scores {scores.shape}, {len(ids)} ids, {len(labels)} labels, {len(classes)} classes")
-    target = Path(folder) / slug(result.protocol.name)
-    stem = f"{slug(result.weights.name)}-{result.id}"
-    content = plain(dataclasses.replace(result, scores_file=stem + _SCORES))
-    # Whatever cannot be read back is not written either.
-    config.build(Result, content, stem)
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    stem = path_of(result, folder).stem
 
     # Zeros and names shrink well; a thousand classes of dense scores hardly do, and would take a quarter of a minute.
     save = np.savez_compressed if scores.nbytes < _COMPRESSED_UP_TO else np.savez
@@ -86,9 +83,33 @@ def write(
         arrays: dict[str, Any] = {"ids": np.asarray(list(ids), dtype=np.str_), "classes": np.asarray(classes, np.str_)}
         save(file, scores=scores.astype(np.float32, copy=False), labels=labels, **arrays)
 
+    return _write(dataclasses.replace(result, scores_file=stem + _SCORES), folder, write_scores)
+
+
+def write_without_scores(result: Result, folder: Path) -> Path:
+    """The same for a measurement that has no score per sample and class, such as detection.
+
+    Raises:
+        ResultError: the folder cannot be written.
+    """
+    return _write(dataclasses.replace(result, scores_file=None), folder, None)
+
+
+def path_of(result: Result, folder: Path) -> Path:
+    """Where the JSON file of a record lies below a tree of results."""
+    return Path(folder) / slug(result.protocol.name) / f"{slug(result.weights.name)}-{result.id}.json"
+
+
+def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], object] | None) -> Path:
+    path = path_of(result, folder)
+    target = path.parent
+    content = plain(result)
+    # Whatever cannot be read back is not written either.
+    config.build(Result, content, path.stem)
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
-        replace_file(target / (stem + _SCORES), write_scores)
-        path = target / f"{stem}.json"
+        if write_scores is not None:
+            replace_file(target / (path.stem + _SCORES), write_scores)
         replace_file(path, text.encode())
         for other in target.glob(f"*-{result.id}.json"):
             if other != path:
@@ -170,7 +191,7 @@ def _errors_name(path: Path) -> Iterator[None]:
 
 
 def read_tree(folder: Path) -> list[Result]:
-    """All records below a folder, in order of their paths (hidden files and folders are passed over).
+    """All records below a folder, in order of their paths; hidden files and folders and predictions are passed over.
 
     A file that is no record is an error and never left out in silence: the table would lack a row.
 
@@ -183,7 +204,11 @@ def read_tree(folder: Path) -> list[Result]:
     if not folder.is_dir():
         raise ResultError(f"there is no folder of results {folder}", "Results are written by: sslbench eval ... --out")
     files = (file.relative_to(folder) for file in folder.rglob("*.json"))
-    visible = (file for file in files if not any(part.startswith(".") for part in file.parts))
+    visible = (
+        file
+        for file in files
+        if not any(part.startswith(".") for part in file.parts) and not file.name.endswith(PREDICTIONS)
+    )
     return [read(folder / file) for file in sorted(visible)]
 
 

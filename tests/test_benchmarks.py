@@ -6,10 +6,26 @@ import pytest
 
 from sslbench.benchmarks import load_benchmark, load_suite
 from sslbench.config import build
+from sslbench.detection.recipe import load_recipe
 from sslbench.errors import UsageError
 from sslbench.names import find_module, list_names
 
 SHIPPED = {
+    "detection/coco_c4_1x",
+    "detection/coco_c4_2x",
+    "detection/coco_fpn_1x",
+    "detection/coco_fpn_2x",
+    "detection/small",
+    "detection/toy",
+    "detection/voc07",
+    "detection/voc07_12",
+    "detection/voc07_12_fpn",
+    "detection/voc07_12_iccv19",
+    "detection/voc07_12_iccv19_pirl",
+    "detection/voc07_12_mocov2",
+    "detection/voc07_12_simclr_swav",
+    "detection/voc07_12_vit",
+    "detection/voc07_pirl",
     "knn/cifar10",
     "knn/digits",
     "knn/fashion_mnist",
@@ -17,8 +33,17 @@ SHIPPED = {
     "linear/cifar10",
     "linear/digits",
     "linear/imagenet1k",
+    "low_shot/cifar10",
+    "low_shot/digits",
+    "low_shot/imagenet1k",
+    "low_shot/places205",
+    "low_shot/voc07",
+    "low_shot/voc07_vissl",
+    "lsr/cifar100",
+    "lsr/digits",
     "svm/digits",
     "svm/voc07",
+    "svm/voc07_goyal19",
 }
 
 
@@ -33,9 +58,12 @@ def test_the_shipped_benchmarks_are_the_expected_ones():
 @pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_every_shipped_benchmark_is_complete(name):
     benchmark = load_benchmark(name)
-    assert benchmark.protocol == name.split("/")[0]
+    assert benchmark.protocol == name.split("/")[0].replace("_", "-")
     assert benchmark.title and benchmark.version >= 1 and not benchmark.modified
-    build(find_module("protocol", benchmark.protocol).Settings, benchmark.settings, name)
+    if benchmark.protocol == "detection":
+        load_recipe(name)
+    else:
+        build(find_module("protocol", benchmark.protocol).Settings, benchmark.settings, name)
     assert benchmark.data or benchmark.samples, "says neither what the data is nor how large"
     assert all(reference.source for reference in benchmark.reference)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sslbench.cli import flags
+from sslbench.cli.protocol_names import about, all_protocols
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
 
@@ -26,13 +27,12 @@ class EvalCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The settings of the protocols that are named."""
-        protocols = [word for word in ctx.meta.get("words", []) if word in list_names("protocol")]
+        protocols = [word for word in ctx.meta.get("words", []) if word in all_protocols()]
         for name in protocols:
             from sslbench.config import describe
-            from sslbench.names import find_module
 
             with formatter.section(f"Settings of {name} (KEY=VALUE)"):
-                rows = describe(find_module("protocol", name).Settings)
+                rows = describe(about(name)[2])
                 formatter.write_dl([(f"{r.name}={show_value(r.default)}", f"{r.meaning} [{r.type}]") for r in rows])
         if not protocols:
             formatter.write_paragraph()
@@ -63,26 +63,35 @@ def show_value(value: Any) -> str:
 @flags.preprocessing_flags
 @flags.run_flags
 @click.option("--no-floors", is_flag=True, help="Skip chance, pixels and the untrained backbone.")
+@click.option("--limit-iters", type=click.IntRange(1), help="detection: end training after so many iterations.")
+@click.option("--baseline", is_flag=True, help="detection: train the untrained backbone too; twice the time.")
 @click.option("--out", default="results", show_default=True, help="Folder for the result records.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, with the origin of every setting.")
 def command(words: tuple[str, ...], **given: Any) -> None:
-    """Score a backbone's frozen features with one or several protocols.
+    """Score a backbone's frozen features with one or several protocols, or a detector trained around it.
 
     The images are encoded once for all protocols; features are stored and found again. Without --data the digits
-    bundled with scikit-learn are used.
+    bundled with scikit-learn are used, and for detection drawn shapes.
 
     \b
     sslbench eval knn --weights w.torch --data photos/
     sslbench eval knn svm linear --weights w.torch --data train.csv --test-data test.csv k=[20,200]
     sslbench eval --benchmark knn/cifar10 --weights timm.pth --backbone timm:vit_small_patch16_224
+    sslbench eval detection --benchmark detection/voc07 --weights w.torch --data VOC2007
     """  # noqa: D301
-    from sslbench.cli import terminal
+    from sslbench.cli import eval_detection, terminal
     from sslbench.cli import words as words_module
     from sslbench.config import resolve
     from sslbench.evaluation import RunSettings
 
     terminal.show_messages()
     protocols, values = words_module.split_words(words)
+    if eval_detection.wanted(protocols, given["benchmarks"]):
+        eval_detection.run(values, given, _typed())
+        return
+    for flag in ("limit_iters", "baseline"):
+        if given[flag]:
+            raise UsageError(f"--{flag.replace('_', '-')} is for detection; protocols on features have no such thing")
     protocols, benchmarks = _what(protocols, given["benchmarks"], given["suite"])
     run_keys = [f.name for f in dataclasses.fields(RunSettings)] + ["machine"]
     routed = words_module.route(values, run_keys, protocols)
@@ -107,10 +116,12 @@ def _what(protocols: list[str], names: Sequence[str], suite: str | None) -> tupl
     known = list_names("protocol")
     for name in protocols:
         if name not in known and "." not in name:
-            raise UsageError(f"there is no protocol called '{name}'", did_you_mean(name, known))
+            raise UsageError(f"there is no protocol called '{name}'", did_you_mean(name, all_protocols()))
     benchmarks = [load_benchmark(name) for name in [*names, *(load_suite(suite) if suite else ())]]
     if not benchmarks and not protocols:
-        raise UsageError("what should be evaluated? Name a protocol or a --benchmark", did_you_mean("", known))
+        raise UsageError(
+            "what should be evaluated? Name a protocol or a --benchmark", did_you_mean("", all_protocols())
+        )
     if benchmarks and protocols:
         benchmarks = [b for b in benchmarks if b.protocol in protocols]
         if not benchmarks:

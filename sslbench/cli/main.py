@@ -14,7 +14,7 @@ from sslbench.names import did_you_mean
 
 COMMANDS = {
     "pretrain": "Train a backbone without labels: simclr, moco_v2, swav, dino, ...",
-    "eval": "Score a backbone: knn, linear, svm on frozen features.",
+    "eval": "Score a backbone: knn, linear, svm on frozen features; detection.",
     "extract": "Write a backbone's features of a data set to disk.",
     "inspect": "Say what a file or folder is: weights, data, features.",
     "convert": "Write weights with the key names of another format.",

@@ -4,7 +4,8 @@ from typing import get_args
 
 import click
 
-from sslbench.names import FileKind, did_you_mean, find_file, find_module, list_names
+from sslbench.cli.protocol_names import about, all_protocols
+from sslbench.names import FileKind, did_you_mean, find_file, list_names
 
 
 @click.command("show")
@@ -16,7 +17,7 @@ def command(name: str) -> None:
     """
     from sslbench.errors import UsageError
 
-    if name in list_names("protocol"):
+    if name in all_protocols():
         _show_protocol(name)
         return
     kinds: tuple[FileKind, ...] = get_args(FileKind)
@@ -26,7 +27,7 @@ def command(name: str) -> None:
             click.echo(f"# {path}")
             click.echo(path.read_text(encoding="utf-8").rstrip())
             return
-    known = {n for kind in ("protocol", *kinds) for n in list_names(kind)}
+    known = {*all_protocols(), *(n for kind in kinds for n in list_names(kind))}
     raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
 
 
@@ -34,10 +35,10 @@ def _show_protocol(name: str) -> None:
     from sslbench.cli.eval_command import show_value
     from sslbench.config import describe
 
-    module = find_module("protocol", name)
-    click.echo(f"{name}, version {module.VERSION}: {(module.__doc__ or '').strip().splitlines()[0]}\n")
+    version, title, settings = about(name)
+    click.echo(f"{name}, version {version}: {title}\n")
     formatter = click.HelpFormatter(width=110)
-    rows = describe(module.Settings)
+    rows = describe(settings)
     formatter.write_dl(
         [
             (f"{r.name}={show_value(r.default)}", f"{r.meaning}{f', in {r.unit}' if r.unit else ''} [{r.type}]")

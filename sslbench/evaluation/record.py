@@ -93,7 +93,7 @@ def score(subject: Subject, task: Task, train: Features, test: Features) -> tupl
         floors=floors.guessing(train.labels, test.labels) if subject.run.floors else {},
         seed=subject.run.seed,
         versions=records.versions(),
-        hardware=_hardware(subject.run),
+        hardware=hardware(subject.run),
         timings={**subject.timings, task.protocol: round(seconds, 3)},
         notes=outcome.notes,
     )
@@ -123,21 +123,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     request = prepared.request
     own = backbone is prepared.backbone
     given = request.weights if own else ("pixels" if backbone.builder == "pixels" else "random")
-    trained = given not in ("random", "pixels")
-    total = len(backbone.module.state_dict())
-    name = Path(given).name if trained else f"{backbone.name} untrained" if given == "random" else backbone.name
-    weights = WeightsUsed(
-        name=name,
-        path=str(Path(given).resolve()) if trained else None,
-        sha256=backbone.weights_sha256,
-        format=backbone.format or given,
-        backbone=backbone.name,
-        loaded=backbone.report.loaded if backbone.report else 0,
-        total=backbone.report.total if backbone.report else total,
-        partial=backbone.report.partial if backbone.report else False,
-        untrained=given == "random",
-        changed=backbone.report.casts if backbone.report else (),
-    )
+    weights = weights_used(backbone, given)
     data = prepared.data
     parts = [
         DataPart(
@@ -157,7 +143,27 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     return Subject(weights, layer, preprocessing, used, prepared.run, command, timings)
 
 
-def _hardware(run: RunSettings) -> Hardware:
+def weights_used(backbone: Backbone, given: str) -> WeightsUsed:
+    """The weights of a backbone as a record holds them; `given` is what --weights said."""
+    trained = given not in ("random", "pixels")
+    total = len(backbone.module.state_dict())
+    name = Path(given).name if trained else f"{backbone.name} untrained" if given == "random" else backbone.name
+    return WeightsUsed(
+        name=name,
+        path=str(Path(given).resolve()) if trained else None,
+        sha256=backbone.weights_sha256,
+        format=backbone.format or given,
+        backbone=backbone.name,
+        loaded=backbone.report.loaded if backbone.report else 0,
+        total=backbone.report.total if backbone.report else total,
+        partial=backbone.report.partial if backbone.report else False,
+        untrained=given == "random",
+        changed=backbone.report.casts if backbone.report else (),
+    )
+
+
+def hardware(run: RunSettings) -> Hardware:
+    """What it runs on."""
     device = run.torch_device()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return Hardware(device=name, cpu=platform.processor() or platform.machine(), threads=torch.get_num_threads())

@@ -7,7 +7,8 @@ from sslbench.results import Comparability, Metric, Result
 
 # A metric that is not listed is shown, but no row is called best by it: it may be an error or a loss.
 HIGHER_IS_BETTER = frozenset(
-    "top1 top5 balanced_accuracy macro_f1 micro_f1 mAP mAP_11pt mAP_noninterpolated macro_auroc auroc r2".split()
+    "top1 top5 balanced_accuracy macro_f1 micro_f1 mAP mAP_11pt mAP_noninterpolated macro_auroc auroc r2 "
+    "AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl mask_AP mask_AP50 mask_AP75 mask_APs mask_APm mask_APl".split()
 )
 
 

@@ -1,0 +1,226 @@
+"""Images and what is in them, as a detector takes them: read, resized, flipped, in batches that can start anywhere.
+
+The order follows from the seed, and the size and flip of an image from (seed, iteration, place in the batch): there is
+no state to be saved, and the number of processes and workers changes nothing.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from sslbench.data import loader
+from sslbench.data.decode import UnreadableImage
+from sslbench.data.objects import ObjectSource
+from sslbench.detection.models.boxes import Target
+from sslbench.detection.recipe import DetectionRecipe, resized
+from sslbench.errors import DataError, SslbenchError
+from sslbench.metrics import masks as rle
+
+Batch = tuple[list[Tensor], list[Target]]
+Item = tuple[int, int, list[int]]
+"""Iteration, place in the whole batch of the first image, and which images."""
+
+
+def trainable(source: ObjectSource, recipe: DetectionRecipe) -> npt.NDArray[np.int64]:
+    """Positions of the images that are trained on; without those that have nothing but crowds, if the recipe says so.
+
+    Raises:
+        DataError: none is left.
+    """
+    kept = [i for i, objects in enumerate(source.objects) if not recipe.skip_empty or (~objects.crowd).any()]
+    if not kept:
+        raise DataError(f"{source.name} has no image with an object to train on")
+    return np.array(kept, dtype=np.int64)
+
+
+def training_batches(
+    source: ObjectSource,
+    recipe: DetectionRecipe,
+    *,
+    start: int,
+    stop: int,
+    seed: int,
+    share: tuple[int, int] = (0, 1),
+    workers: int = 0,
+) -> Iterator[Batch]:
+    """The batches of the iterations start, start + 1, ..., stop - 1 since the beginning of training.
+
+    Crowds are left out; difficult objects are trained on, as Detectron2 does.
+
+    Args:
+        source: the images and objects.
+        recipe: batch size, sizes, flip, which images.
+        start: first iteration.
+        stop: the one after the last.
+        seed: of order, sizes and flips.
+        share: rank and number of the processes; each has its part of every batch.
+        workers: processes that decode; 0: this one.
+
+    Raises:
+        DataError: an image cannot be read, or is of another size than its annotations are for.
+    """
+    plan = _Plan(source, recipe, seed, share, start, stop)
+    yield from loader.run(_TrainingImages(source, recipe, seed), workers, sampler=plan)
+
+
+def test_images(
+    source: ObjectSource, recipe: DetectionRecipe, positions: Sequence[int], *, workers: int = 0
+) -> Iterator[tuple[Tensor, tuple[int, int]]]:
+    """Images as the detector is to see them in evaluation, and the height and width that they really have.
+
+    Raises:
+        DataError: as `training_batches`.
+    """
+    yield from loader.run(_TestImages(source, recipe, positions), workers)
+
+
+def order(
+    wide: Sequence[bool] | npt.NDArray[np.bool_], batch_size: int, *, seed: int, grouped: bool
+) -> Iterator[list[int]]:
+    """Endless batches of images, each epoch in an order of its own.
+
+    Args:
+        wide: for each image whether it is wider than tall.
+        batch_size: images in a batch.
+        seed: of the order.
+        grouped: no batch has wide and other images; a batch comes when one kind has filled it (as Detectron2's
+            AspectRatioGroupedDataset).
+    """
+    waiting: dict[bool, list[int]] = {False: [], True: []}
+    for epoch in itertools.count():
+        for i in np.random.default_rng((seed, epoch)).permutation(len(wide)).tolist():
+            kind = bool(wide[i]) and grouped
+            waiting[kind].append(i)
+            if len(waiting[kind]) == batch_size:
+                yield waiting[kind]
+                waiting[kind] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan(Sampler[Item]):
+    source: ObjectSource
+    recipe: DetectionRecipe
+    seed: int
+    share: tuple[int, int]
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[Item]:
+        kept = trainable(self.source, self.recipe)
+        sizes = self.source.sizes[kept]
+        whole = order(
+            sizes[:, 1] > sizes[:, 0],
+            self.recipe.batch_size,
+            seed=self.seed,
+            grouped=self.recipe.group_aspect_ratios,
+        )
+        rank, world = self.share
+        own = self.recipe.batch_size // world
+        for iteration, batch in enumerate(itertools.islice(whole, self.start, self.stop), start=self.start):
+            yield iteration, rank * own, kept[batch[rank * own : (rank + 1) * own]].tolist()
+
+
+class _TrainingImages(Dataset[Batch | SslbenchError]):
+    """Errors for the user are returned, since DataLoader would raise them as text of a traceback."""
+
+    def __init__(self, source: ObjectSource, recipe: DetectionRecipe, seed: int) -> None:
+        self.source, self.recipe, self.seed = source, recipe, seed
+
+    def __getitem__(self, item: Item) -> Batch | SslbenchError:
+        iteration, first, indices = item
+        try:
+            pairs = [
+                self._one(index, np.random.default_rng((self.seed, iteration, first + i)))
+                for i, index in enumerate(indices)
+            ]
+        except SslbenchError as error:
+            return error
+        return [image for image, _ in pairs], [target for _, target in pairs]
+
+    def _one(self, index: int, rng: np.random.Generator) -> tuple[Tensor, Target]:
+        recipe = self.recipe
+        picture = read(self.source, index)
+        height, width = picture.shape[1:]
+        shorter = int(rng.choice(recipe.min_sizes_train))
+        size = resized(height, width, shorter=shorter, longest=recipe.max_size_train)
+        flip = bool(rng.random() < recipe.flip)
+        image, target = resize(picture, size), self._target(index, (height, width), size)
+        return (image.flip(2).contiguous(), _flipped(target, size[1])) if flip else (image, target)
+
+    def _target(self, index: int, old: tuple[int, int], new: tuple[int, int]) -> Target:
+        objects = self.source.objects[index]
+        y, x = new[0] / old[0], new[1] / old[1]
+        boxes = torch.from_numpy(objects.boxes) * torch.tensor([x, y, x, y], dtype=torch.float32)
+        boxes = boxes.clamp(min=0).minimum(torch.tensor([new[1], new[0]] * 2, dtype=torch.float32))
+        real = (boxes[:, 2] > boxes[:, 0] + 1e-5) & (boxes[:, 3] > boxes[:, 1] + 1e-5)
+        keep = torch.where(real & ~torch.from_numpy(objects.crowd))[0]
+        masks = None
+        if self.recipe.masks:
+            lengths = self.source.masks_of(index)
+            bitmaps = [_bitmap(lengths[i], new) for i in keep.tolist()]
+            masks = torch.stack(bitmaps) if bitmaps else torch.zeros((0, *new), dtype=torch.bool)
+        return Target(boxes[keep], torch.from_numpy(objects.classes)[keep], masks)
+
+
+class _TestImages(Dataset[tuple[Tensor, tuple[int, int]] | SslbenchError]):
+    def __init__(self, source: ObjectSource, recipe: DetectionRecipe, positions: Sequence[int]) -> None:
+        self.source, self.recipe, self.positions = source, recipe, positions
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, item: int) -> tuple[Tensor, tuple[int, int]] | SslbenchError:
+        try:
+            picture = read(self.source, self.positions[item])
+        except SslbenchError as error:
+            return error
+        height, width = picture.shape[1:]
+        size = resized(height, width, shorter=self.recipe.min_size_test, longest=self.recipe.max_size_test)
+        return resize(picture, size), (height, width)
+
+
+def read(source: ObjectSource, index: int) -> Tensor:
+    """One upright picture, uint8 (3, height, width).
+
+    Raises:
+        DataError: it cannot be read, or is of another size than its annotations are for.
+    """
+    try:
+        picture = loader.read(source.images, index).image
+    except UnreadableImage as error:
+        raise DataError(
+            f"{source.name}: an image cannot be read: {error}", "Replace it, or remove it and its objects."
+        ) from error
+    source.check_size(index, *picture.shape[1:])
+    return picture
+
+
+def resize(picture: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 (3, height, width) to another height and width with Pillow's bilinear filter, as Detectron2."""
+    if tuple(picture.shape[1:]) == size:
+        return picture.contiguous()
+    pixels = Image.fromarray(np.ascontiguousarray(picture.permute(1, 2, 0).numpy()))
+    return (
+        torch.from_numpy(np.array(pixels.resize(size[::-1], Image.Resampling.BILINEAR))).permute(2, 0, 1).contiguous()
+    )
+
+
+def _bitmap(lengths: rle.Rle, size: tuple[int, int]) -> Tensor:
+    bitmap = Image.fromarray(rle.decode(lengths).astype(np.uint8))
+    return torch.from_numpy(np.array(bitmap.resize(size[::-1], Image.Resampling.NEAREST)).astype(np.bool_))
+
+
+def _flipped(target: Target, width: int) -> Target:
+    x1, y1, x2, y2 = target.boxes.unbind(1)
+    boxes = torch.stack((width - x2, y1, width - x1, y2), dim=1)
+    return Target(boxes, target.classes, None if target.masks is None else target.masks.flip(2))

@@ -1,0 +1,105 @@
+"""What a detector finds on a test set, how right it is, and pictures of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sslbench.data.objects import ObjectSource
+from sslbench.detection.batches import read, test_images
+from sslbench.detection.models import boxes as found_by_network
+from sslbench.detection.models.detector import Detector
+from sslbench.detection.models.rescale import rescale
+from sslbench.detection.pictures import draw_predictions
+from sslbench.detection.recipe import DetectionRecipe
+from sslbench.distributed.collectives import gather_objects, rank, world_size
+from sslbench.metrics import masks as rle
+from sslbench.metrics.detection import Detections, DetectionScores, Truth, coco_ap, voc_ap
+
+Progress = Callable[[str, int, int], None]
+_PICTURES = 6
+_ALONE = Detections(np.zeros(0, np.int64), np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
+
+
+def detect(
+    detector: Detector, source: ObjectSource, *, workers: int = 0, progress: Progress | None = None
+) -> Detections:
+    """Everything found on every image, in pixels of the image; every process calls this and gets all of it.
+
+    One image at a time, so that no result depends on which images are padded together.
+
+    Args:
+        detector: trained; it is left in evaluation mode.
+        source: the test set.
+        workers: processes that decode; 0: this one.
+        progress: called with what, images done, images in all.
+
+    Raises:
+        DataError: an image cannot be read.
+    """
+    detector.eval()
+    device = next(detector.parameters()).device
+    positions = list(range(rank(), len(source), world_size()))
+    parts: list[Detections] = []
+    images = test_images(source, detector.recipe, positions, workers=workers)
+    with torch.inference_mode():
+        for position, (image, size) in zip(positions, images, strict=True):
+            seen = int(image.shape[1]), int(image.shape[2])
+            result = detector([image.to(device)])[0]
+            parts.append(_as_arrays(rescale(result, seen=seen, size=size), position))
+            if progress is not None:
+                progress("detecting on the test part", min(len(parts) * world_size(), len(source)), len(source))
+    everything = [part for own in gather_objects(parts) for part in own]
+    return joined(sorted(everything, key=lambda part: int(part.images[0]) if len(part) else -1))
+
+
+def _as_arrays(found: found_by_network.Detections, position: int) -> Detections:
+    masks = None if found.masks is None else tuple(rle.encode(mask.cpu().numpy()) for mask in found.masks)
+    return Detections(
+        np.full(len(found.scores), position, dtype=np.int64),
+        found.boxes.cpu().numpy(),
+        found.scores.cpu().numpy(),
+        found.classes.cpu().numpy(),
+        masks,
+    )
+
+
+def joined(parts: list[Detections]) -> Detections:
+    """Several as one, in their order."""
+    columns = [(p.images, p.boxes, p.scores, p.labels) for p in (_ALONE, *parts)]
+    images, boxes, scores, labels = (np.concatenate(column) for column in zip(*columns, strict=True))
+    has_masks = bool(parts) and all(p.masks is not None for p in parts)
+    masks = tuple(mask for p in parts for mask in p.masks or ()) if has_masks else None
+    return Detections(images, boxes, scores, labels, masks)
+
+
+def score(
+    truth: Truth, found: Detections, recipe: DetectionRecipe, *, seed: int, resamples: int = 1000
+) -> tuple[DetectionScores, dict[str, tuple[float, float, float]]]:
+    """Scores of the boxes by the recipe's metric; and COCO's of the masks, called mask_AP and so on, if there are any.
+
+    Args:
+        truth: with masks if the recipe has them.
+        found: what was found.
+        recipe: metric and masks count.
+        seed: of the bootstrap.
+        resamples: of the bootstrap.
+    """
+    if recipe.metric == "coco":
+        scores = coco_ap(truth, found, seed=seed, resamples=resamples)
+    else:
+        rule = "11-point" if recipe.metric == "voc07" else "area"
+        scores = voc_ap(truth, found, rule, seed=seed, resamples=resamples)  # type: ignore[arg-type]
+    of_masks = {}
+    if recipe.masks:
+        values = coco_ap(truth, found, kind="masks", seed=seed, resamples=resamples).metrics
+        of_masks = {f"mask_{name}": value for name, value in values.items()}
+    return scores, of_masks
+
+
+def draw(source: ObjectSource, truth: Truth, found: Detections, path: Path) -> None:
+    """A PNG of some test images, evenly spread: what is there beside what was found."""
+    which = np.unique(np.linspace(0, len(source) - 1, min(_PICTURES, len(source))).round().astype(int)).tolist()
+    images = [np.ascontiguousarray(read(source, i).permute(1, 2, 0).numpy()) for i in which]
+    draw_predictions(images, truth, found, path, which=which, names=[source.ids[i] for i in which])

@@ -1,0 +1,1 @@
+"""Detectors on a backbone: C4, feature pyramid, simple feature pyramid; the parts they share."""

@@ -1,0 +1,81 @@
+"""From a backbone and a recipe to a detector."""
+
+import torch
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.detection.models import c4, fpn, vit_fpn
+from sslbench.detection.models.detector import Detector, RegionHeads
+from sslbench.detection.models.layers import Norm, synchronised
+from sslbench.detection.models.rpn import RegionProposalNetwork
+from sslbench.detection.recipe import DetectionRecipe, check, resolved
+from sslbench.errors import UsageError
+
+
+def build_detector(
+    backbone: Backbone,
+    recipe: DetectionRecipe,
+    n_classes: int,
+    *,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+) -> Detector:
+    """A detector around a copy of the backbone, in training mode; what the recipe freezes has no gradient.
+
+    Args:
+        backbone: a ResNet (of bottleneck blocks for c4), or a vision transformer of timm for vit_fpn.
+        recipe: its settings.
+        n_classes: without background.
+        device: where it is put; on the CPU norm=sync means plain BatchNorm, and that is said.
+        seed: of the random weights of the heads; the global random state is left alone.
+
+    Raises:
+        UsageError: the recipe does not go with the backbone, or contradicts itself.
+    """
+    check(recipe)
+    if n_classes < 1:
+        raise UsageError(f"a detector of {n_classes} classes")
+    full = resolved(recipe)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        detector = _build(backbone, full, n_classes)
+    target = torch.device(device)
+    if full.norm == "sync":
+        synchronised(detector, target)
+    return detector.to(target).train()
+
+
+def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> Detector:
+    head_norm: Norm = recipe.norm if recipe.head_norm == "same" else recipe.head_norm or "none"
+    strides: tuple[int, ...]
+    if recipe.architecture == "c4":
+        trunk, heads, width = c4.c4_parts(backbone, recipe, classes)
+        strides, divisor = (c4.STRIDE,), 1
+    else:
+        trunk = (
+            fpn.pyramid(backbone, recipe) if recipe.architecture == "fpn" else vit_fpn.simple_pyramid(backbone, recipe)
+        )
+        width, strides, divisor = recipe.pyramid_channels, fpn.STRIDES, 32
+        heads = RegionHeads(recipe, width, strides, classes, head_norm)
+    return Detector(
+        recipe,
+        classes,
+        backbone=trunk,
+        proposal_generator=RegionProposalNetwork(recipe, width, strides),
+        roi_heads=heads,
+        statistics=_statistics(backbone, recipe),
+        divisor=divisor,
+    )
+
+
+def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the channels: the recipe's if it has some, else the weights'."""
+    given = backbone.preprocessing
+    if not recipe.pixel_mean:
+        # The weights' are those of red, green, blue, whatever order the network takes them in.
+        step = -1 if recipe.channel_order == "BGR" else 1
+        return given.mean[::step], given.std[::step]
+    if len(recipe.pixel_mean) != given.channels:
+        raise UsageError(
+            f"pixel_mean has {len(recipe.pixel_mean)} values, and {backbone.name} takes {given.channels} channels"
+        )
+    return recipe.pixel_mean, recipe.pixel_std

@@ -1,0 +1,92 @@
+"""C4 (Ren et al. 2015 with He et al. 2016, appendix A): regions on the fourth stage, the fifth on every region."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.detection.models.boxes import Detections, Target
+from sslbench.detection.models.detector import Size
+from sslbench.detection.models.heads import BoxPredictor, MaskHead, draw_regions
+from sslbench.detection.models.layers import make_norm
+from sslbench.detection.models.pooling import pool_regions
+from sslbench.detection.models.resnets import Trunk, channels, prepared
+from sslbench.detection.recipe import DetectionRecipe
+from sslbench.errors import UsageError
+
+STRIDE = 16
+
+
+class C4Trunk(Trunk):
+    """Stem and three stages; only the last map is passed on."""
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """(B, channels, H, W) -> one map of stride 16."""
+        return super().forward(images)[-1:]
+
+
+class Res5Heads(nn.Module):
+    """The fifth stage on 14 x 14 features of every region; its mean says class and box, its map the mask."""
+
+    def __init__(self, recipe: DetectionRecipe, res5: nn.Sequential, width: int, classes: int) -> None:
+        """Takes a resolved recipe, the stage, the channels that come out of it, and the number of classes."""
+        super().__init__()
+        self.recipe, self.classes = recipe, classes
+        self.res5 = res5
+        norm = make_norm(recipe.norm, width)
+        if recipe.extra_norm and norm is not None:
+            self.res5.add_module("norm", norm)
+        self.box_predictor = BoxPredictor(recipe, width, classes)
+        self.mask_head = MaskHead(recipe, width, classes, "none") if recipe.masks else None
+
+    def region_features(self, features: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
+        """(n, channels, 7, 7) for all regions."""
+        pooled: Tensor = self.res5(pool_regions(features, boxes, (STRIDE,), side=self.recipe.box_pool or 1))
+        return pooled
+
+    def losses(
+        self,
+        features: Sequence[Tensor],
+        proposals: Sequence[Tensor],
+        targets: Sequence[Target],
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
+        """Of regions drawn from the proposals; see `Detector.forward`."""
+        regions = [
+            draw_regions(p, t, self.recipe, self.classes, generator) for p, t in zip(proposals, targets, strict=True)
+        ]
+        x = self.region_features(features, [r.boxes for r in regions])
+        losses = self.box_predictor.losses(self.box_predictor(x.mean(dim=(2, 3))), regions)
+        if self.mask_head is not None:
+            objects = torch.cat([torch.arange(len(r.boxes), device=x.device) < len(r.source) for r in regions])
+            losses |= self.mask_head.losses(x[objects], regions)
+        return losses
+
+    def detections(
+        self, features: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size]
+    ) -> list[Detections]:
+        """What is found in the proposals (n, 4) of each image."""
+        x = self.region_features(features, proposals).mean(dim=(2, 3))
+        found = self.box_predictor.detections(self.box_predictor(x), proposals, sizes)
+        if self.mask_head is None:
+            return found
+        return self.mask_head.detections(self.region_features(features, [f.boxes for f in found]), found)
+
+
+def c4_parts(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> tuple[nn.Module, nn.Module, int]:
+    """Trunk, heads and the channels of the map between them.
+
+    Raises:
+        UsageError: the blocks of the network are not bottlenecks.
+    """
+    network = prepared(backbone, recipe)
+    if network.spec.block != "bottleneck":
+        raise UsageError(
+            f"architecture=c4 does not go with {backbone.name}: its fifth stage on every region is made for "
+            "bottleneck blocks (resnet50 and larger)",
+            "Take architecture=fpn, or another backbone.",
+        )
+    res5 = nn.Sequential(*network.layer4)
+    heads = Res5Heads(recipe, res5, channels(network.spec, 3), classes)
+    return C4Trunk(network, 3), heads, channels(network.spec, 2)

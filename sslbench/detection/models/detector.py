@@ -1,0 +1,148 @@
+"""A detector of two stages: features, regions, what is said of each region."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.detection.models.boxes import Detections, Target
+from sslbench.detection.models.heads import BoxHead, BoxPredictor, MaskHead, draw_regions
+from sslbench.detection.models.layers import Norm
+from sslbench.detection.models.pooling import pool_regions
+from sslbench.detection.models.rpn import RegionProposalNetwork
+from sslbench.detection.recipe import DetectionRecipe
+from sslbench.errors import DataError
+
+Size = tuple[int, int]
+
+
+class RegionHeads(nn.Module):
+    """Boxes, and masks if wanted, each with its own head, from the four finer levels of a pyramid."""
+
+    def __init__(
+        self, recipe: DetectionRecipe, channels: int, strides: Sequence[int], classes: int, norm: Norm
+    ) -> None:
+        super().__init__()
+        self.recipe, self.classes, self.strides = recipe, classes, tuple(strides[:4])
+        self.box_head = BoxHead(recipe, channels, norm)
+        self.box_predictor = BoxPredictor(recipe, self.box_head.out, classes)
+        self.mask_head = MaskHead(recipe, channels, classes, norm) if recipe.masks else None
+
+    def pooled(self, features: Sequence[Tensor], boxes: Sequence[Tensor], side: int) -> Tensor:
+        """Features of regions, (n, C, side, side)."""
+        return pool_regions(features[: len(self.strides)], boxes, self.strides, side=side)
+
+    def losses(
+        self,
+        features: Sequence[Tensor],
+        proposals: Sequence[Tensor],
+        targets: Sequence[Target],
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
+        """Of regions drawn from the proposals; see `Detector.forward`."""
+        regions = [
+            draw_regions(p, t, self.recipe, self.classes, generator) for p, t in zip(proposals, targets, strict=True)
+        ]
+        pooled = self.pooled(features, [r.boxes for r in regions], self.recipe.box_pool or 1)
+        losses = self.box_predictor.losses(self.box_predictor(self.box_head(pooled)), regions)
+        if self.mask_head is not None:
+            pooled = self.pooled(features, [r.object_boxes for r in regions], self.recipe.mask_pool)
+            losses |= self.mask_head.losses(pooled, regions)
+        return losses
+
+    def detections(
+        self, features: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size]
+    ) -> list[Detections]:
+        """What is found in the proposals (n, 4) of each image."""
+        pooled = self.pooled(features, proposals, self.recipe.box_pool or 1)
+        found = self.box_predictor.detections(self.box_predictor(self.box_head(pooled)), proposals, sizes)
+        if self.mask_head is None:
+            return found
+        pooled = self.pooled(features, [f.boxes for f in found], self.recipe.mask_pool)
+        return self.mask_head.detections(pooled, found)
+
+
+class Detector(nn.Module):
+    """Faster or Mask R-CNN.
+
+    Its parameters are called as in Detectron2, except those of the backbone, which keep their canonical names;
+    `names` translates.
+    """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(
+        self,
+        recipe: DetectionRecipe,
+        classes: int,
+        *,
+        backbone: nn.Module,
+        proposal_generator: RegionProposalNetwork,
+        roi_heads: nn.Module,
+        statistics: tuple[Sequence[float], Sequence[float]],
+        divisor: int,
+    ) -> None:
+        """Takes the parts; `build_detector` makes them.
+
+        Args:
+            recipe: resolved.
+            classes: without background.
+            backbone: from images to maps.
+            proposal_generator: from maps to regions.
+            roi_heads: from maps and regions to losses and detections (`RegionHeads`).
+            statistics: mean and standard deviation of the channels, for pixels of 0 to 1.
+            divisor: height and width of a batch are padded to multiples of it.
+        """
+        super().__init__()
+        self.recipe, self.classes, self.divisor = recipe, classes, divisor
+        self.backbone, self.proposal_generator, self.roi_heads = backbone, proposal_generator, roi_heads
+        for name, values in zip(("pixel_mean", "pixel_std"), statistics, strict=True):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def forward(
+        self,
+        images: Sequence[Tensor],
+        targets: Sequence[Target] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor] | list[Detections]:
+        """Losses in training mode, detections in evaluation mode.
+
+        Args:
+            images: (C, H, W) each, RGB; whole numbers of 0 to the largest of their type, or real ones of 0 to 1.
+                Already of the size that the network is to see (`recipe.resized`).
+            targets: what is in each image; only in training.
+            generator: draws anchors and regions for the losses; a CPU generator.
+
+        Raises:
+            DataError: an image has another number of channels, or a target lacks the masks that the recipe wants.
+            NotFiniteError: NaN or infinite boxes in training.
+        """
+        batch, sizes = self.batched(images)
+        features = self.backbone(batch)
+        if not self.training:
+            proposals, _ = self.proposal_generator(features, sizes)
+            return self.roi_heads.detections(features, proposals, sizes)  # type: ignore[no-any-return, operator]
+        if targets is None or len(targets) != len(images):
+            raise DataError(f"{len(images)} images for training with {len(targets or ())} targets")
+        if self.recipe.masks and any(t.masks is None for t in targets):
+            raise DataError("masks=true, and an image has none", "Give data with masks, or masks=false.")
+        proposals, losses = self.proposal_generator(features, sizes, targets, generator)
+        return losses | self.roi_heads.losses(features, proposals, targets, generator)  # type: ignore[no-any-return, operator]
+
+    def batched(self, images: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
+        """The images normalised and padded at the right and bottom with zeros, (B, C, H, W), and their own sizes."""
+        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+        height, width = (-(-max(side) // self.divisor) * self.divisor for side in zip(*sizes, strict=True))
+        padded = []
+        for image, size in zip(images, sizes, strict=True):
+            if len(image) != len(self.pixel_mean):
+                raise DataError(f"an image has {len(image)} channels; the backbone takes {len(self.pixel_mean)}")
+            pixels = image.to(self.pixel_mean.device)
+            pixels = pixels if pixels.is_floating_point() else pixels.float() / torch.iinfo(image.dtype).max
+            pixels = pixels.flip(0) if self.recipe.channel_order == "BGR" else pixels
+            padded.append(
+                functional.pad((pixels - self.pixel_mean) / self.pixel_std, (0, width - size[1], 0, height - size[0]))
+            )
+        return torch.stack(padded), sizes

@@ -1,0 +1,180 @@
+"""What is said of each region: class, box, mask. Names and numbers are Detectron2's."""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
+
+from sslbench.detection.models import boxes as b
+from sslbench.detection.models.layers import Conv, Norm, msra, xavier
+from sslbench.detection.recipe import DetectionRecipe
+
+Size = tuple[int, int]
+
+
+class BoxHead(nn.Sequential):
+    """Convolutions, then fully connected layers, over the pooled features of a region."""
+
+    def __init__(self, recipe: DetectionRecipe, channels: int, norm: Norm) -> None:
+        layers: dict[str, nn.Module] = {}
+        for i in range(recipe.box_convs or 0):
+            conv = Conv(channels, recipe.head_channels, 3, norm=norm, relu=True)
+            msra(conv)
+            layers[f"conv{i + 1}"], channels = conv, recipe.head_channels
+        width = channels * (recipe.box_pool or 1) ** 2
+        layers["flatten"] = nn.Flatten()
+        for i in range(recipe.box_fcs or 0):
+            fc = nn.Linear(width, recipe.box_channels)
+            xavier(fc)
+            layers[f"fc{i + 1}"], layers[f"fc_relu{i + 1}"], width = fc, nn.ReLU(), recipe.box_channels
+        super().__init__(collections.OrderedDict(layers))
+        self.out = width
+
+
+@dataclasses.dataclass(frozen=True)
+class Regions:
+    """The regions of one image that are drawn for a loss, objects first.
+
+    Attributes:
+        boxes: (n, 4).
+        classes: int64 (n,); the number of classes stands for background.
+        truth: (n, 4), the true box of each object; the region itself for background.
+        source: int64 (objects,), which object of the target each of them is.
+        masks: the target's.
+    """
+
+    boxes: Tensor
+    classes: Tensor
+    truth: Tensor
+    source: Tensor
+    masks: Tensor | None = None
+
+    @property
+    def object_boxes(self) -> Tensor:
+        """Boxes of those that are objects."""
+        return self.boxes[: len(self.source)]
+
+
+class BoxPredictor(nn.Module):
+    """Scores of all classes and, as the last one, background; a box for each class."""
+
+    def __init__(self, recipe: DetectionRecipe, channels: int, classes: int) -> None:
+        super().__init__()
+        self.recipe, self.classes = recipe, classes
+        self.cls_score = nn.Linear(channels, classes + 1)
+        self.bbox_pred = nn.Linear(channels, classes * 4)
+        for layer, std in ((self.cls_score, 0.01), (self.bbox_pred, 0.001)):
+            nn.init.normal_(layer.weight, std=std)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, channels) -> (n, classes + 1) scores and (n, classes * 4) deltas."""
+        return self.cls_score(x), self.bbox_pred(x)
+
+    def losses(self, predicted: tuple[Tensor, Tensor], regions: Sequence[Regions]) -> dict[str, Tensor]:
+        """Cross-entropy over all regions; L1 of the boxes of objects, divided by the number of all regions."""
+        scores, deltas = predicted[0].float(), predicted[1].float()
+        classes = torch.cat([r.classes for r in regions])
+        objects = torch.where(classes < self.classes)[0]
+        boxes, truth = torch.cat([r.boxes for r in regions]), torch.cat([r.truth for r in regions])
+        own = deltas.reshape(len(deltas), self.classes, 4)[objects, classes[objects]]
+        wanted = b.encode(truth[objects], boxes[objects], self.recipe.box_weights)
+        location = b.regression_loss(own, wanted, self.recipe.smooth_l1_beta) / max(len(classes), 1)
+        # The mean over no region at all would be NaN.
+        classification = functional.cross_entropy(scores, classes) if len(classes) else scores.sum() * 0
+        return {"loss_cls": classification, "loss_box_reg": location}
+
+    def detections(
+        self, predicted: tuple[Tensor, Tensor], regions: Sequence[Tensor], sizes: Sequence[Size]
+    ) -> list[b.Detections]:
+        """The detections of each image from predictions for all regions of all images."""
+        scores, deltas = predicted
+        boxes = b.decode(deltas, torch.cat(list(regions)), self.recipe.box_weights)
+        counts = [len(r) for r in regions]
+        probabilities = functional.softmax(scores.float(), dim=1)
+        return [
+            self._of_one(one, probability, size)
+            for one, probability, size in zip(
+                torch.split(boxes, counts), torch.split(probabilities, counts), sizes, strict=True
+            )
+        ]
+
+    def _of_one(self, boxes: Tensor, scores: Tensor, size: Size) -> b.Detections:
+        finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores).all(dim=1)
+        boxes, scores = boxes[finite].reshape(-1, self.classes, 4), scores[finite, :-1]
+        rows, classes = torch.where(scores > self.recipe.score_threshold)
+        boxes = clip_boxes_to_image(boxes[rows, classes], size)
+        values = scores[rows, classes]
+        keep = batched_nms(boxes, values, classes, self.recipe.nms)[: self.recipe.detections]
+        return b.Detections(boxes[keep], values[keep], classes[keep])
+
+
+def draw_regions(
+    proposals: Tensor, target: b.Target, recipe: DetectionRecipe, classes: int, generator: torch.Generator | None
+) -> Regions:
+    """Regions of one image for the losses, out of the proposals (n, 4) and the true boxes themselves."""
+    every = torch.cat((proposals, target.boxes))
+    found = b.match(target.boxes, every, low=recipe.roi_overlap, high=recipe.roi_overlap, keep_best=False)
+    objects, background = b.sample(
+        found, number=recipe.roi_samples, positives=recipe.roi_positives, generator=generator
+    )
+    rows, source = torch.cat((objects, background)), found[objects]
+    truth = torch.cat((target.boxes[source], every[background]))
+    labels = torch.cat((target.classes[source], torch.full_like(background, classes)))
+    return Regions(every[rows], labels, truth, source, target.masks)
+
+
+class MaskHead(nn.Sequential):
+    """A mask for each class from the pooled features of a region, at twice their resolution."""
+
+    def __init__(self, recipe: DetectionRecipe, channels: int, classes: int, norm: Norm) -> None:
+        layers: dict[str, nn.Module] = {}
+        for i in range(recipe.mask_convs or 0):
+            conv = Conv(channels, recipe.head_channels, 3, norm=norm, relu=True)
+            msra(conv)
+            layers[f"mask_fcn{i + 1}"], channels = conv, recipe.head_channels
+        deconv = nn.ConvTranspose2d(channels, recipe.head_channels, 2, stride=2)
+        msra(deconv)
+        layers["deconv"], layers["deconv_relu"] = deconv, nn.ReLU()
+        predictor = nn.Conv2d(recipe.head_channels, classes, 1)
+        nn.init.normal_(predictor.weight, std=0.001)
+        nn.init.zeros_(predictor.bias)  # type: ignore[arg-type]
+        layers["predictor"] = predictor
+        super().__init__(collections.OrderedDict(layers))
+
+    def losses(self, x: Tensor, regions: Sequence[Regions]) -> dict[str, Tensor]:
+        """Binary cross-entropy of the mask of the true class, over the pooled features of the objects.
+
+        The truth is the true mask, pooled to the resolution of the prediction and cut at one half (Detectron2's
+        INPUT.MASK_FORMAT bitmask; its other way draws polygons at that resolution).
+        """
+        logits = self(x).float()
+        classes = torch.cat([r.classes[: len(r.source)] for r in regions])
+        if len(classes) == 0:
+            return {"loss_mask": logits.sum() * 0}
+        truth = torch.cat([_pooled_masks(r, logits.shape[-1]) for r in regions])
+        own = logits[torch.arange(len(classes), device=classes.device), classes]
+        return {"loss_mask": functional.binary_cross_entropy_with_logits(own, truth.to(own.dtype))}
+
+    def detections(self, x: Tensor, found: Sequence[b.Detections]) -> list[b.Detections]:
+        """The detections with the mask of their class."""
+        classes = torch.cat([f.classes for f in found])
+        masks = self(x).float()[torch.arange(len(classes), device=classes.device), classes].sigmoid()
+        counts = [len(f.classes) for f in found]
+        return [b.Detections(f.boxes, f.scores, f.classes, m) for f, m in zip(found, masks.split(counts), strict=True)]
+
+
+def _pooled_masks(regions: Regions, side: int) -> Tensor:
+    """The true masks inside the regions, bool (objects, side, side)."""
+    if regions.masks is None or len(regions.source) == 0:
+        return regions.boxes.new_zeros((len(regions.source), side, side), dtype=torch.bool)
+    masks = regions.masks[regions.source].to(regions.boxes.dtype)[:, None]
+    number = torch.arange(len(masks), device=masks.device, dtype=masks.dtype)[:, None]
+    pooled: Tensor = roi_align(
+        masks, torch.cat((number, regions.object_boxes), dim=1), (side, side), sampling_ratio=0, aligned=True
+    )
+    return pooled[:, 0] >= 0.5

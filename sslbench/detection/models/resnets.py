@@ -1,0 +1,76 @@
+"""A ResNet as the trunk of a detector: cut into stages, its norms as the recipe has them, its first stages frozen."""
+
+from torch import Tensor, nn
+
+from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.resnet import ResNet, ResNetSpec
+from sslbench.detection.models.layers import freeze, freeze_norms
+from sslbench.detection.recipe import DetectionRecipe
+from sslbench.errors import UsageError
+
+STAGES = ("layer1", "layer2", "layer3", "layer4")
+
+
+class Trunk(nn.Module):
+    """The first stages of a ResNet under their canonical names."""
+
+    def __init__(self, network: ResNet, stages: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1, self.relu, self.maxpool = network.conv1, network.bn1, network.relu, network.maxpool
+        self.stages = STAGES[:stages]
+        for name in self.stages:
+            setattr(self, name, network.get_submodule(name))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """(B, channels, H, W) -> the map of each stage, of strides 4, 8, 16, 32."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        maps = []
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
+            maps.append(x)
+        return maps
+
+
+def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
+    """A copy of the backbone's network, trainable but for what the recipe freezes.
+
+    Raises:
+        UsageError: it is no ResNet, or one for small images.
+    """
+    network = copied(backbone.module)
+    if not isinstance(network, ResNet):
+        other = "vit_fpn is for vision transformers of timm." if backbone.builder == "timm" else ""
+        raise UsageError(
+            f"architecture={recipe.architecture} needs a ResNet of sslbench, and the backbone is {backbone.name}",
+            f"Take resnet18 to resnet200, wide or grouped ones. {other}".strip(),
+        )
+    if network.spec.stem != "imagenet":
+        raise UsageError(
+            f"{backbone.name} has the stem for small images; its maps are too fine for a detector",
+            "Take a backbone with the usual stem.",
+        )
+    network.requires_grad_(True)
+    if recipe.norm == "frozen":
+        freeze_norms(network)
+    if recipe.stride_in_1x1:
+        _move_strides(network)
+    for index, names in enumerate((("conv1", "bn1"), *((stage,) for stage in STAGES)), start=1):
+        if recipe.freeze_at >= index:
+            for name in names:
+                setattr(network, name, freeze(network.get_submodule(name)))
+    return network
+
+
+def channels(spec: ResNetSpec, stage: int) -> int:
+    """Channels that come out of a stage (0 to 3)."""
+    return spec.width * (1 << stage) * (4 if spec.block == "bottleneck" else 1)
+
+
+def _move_strides(network: ResNet) -> None:
+    """The stride of each stage from its first 3x3 to its first 1x1 convolution: the shapes do not show which it was."""
+    if network.spec.block != "bottleneck":
+        raise UsageError(f"stride_in_1x1: the blocks of {network.spec.name} have no 1x1 convolution")
+    for name in STAGES[1:]:
+        first = network.get_submodule(f"{name}.0")
+        for conv, stride in (("conv1", (2, 2)), ("conv2", (1, 1))):
+            first.get_submodule(conv).stride = stride  # type: ignore[assignment]

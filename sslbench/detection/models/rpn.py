@@ -1,0 +1,157 @@
+"""The region proposal network (Ren et al. 2015), in the numbers and names of Detectron2."""
+
+import collections
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.ops import batched_nms, clip_boxes_to_image
+
+from sslbench.detection.models import boxes as b
+from sslbench.detection.models.layers import Conv
+from sslbench.detection.recipe import DetectionRecipe
+from sslbench.train.loop import NotFiniteError
+
+Size = tuple[int, int]
+_WEIGHTS = (1.0, 1.0, 1.0, 1.0)
+
+
+class RPNHead(nn.Module):
+    """Objectness and box of each anchor from the features around it."""
+
+    def __init__(self, channels: int, anchors: int, convs: int) -> None:
+        super().__init__()
+        layers = {f"conv{i}": Conv(channels, channels, 3, relu=True) for i in range(convs)}
+        self.conv = layers["conv0"] if convs == 1 else nn.Sequential(collections.OrderedDict(layers))
+        self.objectness_logits = nn.Conv2d(channels, anchors, 1)
+        self.anchor_deltas = nn.Conv2d(channels, anchors * 4, 1)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d) and layer.bias is not None:
+                nn.init.normal_(layer.weight, std=0.01)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) -> (B, H * W * A) logits and (B, H * W * A, 4) deltas, in the order of `grid_anchors`."""
+        hidden = self.conv(feature)
+        logits = self.objectness_logits(hidden).permute(0, 2, 3, 1).flatten(1)
+        deltas = self.anchor_deltas(hidden).permute(0, 2, 3, 1)
+        return logits, deltas.reshape(len(feature), -1, 4)
+
+
+class RegionProposalNetwork(nn.Module):
+    """Regions that may hold an object."""
+
+    def __init__(self, recipe: DetectionRecipe, channels: int, strides: Sequence[int]) -> None:
+        """Takes a resolved recipe, the channels of the features, and the stride of each level."""
+        super().__init__()
+        sizes = recipe.anchor_sizes or ()
+        self.recipe, self.strides = recipe, tuple(strides)
+        self.rpn_head = RPNHead(channels, len(sizes[0]) * len(recipe.anchor_ratios), recipe.rpn_convs or 1)
+        for level, level_sizes in enumerate(sizes):
+            self.register_buffer(f"cell{level}", b.cell_anchors(level_sizes, recipe.anchor_ratios), persistent=False)
+
+    def forward(
+        self,
+        features: Sequence[Tensor],
+        sizes: Sequence[Size],
+        targets: Sequence[b.Target] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Regions (n, 4) of each image, best first, and the losses when there are targets.
+
+        Args:
+            features: one (B, C, H, W) for each level.
+            sizes: height and width of each image without padding.
+            targets: what is in each image, in training.
+            generator: for the draw of anchors.
+
+        Raises:
+            NotFiniteError: NaN or infinite boxes in training.
+        """
+        anchors = [
+            b.grid_anchors(self.get_buffer(f"cell{level}"), (feature.shape[2], feature.shape[3]), stride)
+            for level, (feature, stride) in enumerate(zip(features, self.strides, strict=True))
+        ]
+        predicted = [self.rpn_head(feature) for feature in features]
+        logits, deltas = [p[0].float() for p in predicted], [p[1].float() for p in predicted]  # also in half precision
+        losses = {}
+        if targets is not None:
+            losses = self.losses(anchors, torch.cat(logits, dim=1), torch.cat(deltas, dim=1), targets, generator)
+        with torch.no_grad():
+            decoded = [
+                b.decode(d.reshape(-1, 4), a.repeat(len(d), 1), _WEIGHTS).reshape(len(d), -1, 4)
+                for d, a in zip(deltas, anchors, strict=True)
+            ]
+            return self.best(decoded, logits, sizes), losses
+
+    def losses(
+        self,
+        anchors: Sequence[Tensor],
+        logits: Tensor,
+        deltas: Tensor,
+        targets: Sequence[b.Target],
+        generator: torch.Generator | None,
+    ) -> dict[str, Tensor]:
+        """Of the anchors that are drawn; both are divided by the number that should be drawn in all images.
+
+        Args:
+            anchors: (n_level, 4) for each level.
+            logits: (B, n).
+            deltas: (B, n, 4).
+            targets: what is in each image.
+            generator: for the draw.
+        """
+        recipe, every = self.recipe, torch.cat(list(anchors))
+        low, high = recipe.rpn_overlaps
+        classification, location = logits.sum() * 0, deltas.sum() * 0
+        for image, target in enumerate(targets):
+            found = b.match(target.boxes, every, low=low, high=high, keep_best=True)
+            objects, background = b.sample(
+                found, number=recipe.rpn_samples, positives=recipe.rpn_positives, generator=generator
+            )
+            rows = torch.cat((objects, background))
+            truth = (torch.arange(len(rows), device=rows.device) < len(objects)).to(logits.dtype)
+            classification = classification + functional.binary_cross_entropy_with_logits(
+                logits[image, rows], truth, reduction="sum"
+            )
+            wanted = b.encode(target.boxes[found[objects]], every[objects], _WEIGHTS)
+            location = location + b.regression_loss(deltas[image, objects], wanted, recipe.smooth_l1_beta)
+        normaliser = recipe.rpn_samples * len(targets)
+        return {"loss_rpn_cls": classification / normaliser, "loss_rpn_loc": location / normaliser}
+
+    def best(self, boxes: Sequence[Tensor], logits: Sequence[Tensor], sizes: Sequence[Size]) -> list[Tensor]:
+        """The best proposals of each image: so many of each level, suppressed within it, so many of all levels.
+
+        Args:
+            boxes: (B, n_level, 4) for each level.
+            logits: (B, n_level) for each level.
+            sizes: height and width of each image.
+        """
+        recipe = self.recipe
+        before = (recipe.rpn_pre_nms_train if self.training else recipe.rpn_pre_nms_test) or 0
+        after = (recipe.rpn_post_nms_train if self.training else recipe.rpn_post_nms_test) or 0
+        top_boxes, top_logits, levels = [], [], []
+        for level, (level_boxes, level_logits) in enumerate(zip(boxes, logits, strict=True)):
+            scores, rows = level_logits.topk(min(before, level_logits.shape[1]), dim=1)
+            top_boxes.append(level_boxes.gather(1, rows[..., None].expand(-1, -1, 4)))
+            top_logits.append(scores)
+            levels.append(torch.full_like(rows[0], level))
+        every, every_logits, every_level = torch.cat(top_boxes, 1), torch.cat(top_logits, 1), torch.cat(levels)
+        return [
+            self._suppressed(one, score, every_level, size)[:after]
+            for one, score, size in zip(every, every_logits, sizes, strict=True)
+        ]
+
+    def _suppressed(self, boxes: Tensor, logits: Tensor, levels: Tensor, size: Size) -> Tensor:
+        finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(logits)
+        if self.training and not finite.all():
+            raise NotFiniteError(
+                "the region proposals are NaN or infinite: the training diverged",
+                f"Try a lower rate (lr={self.recipe.lr}), a longer warm-up, or weights of another kind.",
+            )
+        boxes = clip_boxes_to_image(boxes, size)
+        keep = torch.where(finite & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))[0]
+        boxes, logits, levels = boxes[keep], logits[keep], levels[keep]
+        kept: Tensor = boxes[batched_nms(boxes, logits, levels, self.recipe.rpn_nms)]
+        return kept

@@ -1,0 +1,234 @@
+"""A detection recipe: every number of a detector and its training, written once, whichever backend runs it.
+
+The defaults are those of Detectron2 for Faster R-CNN with a ResNet (its `config/defaults.py`); what depends on the
+architecture is None here and filled in by `resolved`. `benchmarks/detection/` holds the published recipes.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+from sslbench.benchmarks import load_benchmark
+from sslbench.config import build, setting
+from sslbench.errors import UsageError
+
+Architecture = Literal["c4", "fpn", "vit_fpn"]
+HeadNorm = Literal["none", "same", "layer"]
+Sizes = tuple[tuple[float, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectionRecipe:
+    """Settings of a detector, its training and its evaluation."""
+
+    architecture: Architecture = setting(
+        "c4",
+        "c4: Faster R-CNN on the fourth stage, the fifth on every region; fpn: feature pyramid; "
+        "vit_fpn: simple feature pyramid on a vision transformer",
+    )
+    masks: bool = setting(False, "predict masks too (Mask R-CNN)")
+
+    iterations: int = setting(24000, "updates of the weights")
+    batch_size: int = setting(16, "images per update, over all processes")
+    optimizer: Literal["sgd", "adamw"] = setting("sgd", "optimizer")
+    lr: float = setting(0.02, "learning rate after warm-up")
+    steps: tuple[int, ...] = setting((18000, 22000), "iterations after which the rate is multiplied by gamma")
+    gamma: float = setting(0.1, "factor of the rate at each step")
+    warmup_iterations: int = setting(1000, "iterations in which the rate grows linearly")
+    warmup_factor: float = setting(0.001, "factor of the rate at the first iteration")
+    momentum: float = setting(0.9, "momentum of SGD")
+    weight_decay: float = setting(1e-4, "of all weights but those of normalisation")
+    weight_decay_norm: float = setting(0.0, "of the weights of normalisation")
+    layer_decay: float = setting(1.0, "factor of the rate from each transformer block to the one below it")
+    precise_bn: int = setting(0, "batches over which BatchNorm statistics are averaged before evaluation; 0: none")
+
+    min_sizes_train: tuple[int, ...] = setting((800,), "shorter side in training, one drawn for each image", unit="px")
+    max_size_train: int = setting(1333, "largest longer side in training", unit="px")
+    min_size_test: int = setting(800, "shorter side in evaluation", unit="px")
+    max_size_test: int = setting(1333, "largest longer side in evaluation", unit="px")
+    flip: float = setting(0.5, "probability of a horizontal flip in training")
+    skip_empty: bool = setting(True, "leave images without objects out of training")
+    group_aspect_ratios: bool = setting(
+        True, "put images that are wide, and those that are tall, in batches of their own"
+    )
+    channel_order: Literal["RGB", "BGR"] = setting("RGB", "order of the channels that the backbone takes")
+    pixel_mean: tuple[float, ...] = setting((), "subtracted from pixels of 0 to 1; empty: as the weights say")
+    pixel_std: tuple[float, ...] = setting((), "divided by; empty: as the weights say")
+
+    norm: Literal["frozen", "batch", "sync"] = setting(
+        "frozen", "BatchNorm of the backbone: frozen, trained, or trained with statistics over all GPUs"
+    )
+    freeze_at: int = setting(2, "frozen stages: 0 none, 1 stem, 2 and the first stage, ... 5 the whole backbone")
+    stride_in_1x1: bool = setting(False, "stride on the first 1x1 convolution of a stage, as in weights of MSRA")
+    extra_norm: bool = setting(False, "c4: normalise after the fifth stage (VISSL and MoCo: Res5ROIHeadsExtraNorm)")
+    pyramid_channels: int = setting(256, "channels of the pyramid")
+    pyramid_norm: HeadNorm | None = setting(None, "norm in the pyramid: none, that of the backbone, or layer norm")
+    head_norm: HeadNorm | None = setting(None, "norm after the convolutions of the box and mask heads")
+    rpn_convs: int | None = setting(None, "3x3 convolutions of the region proposal network")
+    box_convs: int | None = setting(None, "3x3 convolutions of the box head")
+    box_fcs: int | None = setting(None, "fully connected layers of the box head")
+    box_channels: int = setting(1024, "width of the fully connected layers of the box head")
+    mask_convs: int | None = setting(None, "3x3 convolutions of the mask head before it doubles the resolution")
+    head_channels: int = setting(256, "width of the convolutions of the box and mask heads")
+    box_pool: int | None = setting(None, "side of the pooled regions for boxes")
+    mask_pool: int = setting(14, "side of the pooled regions for masks")
+
+    anchor_sizes: Sizes | None = setting(None, "square roots of the anchors' areas, a list for each level", unit="px")
+    anchor_ratios: tuple[float, ...] = setting((0.5, 1.0, 2.0), "height over width of the anchors")
+    rpn_pre_nms_train: int | None = setting(None, "proposals of each level before suppression in training")
+    rpn_pre_nms_test: int | None = setting(None, "proposals of each level before suppression in evaluation")
+    rpn_post_nms_train: int | None = setting(None, "proposals of an image after suppression in training")
+    rpn_post_nms_test: int | None = setting(None, "proposals of an image after suppression in evaluation")
+    rpn_nms: float = setting(0.7, "overlap above which the weaker proposal goes")
+    rpn_overlaps: tuple[float, float] = setting((0.3, 0.7), "anchors below are background, from the second on objects")
+    rpn_samples: int = setting(256, "anchors of an image in the loss")
+    rpn_positives: float = setting(0.5, "largest part of them that are objects")
+    roi_overlap: float = setting(0.5, "regions that overlap an object as much are objects")
+    roi_samples: int = setting(512, "regions of an image in the loss")
+    roi_positives: float = setting(0.25, "largest part of them that are objects")
+    box_weights: tuple[float, float, float, float] = setting((10.0, 10.0, 5.0, 5.0), "scales of the box head's targets")
+    smooth_l1_beta: float = setting(0.0, "where the box losses turn from squared to absolute; 0: absolute")
+
+    score_threshold: float = setting(0.05, "detections below are left out")
+    nms: float = setting(0.5, "overlap above which the weaker detection of a class goes")
+    detections: int = setting(100, "detections of an image")
+    metric: Literal["coco", "voc07", "voc12"] = setting(
+        "coco", "average precision: COCO's, or Pascal VOC's at 11 points (2007) or as the area (2012)"
+    )
+
+
+_PYRAMID: dict[str, Any] = {
+    "anchor_sizes": ((32.0,), (64.0,), (128.0,), (256.0,), (512.0,)),
+    "rpn_pre_nms_train": 2000,
+    "rpn_pre_nms_test": 1000,
+    "rpn_post_nms_train": 1000,
+    "rpn_post_nms_test": 1000,
+    "box_pool": 7,
+    "mask_convs": 4,
+}
+_USUAL: dict[str, dict[str, Any]] = {
+    "c4": {
+        "pyramid_norm": "none",
+        "head_norm": "none",
+        "rpn_convs": 1,
+        "box_convs": 0,
+        "box_fcs": 0,
+        "mask_convs": 0,
+        "box_pool": 14,
+        "anchor_sizes": ((32.0, 64.0, 128.0, 256.0, 512.0),),
+        "rpn_pre_nms_train": 12000,
+        "rpn_pre_nms_test": 6000,
+        "rpn_post_nms_train": 2000,
+        "rpn_post_nms_test": 1000,
+    },
+    "fpn": {**_PYRAMID, "pyramid_norm": "none", "head_norm": "none", "rpn_convs": 1, "box_convs": 0, "box_fcs": 2},
+    # Li et al. 2022 (ViTDet, arXiv 2203.16527), appendix A.2
+    "vit_fpn": {
+        **_PYRAMID,
+        "pyramid_norm": "layer",
+        "head_norm": "layer",
+        "rpn_convs": 2,
+        "box_convs": 4,
+        "box_fcs": 1,
+    },
+}
+
+
+def resolved(recipe: DetectionRecipe) -> DetectionRecipe:
+    """The recipe with what was left to the architecture filled in: the effective values."""
+    usual = _USUAL[recipe.architecture]
+    return dataclasses.replace(
+        recipe, **{name: value for name, value in usual.items() if getattr(recipe, name) is None}
+    )
+
+
+def load_recipe(name: str) -> DetectionRecipe:
+    """The recipe of a benchmark, by its name ('detection/voc07') or its YAML file, checked.
+
+    Raises:
+        UsageError: no such benchmark, it is none of detection, or its settings are wrong.
+    """
+    benchmark = load_benchmark(name)
+    if benchmark.protocol != "detection":
+        raise UsageError(f"the benchmark '{name}' is one of {benchmark.protocol}, not of detection")
+    recipe = build(DetectionRecipe, benchmark.settings, f"{name}: settings")
+    check(recipe)
+    return recipe
+
+
+def check(recipe: DetectionRecipe) -> None:
+    """Refuses settings that cannot work, before anything is built or decoded.
+
+    Raises:
+        UsageError: a number out of its range, or settings that contradict each other.
+    """
+    full = resolved(recipe)
+    _check_ranges(full)
+    if any(a >= b for a, b in zip(full.steps, full.steps[1:], strict=False)):
+        raise UsageError(f"steps {list(full.steps)}: each has to come after the one before")
+    if full.rpn_overlaps[0] > full.rpn_overlaps[1]:
+        raise UsageError(f"rpn_overlaps {list(full.rpn_overlaps)}: the first has to be the smaller one")
+    if len(full.pixel_mean) != len(full.pixel_std):
+        raise UsageError(
+            f"pixel_mean has {len(full.pixel_mean)} values and pixel_std {len(full.pixel_std)}", "Give both or none."
+        )
+    levels = 1 if full.architecture == "c4" else 5
+    sizes = full.anchor_sizes or ()
+    if len(sizes) != levels or len({len(level) for level in sizes}) != 1 or not sizes[0]:
+        what = "one list" if levels == 1 else f"{levels} lists of the same length, one for each level"
+        raise UsageError(f"anchor_sizes of {full.architecture} should be {what}, not {[list(s) for s in sizes]}")
+    if full.architecture == "c4" and (full.box_convs or full.box_fcs or full.pyramid_norm != "none"):
+        raise UsageError(
+            "a c4 detector has neither pyramid nor box head: box_convs, box_fcs and pyramid_norm do nothing"
+        )
+    if full.architecture != "c4" and full.extra_norm:
+        raise UsageError("extra_norm is a norm after the fifth stage on the regions, which only c4 has")
+    if full.architecture == "vit_fpn" and full.freeze_at not in (0, 5):
+        raise UsageError(
+            f"freeze_at={full.freeze_at}: a vision transformer has no stages", "Give 0, or 5 for the whole backbone."
+        )
+
+
+_AT_LEAST_ONE = (
+    *("iterations", "batch_size", "min_size_test", "max_size_train", "max_size_test", "pyramid_channels", "rpn_convs"),
+    *("box_channels", "head_channels", "box_pool", "mask_pool", "rpn_pre_nms_train", "rpn_pre_nms_test", "detections"),
+    *("rpn_post_nms_train", "rpn_post_nms_test", "rpn_samples", "roi_samples"),
+)
+_NOT_NEGATIVE = (
+    *("warmup_iterations", "precise_bn", "weight_decay", "weight_decay_norm", "smooth_l1_beta", "momentum", "gamma"),
+    *("box_convs", "box_fcs", "mask_convs"),
+)
+_RATES = (
+    *("flip", "rpn_nms", "rpn_positives", "roi_overlap", "roi_positives", "score_threshold", "nms", "warmup_factor"),
+    "layer_decay",
+)
+
+
+def _check_ranges(recipe: DetectionRecipe) -> None:
+    for names, low, high, words in (
+        (_AT_LEAST_ONE, 1, float("inf"), "at least 1"),
+        (_NOT_NEGATIVE, 0, float("inf"), "not negative"),
+        (_RATES, 0, 1, "from 0 to 1"),
+        (("freeze_at",), 0, 5, "from 0 to 5"),
+    ):
+        for name in names:
+            if not low <= getattr(recipe, name) <= high:
+                raise UsageError(f"{name}={getattr(recipe, name)}: should be {words}")
+    for name in ("min_sizes_train", "anchor_ratios", "box_weights"):
+        values = getattr(recipe, name)
+        if not values or min(values) <= 0:
+            raise UsageError(f"{name}={list(values)}: should be numbers above 0")
+    if recipe.lr <= 0:
+        raise UsageError(f"lr={recipe.lr}: should be above 0")
+
+
+def resized(height: int, width: int, *, shorter: int, longest: int) -> tuple[int, int]:
+    """Height and width of an image whose shorter side becomes `shorter`; less if the longer one would pass `longest`.
+
+    Rounded to the nearest pixel, halves up, as Detectron2's ResizeShortestEdge does.
+    """
+    scale = shorter / min(height, width)
+    sides = (float(shorter), scale * width) if height < width else (scale * height, float(shorter))
+    if max(sides) > longest:
+        factor = longest / max(sides)
+        sides = (sides[0] * factor, sides[1] * factor)
+    return int(sides[0] + 0.5), int(sides[1] + 0.5)

@@ -1,0 +1,173 @@
+"""`sslbench eval detection` from end to end, as a user runs it."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+NET = ("--weights", "random", "--backbone", "resnet18w0.125", "--device", "cpu")
+QUICK = (
+    *("--benchmark", "detection/toy", "--data", "squares.json", "--limit-iters", "2"),
+    *("min_sizes_train=64", "min_size_test=64", "pyramid_channels=8", "box_channels=8", "precise_bn=1", "batch_size=2"),
+    *("rpn_samples=32", "roi_samples=16", "rpn_post_nms_train=20", "rpn_post_nms_test=10"),
+)
+
+
+def manifest(name, n, categories=("wide", "tall")):
+    images, annotations = [], []
+    for i in range(n):
+        pixels = np.zeros((64, 64, 3), dtype=np.uint8)
+        for c, (x, y, w, h) in enumerate([(4 + i, 6, 24, 12), (40 - i, 24, 10, 30)]):
+            pixels[y : y + h, x : x + w] = (250, 60, 200)[c]
+            annotations.append(
+                {"id": len(annotations) + 1, "image_id": i + 1, "category_id": c + 1, "bbox": [x, y, w, h]}
+            )
+        Image.fromarray(pixels).save(f"{name}_{i}.png")
+        images.append({"id": i + 1, "file_name": f"{name}_{i}.png", "width": 64, "height": 64})
+    kinds = [{"id": i, "name": kind} for i, kind in enumerate(categories, start=1)]
+    content = {"images": images, "annotations": annotations, "categories": kinds}
+    Path(f"{name}.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """The current folder, with a manifest of ten pictures."""
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    manifest("squares", 10)
+    yield tmp_path
+    torch.set_num_threads(before)
+
+
+def only_record(folder="results"):
+    from sslbench.records import read_tree
+
+    [result] = read_tree(Path(folder))
+    return result
+
+
+def test_a_detector_is_trained_scored_and_recorded(world, sslbench):
+    code, out, err = sslbench("eval", "detection", *NET, *QUICK)
+    assert code == 0, err
+    assert "8 train and 2 test images" in err and "iteration 2 of 2: loss" in err
+    result = only_record()
+    assert (result.protocol.name, result.protocol.version, result.headline) == ("detection", 1, "AP")
+    assert {"AP", "AP50", "AP75", "APs", "AR100"} <= set(result.metrics) and result.metrics["AP"].n == 2
+    assert set(result.per_class) == {"wide", "tall"}
+    settings = result.protocol.settings
+    assert (settings["iterations"], settings["pyramid_channels"], settings["rpn_convs"]) == (2, 8, 1)
+    assert result.benchmark.name == "detection/toy" and result.benchmark.modified
+    assert set(result.preprocessing) == {"mean", "std", "origin"}, "sizes are the recipe's"
+    assert result.weights.untrained and result.data.train.n == 8 and result.timings["train"] > 0
+    assert "AP " in out and "wide" in out
+
+    stem = re.search(r"detection: (\S+)\.json", out).group(1)
+    found = json.loads(Path(f"{stem}.predictions.json").read_text())
+    assert all(set(row) == {"image_id", "category_id", "bbox", "score"} for row in found)
+    assert Image.open(f"{stem}.png").size[0] > 400
+
+    code, out, err = sslbench("leaderboard", "results")
+    assert code == 0, err
+    assert "detection" in out and "resnet18w0.125" in out
+    assert "whether more AP is better is not known" not in out + err
+
+    code, _, err = sslbench("eval", "detection", *NET, *QUICK)
+    assert code == 0 and "continues from" in err and "iteration 2 of 2: loss" not in err
+    again = only_record()
+    assert again.id == result.id and again.metrics == result.metrics
+    assert any("continued after iteration 2" in note for note in again.notes)
+
+
+def test_weights_are_loaded_strictly_and_the_untrained_backbone_is_a_floor_when_asked_for(world, sslbench):
+    from sslbench.backbones.build import build
+
+    state = build("resnet18w0.125").module.state_dict()
+    state["conv1.weight"] = state["conv1.weight"] * 1.01  # no longer what seed 0 gives
+    torch.save(state, "w.pth")
+    torch.save({name: t for name, t in state.items() if "layer4.1" not in name}, "part.pth")
+    code, _, err = sslbench("eval", "detection", "--weights", "part.pth", *NET[2:], *QUICK)
+    assert code == 1 and "layer4.1" in err
+    code, _, err = sslbench("eval", "detection", "--weights", "w.pth", *NET[2:], *QUICK)
+    assert code == 0, err
+    result = only_record()
+    assert result.weights.loaded == result.weights.total > 0
+    assert result.floors == {} and any("--baseline" in note for note in result.notes)
+
+    code, _, err = sslbench("eval", "detection", "--weights", "w.pth", *NET[2:], *QUICK, "--baseline", "--out", "both")
+    assert code == 0, err
+    from sslbench.records import read_tree
+
+    records = {r.weights.name: r for r in read_tree(Path("both"))}
+    untrained = records["resnet18w0.125 untrained"]
+    assert records["w.pth"].floors["untrained"]["AP"] == untrained.metrics["AP"].value
+    assert untrained.protocol == records["w.pth"].protocol
+
+
+def test_nothing_is_trained_in_a_dry_run(world, sslbench):
+    code, out, err = sslbench("eval", "detection", *NET, *QUICK, "--dry-run")
+    assert code == 0, err
+    assert re.search(r"pyramid_channels +8 +\[command line\]", out)
+    assert re.search(r"iterations +2 +\[flag --limit-iters\]", out)
+    assert re.search(r"lr +0.01 +\[benchmark detection/toy\]", out)
+    assert re.search(r"rpn_convs +1 +\[default of fpn\]", out)
+    assert not Path("results").exists()
+
+
+MISTAKES = {
+    "architecture": (["architecture=c4", "anchor_sizes=[[32,64]]"], "c4", 2),
+    "typo": (["batchsize=4"], "no setting 'batchsize'\n  Did you mean 'batch_size'", 2),
+    "value": (["lr=fast"], "lr: should be a number", 2),
+    "flag": (["--batch-size", "4"], "--batch-size does not go with detection", 2),
+    "device": (["--device", "cuda"], "torch finds no CUDA GPU here", 2),
+    "two": (["knn"], "detection trains a network and cannot go together with knn", 2),
+    "masks": (["masks=true"], "has objects without a mask", 1),
+}
+
+
+@pytest.mark.parametrize("words, expected, exit_code", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_message_and_leaves_no_record(world, sslbench, monkeypatch, words, expected, exit_code):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, err = sslbench("eval", "detection", *NET, *QUICK, *words)
+    assert code == exit_code and expected in err and "Traceback" not in err
+    assert not list(Path().rglob("results/**/*.json"))
+
+
+def test_mistakes_with_the_data(world, sslbench, monkeypatch):
+    manifest("one", 1)
+    manifest("other", 3, ("wide", "talll"))
+
+    def run(*words):
+        code, _, err = sslbench("eval", "detection", *NET, *words)
+        assert "Traceback" not in err
+        return code, err
+
+    code, err = run("--benchmark", "detection/toy", "--data", "one.json")
+    assert code == 1 and "1 image" in err
+    code, err = run("--benchmark", "detection/toy", "--data", "squares.json", "--test-data", "other.json")
+    assert code == 1 and "the class 'talll'" in err and "Did you mean 'tall'" in err
+    code, err = run("--data", "squares.json")
+    assert code == 2 and "which recipe?" in err and "detection/small" in err
+    code, err = run("--benchmark", "detection/voc07", "--data", "squares.json")
+    assert code == 2 and "does not go with resnet18w0.125" in err
+    code, err = run("--benchmark", "detection/voc07")
+    assert code == 2 and "detection/voc07 needs --data" in err
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    code, err = run(*QUICK)
+    assert code == 2 and "batch_size=2 images cannot be divided among 3 processes" in err
+
+
+def test_flags_of_detection_are_refused_elsewhere_and_its_settings_are_shown(world, sslbench):
+    code, _, err = sslbench("eval", "knn", *NET, "--limit-iters", "3")
+    assert code == 2 and "--limit-iters is for detection" in err
+    code, out, _ = sslbench("list", "protocols")
+    assert code == 0 and out.split() == ["detection", "knn", "linear", "low-shot", "lsr", "svm"]
+    code, out, _ = sslbench("show", "detection")
+    assert code == 0 and out.startswith("detection, version 1: ") and "rpn_nms=0.7" in out
+    code, out, _ = sslbench("eval", "detection", "--help")
+    assert code == 0 and "Settings of detection" in out and "--baseline" in out

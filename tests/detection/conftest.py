@@ -1,0 +1,12 @@
+"""Detectors are trained and compared on one thread: on two busy cores several threads wait for each other."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

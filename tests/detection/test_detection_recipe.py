@@ -1,0 +1,157 @@
+"""Detection recipes: the published numbers, what depends on the architecture, and what is refused."""
+
+import dataclasses
+
+import pytest
+
+from sslbench.backbones.build import build
+from sslbench.detection.detectron2_options import detectron2_options
+from sslbench.detection.recipe import DetectionRecipe, check, load_recipe, resized, resolved
+from sslbench.errors import UsageError
+from sslbench.names import list_names
+
+VOC_SIZES = tuple(range(480, 801, 32))
+COCO_SIZES = tuple(range(640, 801, 32))
+# iterations, steps, rate, warm-up, norm, frozen stages, extra norm, precise BatchNorm, sizes; as VISSL, MoCo and
+# Detectron2 have them in their files
+PUBLISHED = {
+    "voc07": (12500, (9500,), 0.02, 100, "sync", 0, True, 200, VOC_SIZES),
+    "voc07_pirl": (12500, (9500,), 0.002, 1000, "sync", 0, True, 200, VOC_SIZES),
+    "voc07_12": (24000, (18000, 22000), 0.02, 100, "sync", 0, True, 200, VOC_SIZES),
+    "voc07_12_mocov2": (24000, (18000, 22000), 0.02, 1000, "sync", 0, True, 200, VOC_SIZES),
+    "voc07_12_simclr_swav": (24000, (18000, 22000), 0.1, 1000, "sync", 0, True, 200, VOC_SIZES),
+    "voc07_12_iccv19": (25000, (17000,), 0.02, 100, "frozen", 2, False, 0, VOC_SIZES),
+    "voc07_12_iccv19_pirl": (25000, (17000,), 0.002, 1000, "frozen", 2, False, 0, VOC_SIZES),
+    "voc07_12_fpn": (18000, (12000, 16000), 0.02, 100, "sync", 0, False, 0, VOC_SIZES),
+    "voc07_12_vit": (24000, (18000, 22000), 1e-4, 250, "sync", 0, False, 0, VOC_SIZES),
+    "coco_c4_1x": (90000, (60000, 80000), 0.02, 1000, "sync", 0, True, 200, COCO_SIZES),
+    "coco_c4_2x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, True, 200, COCO_SIZES),
+    "coco_fpn_1x": (90000, (60000, 80000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
+    "coco_fpn_2x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
+}
+OURS = {"toy", "small"}
+
+
+def test_the_shipped_recipes_are_the_expected_ones():
+    names = {name.removeprefix("detection/") for name in list_names("benchmark") if name.startswith("detection/")}
+    assert names == set(PUBLISHED) | OURS
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_numbers(name):
+    recipe = load_recipe(f"detection/{name}")
+    assert PUBLISHED[name] == (
+        *(recipe.iterations, recipe.steps, recipe.lr, recipe.warmup_iterations, recipe.norm, recipe.freeze_at),
+        *(recipe.extra_norm, recipe.precise_bn, recipe.min_sizes_train),
+    )
+    assert (recipe.batch_size, recipe.min_size_test, recipe.max_size_train) == (16, 800, 1333)
+    assert recipe.masks == name.startswith("coco")
+    assert recipe.metric == ("coco" if name.startswith("coco") else "voc07")
+    assert (recipe.stride_in_1x1, recipe.channel_order, recipe.pixel_mean) == (False, "RGB", ())
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_recipes_for_a_processor_are_small(name):
+    recipe = resolved(load_recipe(f"detection/{name}"))
+    assert recipe.max_size_train <= 480 and recipe.iterations * recipe.batch_size <= 4000
+    assert recipe.roi_samples <= 128 and recipe.norm == "batch"
+
+
+def test_what_the_architecture_decides():
+    c4, fpn = (resolved(DetectionRecipe(architecture=a)) for a in ("c4", "fpn"))
+    limits = ("rpn_pre_nms_train", "rpn_pre_nms_test", "rpn_post_nms_train", "rpn_post_nms_test", "box_pool")
+    assert [getattr(c4, name) for name in limits] == [12000, 6000, 2000, 1000, 14]
+    assert [getattr(fpn, name) for name in limits] == [2000, 1000, 1000, 1000, 7]
+    assert c4.anchor_sizes == ((32, 64, 128, 256, 512),) and fpn.anchor_sizes == ((32,), (64,), (128,), (256,), (512,))
+    for recipe in (c4, fpn, resolved(DetectionRecipe(architecture="vit_fpn"))):
+        assert all(getattr(recipe, field.name) is not None for field in dataclasses.fields(recipe))
+    assert resolved(DetectionRecipe(architecture="fpn", rpn_pre_nms_test=7)).rpn_pre_nms_test == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 0}, "lr=0: should be above 0"),
+        ({"batch_size": 0}, "batch_size=0: should be at least 1"),
+        ({"rpn_nms": 1.5}, "rpn_nms=1.5: should be from 0 to 1"),
+        ({"freeze_at": 6}, "freeze_at=6: should be from 0 to 5"),
+        ({"min_sizes_train": ()}, "min_sizes_train"),
+        ({"steps": (20, 10)}, "each has to come after"),
+        ({"rpn_overlaps": (0.7, 0.3)}, "the first has to be the smaller"),
+        ({"pixel_mean": (0.5,)}, "Give both or none"),
+        ({"architecture": "fpn", "extra_norm": True}, "only c4 has"),
+        ({"architecture": "fpn", "anchor_sizes": ((32.0,),)}, "should be 5 lists"),
+        ({"architecture": "c4", "box_fcs": 2}, "neither pyramid nor box head"),
+        ({"architecture": "vit_fpn", "freeze_at": 2}, "has no stages"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        check(DetectionRecipe(**settings))
+
+
+def test_a_wrong_key_in_a_recipe_names_the_nearest(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: detection/_c4_voc\ntitle: mine\nsettings: {extra_nrom: true}\n")
+    with pytest.raises(UsageError, match="unknown key 'extra_nrom'\nDid you mean 'extra_norm'"):
+        load_recipe(str(file))
+    with pytest.raises(UsageError, match="one of knn, not of detection"):
+        load_recipe("knn/digits")
+
+
+@pytest.mark.parametrize(
+    ("size", "limits", "expected"),
+    [
+        ((480, 640), (800, 1333), (800, 1067)),  # 1066.67 rounded
+        ((640, 480), (800, 1333), (1067, 800)),
+        ((300, 1000), (800, 1333), (400, 1333)),  # the longer side decides
+        ((100, 100), (50, 1333), (50, 50)),
+        ((2, 5), (3, 100), (3, 8)),  # 7.5: halves go up
+    ],
+)
+def test_sizes_of_images(size, limits, expected):
+    assert resized(*size, shorter=limits[0], longest=limits[1]) == expected
+
+
+def test_the_same_recipe_for_detectron2():
+    recipe = load_recipe("detection/voc07_12")
+    options = detectron2_options(build("resnet50"), recipe, 20)
+    expected = {
+        "MODEL.ROI_HEADS.NAME": "Res5ROIHeadsExtraNorm",
+        "MODEL.RESNETS.NORM": "SyncBN",
+        "MODEL.BACKBONE.FREEZE_AT": 0,
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "INPUT.FORMAT": "RGB",
+        "SOLVER.STEPS": (18000, 22000),
+        "SOLVER.MAX_ITER": 24000,
+        "TEST.PRECISE_BN.ENABLED": True,
+        "MODEL.RPN.PRE_NMS_TOPK_TEST": 6000,
+        "INPUT.MIN_SIZE_TRAIN": VOC_SIZES,
+    }
+    assert {key: options[key] for key in expected} == expected
+    assert options["MODEL.PIXEL_MEAN"] == pytest.approx([123.675, 116.28, 103.53])
+    assert options["MODEL.PIXEL_STD"] == pytest.approx([58.395, 57.12, 57.375])
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("resnet50w2", (512, 128, 128)), ("resnet50w0.125", (32, 8, 8)), ("resnet101", (256, 64, 64))]
+)
+def test_wide_networks_for_detectron2(name, numbers):
+    options = detectron2_options(build(name), load_recipe("detection/voc07"), 20)
+    keys = ("RES2_OUT_CHANNELS", "WIDTH_PER_GROUP", "STEM_OUT_CHANNELS")
+    assert tuple(options[f"MODEL.RESNETS.{key}"] for key in keys) == numbers
+
+
+@pytest.mark.parametrize(
+    ("backbone", "settings", "message"),
+    [
+        ("resnet18", {"architecture": "c4"}, "c4 does not go with resnet18"),
+        ("resnet_bottleneck_1-1-1-1", {"architecture": "fpn"}, "Detectron2 has no resnet_bottleneck"),
+        ("timm:vit_tiny_patch16_224,depth=1", {"architecture": "vit_fpn", "freeze_at": 0}, "no network such as"),
+        ("resnet50w0.125", {"optimizer": "adamw"}, "only SGD"),
+        ("resnet50w0.125", {"flip": 0.3}, "flips half"),
+    ],
+)
+def test_what_detectron2_does_not_have_is_refused(backbone, settings, message):
+    with pytest.raises(UsageError, match=message):
+        detectron2_options(build(backbone), DetectionRecipe(**settings), 3)

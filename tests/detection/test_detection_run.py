@@ -1,0 +1,249 @@
+"""Training a detector: batches, rates, checkpoints, BatchNorm statistics; and finding, scoring, drawing."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sslbench.backbones.build import build
+from sslbench.data._object_types import Objects, ObjectSource, no_objects
+from sslbench.data.images import Arrays
+from sslbench.detection import batches as b
+from sslbench.detection.evaluate import detect, draw, joined, score
+from sslbench.detection.models.build import build_detector
+from sslbench.detection.recipe import DetectionRecipe, resolved
+from sslbench.detection.train import TrainingRun, check_processes, make_optimizer, precise_statistics, rate, train
+from sslbench.errors import DataError, UsageError
+from sslbench.train.loop import NotFiniteError
+
+SMALL = {
+    **{"architecture": "fpn", "freeze_at": 0, "norm": "batch", "pyramid_channels": 8, "box_channels": 8},
+    **{"rpn_samples": 32, "roi_samples": 16, "rpn_post_nms_train": 30, "rpn_post_nms_test": 20},
+    **{"anchor_sizes": ((8.0,), (16.0,), (32.0,), (64.0,), (128.0,))},
+    **{"min_sizes_train": (64,), "max_size_train": 96, "min_size_test": 64, "max_size_test": 96},
+    **{"batch_size": 2, "iterations": 4, "steps": (3,), "warmup_iterations": 2, "lr": 0.02},
+}
+
+
+def recipe(**changes):
+    return resolved(DetectionRecipe(**{**SMALL, **changes}))
+
+
+def small_detector(**changes):
+    return build_detector(build("resnet_basic_1-1-1-1w0.125"), recipe(**changes), 2)
+
+
+def source(n=6, height=48, width=48, *, crowd=(), empty=()):
+    """White rectangles on black: class 0 is wide, class 1 is tall; masks are the boxes."""
+    pixels = np.zeros((n, height, width, 3), dtype=np.uint8)
+    objects = []
+    for i in range(n):
+        boxes = np.array([[4 + i, 6, 20 + i, 14], [30 - i, 20, 36 - i, 40]], dtype=np.float32)
+        for x1, y1, x2, y2 in boxes.astype(int):
+            pixels[i, y1:y2, x1:x2] = 255
+        polygons = tuple([[float(v) for v in (x1, y1, x2, y1, x2, y2, x1, y2)]] for x1, y1, x2, y2 in boxes)
+        flags = np.array([i in crowd, i in crowd])
+        areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1).astype(np.float64)
+        whole = Objects(boxes, np.array([0, 1]), flags, np.zeros(2, np.bool_), areas, polygons)
+        objects.append(no_objects() if i in empty else whole)
+    ids = tuple(f"{i:03d}" for i in range(n))
+    sizes = np.tile(np.array([[height, width]], dtype=np.int64), (n, 1))
+    numbers = tuple(range(1, n + 1))
+    return ObjectSource(
+        "squares", ids, Arrays(pixels, "squares"), tuple(objects), sizes, ("wide", "tall"), numbers, (1, 2)
+    )
+
+
+def taken(data, used, start, stop, **options):
+    return list(b.training_batches(data, used, start=start, stop=stop, seed=3, **options))
+
+
+def same(first, second):
+    return all(
+        torch.equal(x, y) and torch.equal(t.boxes, u.boxes) and torch.equal(t.classes, u.classes)
+        for (images, targets), (others, their) in zip(first, second, strict=True)
+        for x, y, t, u in zip(images, others, targets, their, strict=True)
+    )
+
+
+def test_the_rate_is_that_of_detectron2():
+    """Its defaults: warm-up from a thousandth over 1000 iterations, a tenth at each step."""
+    used = DetectionRecipe(lr=0.02, steps=(18000, 22000), warmup_iterations=1000, warmup_factor=0.001)
+    assert rate(used, 0) == pytest.approx(0.02 * 0.001)
+    assert rate(used, 500) == pytest.approx(0.02 * (0.001 * 0.5 + 0.5))
+    assert [rate(used, i) for i in (1000, 17999, 18000, 21999, 22000)] == pytest.approx([0.02, 0.02, 2e-3, 2e-3, 2e-4])
+
+
+def test_every_epoch_has_every_image_once_in_another_order():
+    found = list(itertools.islice(b.order([True] * 6, 2, seed=0, grouped=False), 6))
+    first, second = (list(itertools.chain(*found[i : i + 3])) for i in (0, 3))
+    assert sorted(first) == sorted(second) == list(range(6)) and first != second
+
+
+def test_wide_and_tall_images_are_not_mixed_and_none_is_favoured():
+    wide = [True, False, False, True, False]
+    found = list(itertools.islice(b.order(wide, 3, seed=1, grouped=True), 100))
+    assert all(len({wide[i] for i in batch}) == 1 for batch in found)
+    counts = Counter(itertools.chain(*found))
+    assert set(counts) == set(range(5)) and max(counts.values()) - min(counts.values()) <= 3
+
+
+def test_batches_can_start_anywhere_and_be_divided_among_processes():
+    data, used = source(), recipe(min_sizes_train=(48, 64, 72))
+    whole = taken(data, used, 0, 4)
+    assert same(whole[2:], taken(data, used, 2, 4))
+    assert same(whole, taken(data, used, 0, 4, workers=1))
+    parts = [taken(data, used, 0, 4, share=(r, 2)) for r in (0, 1)]
+    rejoined = [(x[0] + y[0], x[1] + y[1]) for x, y in zip(*parts, strict=True)]
+    assert same(whole, rejoined)
+    assert len({image.shape for images, _ in whole for image in images}) > 1, "sizes are drawn for each image"
+
+
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_boxes_and_masks_follow_the_picture(flip):
+    [(images, targets)] = taken(source(), recipe(flip=flip, masks=True), 0, 1)
+    for image, target in zip(images, targets, strict=True):
+        assert image.shape == (3, 64, 64) and image.dtype == torch.uint8
+        white = image[0] > 127
+        inside = torch.zeros_like(white)
+        for x1, y1, x2, y2 in target.boxes.round().int().tolist():
+            inside[y1:y2, x1:x2] = True
+        assert (white != inside).float().mean() < 0.02
+        assert (target.masks.any(0) != white).float().mean() < 0.02
+        sides = target.boxes[:, 2:] - target.boxes[:, :2]
+        assert [("wide", "tall")[int(h > w)] for w, h in sides] == [("wide", "tall")[c] for c in target.classes]
+
+
+def test_crowds_are_not_trained_on_nor_empty_images():
+    data = source(crowd=(1,), empty=(2,))
+    assert b.trainable(data, recipe()).tolist() == [0, 3, 4, 5]
+    assert len(b.trainable(data, recipe(skip_empty=False))) == 6
+    everything = [t for _, targets in taken(data, recipe(skip_empty=False), 0, 3) for t in targets]
+    assert sorted(len(t.boxes) for t in everything) == [0, 0, 2, 2, 2, 2]
+    with pytest.raises(DataError, match="no image with an object"):
+        b.trainable(source(2, crowd=(0, 1)), recipe())
+
+
+def test_resizing_is_pillows():
+    picture = torch.randint(0, 256, (3, 31, 47), dtype=torch.uint8)
+    expected = Image.fromarray(picture.permute(1, 2, 0).numpy()).resize((70, 45), Image.Resampling.BILINEAR)
+    assert np.array_equal(b.resize(picture, (45, 70)).permute(1, 2, 0).numpy(), np.array(expected))
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_a_killed_training_continues_to_the_same_weights(tmp_path):
+    """Also after it is complete: then nothing is trained, and BatchNorm statistics come out the same."""
+
+    def run(folder, progress=None):
+        torch.manual_seed(np.random.default_rng().integers(2**31))  # global random numbers have no say
+        model = small_detector(precise_bn=2)
+        plan = TrainingRun(0, torch.device("cpu"), 0, tmp_path / folder, save_every=2)
+        return model, train(model, source(), plan, progress)
+
+    def kill(what, done, total):
+        if done == 3 * SMALL["batch_size"]:
+            raise KilledError
+
+    whole, first = run("whole")
+    with pytest.raises(KilledError):
+        run("killed", kill)
+    continued, second = run("killed")
+    again, third = run("killed")
+    assert (first.resumed_from, second.resumed_from, third.resumed_from) == (None, 2, 4)
+    assert (first.iterations, second.iterations, third.iterations) == (4, 2, 0)
+    start = small_detector().state_dict()
+    assert any(not torch.equal(start[name], tensor) for name, tensor in whole.state_dict().items())
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, continued.state_dict()[name]) and torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_statistics_are_those_of_all_batches_together():
+    model = small_detector(norm="batch")
+    layer = next(m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d))
+    seen = []
+    layer.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].detach().double()))
+    # Each batch darker than the one before, so that the batches' means differ.
+    parts = [([x // (i + 1) for x in xs], ts) for i, (xs, ts) in enumerate(taken(source(), recipe(), 0, 3))]
+    momentum = layer.momentum
+    precise_statistics(model, iter(parts), seed=0)
+    values = torch.cat(seen).transpose(0, 1).flatten(1)
+    assert torch.allclose(layer.running_mean.double(), values.mean(1), rtol=1e-4, atol=1e-6)
+    assert torch.allclose(layer.running_var.double(), values.var(1), rtol=2e-3)
+    assert layer.momentum == momentum
+
+
+def test_a_loss_that_is_not_a_number_stops_before_the_weights_change(tmp_path):
+    model = small_detector()
+    with torch.no_grad():
+        model.roi_heads.box_predictor.cls_score.weight[0, 0] = float("nan")
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    plan = TrainingRun(0, torch.device("cpu"), 0, tmp_path / "run", save_every=2)
+    with pytest.raises(NotFiniteError, match=r"iteration 1 of 4 \(loss_cls\).*\nTry a lower rate \(lr=0.02 now\)"):
+        train(model, source(), plan)
+    after = dict(model.named_parameters())
+    assert all(torch.equal(before[n], after[n]) or n.endswith("cls_score.weight") for n in before)
+
+
+def test_decay_and_rates_of_the_groups():
+    model = small_detector(weight_decay=0.1, weight_decay_norm=0.5)
+    groups = make_optimizer(model, model.recipe).param_groups
+    decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    for name, p in model.named_parameters():
+        assert decays[id(p)] == (0.5 if ".bn" in name or "downsample.1" in name else 0.1), name
+    with pytest.raises(UsageError, match=r"layer_decay=0.5 is for vision transformers"):
+        make_optimizer(model, recipe(layer_decay=0.5))
+    vit = build("timm:vit_tiny_patch16_224,depth=2,img_size=32")
+    used = recipe(architecture="vit_fpn", layer_decay=0.5, optimizer="adamw", pyramid_norm="layer", head_norm="layer")
+    model = build_detector(vit, used, 2)
+    factors = {id(p): g["lr_factor"] for g in make_optimizer(model, used).param_groups for p in g["params"]}
+    named = dict(model.named_parameters())
+    expected = {"pos_embed": 0.125, "blocks.0.attn.qkv.weight": 0.25, "blocks.1.attn.qkv.weight": 0.5}
+    assert {name: factors[id(named[f"backbone.net.{name}"])] for name in expected} == expected
+    assert factors[id(named["roi_heads.box_predictor.cls_score.weight"])] == 1
+
+
+def test_a_batch_has_to_be_divisible():
+    check_processes(recipe(batch_size=16), 8)
+    with pytest.raises(
+        UsageError, match="batch_size=16 images cannot be divided among 3 processes\nGive batch_size=15"
+    ):
+        check_processes(recipe(batch_size=16), 3)
+
+
+def test_what_is_found_is_in_pixels_of_the_image_and_can_be_scored_and_drawn(tmp_path):
+    data = source(height=48, width=44)
+    model = small_detector(score_threshold=0.0, masks=True)
+    found = detect(model, data)
+    assert set(found.images) == set(range(6)) and (np.diff(found.images) >= 0).all()
+    assert found.boxes.min() >= 0 and found.boxes[:, 2].max() <= 44 and 36 < found.boxes[:, 3].max() <= 48
+    assert all(tuple(mask["size"]) == (48, 44) for mask in found.masks)
+    truth = data.truth(masks=True)
+    scores, of_masks = score(truth, found, model.recipe, seed=0, resamples=20)
+    assert {"AP", "AP50", "AP75"} <= set(scores.metrics) and {"mask_AP", "mask_AP50"} <= set(of_masks)
+    draw(data, truth, found, tmp_path / "p.png")
+    assert Image.open(tmp_path / "p.png").size[0] > 400
+    assert len(joined([])) == 0
+
+
+@pytest.mark.parametrize("metric", ["coco", "voc07", "voc12"])
+def test_finding_exactly_what_is_there_scores_one(metric):
+    from sslbench.metrics.detection import Detections
+
+    truth = source().truth()
+    perfect = Detections(truth.images, truth.boxes, np.linspace(0.5, 1, len(truth)), truth.labels)
+    scores, of_masks = score(truth, perfect, recipe(metric=metric), seed=0, resamples=10)
+    assert scores.metrics["AP"][0] == pytest.approx(1) and scores.per_class == pytest.approx({"wide": 1, "tall": 1})
+    assert of_masks == {}
+
+
+def test_an_image_of_another_size_than_annotated_is_refused():
+    data = source()
+    data.sizes[:] = 50
+    with pytest.raises(DataError, match="is 48 x 48 pixels, but the annotations are for 50 x 50"):
+        taken(data, recipe(), 0, 1)
