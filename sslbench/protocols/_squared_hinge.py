@@ -31,6 +31,7 @@ SlopeAndBend = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _NULL = 1e-24  # share of the features' squared length below which an axis is rounding noise
 _ROUNDING = 1e-15  # of the sum whose small difference a gradient is
 _GAP = 1e-6  # relative duality gap that is still the optimum where rounding allows no further step
+_PROVEN = 1e-2  # relative duality gap from which on a short step or a gradient of rounding proves no optimum
 _FLAT = 1e-2  # slope at which a line search ends, of the slope at its start
 _TRIALS = 40
 _DIRECT_AFTER = 8  # Newton steps after which the systems are solved exactly whatever that costs
@@ -136,7 +137,8 @@ def solve(
         reached, stuck = left.at_optimum(tolerance), left.stuck
         done = reached | stuck
         rows = left.rows[done]
-        converged[rows] = (reached | (left.relative_gap() <= _GAP))[done]
+        gap = left.relative_gap()
+        converged[rows] = ((reached & (gap <= _PROVEN)) | (gap <= _GAP))[done]
         if step == max_iter:
             done = torch.ones_like(done)
             rows = left.rows
