@@ -32,7 +32,7 @@ def checkpoint_to_resume(request: PretrainRequest) -> tuple[Path, dict[str, Any]
     if path is None:
         return None
     if not path.is_file():
-        raise UsageError(f"there is no checkpoint {path}", "Leave out --resume to continue what lies in --out.")
+        raise UsageError(f"there is no checkpoint {path}", "Leave out --resume-from to continue what lies in --out.")
     content = checkpoints.read(path)
     _same_run(request, path, content)
     return path, content

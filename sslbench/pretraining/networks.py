@@ -107,14 +107,14 @@ def _contexts(
 def _statistics_stay(block: nn.Module) -> Iterator[None]:
     """The second forward pass would count every batch twice in BatchNorm's running statistics."""
     norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    before = [(m.momentum, m.track_running_stats) for m in norms]
+    momenta = [m.momentum for m in norms]
     counts = [None if m.num_batches_tracked is None else m.num_batches_tracked.clone() for m in norms]
     for m in norms:
         m.momentum = 0.0
     try:
         yield
     finally:
-        for m, (momentum, _), count in zip(norms, before, counts, strict=True):
+        for m, momentum, count in zip(norms, momenta, counts, strict=True):
             m.momentum = momentum
             if count is not None and m.num_batches_tracked is not None:
                 m.num_batches_tracked.copy_(count)

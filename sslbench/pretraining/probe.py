@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from sslbench import evaluation
@@ -21,7 +20,7 @@ FEATURES = "features"
 def evaluate_backbone(
     backbone: Backbone, tensors: Mapping[str, Tensor], request: PretrainRequest, out: Path, *, command: str
 ) -> dict[str, float]:
-    """Scores of kNN, in percent, by their names ('top1', 'top1_low', 'top1_high', ...); {} on other processes.
+    """Scores of kNN, in percent, by their names ('top1', 'top5', ...); {} on processes other than the first.
 
     Args:
         backbone: the architecture and its preprocessing.
@@ -36,16 +35,7 @@ def evaluate_backbone(
     fresh = build(backbone.name, seed=0)
     fresh.module.load_state_dict(dict(tensors))
     copy = dataclasses.replace(fresh, preprocessing=backbone.preprocessing)
-    settings = request.settings
-    run = evaluation.RunSettings(device=settings.device, seed=settings.seed, floors=False)
-    asked = evaluation.Request(
-        weights=backbone.name,
-        data=str(request.eval_data),
-        test_data=request.eval_test_data,
-        tasks=(evaluation.make_task("knn", {"k": (settings.eval_k,)}),),
-        image_column=request.image_column,
-        label_column=request.label_column,
-    )
+    asked, run = _asked(request, backbone.name)
     store = out / FEATURES
     results = evaluation.evaluate(evaluation.prepare(asked, run, backbone=copy), store=store, out=out, command=command)
     barrier()
@@ -63,14 +53,17 @@ def checkable(request: PretrainRequest) -> None:
     """
     if request.eval_data is None:
         return
-    run = evaluation.RunSettings(device=request.settings.device, seed=request.settings.seed, floors=False)
+    evaluation.prepare(*_asked(request, "pixels"))
+
+
+def _asked(request: PretrainRequest, weights: str) -> tuple[evaluation.Request, evaluation.RunSettings]:
+    settings = request.settings
     asked = evaluation.Request(
-        weights="pixels",
-        data=request.eval_data,
+        weights=weights,
+        data=str(request.eval_data),
         test_data=request.eval_test_data,
-        tasks=(evaluation.make_task("knn", {"k": (request.settings.eval_k,)}),),
+        tasks=(evaluation.make_task("knn", {"k": (settings.eval_k,)}),),
         image_column=request.image_column,
         label_column=request.label_column,
     )
-    with torch.no_grad():
-        evaluation.prepare(asked, run)
+    return asked, evaluation.RunSettings(device=settings.device, seed=settings.seed, floors=False)
