@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ class Outcome:
         variants: results of the settings that were not chosen, e.g. {'k=10': {'top1': 0.9}}; for information.
         converged: False marks the row; None for protocols without an iterative solver.
         notes: anything a reader of the number must know, one sentence each.
+        absolute: the metrics that are no fractions (a rank, an exponent, a log likelihood); records hold them as they
+            are, not in percent.
     """
 
     metrics: dict[str, tuple[float, float, float]]
@@ -38,6 +40,7 @@ class Outcome:
     variants: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     converged: bool | None = None
     notes: tuple[str, ...] = ()
+    absolute: frozenset[str] = frozenset()
 
 
 SCHEMA = 1
@@ -116,7 +119,7 @@ class DataUsed:
     train: DataPart
     test: DataPart
     how: str
-    labels: Literal["single", "multi", "none"]
+    labels: Literal["single", "multi", "value", "none"]
     unreadable: tuple[Unreadable, ...] = ()
 
 
@@ -196,9 +199,21 @@ def percent(fraction: float) -> float | None:
 def percent_metrics(outcome: Outcome, n: int) -> dict[str, Metric]:
     """The metrics of an outcome as a record holds them; `n` is the number of test samples they were computed on."""
     return {
-        name: Metric(value=percent(value), low=percent(low), high=percent(high), n=n)
-        for name, (value, low, high) in outcome.metrics.items()
+        name: Metric(
+            **{part: as_recorded(name, v, outcome.absolute) for part, v in zip(_PARTS, values, strict=True)}, n=n
+        )
+        for name, values in outcome.metrics.items()
     }
+
+
+_PARTS = ("value", "low", "high")
+
+
+def as_recorded(name: str, value: float, absolute: Collection[str]) -> float | None:
+    """A metric's value as records hold it: percent, unless it is `absolute`; None when it is NaN."""
+    if name not in absolute:
+        return percent(value)
+    return None if math.isnan(value) else float(value)
 
 
 def plain(value: Any) -> Any:

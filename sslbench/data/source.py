@@ -2,13 +2,13 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-LabelKind = Literal["single", "multi", "none"]
+LabelKind = Literal["single", "multi", "value", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,15 +16,17 @@ class Labels:
     """The labels of N samples.
 
     Attributes:
-        kind: 'single': one class per sample; 'multi': any number of classes; 'none': unlabelled.
-        classes: the C class names; the column or number of a class is its position here.
+        kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
+            (regression); 'none': unlabelled.
+        classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
+            position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
-            none: int8 (N, 0).
+            value: float64 (N, C), finite; none: int8 (N, 0).
     """
 
     kind: LabelKind
     classes: tuple[str, ...]
-    values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
+    values: npt.NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.values)
@@ -34,9 +36,14 @@ class Labels:
         return dataclasses.replace(self, values=self.values[indices])
 
     def text(self, index: int) -> str:
-        """One sample's label as it is written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore)."""
+        """One sample's label as it is written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
+
+        Numbers are joined by ';' too.
+        """
         if self.kind == "single":
             return self.classes[int(self.values[index])]
+        if self.kind == "value":
+            return ";".join(repr(float(value)) for value in self.values[index])
         row = self.values[index]
         return ";".join(("?" if v < 0 else "") + c for c, v in zip(self.classes, row, strict=True) if v != 0)
 
@@ -77,6 +84,8 @@ class Source:
         labels: of the same length.
         images: of the same length.
         notes: what was found on opening and may surprise ("2 hidden folders left out"), one sentence each.
+        attributes: further columns of the manifest, name -> one text per sample ('' where there is none); metrics can
+            be broken down by them.
     """
 
     name: str
@@ -84,10 +93,14 @@ class Source:
     labels: Labels
     images: Images
     notes: tuple[str, ...] = ()
+    attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.images):
             raise ValueError(f"{len(self.ids)} ids, {len(self.labels)} labels, {len(self.images)} images")
+        for name, column in self.attributes.items():
+            if len(column) != len(self.ids):
+                raise ValueError(f"{len(self.ids)} ids, {len(column)} values of the attribute '{name}'")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -99,7 +112,8 @@ class Source:
             raise ValueError("indices must be strictly ascending")
         ids = tuple(self.ids[i] for i in chosen)
         images, labels = self.images.select(chosen), self.labels.select(chosen)
-        return Source(name or self.name, ids, labels, images, self.notes)
+        attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
+        return Source(name or self.name, ids, labels, images, self.notes, attributes)
 
     def images_fingerprint(self) -> str:
         """Hash of ids and image contents, 32 hex digits: what features depend on."""
