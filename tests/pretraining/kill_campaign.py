@@ -10,6 +10,7 @@ import hashlib
 import multiprocessing
 import os
 import random
+import shutil
 import socket
 import sys
 import tempfile
@@ -93,8 +94,11 @@ def campaign(method, times, how, rng):
         expected, kills, resumed, different, leftovers = digest(reference), 0, 0, 0, 0
         for number in range(times):
             out = root / f"killed{number}"
-            for _ in range(rng.choice([1, 1, 2])):
-                kills += kill_once(method, out, how, rng.uniform(0.05, 1.0) * seconds)
+            before = kills
+            while kills == before:  # a run that ended before it was killed says nothing, and begins again
+                shutil.rmtree(out, ignore_errors=True)
+                for _ in range(rng.choice([1, 1, 2])):
+                    kills += kill_once(method, out, how, rng.uniform(0.05, 1.0) * seconds)
             resumed += bool(list(out.glob("checkpoints/step_*.ckpt")))
             finish(start(method, out, **how))
             different += digest(out) != expected

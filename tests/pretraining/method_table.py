@@ -39,7 +39,7 @@ METHODS = {
     "simsiam": ({"projector": [256, 256, 256], "predictor": [64]}, PAIR, RESNET),
     "barlow_twins": ({"projector": [256, 256, 256]}, PAIR, RESNET),
     "vicreg": ({"projector": [256, 256, 256]}, PAIR, RESNET),
-    "dino": ({"prototypes": 1024, "hidden": [256, 256], "bottleneck": 64, "momentum": 0.98}, CROPS, VIT),
+    "dino": ({"prototypes": 1024, "hidden": [256, 256], "bottleneck": 64, "momentum": 0.98}, CROPS, RESNET),
     "mae": ({"decoder_dim": 96, "decoder_depth": 2, "decoder_heads": 3}, SINGLE, VIT),
     "rotnet": ({}, SINGLE, RESNET),
     "supervised": ({}, SINGLE, RESNET),
