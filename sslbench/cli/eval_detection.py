@@ -20,39 +20,51 @@ if TYPE_CHECKING:
     from sslbench.results import Result
 
 TOY = "detection/toy"
+_D2 = "d2."
+"""How key=value for Detectron2's own configuration begins."""
 _RUN = ("device", "workers", "seed", "test_fraction", "machine")
 _NOT_HERE = {
     **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "detection trains on images"),
     **dict.fromkeys(("resize", "crop", "interpolation"), "sizes are min_size_test=800, min_sizes_train=[640,800]"),
     **dict.fromkeys(("image_column", "label_column"), "boxes come from manifests and VOC trees"),
     **dict.fromkeys(("precision", "feature_dtype", "store"), "detection stores no features and computes in fp32"),
+    **dict.fromkeys(("mean", "std"), "colours are normalised as the weights ask for it"),
+    **dict.fromkeys(("decoder", "max_pixels", "start_method"), "it is for protocols on features"),
     "batch_size": "the images per update are batch_size=16, a setting of the recipe",
+    "groups": "objects are not scored by groups of images",
     "limit": "--limit-iters shortens the training",
     "on_error": "an image that cannot be read stops it",
-    "no_floors": "the untrained backbone is trained only with --baseline",
-    "suite": "give --benchmark detection/NAME",
+    "presets": "published recipes are benchmarks: --benchmark detection/NAME",
 }
 
 
-def wanted(protocols: Sequence[str], benchmarks: Sequence[str]) -> bool:
-    """Whether the words and --benchmark ask for detection.
+def wanted(protocols: Sequence[str], benchmarks: Sequence[str], suite: str | None) -> tuple[str, ...] | None:
+    """What the words, --benchmark and --suite ask for in detection.
+
+    Returns:
+        Names of benchmarks, () for detection without one; None when something else is asked for.
 
     Raises:
         UsageError: for that and for protocols on features at once, or no such benchmark.
     """
-    from sslbench.benchmarks import load_benchmark
+    from sslbench.benchmarks import load_benchmark, load_suite
 
-    named = {name: load_benchmark(name).protocol for name in benchmarks}
+    of_suite = load_suite(suite) if suite else ()
+    named = {name: load_benchmark(name).protocol for name in (*benchmarks, *of_suite)}
+    if protocols:  # they choose among the benchmarks of a suite
+        named = {name: protocol for name, protocol in named.items() if name in benchmarks or protocol in protocols}
     others = [name for name in protocols if name != DETECTION]
     others += [name for name, protocol in named.items() if protocol != DETECTION]
     if DETECTION not in (*protocols, *named.values()):
-        return False
+        return None
     if others:
+        first = " ".join(dict.fromkeys(named.get(name, name) for name in others))
+        remedy = f"Run sslbench eval {first} --suite {suite}, and sslbench eval {DETECTION} --suite {suite}."
         raise UsageError(
             f"detection trains a network and cannot go together with {', '.join(others)}, on frozen features",
-            "Run sslbench eval twice.",
+            remedy if suite else "Run sslbench eval twice.",
         )
-    return True
+    return tuple(named)
 
 
 def run(values: Mapping[str, Any], given: Mapping[str, Any], command: str) -> None:
@@ -67,11 +79,13 @@ def run(values: Mapping[str, Any], given: Mapping[str, Any], command: str) -> No
         SslbenchError: see `evaluation.detection`.
     """
     from sslbench import evaluation
-    from sslbench.cli import terminal
+    from sslbench.cli.detection_progress import detection_progress
     from sslbench.evaluation import detection
 
-    settings, origins, recipe_values = _settings(values, given)
-    request = _request(recipe_values, given)
+    d2 = {key.removeprefix(_D2): value for key, value in values.items() if key.startswith(_D2)}
+    settings, origins, recipe_values = _settings({k: v for k, v in values.items() if not k.startswith(_D2)}, given)
+    request = _request(recipe_values, given, d2)
+    detection.check_backend(request)
     out = Path(given["out"])
     if not given["dry_run"]:
         evaluation.check_writable(out)
@@ -79,8 +93,9 @@ def run(values: Mapping[str, Any], given: Mapping[str, Any], command: str) -> No
     if given["dry_run"]:
         _print_plan(prepared, origins)
         return
-    with terminal.progress() as progress:
-        results = detection.evaluate_detection(prepared, out=out, command=command, progress=progress)
+    with detection_progress() as progress:
+        watch = progress.line if progress is not None else None
+        results = detection.evaluate_detection(prepared, out=out, command=command, progress=progress, watch=watch)
     if this_process().rank == 0:
         _print(results, out)
 
@@ -95,8 +110,9 @@ def _settings(
     from sslbench.evaluation.request import RunSettings
 
     for flag, reason in _NOT_HERE.items():
-        if given[flag] not in (None, False):
-            name = {"image_column": "image-col", "label_column": "label-col"}.get(flag, flag.replace("_", "-"))
+        if given[flag] not in (None, False, ()):
+            name = {"image_column": "image-col", "label_column": "label-col", "presets": "preset"}.get(flag, flag)
+            name = name.replace("_", "-")
             raise UsageError(f"--{name} does not go with detection", f"{reason[0].upper()}{reason[1:]}.")
     plain = {key.removeprefix(f"{DETECTION}."): value for key, value in values.items()}
     known = [f.name for f in dataclasses.fields(DetectionRecipe)]
@@ -110,7 +126,7 @@ def _settings(
     return settings, origins, {key: value for key, value in plain.items() if key not in _RUN}
 
 
-def _request(values: dict[str, Any], given: Mapping[str, Any]) -> "DetectionRequest":
+def _request(values: dict[str, Any], given: Mapping[str, Any], d2: dict[str, Any]) -> "DetectionRequest":
     from sslbench.data.objects import DEFAULT
     from sslbench.evaluation.detection import DetectionRequest, make_recipe
 
@@ -126,10 +142,18 @@ def _request(values: dict[str, Any], given: Mapping[str, Any]) -> "DetectionRequ
             f"{benchmark.name} needs --data: {benchmark.title}",
             "Give a COCO or kwcoco manifest, or a Pascal VOC tree (two as VOC2007+VOC2012).",
         )
+    baselines = given["baselines"]
     if not given["data"] and data == DEFAULT and this_process().rank == 0:
         click.echo(f"no --data: using drawn toy shapes ({DEFAULT})", err=True)
+    if not (baselines or given["data"] or given["benchmarks"] or given["no_floors"]):
+        baselines = ("random",)  # what the toys can show: whether the weights are better than none
+        if this_process().rank == 0 and given["weights"] != "random":
+            click.echo("also the untrained backbone is trained, to stand beside (--no-floors leaves it out)", err=True)
     recipe, origins, used = make_recipe(values, benchmark, limit_iterations=given["limit_iters"])
-    common = {key: given[key] for key in (*flags.WEIGHTS_KEYS, "test_data", "baseline")}
+    if used is not None and d2:
+        used = dataclasses.replace(used, modified=True)
+    common = {key: given[key] for key in (*flags.WEIGHTS_KEYS, "test_data")}
+    common |= {"baselines": baselines, "backend": given["backend"] or "torchvision", "d2": d2}
     return DetectionRequest(**common, data=data, recipe=recipe, origins=origins, benchmark=used)
 
 
@@ -155,7 +179,8 @@ def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> N
 
     request, backbone, data = prepared.request, prepared.backbone, prepared.data
     loaded = backbone.report.line() if backbone.report else "nothing loaded"
-    section("weights", [(request.weights, f"{backbone.name}: {loaded}", "")])
+    others = [(name, f"{other.name}, to stand beside", "baseline") for name, other in prepared.baselines]
+    section("weights", [(request.weights, f"{backbone.name}: {loaded}", ""), *others])
     parts = [
         (part.name, f"{len(part)} images, {int(part.counts().sum())} objects, {len(part.classes)} classes", "")
         for part in (data.train, data.test)
@@ -164,6 +189,8 @@ def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> N
     title = f"{DETECTION} ({request.benchmark.name} v{request.benchmark.version})" if request.benchmark else DETECTION
     recipe = {f.name: getattr(request.recipe, f.name) for f in dataclasses.fields(request.recipe)}
     section(title, [(key, show_value(value), request.origins[key]) for key, value in recipe.items()])
+    rows = [(key, show_value(value), "command line") for key, value in prepared.backend.get("d2", {}).items()]
+    section("backend", [(request.backend, "", "flag" if request.backend != "torchvision" else "default"), *rows])
     rows = [(key, show_value(getattr(prepared.run, key)), run_origins[key]) for key in _RUN if key != "machine"]
     section("run", rows)
 
@@ -181,8 +208,10 @@ def _print(results: list["Result"], out: Path) -> None:
         if result.file is not None:
             stem = result.file.with_suffix("")
             click.echo(f"predictions: {stem}{PREDICTIONS}\npictures: {stem}.png")
+            if Path(f"{stem}.detector.torch").is_file():  # not of a network that only Detectron2 has
+                click.echo(f"detector: {stem}.detector.torch")
         for note in result.notes:
-            click.echo(note, err=True)
+            click.echo(note, err=not note.startswith(f"{result.weights.name}: AP "))
 
 
 def _number(value: float | None) -> str:

@@ -45,6 +45,11 @@ def _backbone(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
     if depth not in _DEPTHS or spec.stem != "imagenet":
         raise UsageError(f"Detectron2 has no {backbone.name}", f"It has depths {', '.join(map(str, _DEPTHS))}.")
     bottleneck = spec.block == "bottleneck"
+    if not bottleneck and spec.width != 64:
+        raise UsageError(
+            f"Detectron2 has no {backbone.name}: its resnet18 and resnet34 have 64 channels after the stem",
+            "Take --backend torchvision, or a resnet50 of that width.",
+        )
     if recipe.architecture == "c4" and not bottleneck:
         raise UsageError(f"architecture=c4 does not go with {backbone.name}", "Take architecture=fpn.")
     pyramid = recipe.architecture == "fpn"

@@ -57,7 +57,11 @@ class DetectionRecipe:
     norm: Literal["frozen", "batch", "sync"] = setting(
         "frozen", "BatchNorm of the backbone: frozen, trained, or trained with statistics over all GPUs"
     )
-    freeze_at: int = setting(2, "frozen stages: 0 none, 1 stem, 2 and the first stage, ... 5 the whole backbone")
+    freeze_at: int = setting(
+        2,
+        "frozen stages: 0 none, 1 stem, 2 and the first stage, ... 5 the whole backbone, statistics of BatchNorm too "
+        "(the fifth stage of c4 is in its head and is trained all the same)",
+    )
     stride_in_1x1: bool = setting(False, "stride on the first 1x1 convolution of a stage, as in weights of MSRA")
     extra_norm: bool = setting(False, "c4: normalise after the fifth stage (VISSL and MoCo: Res5ROIHeadsExtraNorm)")
     pyramid_channels: int = setting(256, "channels of the pyramid")
@@ -232,3 +236,10 @@ def resized(height: int, width: int, *, shorter: int, longest: int) -> tuple[int
         factor = longest / max(sides)
         sides = (sides[0] * factor, sides[1] * factor)
     return int(sides[0] + 0.5), int(sides[1] + 0.5)
+
+
+def what_is_trained(recipe: DetectionRecipe) -> str:
+    """What a detector trains when its whole backbone is frozen, in words."""
+    first = "the fifth stage (on the regions, in the head)" if recipe.architecture == "c4" else "the pyramid"
+    masks = ", masks" if recipe.masks else ""
+    return f"{first}, the region proposals and the heads (boxes, classes{masks})"

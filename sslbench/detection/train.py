@@ -1,24 +1,23 @@
 """Training of a detector: batches, rates, updates, checkpoints; and BatchNorm statistics taken anew at the end."""
 
-import bisect
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from sslbench.data.objects import ObjectSource
-from sslbench.detection.batches import Batch, training_batches
-from sslbench.detection.models.boxes import Target
+from sslbench.detection.batches import training_batches
+from sslbench.detection.log import Meter, MetricsFile, Watch
 from sslbench.detection.models.detector import Detector
+from sslbench.detection.optimizer import make_optimizer, rate
+from sslbench.detection.precise_bn import precise_statistics
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.distributed.collectives import rank, sum_, world_size
+from sslbench.detection.step import finite_mean, losses_of
+from sslbench.distributed.collectives import max_, rank, world_size
 from sslbench.distributed.parallel import (
     broadcast_buffers,
     load_module_state,
@@ -29,14 +28,12 @@ from sslbench.distributed.parallel import (
 )
 from sslbench.errors import UsageError
 from sslbench.train import checkpoints
-from sslbench.train.loop import NotFiniteError
+from sslbench.train.loop import SIGNAL_CHECK, StoppedError
+from sslbench.train.signals import stop_signals
 
 log = logging.getLogger("sslbench")
 
-Progress = Callable[[str, int, int], None]
-_LINES = 20  # of the log in a whole training
 _KEEP = 2  # checkpoints
-_FIRST = tuple(f"backbone.net.{part}" for part in ("patch_embed", "pos_embed", "cls_token", "reg_token", "norm_pre"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +46,8 @@ class TrainingRun:
         workers: processes that decode; 0: this one.
         folder: for the checkpoints.
         save_every: iterations between two of them.
+        metrics: file for the lines of the log; None for none.
+        about: stands in the checkpoints and says whose they are: `saved.About.text`.
     """
 
     seed: int
@@ -56,6 +55,8 @@ class TrainingRun:
     workers: int
     folder: Path
     save_every: int
+    metrics: Path | None = None
+    about: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,7 @@ def check_processes(recipe: DetectionRecipe, processes: int) -> None:
         )
 
 
-def train(detector: Detector, source: ObjectSource, run: TrainingRun, progress: Progress | None = None) -> Trained:
+def train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Watch | None = None) -> Trained:
     """Trains a detector in place, as its recipe says; every process calls this.
 
     A checkpoint is written every `save_every` iterations and after the last; the same call finds the newest one in
@@ -97,12 +98,13 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun, progress: 
         detector: from `build_detector`, on `run.device`.
         source: the images and objects.
         run: see there.
-        progress: called with what, images done, images in all.
+        watch: told of every line of the log, on the first process.
 
     Raises:
         UsageError: the batch cannot be divided among the processes, or the checkpoint cannot be written.
         DataError: an image cannot be read.
         NotFiniteError: the loss is NaN or infinite; the last checkpoint is from before.
+        StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
     """
     recipe = detector.recipe
     check_processes(recipe, world_size())
@@ -111,7 +113,7 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun, progress: 
     start = resumed or 0
     began = time.perf_counter()
     if start < recipe.iterations:
-        _loop(detector, optimizer, source, run, start, progress)
+        _loop(detector, optimizer, source, run, start, _watchers(run, start, watch))
         broadcast_buffers(detector)
     if recipe.precise_bn:
         share = rank(), world_size()
@@ -123,52 +125,12 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun, progress: 
     return Trained(time.perf_counter() - began, recipe.iterations - start, resumed)
 
 
-def rate(recipe: DetectionRecipe, iteration: int) -> float:
-    """The learning rate of an iteration (counted from 0): linear warm-up, times gamma after each step (Detectron2)."""
-    value = recipe.lr * recipe.gamma ** bisect.bisect_right(recipe.steps, iteration)
-    if iteration >= recipe.warmup_iterations:
-        return value
-    done = iteration / recipe.warmup_iterations
-    return value * (recipe.warmup_factor * (1 - done) + done)
-
-
-def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.Optimizer:
-    """SGD or AdamW over all that is trained, in groups of one weight decay and one factor of the rate.
-
-    Raises:
-        UsageError: layer_decay for a backbone without transformer blocks.
-    """
-    names = [name for name, _ in detector.named_parameters()]
-    blocks = {int(n.split(".")[3]) for n in names if n.startswith("backbone.net.blocks.")}
-    if recipe.layer_decay != 1 and not blocks:
-        raise UsageError(
-            f"layer_decay={recipe.layer_decay} is for vision transformers: this backbone has no blocks",
-            "Give layer_decay=1.",
-        )
-    in_norm = {
-        f"{prefix}.{leaf}"
-        for prefix, layer in detector.named_modules()
-        if "norm" in type(layer).__name__.lower()
-        for leaf, _ in layer.named_parameters(recurse=False)
-    }
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in detector.named_parameters():
-        if parameter.requires_grad:
-            decay = recipe.weight_decay_norm if name in in_norm else recipe.weight_decay
-            factor = recipe.layer_decay ** _layers_above(name, len(blocks))
-            groups.setdefault((decay, factor), []).append(parameter)
-    keys = sorted(groups)
-    options = [{"params": groups[key], "weight_decay": key[0], "lr_factor": key[1]} for key in keys]
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(options, lr=recipe.lr)
-    return torch.optim.SGD(options, lr=recipe.lr, momentum=recipe.momentum)
-
-
-def _layers_above(name: str, blocks: int) -> int:
-    """How many layers lie above a parameter: transformer blocks, and one for the rest (get_vit_lr_decay_rate)."""
-    if name.startswith("backbone.net.blocks."):
-        return blocks - int(name.split(".")[3])
-    return blocks + 1 if name.startswith(_FIRST) else 0
+def _watchers(run: TrainingRun, start: int, watch: Watch | None) -> list[Watch]:
+    """Who is told of the lines: on the first process the file and the caller."""
+    if rank() != 0:
+        return []
+    file = [] if run.metrics is None else [MetricsFile(run.metrics, start=start)]
+    return [*file, *([] if watch is None else [watch])]
 
 
 def _loop(
@@ -177,80 +139,57 @@ def _loop(
     source: ObjectSource,
     run: TrainingRun,
     start: int,
-    progress: Progress | None,
+    watchers: list[Watch],
 ) -> None:
     recipe = detector.recipe
     model = wrap(detector.train(), run.device, "ddp")
-    batches = training_batches(
-        source,
-        recipe,
-        start=start,
-        stop=recipe.iterations,
-        seed=run.seed,
-        share=(rank(), world_size()),
-        workers=run.workers,
+    meter = Meter(recipe, start, run.device)
+    share = rank(), world_size()
+    every = training_batches(
+        source, recipe, start=start, stop=recipe.iterations, seed=run.seed, share=share, workers=run.workers
     )
-    every = max(recipe.iterations // _LINES, 1)
-    for iteration, batch in enumerate(batches, start=start):
-        for group in optimizer.param_groups:
-            group["lr"] = rate(recipe, iteration) * group["lr_factor"]
-        losses = _losses(model, batch, run.device, run.seed, iteration)
-        total = torch.stack(list(losses.values())).sum()
-        _check_finite(losses, total, recipe, iteration, run.folder)
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        done = iteration + 1
-        if done % every == 0 or done == recipe.iterations:
-            log.info(_line(done, recipe, losses, total))
-        if progress is not None:
-            progress("training the detector", done * recipe.batch_size, recipe.iterations * recipe.batch_size)
-        if done % run.save_every == 0 or done == recipe.iterations:
-            _save(detector, optimizer, run.folder, done)
+    # Closed whatever happens: workers that outlive the loop would hold up the end of the process.
+    with stop_signals() as signal_number, contextlib.closing(every) as batches:  # type: ignore[type-var]
+        for iteration, batch in enumerate(batches, start=start):
+            for group in optimizer.param_groups:
+                group["lr"] = rate(recipe, iteration) * group["lr_factor"]
+            losses = losses_of(model, batch, run.device, seed=run.seed, iteration=iteration)
+            total = torch.stack(list(losses.values())).sum()
+            mean = finite_mean(losses, total, recipe, iteration, run.folder)
+            optimizer.zero_grad(set_to_none=True)
+            total.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            done, last = iteration + 1, iteration + 1 == recipe.iterations
+            if watchers and meter.due(done):
+                line = meter.line(done, losses, mean, rate(recipe, iteration))
+                for watch in watchers:
+                    watch(line)
+            stop = _signalled(signal_number, done, run.device)
+            if stop or last or done % run.save_every == 0:
+                _save(detector, optimizer, run, done)
+            if stop and not last:
+                _stop(stop, done, recipe)
 
 
-def _losses(model: nn.Module, batch: Batch, device: torch.device, seed: int, iteration: int) -> dict[str, Tensor]:
-    """Which anchors and regions are drawn follows from seed, iteration and process."""
-    number = int(np.random.SeedSequence((seed, iteration, rank())).generate_state(1)[0])
-    generator = torch.Generator().manual_seed(number)
-    images = [image.to(device, non_blocking=True) for image in batch[0]]
-    return cast(dict[str, Tensor], model(images, [_moved(target, device) for target in batch[1]], generator))
-
-
-def _moved(target: Target, device: torch.device) -> Target:
-    masks = None if target.masks is None else target.masks.to(device)
-    return Target(target.boxes.to(device), target.classes.to(device), masks)
-
-
-def _check_finite(
-    losses: dict[str, Tensor], total: Tensor, recipe: DetectionRecipe, iteration: int, folder: Path
-) -> None:
-    """Every process comes to the same verdict, before the weights are touched."""
-    mean = sum_(total.detach().clone())
-    if torch.isfinite(mean):
-        return
-    bad = ", ".join(name for name, value in losses.items() if not torch.isfinite(value)) or "that of another process"
-    kept = checkpoints.newest(folder)
-    where = f" The last checkpoint, {kept}, is from before." if kept else ""
-    raise NotFiniteError(
-        f"the loss is {float(mean)} in iteration {iteration + 1} of {recipe.iterations} ({bad}).{where}",
-        f"Try a lower rate (lr={recipe.lr:g} now) or a longer warm-up (warmup_iterations={recipe.warmup_iterations} "
-        "now); or are these the weights that you meant?",
+def _stop(signal: int, done: int, recipe: DetectionRecipe) -> None:
+    raise StoppedError(
+        f"stopped by signal {signal} after iteration {done} of {recipe.iterations}; everything is saved",
+        "Run the same command again to continue.",
+        128 + signal,
     )
 
 
-def _line(done: int, recipe: DetectionRecipe, losses: dict[str, Tensor], total: Tensor) -> str:
-    parts = ", ".join(f"{name.removeprefix('loss_')} {float(value.detach()):.3f}" for name, value in losses.items())
-    return (
-        f"iteration {done} of {recipe.iterations}: loss {float(total.detach()):.3f} ({parts}), "
-        f"lr {rate(recipe, done - 1):.3g}"
-    )
+def _signalled(signal_number: Callable[[], int], done: int, device: torch.device) -> int:
+    """The signal that any process got; several processes only compare now and then."""
+    if world_size() == 1:
+        return signal_number()
+    return 0 if done % SIGNAL_CHECK else int(max_(torch.tensor(signal_number(), device=device)))
 
 
-def _save(detector: Detector, optimizer: torch.optim.Optimizer, folder: Path, done: int) -> None:
+def _save(detector: Detector, optimizer: torch.optim.Optimizer, run: TrainingRun, done: int) -> None:
     state = {"detector": module_state(detector), "optimizer": optimizer_state(detector, optimizer)}
     if rank() == 0:
-        checkpoints.write(folder, done, state, keep=_KEEP)
+        checkpoints.write(run.folder, done, {**state, "about": run.about}, keep=_KEEP)
 
 
 def _resume(detector: Detector, optimizer: torch.optim.Optimizer, folder: Path) -> int | None:
@@ -264,36 +203,3 @@ def _resume(detector: Detector, optimizer: torch.optim.Optimizer, folder: Path) 
     load_optimizer_state(detector, optimizer, content["optimizer"])
     log.info(f"continues from {found}, after {content['step']} of {detector.recipe.iterations} iterations")
     return int(content["step"])
-
-
-@torch.no_grad()
-def precise_statistics(detector: Detector, batches: Iterator[Batch], *, seed: int) -> None:
-    """BatchNorm statistics over many batches in place of the moving average (Wu and Johnson 2021, arXiv 2105.07576).
-
-    The mean is that over the batches, the variance the mean of theirs plus the variance of their means (section 3.2).
-    Nothing happens if every BatchNorm is frozen.
-    """
-    layers = [m for m in detector.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if not layers:
-        return
-    before = [layer.momentum for layer in layers]
-    device = next(detector.parameters()).device
-    means = [torch.zeros_like(cast(Tensor, layer.running_mean)) for layer in layers]
-    squares, variances = [m.clone() for m in means], [m.clone() for m in means]
-    detector.train()
-    for layer in layers:
-        layer.momentum = 1.0  # so that the running values are those of the last batch alone
-    count = 0
-    for number, batch in enumerate(batches):
-        _losses(detector, batch, device, seed, detector.recipe.iterations + number)
-        count += 1
-        for layer, mean, square, variance in zip(layers, means, squares, variances, strict=True):
-            mean += cast(Tensor, layer.running_mean)
-            square += cast(Tensor, layer.running_mean) ** 2
-            variance += cast(Tensor, layer.running_var)
-    total = count * world_size()
-    for i, layer in enumerate(layers):
-        layer.momentum = before[i]
-        mean, square, variance = (sum_(x[i]) / total for x in (means, squares, variances))
-        cast(Tensor, layer.running_mean).copy_(mean)
-        cast(Tensor, layer.running_var).copy_(variance + square - mean**2)

@@ -7,126 +7,82 @@ scores and writes.
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from sslbench import detection, records
+from sslbench import records
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
-from sslbench.benchmarks import Benchmark
-from sslbench.config import resolve
 from sslbench.data import loader, transforms
-from sslbench.data.objects import ObjectSource, TrainTestObjects, split_objects
-from sslbench.detection.evaluate import detect, draw, score
-from sslbench.detection.models.build import build_detector
-from sslbench.detection.recipe import DetectionRecipe, check, resolved
-from sslbench.detection.train import TrainingRun, check_processes, make_optimizer, train
+from sslbench.data.objects import TrainTestObjects, split_objects
+from sslbench.detection.compatible import check_weights
+from sslbench.detection.evaluate import draw, score
+from sslbench.detection.log import Line, Watch
+from sslbench.detection.train import TrainingRun, check_processes
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import process_group, rank
 from sslbench.errors import DataError, UsageError
+from sslbench.evaluation.detection_backends import check_backend, run_backend, try_backend
+from sslbench.evaluation.detection_compare import Measured, compared
+from sslbench.evaluation.detection_export import METRICS, export, run_exported
+from sslbench.evaluation.detection_record import blank_result, describe, finished
+from sslbench.evaluation.detection_request import DetectionRequest, PreparedDetection, make_recipe
 from sslbench.evaluation.floors import UNTRAINED_SEED
-from sslbench.evaluation.record import hardware, weights_used
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.run import Progress
 from sslbench.metrics.detection_files import write_results
-from sslbench.results import (
-    BenchmarkUsed,
-    DataPart,
-    DataUsed,
-    Metric,
-    ProtocolUsed,
-    Result,
-    measurement_id,
-    percent,
-    plain,
-)
+from sslbench.results import Result
+
+__all__ = [
+    "DetectionRequest",
+    "PreparedDetection",
+    "check_backend",
+    "evaluate_detection",
+    "make_recipe",
+    "prepare_detection",
+]
 
 log = logging.getLogger("sslbench")
 
-_HEADLINE = "AP"
 _SAVE_EVERY = 500  # iterations, at most
-_NO_BASELINE = "The untrained backbone was not trained as a detector for comparison (--baseline does that)."
+_NO_BASELINE = "The untrained backbone was not trained as a detector for comparison (--baseline random does that)."
 
 
-@dataclasses.dataclass(frozen=True)
-class DetectionRequest:
-    """What the user wants; every field means what the flag of the same name means.
-
-    Attributes:
-        recipe: of the detector and its training.
-        origins: of each setting of it, for the user.
-        benchmark: where the recipe comes from, or None.
-        baseline: train the same detector from the untrained backbone too.
-    """
-
-    weights: str
-    data: str
-    recipe: DetectionRecipe
-    origins: dict[str, str]
-    benchmark: Benchmark | None = None
-    test_data: str | None = None
-    backbone: str | None = None
-    format: str | None = None
-    allow_partial: bool = False
-    trust_pickle: bool = False
-    stem: str | None = None
-    baseline: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class PreparedDetection:
-    """Everything opened and checked, nothing decoded yet."""
-
-    request: DetectionRequest
-    run: RunSettings
-    backbone: Backbone
-    data: TrainTestObjects
-
-
-def make_recipe(
-    overrides: Mapping[str, Any], benchmark: Benchmark | None, *, limit_iterations: int | None = None
-) -> tuple[DetectionRecipe, dict[str, str], Benchmark | None]:
-    """The recipe: defaults, then the benchmark's, then the user's; with the origin of every setting.
+def prepare_detection(
+    request: DetectionRequest, run: RunSettings, *, backbone: Backbone | None = None
+) -> PreparedDetection:
+    """Opens weights and data, and builds the detector once, to find what does not go together.
 
     Args:
-        overrides: settings by the user.
-        benchmark: of detection; it comes back as modified if the user changed anything.
-        limit_iterations: training ends after so many; its rates are those of the whole.
-
-    Raises:
-        UsageError: an unknown setting or a wrong value.
-    """
-    layers: list[tuple[str, Mapping[str, Any]]] = []
-    if benchmark is not None:
-        layers.append((f"benchmark {benchmark.name}", benchmark.settings))
-    layers.append(("command line", overrides))
-    recipe, origins = resolve(DetectionRecipe, layers)
-    check(recipe)
-    full = resolved(recipe)
-    filled = [f.name for f in dataclasses.fields(full) if getattr(full, f.name) != getattr(recipe, f.name)]
-    origins |= dict.fromkeys(filled, f"default of {recipe.architecture}")
-    iterations = min(limit_iterations or full.iterations, full.iterations)
-    shortened = iterations < full.iterations
-    if shortened:
-        full = dataclasses.replace(full, iterations=iterations)
-        origins["iterations"] = "flag --limit-iters"
-    if benchmark is not None and (overrides or shortened):
-        benchmark = dataclasses.replace(benchmark, modified=True)
-    return full, origins, benchmark
-
-
-def prepare_detection(request: DetectionRequest, run: RunSettings) -> PreparedDetection:
-    """Opens weights and data, and builds the detector once, to find what does not go together.
+        request: what to train and score.
+        run: how.
+        backbone: takes the place of request.weights when it is in memory already.
 
     Raises:
         SslbenchError: anything that is wrong; no image has been decoded then.
     """
+    check_backend(request)
     run.torch_device()
     check_processes(request.recipe, this_process().world)
+    backbone = backbone or _load(request, run)
+    if backbone.report is not None:
+        log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")
+    transforms.check_channels(backbone.preprocessing)
+    check_weights(backbone, request.recipe, request.weights)
+    backend = try_backend(request, run, backbone)
+    baselines = tuple(_baselines(request, backbone))
+    data = split_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
+    log.info(f"{len(data.train)} train and {len(data.test)} test images, {data.how}")
+    for note in dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)):
+        log.info(note)
+    _check_data(request, data)
+    return PreparedDetection(request, run, backbone, data, backend, baselines)
+
+
+def _load(request: DetectionRequest, run: RunSettings) -> Backbone:
     if request.weights.partition(":")[0] == "pixels":
         raise UsageError("a detector needs a network, and 'pixels' is none", "Give weights, or random with --backbone.")
-    backbone = load_backbone(
+    return load_backbone(
         request.weights,
         backbone=request.backbone,
         format=request.format,
@@ -135,16 +91,29 @@ def prepare_detection(request: DetectionRequest, run: RunSettings) -> PreparedDe
         stem=request.stem,
         seed=run.seed,
     )
-    if backbone.report is not None:
-        log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")
-    transforms.check_channels(backbone.preprocessing)
-    make_optimizer(build_detector(backbone, request.recipe, 1), request.recipe)
-    data = split_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
-    log.info(f"{len(data.train)} train and {len(data.test)} test images, {data.how}")
-    for note in dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)):
-        log.info(note)
-    _check_data(request, data)
-    return PreparedDetection(request, run, backbone, data)
+
+
+def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[str, Backbone]]:
+    """The other backbones, of the same architecture: what differs should be the weights.
+
+    Raises:
+        UsageError: one is of another architecture.
+    """
+    for given in dict.fromkeys(request.baselines):
+        if given == request.weights:
+            continue
+        if given == "random":
+            other = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
+            yield given, dataclasses.replace(other, preprocessing=backbone.preprocessing)
+            continue
+        other = load_backbone(given, backbone=request.backbone, trust_pickle=request.trust_pickle)
+        if other.name != backbone.name:
+            raise UsageError(
+                f"--baseline {given} is a {other.name}, and --weights {request.weights} a {backbone.name}",
+                "Beside each other they would say more of the architectures than of the weights.",
+            )
+        check_weights(other, request.recipe, given)
+        yield given, other
 
 
 def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
@@ -170,26 +139,47 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
 
 
 def evaluate_detection(
-    prepared: PreparedDetection, *, out: Path, command: str, progress: Progress | None = None
+    prepared: PreparedDetection,
+    *,
+    out: Path,
+    command: str,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> list[Result]:
-    """Trains, scores and writes: `out/detection/WEIGHTS-ID.json`, and beside it predictions, a picture, checkpoints.
+    """Trains, scores and writes `out/detection/WEIGHTS-ID.json`.
 
+    Beside it lie the trained detector, predictions, a picture, the log of the training, and checkpoints while it runs.
     Every process calls this. When it is called again after an interruption, it continues from the last checkpoint.
 
+    Args:
+        prepared: from `prepare_detection`.
+        out: folder for the records.
+        command: what the user typed.
+        progress: of what is not training.
+        watch: told of the lines of the training's log; without one they go to the log of the program.
+
     Returns:
-        The result, after that of the untrained backbone if it was asked for; empty on processes but the first.
+        Results of the baselines, then the one in question; empty on processes but the first.
 
     Raises:
         SslbenchError: an image cannot be read, the loss is not finite, or the folder cannot be written.
+        StoppedError: SIGTERM, SIGUSR1 or SIGINT came during training; everything is saved.
     """
+    request, says = prepared.request, watch or _said
     with process_group(prepared.run.torch_device()):
-        floor = []
-        if prepared.request.baseline and prepared.request.weights != "random":
-            backbone = load_backbone("random", backbone=prepared.backbone.name, seed=UNTRAINED_SEED)
-            backbone = dataclasses.replace(backbone, preprocessing=prepared.backbone.preprocessing)
-            floor = _measure(prepared, backbone, "random", out, command, progress, None)
-        beside = {name: metric.value for name, metric in floor[0].metrics.items()} if floor else None
-        return floor + _measure(prepared, prepared.backbone, prepared.request.weights, out, command, progress, beside)
+        beside = [_measure(prepared, other, given, out, command, progress, says) for given, other in prepared.baselines]
+        own = _measure(prepared, prepared.backbone, request.weights, out, command, progress, says)
+        if rank() != 0:
+            return []
+        result = compared(own, beside, prepared.data.test.truth(), request.recipe, seed=prepared.run.seed)
+        if not beside and not result.weights.untrained:
+            result = dataclasses.replace(result, notes=(*result.notes, _NO_BASELINE))
+        path = records.write_without_scores(result, out)
+        return [*(other.result for other in beside), dataclasses.replace(result, file=path)]
+
+
+def _said(line: Line) -> None:
+    log.info(f"iteration {line.iteration} of {line.iterations}: {line.summary()}")
 
 
 def _measure(
@@ -199,49 +189,42 @@ def _measure(
     out: Path,
     command: str,
     progress: Progress | None,
-    untrained: dict[str, float | None] | None,
-) -> list[Result]:
+    watch: Watch,
+) -> Measured:
+    """One detector, its record written; that of the one in question is written again with the others beside it."""
     recipe, run, data = prepared.request.recipe, prepared.run, prepared.data
-    device, workers = run.torch_device(), _workers(run)
-    result = _blank(prepared, backbone, given, command)
-    stem = records.path_of(result, out).with_suffix("")
-    checkpoints = stem.with_name(f"{stem.name}.checkpoints")
-    detector = build_detector(backbone, recipe, len(data.train.classes), device=device, seed=run.seed)
-    training = TrainingRun(run.seed, device, workers, checkpoints, max(min(_SAVE_EVERY, recipe.iterations // 5), 1))
-    trained = train(detector, data.train, training, progress)
-    began = time.perf_counter()
-    found = detect(detector, data.test, workers=workers, progress=progress)
-    seconds = time.perf_counter() - began
-    if rank() != 0:
-        return []
-    truth = data.test.truth(masks=recipe.masks)
-    scores, of_masks = score(truth, found, recipe, seed=run.seed)
-    write_results(stem.with_name(stem.name + records.PREDICTIONS), found, data.test.numbers, data.test.class_numbers)
-    draw(data.test, truth, found, stem.with_name(f"{stem.name}.png"))
-    notes = list(result.notes)
-    if trained.resumed_from is not None:
-        notes.append(f"Training was continued after iteration {trained.resumed_from}; its time is that of the rest.")
-    if untrained is None and given != "random":
-        notes.append(_NO_BASELINE)
-    result = dataclasses.replace(
-        result,
-        metrics={
-            name: Metric(value=percent(value), low=percent(low), high=percent(high), n=len(data.test))
-            for name, (value, low, high) in (scores.metrics | of_masks).items()
-        },
-        per_class={name: percent(value) for name, value in scores.per_class.items()},
-        variants={"per class, AP50": {name: percent(value) for name, value in scores.per_class_50.items()}},
-        floors={} if untrained is None else {"untrained": untrained},
-        timings={
-            "train": round(trained.seconds, 3),
-            "train iterations": float(trained.iterations),
-            "detect": round(seconds, 3),
-            "score": round(time.perf_counter() - began - seconds, 3),
-        },
-        notes=tuple(notes),
+    blank = blank_result(prepared, backbone, given, command)
+    stem = records.path_of(blank, out).with_suffix("")
+    about = describe(prepared, backbone, given, blank.id)
+    training = TrainingRun(
+        run.seed,
+        run.torch_device(),
+        _workers(run),
+        stem.with_name(f"{stem.name}.checkpoints"),
+        save_every=max(min(_SAVE_EVERY, recipe.iterations // 5), 1),
+        metrics=stem.with_name(stem.name + METRICS),
+        about=about.text(),
     )
+    log.info(
+        f"{blank.weights.name}: a detector, trained for {recipe.iterations} iterations of {recipe.batch_size} images"
+    )
+    ran = run_exported(prepared, training, stem, progress)
+    if ran is None:
+        ran = run_backend(prepared, backbone, training, stem=stem, watch=watch, progress=progress)
+        if ran.detector is not None:
+            export(prepared, ran.detector, about, training, stem, command)
+    if rank() != 0:
+        return Measured(blank, ran.found)
+    began = time.perf_counter()
+    truth = data.test.truth(masks=recipe.masks)
+    scores, of_masks = score(truth, ran.found, recipe, seed=run.seed)
+    write_results(
+        stem.with_name(stem.name + records.PREDICTIONS), ran.found, data.test.numbers, data.test.class_numbers
+    )
+    draw(data.test, truth, ran.found, stem.with_name(f"{stem.name}.png"))
+    result = finished(blank, ran, scores, of_masks, n=len(data.test), seconds=time.perf_counter() - began)
     path = records.write_without_scores(result, out)
-    return [dataclasses.replace(result, file=path)]
+    return Measured(dataclasses.replace(result, file=path), ran.found)
 
 
 def _workers(run: RunSettings) -> int:
@@ -251,44 +234,3 @@ def _workers(run: RunSettings) -> int:
     if run.torch_device().type == "cpu":
         return 0
     return max(cores // this_process().world, 1)
-
-
-def _blank(prepared: PreparedDetection, backbone: Backbone, given: str, command: str) -> Result:
-    """The record without what is measured; its id is known before training, which the checkpoints need."""
-    request, run, data = prepared.request, prepared.run, prepared.data
-    weights = weights_used(backbone, given)
-    preprocessing = _statistics(backbone, request.recipe)
-    protocol = ProtocolUsed(name="detection", version=detection.VERSION, settings=plain(request.recipe))
-    used = DataUsed(train=_part(data.train), test=_part(data.test), how=data.how, labels="none")
-    benchmark, layer = request.benchmark, request.recipe.architecture
-    named: dict[str, Any] = {"weights": weights, "layer": layer, "preprocessing": preprocessing, "precision": "fp32"}
-    named |= {"protocol": protocol, "data": used, "seed": run.seed}
-    return Result(
-        **named,
-        id=measurement_id(**named),
-        created=records.now(),
-        command=command,
-        benchmark=None
-        if benchmark is None
-        else BenchmarkUsed(
-            name=benchmark.name, version=benchmark.version, sha256=benchmark.sha256, modified=benchmark.modified
-        ),
-        headline=_HEADLINE,
-        metrics={},
-        versions=records.versions(),
-        hardware=hardware(run),
-        notes=tuple(dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes))),
-    )
-
-
-def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
-    """What a detector takes of the backbone's preprocessing; the sizes stand in its recipe."""
-    if recipe.pixel_mean:
-        return {"mean": recipe.pixel_mean, "std": recipe.pixel_std, "origin": "recipe"}
-    given = backbone.preprocessing
-    return {"mean": given.mean, "std": given.std, "origin": given.origin}
-
-
-def _part(source: ObjectSource) -> DataPart:
-    n = len(source)
-    return DataPart(name=source.name, fingerprint=source.fingerprint(), n=n, n_used=n, classes=source.classes)

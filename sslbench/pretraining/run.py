@@ -4,11 +4,8 @@ import contextlib
 import dataclasses
 import json
 import logging
-import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +23,7 @@ from sslbench.train import checkpoints
 from sslbench.train.loop import train
 from sslbench.train.meter import Line
 from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.train.signals import stop_signals
 from sslbench.train.state import (
     State,
     from_checkpoint,
@@ -163,7 +161,7 @@ class _Run:
             self._evaluate_at(0)
         # Closed whatever happens: workers that outlive the loop would hold up the end of the process.
         batches = contextlib.closing(prepared.data.batches(start, prepared.plan.steps))
-        with _signals() as signal_number, batches as stream:
+        with stop_signals() as signal_number, batches as stream:
             train(
                 self.state,
                 prepared.plan,
@@ -257,7 +255,7 @@ class _Run:
             "data": self.request.data,
             "images": len(self.prepared.source),
             "init": self.request.init,
-            "preprocessing": json.dumps(dataclasses.asdict(self.prepared.backbone.preprocessing)),
+            "preprocessing": json.dumps(self.prepared.backbone.preprocessing.record()),
             "settings": plain(self.settings),
             "command": self.command,
         }
@@ -266,25 +264,3 @@ class _Run:
     def _keep_failed(self, raw: Any, value: float, index: int) -> Path:
         ids = tuple(self.prepared.source.ids[i] for i in raw.indices.tolist())
         return folder.keep_failed(self.request.out, raw, ids, step=index, rank=rank())
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[Any]:
-    """A function that gives the signal that asked this process to stop, or 0; a second Ctrl-C stops at once."""
-    received = [0]
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
-        return
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and received[0]:
-            raise KeyboardInterrupt
-        received[0] = number
-
-    handled = [signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
-    previous = {number: signal.signal(number, remember) for number in handled}
-    try:
-        yield lambda: received[0]
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,60 +1,27 @@
 """Training a detector: batches, rates, checkpoints, BatchNorm statistics; and finding, scoring, drawing."""
 
 import itertools
+import json
+import os
+import signal
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from drawn_rectangles import recipe, small_detector, source
 from PIL import Image
 
 from sslbench.backbones.build import build
-from sslbench.data._object_types import Objects, ObjectSource, no_objects
-from sslbench.data.images import Arrays
 from sslbench.detection import batches as b
 from sslbench.detection.evaluate import detect, draw, joined, score
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.recipe import DetectionRecipe, resolved
-from sslbench.detection.train import TrainingRun, check_processes, make_optimizer, precise_statistics, rate, train
+from sslbench.detection.optimizer import make_optimizer, rate
+from sslbench.detection.precise_bn import precise_statistics
+from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.train import TrainingRun, check_processes, train
 from sslbench.errors import DataError, UsageError
-from sslbench.train.loop import NotFiniteError
-
-SMALL = {
-    **{"architecture": "fpn", "freeze_at": 0, "norm": "batch", "pyramid_channels": 8, "box_channels": 8},
-    **{"rpn_samples": 32, "roi_samples": 16, "rpn_post_nms_train": 30, "rpn_post_nms_test": 20},
-    **{"anchor_sizes": ((8.0,), (16.0,), (32.0,), (64.0,), (128.0,))},
-    **{"min_sizes_train": (64,), "max_size_train": 96, "min_size_test": 64, "max_size_test": 96},
-    **{"batch_size": 2, "iterations": 4, "steps": (3,), "warmup_iterations": 2, "lr": 0.02},
-}
-
-
-def recipe(**changes):
-    return resolved(DetectionRecipe(**{**SMALL, **changes}))
-
-
-def small_detector(**changes):
-    return build_detector(build("resnet_basic_1-1-1-1w0.125"), recipe(**changes), 2)
-
-
-def source(n=6, height=48, width=48, *, crowd=(), empty=()):
-    """White rectangles on black: class 0 is wide, class 1 is tall; masks are the boxes."""
-    pixels = np.zeros((n, height, width, 3), dtype=np.uint8)
-    objects = []
-    for i in range(n):
-        boxes = np.array([[4 + i, 6, 20 + i, 14], [30 - i, 20, 36 - i, 40]], dtype=np.float32)
-        for x1, y1, x2, y2 in boxes.astype(int):
-            pixels[i, y1:y2, x1:x2] = 255
-        polygons = tuple([[float(v) for v in (x1, y1, x2, y1, x2, y2, x1, y2)]] for x1, y1, x2, y2 in boxes)
-        flags = np.array([i in crowd, i in crowd])
-        areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1).astype(np.float64)
-        whole = Objects(boxes, np.array([0, 1]), flags, np.zeros(2, np.bool_), areas, polygons)
-        objects.append(no_objects() if i in empty else whole)
-    ids = tuple(f"{i:03d}" for i in range(n))
-    sizes = np.tile(np.array([[height, width]], dtype=np.int64), (n, 1))
-    numbers = tuple(range(1, n + 1))
-    return ObjectSource(
-        "squares", ids, Arrays(pixels, "squares"), tuple(objects), sizes, ("wide", "tall"), numbers, (1, 2)
-    )
+from sslbench.train.loop import NotFiniteError, StoppedError
 
 
 def taken(data, used, start, stop, **options):
@@ -140,20 +107,23 @@ class KilledError(Exception):
 def test_a_killed_training_continues_to_the_same_weights(tmp_path):
     """Also after it is complete: then nothing is trained, and BatchNorm statistics come out the same."""
 
-    def run(folder, progress=None):
+    def run(folder, watch=None):
         torch.manual_seed(np.random.default_rng().integers(2**31))  # global random numbers have no say
         model = small_detector(precise_bn=2)
-        plan = TrainingRun(0, torch.device("cpu"), 0, tmp_path / folder, save_every=2)
-        return model, train(model, source(), plan, progress)
+        log = tmp_path / f"{folder}.jsonl"
+        plan = TrainingRun(0, torch.device("cpu"), 0, tmp_path / folder, save_every=2, metrics=log)
+        return model, train(model, source(), plan, watch)
 
-    def kill(what, done, total):
-        if done == 3 * SMALL["batch_size"]:
+    def kill(line):
+        if line.iteration == 3:
             raise KilledError
 
     whole, first = run("whole")
     with pytest.raises(KilledError):
         run("killed", kill)
     continued, second = run("killed")
+    steps = [json.loads(line)["step"] for line in (tmp_path / "killed.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4], "the third, done twice, stands there once"
     again, third = run("killed")
     assert (first.resumed_from, second.resumed_from, third.resumed_from) == (None, 2, 4)
     assert (first.iterations, second.iterations, third.iterations) == (4, 2, 0)
@@ -161,6 +131,36 @@ def test_a_killed_training_continues_to_the_same_weights(tmp_path):
     assert any(not torch.equal(start[name], tensor) for name, tensor in whole.state_dict().items())
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, continued.state_dict()[name]) and torch.equal(tensor, again.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_saves_and_the_next_call_continues_to_the_same_weights(tmp_path, number):
+    """Also what the log says: no iteration stands in it twice, none is missing."""
+
+    def run(folder, watch=None):
+        model = small_detector()
+        log = tmp_path / f"{folder}.jsonl"
+        plan = TrainingRun(0, torch.device("cpu"), 0, tmp_path / folder, save_every=4, metrics=log)
+        return model, train(model, source(), plan, watch), [json.loads(text) for text in log.read_text().splitlines()]
+
+    def stop(line):
+        if line.iteration == 3:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    with pytest.raises(StoppedError, match="iteration 3 of 4; everything is saved\nRun the same command") as stopped:
+        run("stopped", stop)
+    assert stopped.value.exit_code == 128 + number and signal.getsignal(number) is before
+    whole, _, lines = run("whole")
+    continued, trained, same_lines = run("stopped")
+    assert (trained.resumed_from, trained.iterations) == (3, 1)
+    assert all(torch.equal(t, continued.state_dict()[name]) for name, t in whole.state_dict().items())
+    timeless = [
+        [{k: v for k, v in line.items() if k != "images_per_second"} for line in log] for log in (lines, same_lines)
+    ]
+    assert timeless[0] == timeless[1] and [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert {"loss", "lr", "rpn_cls", "rpn_loc", "cls", "box_reg"} <= set(lines[0])
+    assert lines[0]["loss"] == pytest.approx(sum(lines[0][k] for k in ("rpn_cls", "rpn_loc", "cls", "box_reg")))
 
 
 def test_statistics_are_those_of_all_batches_together():

@@ -29,11 +29,11 @@ def to_detectron2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in state.items():
         if name.endswith(_COUNTER):
             continue
-        place = _canonical(name, pyramid=pyramid)
-        if place is None:
+        own = canonical_name(name, pyramid=pyramid)
+        if own is None:
             heads[name] = tensor
         else:
-            canonical[place] = tensor
+            canonical[own] = tensor
     table = load_table("detectron2" if pyramid else "detectron2_c4")
     renamed = table.from_canonical(canonical, prefix=_PYRAMID if pyramid else None)
     return {**renamed, **heads}
@@ -54,10 +54,10 @@ def from_detectron2(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         of_backbone = name.startswith(_PYRAMID) if pyramid else name.startswith((_TRUNK, _RES5))
         (mine if of_backbone and not name.startswith(_RES5_NORM) else heads)[name] = tensor
     canonical, _ = load_table("detectron2" if pyramid else "detectron2_c4").to_canonical(mine)
-    return {_place(name, pyramid=pyramid): tensor for name, tensor in canonical.items()} | heads
+    return {place(name, pyramid=pyramid): tensor for name, tensor in canonical.items()} | heads
 
 
-def _canonical(name: str, *, pyramid: bool) -> str | None:
+def canonical_name(name: str, *, pyramid: bool) -> str | None:
     """The canonical name of a tensor of the backbone; None for one of the heads or the pyramid."""
     if pyramid:
         return name.removeprefix(_PYRAMID) if name.startswith(_PYRAMID) else None
@@ -66,7 +66,7 @@ def _canonical(name: str, *, pyramid: bool) -> str | None:
     return name.removeprefix(_TRUNK) if name.startswith(_TRUNK) else None
 
 
-def _place(name: str, *, pyramid: bool) -> str:
+def place(name: str, *, pyramid: bool) -> str:
     """Where a detector has a tensor of the backbone."""
     if pyramid:
         return _PYRAMID + name

@@ -54,7 +54,10 @@ def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
         freeze_norms(network)
     if recipe.stride_in_1x1:
         _move_strides(network)
-    for index, names in enumerate((("conv1", "bn1"), *((stage,) for stage in STAGES)), start=1):
+    # The fifth stage of c4 is no part of its backbone but of its head, as in Detectron2 and in Goyal et al. 2019, where
+    # detection on a frozen backbone trains it.
+    stages = STAGES[:3] if recipe.architecture == "c4" else STAGES
+    for index, names in enumerate((("conv1", "bn1"), *((stage,) for stage in stages)), start=1):
         if recipe.freeze_at >= index:
             for name in names:
                 setattr(network, name, freeze(network.get_submodule(name)))

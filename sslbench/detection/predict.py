@@ -1,0 +1,103 @@
+"""Detecting objects in images with a trained detector, from Python."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from sslbench.data.decode import UnreadableImage, decode
+from sslbench.detection.batches import resize
+from sslbench.detection.models.detector import Detector
+from sslbench.detection.models.rescale import rescale
+from sslbench.detection.recipe import DetectionRecipe, resized
+from sslbench.detection.saved import read_detector
+from sslbench.errors import DataError
+
+Picture = str | Path | Image.Image | npt.NDArray[np.uint8]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Found:
+    """What was found in one image, surest first.
+
+    Attributes:
+        boxes: float32 (n, 4), x1, y1, x2, y2 in pixels of the image; the first pixel reaches from 0 to 1.
+        scores: float32 (n,), 0 to 1.
+        labels: the n names of the classes.
+        masks: bool (n, height, width); None without a mask head.
+    """
+
+    boxes: npt.NDArray[np.float32]
+    scores: npt.NDArray[np.float32]
+    labels: tuple[str, ...]
+    masks: npt.NDArray[np.bool_] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedDetector:
+    """A detector that finds objects in images.
+
+    Attributes:
+        detector: the network, in evaluation mode.
+        classes: names of what it finds.
+        backbone: name of its backbone.
+        recipe: how it was trained.
+    """
+
+    detector: Detector
+    classes: tuple[str, ...]
+    backbone: str
+    recipe: DetectionRecipe
+
+    def predict(self, images: Iterable[Picture]) -> list[Found]:
+        """What is in each image, found one at a time as in evaluation.
+
+        Args:
+            images: files, Pillow's images, or arrays uint8 (height, width, 3) in RGB.
+
+        Raises:
+            DataError: an image cannot be read.
+        """
+        return [self._found(image) for image in images]
+
+    @torch.inference_mode()
+    def _found(self, image: Picture) -> Found:
+        picture = _opened(image)
+        size = int(picture.shape[1]), int(picture.shape[2])
+        seen = resized(*size, shorter=self.recipe.min_size_test, longest=self.recipe.max_size_test)
+        device = next(self.detector.parameters()).device
+        found = rescale(self.detector([resize(picture, seen).to(device)])[0], seen=seen, size=size)
+        labels = tuple(self.classes[number] for number in found.classes.tolist())
+        masks = None if found.masks is None else found.masks.cpu().numpy()
+        return Found(found.boxes.cpu().numpy(), found.scores.cpu().numpy(), labels, masks)
+
+
+def load_detector(path: str | Path, *, device: str = "cpu") -> TrainedDetector:
+    """The detector that `sslbench eval detection` wrote as NAME.detector.torch.
+
+    Args:
+        path: of the file.
+        device: where it computes.
+
+    Raises:
+        WeightsError: the file cannot be read or holds no detector.
+    """
+    detector, about = read_detector(Path(path), device)
+    return TrainedDetector(detector, about.classes, about.backbone, about.recipe)
+
+
+def _opened(image: Picture) -> torch.Tensor:
+    """uint8 (3, height, width)."""
+    try:
+        if isinstance(image, str | Path):
+            return decode(Path(image).read_bytes(), str(image)).image
+        array = np.asarray(image.convert("RGB")) if isinstance(image, Image.Image) else image
+        return decode(array, "an array").image
+    except UnreadableImage as error:
+        raise DataError(f"an image cannot be read: {error}") from error
+    except OSError as error:
+        raise DataError(f"cannot read {image}: {error.strerror or error}") from error

@@ -1,0 +1,194 @@
+"""A trained detector as a file, and what a file or a checkpoint says about its detector.
+
+The file is one of sslbench's weights files: its `state_dict` is the backbone as the detector left it, under canonical
+names, which every other command reads; `detector` holds the other tensors, and the metadata how it was made.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslbench.backbones.build import build
+from sslbench.config import build as build_dataclass
+from sslbench.detection.models.build import build_detector
+from sslbench.detection.models.detector import Detector
+from sslbench.detection.models.names import canonical_name, place
+from sslbench.detection.recipe import DetectionRecipe, what_is_trained
+from sslbench.errors import UsageError, WeightsError
+from sslbench.preprocessing import Preprocessing
+from sslbench.results import canonical
+from sslbench.train import checkpoints
+from sslbench.weights import files, save
+from sslbench.weights.fill import fill
+
+SUFFIX = ".detector.torch"
+"""How the name of the exported detector beside a record ends."""
+_KEY = "detector"
+_VIT = "backbone.net."
+_STEM = "conv1.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """Whose detector it is.
+
+    Attributes:
+        recipe: resolved.
+        classes: names, in the order of the detector's.
+        backbone: name that `backbones.build` takes.
+        preprocessing: of the backbone before it was trained further; mean and std are the detector's unless the recipe
+            has its own.
+        weights: what the backbone started from.
+        data: what it was trained on.
+        benchmark: whose recipe it is, '' for none.
+        measurement: id of the record.
+    """
+
+    recipe: DetectionRecipe
+    classes: tuple[str, ...]
+    backbone: str
+    preprocessing: Preprocessing
+    weights: str
+    data: str
+    benchmark: str
+    measurement: str
+
+    def text(self) -> str:
+        """The same as JSON: what reads weights files keeps text, and no lists."""
+        return canonical(self)
+
+
+def save_detector(path: Path, state: Mapping[str, Tensor], about: About, *, command: str) -> Path:
+    """Writes the file, whole or not at all; one that is there is replaced.
+
+    Args:
+        path: where to.
+        state: of the trained detector.
+        about: whose it is.
+        command: that made it.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    backbone, others = _divided(state, about.recipe)
+    preprocessing = about.preprocessing
+    if about.recipe.pixel_mean:
+        step = -1 if about.recipe.channel_order == "BGR" else 1
+        mean, std = about.recipe.pixel_mean[::step], about.recipe.pixel_std[::step]
+        preprocessing = dataclasses.replace(preprocessing, mean=mean, std=std, origin="recipe of a detector")
+    metadata = {
+        "network": "backbone of a trained detector",
+        "preprocessing": json.dumps(preprocessing.record()),
+        "detector": about.text(),
+        "command": command,
+    }
+    content = save.own_content(backbone, backbone=about.backbone, metadata=metadata)
+    content[_KEY] = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in others.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with save.new_file(path) as temporary, temporary.open("wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:  # so torch reports a full disk
+        raise UsageError(f"cannot write {path}: {error}") from error
+    return path
+
+
+def _divided(state: Mapping[str, Tensor], recipe: DetectionRecipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The backbone under canonical names, for images in RGB, and the rest under the detector's own.
+
+    A backbone with its strides elsewhere is another network than the one of that name: it stays in the rest.
+    """
+    backbone, others = dict[str, Tensor](), dict[str, Tensor]()
+    for name, tensor in state.items():
+        own = None if recipe.stride_in_1x1 else _canonical(name, recipe)
+        if own is None:
+            others[name] = tensor
+        else:
+            flipped = own == _STEM and recipe.channel_order == "BGR"
+            backbone[own] = tensor.flip(1) if flipped else tensor
+    return (backbone, others) if backbone else (others, {})
+
+
+def _joined(content: Mapping[str, Any], recipe: DetectionRecipe) -> dict[str, Tensor]:
+    """The detector's state from a file: the opposite of `_divided`."""
+    backbone: dict[str, Tensor] = content["state_dict"]
+    if recipe.stride_in_1x1:
+        return dict(backbone)
+    state = dict(content[_KEY])
+    for name, tensor in backbone.items():
+        flipped = name == _STEM and recipe.channel_order == "BGR"
+        vit, pyramid = recipe.architecture == "vit_fpn", recipe.architecture == "fpn"
+        state[_VIT + name if vit else place(name, pyramid=pyramid)] = tensor.flip(1) if flipped else tensor
+    return state
+
+
+def _canonical(name: str, recipe: DetectionRecipe) -> str | None:
+    if recipe.architecture == "vit_fpn":
+        return name.removeprefix(_VIT) if name.startswith(_VIT) else None
+    return canonical_name(name, pyramid=recipe.architecture == "fpn")
+
+
+def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detector, About]:
+    """The detector of a file, in evaluation mode, and whose it is.
+
+    Raises:
+        WeightsError: the file cannot be read, holds no detector, or one that does not fit its own description.
+        UsageError: its backbone cannot be built here.
+    """
+    file = files.read(path)
+    about = about_of(file)
+    if about is None or file.content.get("format") != save.FORMAT:
+        what = "is a checkpoint of a training" if about is not None else "holds no detector"
+        raise WeightsError(f"{path} {what}", f"sslbench eval detection writes NAME{SUFFIX} beside its record.")
+    backbone = dataclasses.replace(build(about.backbone), preprocessing=about.preprocessing)
+    detector = build_detector(backbone, about.recipe, len(about.classes), device=device)
+    fill(detector, _joined(file.content, about.recipe), what=str(path))
+    return detector.eval(), about
+
+
+def about_of(file: files.WeightsFile) -> About | None:
+    """What an exported detector or a checkpoint of its training says; None for every other file.
+
+    Raises:
+        WeightsError: it says something that this version does not understand.
+    """
+    content, given = file.content, None
+    metadata = content.get("metadata")
+    if content.get("format") == save.FORMAT and _KEY in content and isinstance(metadata, Mapping):
+        given = metadata.get(_KEY)
+    elif content.get("format") == checkpoints.FORMAT:
+        given = content.get("about")
+    if not isinstance(given, str) or not given:
+        return None
+    try:
+        return build_dataclass(About, json.loads(given), f"{file.path}: detector")
+    except (UsageError, ValueError) as error:
+        raise WeightsError(str(error), "Was it written by another version of sslbench?") from error
+
+
+def rows(file: files.WeightsFile, about: About) -> list[tuple[str, str]]:
+    """What a person wants to know about a detector, in pairs of a label and a value."""
+    recipe, content = about.recipe, file.content
+    done = int(content.get("step", recipe.iterations))
+    kind = f"{'Mask' if recipe.masks else 'Faster'} R-CNN, {recipe.architecture}, on {about.backbone}"
+    frozen = f"backbone frozen; trained: {what_is_trained(recipe)}" if recipe.freeze_at == 5 else ""
+    stages = "nothing frozen" if not recipe.freeze_at else f"freeze_at={recipe.freeze_at}"
+    mean = ", ".join(f"{value:g}" for value in recipe.pixel_mean or about.preprocessing.mean)
+    short = f"{recipe.min_size_test} (longer side at most {recipe.max_size_test}) px"
+    checkpoint = content.get("format") == checkpoints.FORMAT
+    rest = "" if done == recipe.iterations else "; not finished: the same command continues"
+    return [
+        ("what", f"checkpoint of a detector's training{rest}" if checkpoint else "trained detector"),
+        ("detector", kind),
+        ("classes", f"{len(about.classes)}: {', '.join(about.classes)}"),
+        ("trained", f"{done} of {recipe.iterations} iterations of {recipe.batch_size} images, on {about.data}"),
+        ("started from", about.weights),
+        ("recipe", f"{about.benchmark or 'of its own'}; norm={recipe.norm}, {frozen or stages}, lr={recipe.lr:g}"),
+        ("images", f"{recipe.channel_order}, mean {mean}; shorter side {short} in evaluation"),
+        ("record", about.measurement),
+    ]

@@ -1,0 +1,133 @@
+"""The record of a detection: what is known before training, and what is added after it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sslbench import detection, records
+from sslbench.backbones.backbone import Backbone
+from sslbench.data.objects import ObjectSource
+from sslbench.detection.recipe import DetectionRecipe, what_is_trained
+from sslbench.detection.saved import About
+from sslbench.evaluation.detection_backends import Ran
+from sslbench.evaluation.detection_request import PreparedDetection
+from sslbench.evaluation.record import hardware, weights_used
+from sslbench.metrics.detection import DetectionScores
+from sslbench.results import (
+    BenchmarkUsed,
+    DataPart,
+    DataUsed,
+    Metric,
+    ProtocolUsed,
+    Result,
+    measurement_id,
+    percent,
+    plain,
+)
+
+_HEADLINE = "AP"
+
+
+def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, command: str) -> Result:
+    """The record without what is measured; its id is known before training, which the checkpoints need."""
+    request, run, data = prepared.request, prepared.run, prepared.data
+    weights = weights_used(backbone, given)
+    preprocessing = _statistics(backbone, request.recipe)
+    settings = plain(request.recipe) | prepared.backend
+    protocol = ProtocolUsed(name="detection", version=detection.VERSION, settings=settings)
+    used = DataUsed(train=_part(data.train), test=_part(data.test), how=data.how, labels="none")
+    benchmark, layer = request.benchmark, request.recipe.architecture
+    named: dict[str, Any] = {"weights": weights, "layer": layer, "preprocessing": preprocessing, "precision": "fp32"}
+    named |= {"protocol": protocol, "data": used, "seed": run.seed}
+    return Result(
+        **named,
+        id=measurement_id(**named),
+        created=records.now(),
+        command=command,
+        benchmark=None
+        if benchmark is None
+        else BenchmarkUsed(
+            name=benchmark.name, version=benchmark.version, sha256=benchmark.sha256, modified=benchmark.modified
+        ),
+        headline=_HEADLINE,
+        metrics={},
+        versions=records.versions(),
+        hardware=hardware(run),
+        notes=(*dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)), *_frozen(request.recipe)),
+    )
+
+
+def _frozen(recipe: DetectionRecipe) -> tuple[str, ...]:
+    if recipe.freeze_at < 5:
+        return ()
+    return (f"The backbone was frozen (freeze_at=5); what was trained: {what_is_trained(recipe)}.",)
+
+
+def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
+    """What a detector takes of the backbone's preprocessing; the sizes stand in its recipe."""
+    if recipe.pixel_mean:
+        return {"mean": recipe.pixel_mean, "std": recipe.pixel_std, "origin": "recipe"}
+    given = backbone.preprocessing
+    return {"mean": given.mean, "std": given.std, "origin": given.origin}
+
+
+def _part(source: ObjectSource) -> DataPart:
+    n = len(source)
+    return DataPart(name=source.name, fingerprint=source.fingerprint(), n=n, n_used=n, classes=source.classes)
+
+
+def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measurement: str) -> About:
+    """Whose detector it is, for its file and its checkpoints."""
+    request, data = prepared.request, prepared.data
+    return About(
+        recipe=request.recipe,
+        classes=data.train.classes,
+        backbone=backbone.name,
+        preprocessing=backbone.preprocessing,
+        weights=given,
+        data=data.train.name,
+        benchmark="" if request.benchmark is None else request.benchmark.name,
+        measurement=measurement,
+    )
+
+
+def finished(
+    blank: Result,
+    ran: Ran,
+    scores: DetectionScores,
+    of_masks: Mapping[str, tuple[float, float, float]],
+    *,
+    n: int,
+    seconds: float,
+) -> Result:
+    """The record with what was measured; fractions become percent.
+
+    Args:
+        blank: the record without it.
+        ran: training and detection.
+        scores: of the boxes.
+        of_masks: of the masks.
+        n: test images.
+        seconds: that scoring took.
+    """
+    trained, notes = ran.trained, [*blank.notes, *ran.notes]
+    if trained.resumed_from is not None and trained.iterations:
+        notes.append(f"Training was continued after iteration {trained.resumed_from}; its time is that of the rest.")
+    return dataclasses.replace(
+        blank,
+        metrics={
+            name: Metric(value=percent(value), low=percent(low), high=percent(high), n=n)
+            for name, (value, low, high) in (scores.metrics | dict(of_masks)).items()
+        },
+        per_class={name: percent(value) for name, value in scores.per_class.items()},
+        variants={"per class, AP50": {name: percent(value) for name, value in scores.per_class_50.items()}}
+        | ran.variants,
+        timings={
+            "train": round(trained.seconds, 3),
+            "train iterations": float(trained.iterations),
+            "detect": round(ran.seconds, 3),
+            "score": round(seconds, 3),
+        },
+        versions=blank.versions | ran.versions,
+        notes=tuple(notes),
+    )
