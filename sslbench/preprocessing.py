@@ -5,6 +5,8 @@ from typing import Literal
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+MAX_PIXELS = 178_956_970
+"""Largest picture that is decoded: the limit above which Pillow suspects a decompression bomb."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +23,9 @@ class Preprocessing:
         interpolation: filter of the resize; always with antialiasing, as Pillow does.
         mean: per channel, subtracted after scaling to 0..1.
         std: per channel, divided by.
+        decoder: 'reference': pixels as Pillow's; 'fast': large JPEGs are decoded at a reduced size. Before either,
+            functions of the user's that decode what they know: 'my_module.my_function'; see `sslbench.data.decoder`.
+        max_pixels: larger pictures count as unreadable.
         origin: where the values come from ('timm resnet18.a1_in1k', 'torchvision default', 'flag --crop', ...).
     """
 
@@ -30,6 +35,8 @@ class Preprocessing:
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     squash: tuple[int, int] | None = None
+    decoder: tuple[str, ...] = ("reference",)
+    max_pixels: int = MAX_PIXELS
     origin: str = "ImageNet default"
 
     @property
@@ -49,5 +56,15 @@ class Preprocessing:
         return dataclasses.replace(self, mean=(mean,) * channels, std=(std,) * channels, origin=origin)
 
     def values(self) -> dict[str, object]:
-        """What decides the pixels, without `origin`: the part that belongs in a feature store's key."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "origin"}
+        """What decides the pixels, without `origin`: the part that belongs in a feature store's key.
+
+        `decoder` and `max_pixels` are left out where they are the defaults: stores and records from before they could
+        be set stay what they are.
+        """
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "origin"}
+        usual = {"decoder": ("reference",), "max_pixels": MAX_PIXELS}
+        return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
+
+    def record(self) -> dict[str, object]:
+        """`values` and `origin`: what a result or a weights file says."""
+        return {**self.values(), "origin": self.origin}

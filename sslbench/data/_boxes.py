@@ -48,6 +48,11 @@ class Odd:
         return tuple(f"{spec}: {sentence}" for sentence in found)
 
 
+def is_odd(note: str) -> bool:
+    """Whether a note of a source is one of `Odd.notes`: objects that were left out or changed."""
+    return any(part in note for part in (" left out: ", " clipped to the image: ", " without area "))
+
+
 def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd) -> Objects:
     """One image's objects from dictionaries with name, box, label, crowd, difficult, area (or None), mask (or None).
 

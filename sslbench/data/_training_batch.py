@@ -16,15 +16,17 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sslbench.data import loader
-from sslbench.data.decode import UnreadableImage
+from sslbench.data.decoder import DEFAULT, PictureDecoder, Reading, make_decoder
 from sslbench.data.loader import Unreadable
+from sslbench.data.picture import UnreadableImage, Wanted
 from sslbench.data.source import Images, Source
 from sslbench.data.views import Augment, make_view
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
 
-Item = tuple[int, npt.NDArray[np.int64]]
-"""(epoch, positions in the share)"""
+Indices = npt.NDArray[np.int64]
+Item = tuple[int, Indices] | tuple[int, Indices, Indices]
+"""(epoch, positions in the share[, how often each came before in this epoch])"""
 
 MOST_TRIES = 1000
 """Images that are tried in place of one that cannot be read."""
@@ -75,6 +77,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         seed: of the augmentation.
         rank: of the process.
         world: processes; image i of this one is number rank + world * i in the source.
+        decoder: of the images.
     """
 
     name: str
@@ -84,13 +87,17 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
     seed: int
     rank: int
     world: int
+    decoder: PictureDecoder
 
     @classmethod
-    def of(cls, share: Source, augment: Augment, *, seed: int, rank: int, world: int) -> "BatchMaker":
+    def of(
+        cls, share: Source, augment: Augment, *, seed: int, rank: int, world: int, reading: Reading = DEFAULT
+    ) -> "BatchMaker":
         """For the images of one process."""
+        decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), share.images)
         labels = np.asarray(share.labels.values, dtype=np.int64) if share.labels.kind == "single" else None
         views = tuple((view.size, make_view(view)) for view in augment.expanded())
-        return cls(share.name, share.images, labels, views, seed, rank, world)
+        return cls(share.name, share.images, labels, views, seed, rank, world, decoder)
 
     def __getitem__(self, item: Item) -> RawBatch | SslbenchError:
         try:
@@ -99,7 +106,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         except SslbenchError as error:
             return error
 
-    def _batch(self, epoch: int, chosen: npt.NDArray[np.int64]) -> RawBatch:
+    def _batch(self, epoch: int, chosen: Indices, before: Indices | None = None) -> RawBatch:
         views = [torch.empty((len(chosen), size, size, 3), dtype=torch.uint8) for size, _ in self.views]
         shown = chosen.copy()
         taken = set(chosen.tolist())
@@ -109,7 +116,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             if image is None:
                 position, image = self._stand_in(epoch, position, taken, unreadable)
                 shown[row] = position
-            self._seed(epoch, position)
+            self._seed(epoch, position, 0 if before is None else int(before[row]))
             for view, (_, make) in zip(views, self.views, strict=True):
                 view[row] = make(image).permute(1, 2, 0)
         return RawBatch(
@@ -122,7 +129,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
 
     def _read(self, position: int, unreadable: list[Unreadable]) -> Tensor | None:
         try:
-            return loader.read(self.images, position).image
+            return loader.read(self.images, position, self.decoder).image
         except UnreadableImage as error:
             unreadable.append((self._index(position), error.path, error.reason))
             return None
@@ -149,9 +156,13 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
     def _index(self, position: int) -> int:
         return self.rank + self.world * position
 
-    def _seed(self, epoch: int, position: int) -> None:
-        """Seeds torch, numpy and random, which a view may draw from, for one image in one epoch."""
-        sequence = np.random.SeedSequence((_AUGMENTATION, self.seed, epoch, self._index(position)))
+    def _seed(self, epoch: int, position: int, before: int) -> None:
+        """Seeds torch, numpy and random, which a view may draw from, for one image in one epoch.
+
+        An image that comes again in the same epoch has other views.
+        """
+        again = (before,) if before else ()
+        sequence = np.random.SeedSequence((_AUGMENTATION, self.seed, epoch, self._index(position), *again))
         first, second, third = (int(word) for word in sequence.generate_state(3, np.uint64))
         torch.default_generator.manual_seed(first)  # torch.manual_seed would set up CUDA's as well
         np.random.seed(second % 2**32)

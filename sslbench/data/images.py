@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.hashes import HashMemo, Stamp
+from sslbench.data.text_rows import TextRows
 from sslbench.data.wording import printable
 
 DIGEST_BYTES = 16
@@ -41,7 +42,7 @@ class Files:
 
     Attributes:
         paths: one per image, relative to `root`. Sources pass the ids here when they are the same strings, so that a
-            million files cost one string each.
+            million files cost one string each; or `TextRows`, which several processes share.
         root: the folder the paths are relative to; empty for the current folder.
     """
 
@@ -49,7 +50,7 @@ class Files:
     root: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.paths, tuple):
+        if not isinstance(self.paths, tuple | TextRows):
             object.__setattr__(self, "paths", tuple(self.paths))
 
     def __len__(self) -> int:
@@ -88,6 +89,8 @@ class Files:
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Files":
         """Some of the files, in the order of `indices`."""
+        if isinstance(self.paths, TextRows):
+            return Files(self.paths.select(indices), self.root)
         return Files(tuple(self.paths[i] for i in indices), self.root)
 
 

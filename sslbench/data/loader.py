@@ -1,26 +1,27 @@
 """Batches of decoded pictures from worker processes: in order, each sample exactly once, memory flat in N."""
 
 import dataclasses
-import multiprocessing
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from multiprocessing.context import BaseContext
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset
 
-from sslbench.data.decode import Decoded, UnreadableImage, decode
+from sslbench.data.decoder import DEFAULT, PictureDecoder, Reading, make_decoder, picture_decoder
+from sslbench.data.picture import Decoded, OtherChannels, UnreadableImage, Wanted
 from sslbench.data.source import Images, Source
-from sslbench.data.transforms import resize_and_crop
+from sslbench.data.transforms import check_resized, resize_and_crop
+from sslbench.data.workers import StartMethod, default_workers, run
 from sslbench.errors import DataError, SslbenchError
 from sslbench.preprocessing import Preprocessing
 
+__all__ = ["Batch", "StartMethod", "Unreadable", "batches", "default_workers", "read", "run", "scan"]
+
 Unreadable = tuple[int, str, str]
 """(index in the source, path, reason)"""
+
 
 _SCAN_CHUNK = 64
 
@@ -31,15 +32,18 @@ class Batch:
 
     Attributes:
         indices: int64 (B,), positions in the source, in the order asked for; without the unreadable ones.
-        images: uint8 (B, 3, h, w), channels-last in memory; (0, 3, 0, 0) when no image of the batch is readable.
+        images: (B, C, h, w), channels-last in memory: uint8, or float32 from 0 to 255 where samples have 16 bits;
+            (0, 3, 0, 0) when no image of the batch is readable.
         unreadable: the samples that are missing from `indices`.
         conversions: how many pictures were converted in which way.
+        other_channels: (path, channels) of the first of the `unreadable` that has other channels than are wanted.
     """
 
     indices: npt.NDArray[np.int64]
     images: torch.Tensor
     unreadable: tuple[Unreadable, ...]
     conversions: Counter[str]
+    other_channels: tuple[str, int] | None = None
 
     def pin_memory(self) -> "Batch":
         """The same with its images in page-locked memory (torch's DataLoader calls this)."""
@@ -47,23 +51,33 @@ class Batch:
 
 
 def batches(
-    source: Source, indices: npt.NDArray[np.int64], preprocessing: Preprocessing, *, batch_size: int, workers: int
+    source: Source,
+    indices: npt.NDArray[np.int64],
+    preprocessing: Preprocessing,
+    *,
+    batch_size: int,
+    workers: int,
+    start_method: StartMethod = "auto",
 ) -> Iterator[Batch]:
     """The pictures of some samples, resized and cropped, in the order of `indices`.
 
     Args:
         source: where they come from.
         indices: (n,) distinct positions in the source, in any order.
-        preprocessing: resize, crop and interpolation are used; normalisation is left to the compute device.
+        preprocessing: decoder, channels, resize, crop and interpolation are used; normalisation is left to the compute
+            device.
         batch_size: samples per batch, unreadable ones counted; the last batch may be smaller.
         workers: processes that read and decode; 0 does it in this process.
+        start_method: of the workers.
 
     Raises:
         DataError: pictures come out with different sizes, or a worker was killed.
+        UsageError: a decoder's name leads nowhere.
     """
     chunks = _chunks(source, indices, batch_size)
     first: tuple[tuple[int, int], str] | None = None
-    for chunk, batch in zip(chunks, run(_Load(source.images, chunks, preprocessing), workers), strict=True):
+    items = run(_Load(source.images, chunks, preprocessing), workers, start_method=start_method)
+    for chunk, batch in zip(chunks, items, strict=True):
         _check_complete(chunk, batch.indices, batch.unreadable)
         if len(batch.indices):
             size, path = tuple(batch.images.shape[2:]), source.images.path(int(batch.indices[0]))
@@ -78,6 +92,9 @@ def scan(
     indices: npt.NDArray[np.int64],
     workers: int,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    preprocessing: Preprocessing | None = None,
+    reading: Reading = DEFAULT,
 ) -> list[Unreadable]:
     """Decodes every picture and returns the unreadable ones, in the order of `indices`.
 
@@ -86,24 +103,20 @@ def scan(
         indices: (n,) distinct positions in the source.
         workers: as in `batches`.
         progress: called now and then with (samples done, samples in all).
+        preprocessing: of the backbone that is to take them: its decoder, channels and limits count. None: pictures may
+            have any number of channels.
+        reading: how workers are started; without a preprocessing also the decoder and its limit.
     """
     chunks = _chunks(source, indices, _SCAN_CHUNK)
     found: list[Unreadable] = []
     done = 0
-    for chunk, unreadable in zip(chunks, run(_Check(source.images, chunks), workers), strict=True):
+    items = run(_Check(source.images, chunks, preprocessing, reading), workers, start_method=reading.start_method)
+    for chunk, unreadable in zip(chunks, items, strict=True):
         found.extend(unreadable)
         done += len(chunk)
         if progress is not None:
             progress(done, len(indices))
     return found
-
-
-def default_workers() -> int:
-    """Processes for decoding: the cores this process may use (affinity, container), at most 16; 0 for one core."""
-    import joblib  # type: ignore[import-untyped]
-
-    cores = int(joblib.cpu_count())
-    return 0 if cores == 1 else min(cores, 16)
 
 
 def _chunks(source: Source, indices: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:
@@ -122,6 +135,7 @@ class _Load(Dataset[Batch | SslbenchError]):
 
     def __init__(self, images: Images, chunks: list[npt.NDArray[np.int64]], preprocessing: Preprocessing) -> None:
         self.images, self.chunks, self.preprocessing = images, chunks, preprocessing
+        self.decoder = picture_decoder(preprocessing, images)
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -131,13 +145,16 @@ class _Load(Dataset[Batch | SslbenchError]):
         pictures: list[torch.Tensor] = []
         unreadable: list[Unreadable] = []
         conversions: Counter[str] = Counter()
+        other: tuple[str, int] | None = None
         try:
             for index in self.chunks[item].tolist():
                 try:
-                    decoded = read(self.images, index)
+                    decoded = read(self.images, index, self.decoder)
                     picture = self._transform(decoded, index)
                 except UnreadableImage as error:
                     unreadable.append((index, error.path, error.reason))
+                    if other is None and isinstance(error, OtherChannels):
+                        other = (error.path, error.channels)
                     continue
                 if pictures and picture.shape != pictures[0].shape:
                     return _different_sizes(
@@ -148,11 +165,11 @@ class _Load(Dataset[Batch | SslbenchError]):
                 conversions.update(decoded.conversions)
         except SslbenchError as error:
             return error
-        return Batch(np.array(kept, dtype=np.int64), _stack(pictures), tuple(unreadable), conversions)
+        return Batch(np.array(kept, dtype=np.int64), _stack(pictures), tuple(unreadable), conversions, other)
 
     def _transform(self, decoded: Decoded, index: int) -> torch.Tensor:
         try:
-            return resize_and_crop(decoded.image, self.preprocessing)
+            return resize_and_crop(decoded.image, self.preprocessing, decoded.full)
         except ValueError as error:
             raise UnreadableImage(self.images.path(index), str(error)) from error
 
@@ -160,14 +177,23 @@ class _Load(Dataset[Batch | SslbenchError]):
 def _stack(pictures: list[torch.Tensor]) -> torch.Tensor:
     if not pictures:
         return torch.empty((0, 3, 0, 0), dtype=torch.uint8)
+    if len({picture.dtype for picture in pictures}) > 1:  # some of 8 bits, some of 16
+        pictures = [picture.to(torch.float32) for picture in pictures]
     return torch.stack([picture.permute(1, 2, 0) for picture in pictures]).permute(0, 3, 1, 2)
 
 
 class _Check(Dataset[list[Unreadable] | SslbenchError]):
     """Item i lists the unreadable pictures of chunk i."""
 
-    def __init__(self, images: Images, chunks: list[npt.NDArray[np.int64]]) -> None:
-        self.images, self.chunks = images, chunks
+    def __init__(
+        self,
+        images: Images,
+        chunks: list[npt.NDArray[np.int64]],
+        preprocessing: Preprocessing | None,
+        reading: Reading,
+    ) -> None:
+        self.images, self.chunks, self.preprocessing, self.reading = images, chunks, preprocessing, reading
+        self.decoder = self._decoder(3) if preprocessing is None else picture_decoder(preprocessing, images)
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -177,24 +203,49 @@ class _Check(Dataset[list[Unreadable] | SslbenchError]):
         try:
             for index in self.chunks[item].tolist():
                 try:
-                    read(self.images, index)
+                    self._check_resize(self._read(index), index)
                 except UnreadableImage as error:
                     found.append((index, error.path, error.reason))
         except SslbenchError as error:
             return error
         return found
 
+    def _decoder(self, channels: int) -> PictureDecoder:
+        wanted = Wanted(channels, deep=True, max_pixels=self.reading.max_pixels)
+        return make_decoder(self.reading.decoder, wanted, self.images)
 
-def read(images: Images, index: int) -> Decoded:
+    def _read(self, index: int) -> Decoded:
+        try:
+            return read(self.images, index, self.decoder)
+        except OtherChannels as error:
+            if self.preprocessing is not None:
+                raise
+            return read(self.images, index, self._decoder(error.channels))
+
+    def _check_resize(self, decoded: Decoded, index: int) -> None:
+        if self.preprocessing is not None:
+            height, width = decoded.full or (decoded.image.shape[1], decoded.image.shape[2])
+            try:
+                check_resized(height, width, self.preprocessing)
+            except ValueError as error:
+                raise UnreadableImage(self.images.path(index), str(error)) from error
+
+
+def read(images: Images, index: int, decoder: PictureDecoder | None = None) -> Decoded:
     """One decoded picture.
+
+    Args:
+        images: of a source.
+        index: of the image.
+        decoder: see `picture_decoder`; None: RGB of 8 bits, as the source decodes it.
 
     Raises:
         UnreadableImage: its file cannot be read or decoded.
     """
     path = images.path(index)
     try:
-        return decode(images.read(index), path)
-    except UnreadableImage:
+        return (decoder or picture_decoder(None, images))(path, images.read(index))
+    except (UnreadableImage, SslbenchError):
         raise
     except OSError as error:
         raise UnreadableImage(path, f"cannot be read ({error.strerror or error})") from error
@@ -219,75 +270,3 @@ def _check_complete(chunk: npt.NDArray[np.int64], kept: npt.NDArray[np.int64], m
     delivered = np.concatenate([kept, np.array([index for index, _, _ in missing], dtype=np.int64)])
     if not np.array_equal(np.sort(delivered), np.sort(chunk)):
         raise RuntimeError(f"asked for the samples {chunk.tolist()}, got {delivered.tolist()}")
-
-
-def run(
-    dataset: Dataset[Any],
-    workers: int,
-    *,
-    sampler: Sampler[Any] | None = None,
-    prefetch: int = 2,
-    start: Callable[[int], None] | None = None,
-) -> Iterator[Any]:
-    """The items of a dataset in order; an error of the user's that a worker returned is raised here.
-
-    Args:
-        dataset: item -> result or SslbenchError.
-        workers: processes; 0: this one.
-        sampler: the items to ask for; None: 0, 1, ... to the dataset's length.
-        prefetch: items that every worker prepares ahead.
-        start: called with its number in every new worker.
-
-    Raises:
-        SslbenchError: that an item came to.
-        DataError: a worker was killed.
-    """
-    workers = min(workers, len(dataset if sampler is None else sampler))  # type: ignore[arg-type]
-    loader = DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=sampler,
-        num_workers=workers,
-        prefetch_factor=prefetch if workers else None,
-        collate_fn=_as_it_is,
-        worker_init_fn=(start or _quiet_worker) if workers else None,
-        multiprocessing_context=_start_method() if workers else None,
-        pin_memory=_cuda_in_use(),
-        generator=torch.Generator(),  # DataLoader draws a seed, which must not advance the caller's random numbers
-    )
-    try:
-        for item in loader:
-            if isinstance(item, SslbenchError):
-                raise item
-            yield item
-    except RuntimeError as error:
-        if "DataLoader worker (pid" in str(error):
-            raise DataError(
-                f"a process that decodes images was killed ({error})",
-                "Too little memory, or too little shared memory in a container (docker run --shm-size); "
-                "try fewer --workers, or --workers 0.",
-            ) from error
-        raise
-
-
-def _as_it_is(item: Any) -> Any:
-    return item
-
-
-def _quiet_worker(worker: int) -> None:
-    torch.set_num_threads(1)
-
-
-def _cuda_in_use() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _start_method() -> BaseContext:
-    """Fork where it is safe, since it starts at once and shares the source; not after CUDA was used, nor off Linux."""
-    if sys.platform == "linux" and not _cuda_in_use():
-        return multiprocessing.get_context("fork")
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])  # torch is imported once, not once per worker
-        return context
-    return multiprocessing.get_context("spawn")

@@ -4,13 +4,12 @@ Boxes are x1, y1, x2, y2 in pixels of the upright image (EXIF orientation applie
 reaches from 0 to 1, so the box of a whole image is 0, 0, width, height.
 """
 
-import os
 from pathlib import Path
 
 from sslbench.data import _toy_objects, _voc_objects
 from sslbench.data._object_splits import TrainTestObjects, split_objects_of
 from sslbench.data._object_types import Objects, ObjectSource
-from sslbench.data.open import open_data
+from sslbench.data.open import locate, open_data
 from sslbench.errors import UsageError
 from sslbench.names import find_module, list_names
 
@@ -34,8 +33,10 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
         UsageError: nothing lies there, or it is a kind of data without objects.
         DataError: it is damaged, or an object cannot be used; the message names file and annotation.
     """
-    if spec.startswith("~"):
-        spec = os.path.expanduser(spec)  # noqa: PTH111 - a spec is no path yet
+    place = locate(spec)
+    if place.options:
+        raise UsageError(f"{spec}: detection takes the images as they are, without '?{next(iter(place.options))}='")
+    spec = place.text
     if _toy_objects.recognises(spec) and not Path(spec).exists():
         return {"all": _toy(spec)}
     parts = spec.split("+") if not Path(spec).exists() else [spec]

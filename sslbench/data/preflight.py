@@ -1,55 +1,49 @@
 """Checks of labels and splits before anything is scored: what would make a number wrong, or surprising."""
 
-import dataclasses
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from sslbench.data.images import EMPTY_DIGEST, UNREADABLE_DIGEST
+from sslbench.data.duplicates import exact_copies
+from sslbench.data.findings import Finding, by_level
 from sslbench.data.labels import class_counts
 from sslbench.data.source import Source
 from sslbench.data.splits import absent_from_test, label_problems
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import some
 from sslbench.errors import DataError
 
-_Contents = tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]
+__all__ = ["Finding", "check", "raise_on_errors"]
 
 IMBALANCE = 10
 """From this ratio of the largest to the smallest class on, it is worth a note."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One thing that was found: an error stops the evaluation, a warning may make its number misleading."""
-
-    level: Literal["error", "warning", "note"]
-    message: str
+FEW = 20
+"""With fewer images than this, nothing is said about labels that look like names."""
 
 
-def check(train: Source, test: Source) -> list[Finding]:
+def check(train: Source, test: Source, *, labels: bool = True, copies: bool = True) -> list[Finding]:
     """Everything found about two parts, errors first; works before and after `match_classes`.
 
     Args:
         train: to fit on.
         test: to score on.
+        labels: they will be used; without, nothing is said about classes.
+        copies: look for images of equal content, for which every file is read that was not hashed before.
     """
     empty = [part for part in (train, test) if not len(part)]
     if empty:
         return [Finding("error", f"{part.name} has no images") for part in empty]
-    problems = [Finding("error", problem) for problem in label_problems(train, test)]
-    in_train, in_test = _contents(train), _contents(test)
-    findings = [*problems, *_overlap(train, in_train, test, in_test)]
-    findings += [*_duplicates(train, in_train), *_duplicates(test, in_test)]
+    problems = [Finding("error", problem) for problem in (label_problems(train, test) if labels else ())]
+    findings = [*problems, *(exact_copies(train, test) if copies else ())]
     for part in (train, test):
         findings += [*_case(part)] if part.labels.kind != "none" else []
-    if not problems:
+    if labels and not problems:
         findings += _classes(train, test)
-        findings += _multi_classes(train, test) if train.labels.kind == "multi" else _single_classes(train, test)
+        findings += _LABEL_CHECKS[train.labels.kind](train, test)
     findings += [Finding("note", note) for note in dict.fromkeys((*train.notes, *test.notes))]
-    unique = dict.fromkeys(findings)
-    return sorted(unique, key=lambda finding: ("error", "warning", "note").index(finding.level))
+    return by_level(findings)
 
 
 def raise_on_errors(findings: Sequence[Finding]) -> None:
@@ -89,8 +83,23 @@ def _single_classes(train: Source, test: Source) -> list[Finding]:
         findings.append(Finding("warning", f"{train.name} has one image per class"))
     elif alone:
         findings.append(Finding("note", f"{train.name} has one image only of: {some(alone, 5)}"))
-    findings += _imbalance(train, there)
-    return findings
+    findings += _names_as_labels(train, len(there))
+    return findings + _imbalance(train, there)
+
+
+def _names_as_labels(source: Source, classes: int) -> list[Finding]:
+    """A column of ids or file names, taken for the labels."""
+    if len(source) < FEW:
+        return []
+    names = (PurePosixPath(sample_id) for sample_id in source.ids)
+    same = sum(source.labels.text(i) in (name.name, name.stem) for i, name in enumerate(names))
+    if same > len(source) / 2:
+        message = f"{source.name}: {same:,} of {len(source):,} labels are the file's own name: no class can be learnt"
+        return [Finding("warning", message)]
+    if classes > len(source) / 2:
+        message = f"{source.name} has {classes:,} classes for {len(source):,} images: are they ids, and not classes?"
+        return [Finding("warning", message)]
+    return []
 
 
 def _imbalance(source: Source, counts: dict[str, int]) -> list[Finding]:
@@ -137,61 +146,16 @@ def _case(source: Source) -> list[Finding]:
     return [Finding("warning", f"{source.name} has classes that differ only in case: {some(pairs, 5)}")]
 
 
-def _contents(source: Source) -> _Contents:
-    """Positions and digests of the images that have content, a digest as one value of two 64-bit numbers."""
-    digests = source.images.digests()
-    keys = np.ascontiguousarray(digests).view([("a", "<u8"), ("b", "<u8")]).reshape(-1)
-    nothing = np.frombuffer(EMPTY_DIGEST + UNREADABLE_DIGEST, dtype=keys.dtype)
-    kept = np.flatnonzero((keys != nothing[0]) & (keys != nothing[1]))
-    return kept, keys[kept]
-
-
-def _overlap(train: Source, in_train: _Contents, test: Source, in_test: _Contents) -> list[Finding]:
-    (train_rows, train_keys), (test_rows, test_keys) = in_train, in_test
-    unique, first = np.unique(train_keys, return_index=True)
-    if not len(unique) or not len(test_keys):
-        return []
-    place = np.minimum(np.searchsorted(unique, test_keys), len(unique) - 1)
-    shared = np.flatnonzero(unique[place] == test_keys)
-    if not len(shared):
-        return []
-    if len(shared) == len(test_keys):
-        message = f"all {len(test):,} images of {test.name} are in {train.name} too: a score would be from memory"
-        return [Finding("error", message)]
-    pairs = [
-        f"{test.images.path(test_rows[i])} = {train.images.path(train_rows[first[place[i]]])}"
-        for i in shared[:3].tolist()
-    ]
-    message = f"{len(shared):,} of {counted(len(test), 'image')} of {test.name} also in {train.name}: {some(pairs, 5)}"
-    if len(shared) > len(pairs):
-        message += f" and {len(shared) - len(pairs):,} more"
-    return [Finding("warning", message)]
-
-
-def _duplicates(source: Source, contents: _Contents) -> list[Finding]:
-    positions, keys = contents
-    order = np.argsort(keys, kind="stable")
-    same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
-    if not len(same):
-        return []
-    values = source.labels.values
-    pairs = [(int(positions[order[i]]), int(positions[order[i + 1]])) for i in same]
-    differ = [pair for pair in pairs if not np.array_equal(values[pair[0]], values[pair[1]])]
-    findings = [
-        Finding("note", f"{source.name}: {counted(len(pairs), 'image')} more than once: {_pairs(source, pairs)}")
-    ]
-    if differ:
-        message = (
-            f"{source.name}: {counted(len(differ), 'copy')} of an image with another label: {_pairs(source, differ)}"
-        )
-        findings.append(Finding("warning", message))
+def _numbers(train: Source, test: Source) -> list[Finding]:
+    """A number that does not vary cannot be predicted, and R2 is not defined where it does not vary in test."""
+    findings = []
+    levels: tuple[tuple[Literal["error", "warning"], Source], ...] = (("error", train), ("warning", test))
+    for level, part in levels:
+        columns = zip(part.labels.classes, part.labels.values.T, strict=True)
+        same = [name for name, column in columns if np.ptp(column) == 0]
+        if same:
+            findings.append(Finding(level, f"{part.name}: every image has the same value of {some(same)}"))
     return findings
 
 
-def _pairs(source: Source, pairs: list[tuple[int, int]]) -> str:
-    def show(index: int) -> str:
-        label = f" ({source.labels.text(index)})" if source.labels.kind != "none" else ""
-        return source.images.path(index) + label
-
-    named = [f"{show(a)} = {show(b)}" for a, b in pairs[:3]]
-    return some(named, 5) + (f" and {len(pairs) - 3:,} more" if len(pairs) > 3 else "")
+_LABEL_CHECKS = {"single": _single_classes, "multi": _multi_classes, "value": _numbers}

@@ -1,6 +1,8 @@
 """Which samples are trained on and which are scored: by the data's own splits, or by a seeded stratified split."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +45,8 @@ def train_test(
     test_fraction: float = 0.2,
     image_column: str | None = None,
     label_column: str | None = None,
+    attribute_columns: Sequence[str] = (),
+    value_columns: Sequence[str] = (),
 ) -> TrainTest:
     """The two parts of one data location, or of two.
 
@@ -54,15 +58,21 @@ def train_test(
         test_fraction: share of the samples that becomes the test part in a seeded split.
         image_column: as in `open_data`.
         label_column: as in `open_data`.
+        attribute_columns: as in `open_data`, of the location that the test part comes from.
+        value_columns: as in `open_data`.
 
     Raises:
         UsageError: a location does not exist or has no part that could serve, or the fraction is not in (0, 1).
         DataError: a location cannot be used, or is too small to split.
     """
-    sources = open_data(data, image_column=image_column, label_column=label_column)
+    alone = test_data is None
+    further: dict[str, Any] = {"attribute_columns": attribute_columns}
+    columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
+    columns["value_columns"] = value_columns
+    sources = open_data(data, **columns, **(further if alone else {}))
     if test_data is None:
         return _from_one(data, sources, seed, test_fraction)
-    others = open_data(test_data, image_column=image_column, label_column=label_column)
+    others = open_data(test_data, **columns, **further)
     train = _part(data, sources, ("train", "all"))
     test = _part(test_data, others, ("test", "val", "all"))
     return TrainTest(train, test, f"{train.name} against {test.name}")
@@ -106,12 +116,15 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
             f"{source.name} has {len(source)} images, too few of each class to split into train and test",
             "A class needs two images to be on both sides; or give the test images with --test-data.",
         )
-    kind = "random" if source.labels.kind == "none" else "stratified"
+    kind = "random" if source.labels.kind in ("none", "value") else "stratified"
     percent = round(100 * len(held) / len(source))
     how = f"seeded {kind} split: {100 - percent} % train, {percent} % test (seed {seed})"
     train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
     test = source.select(held, f"{source.name} (test, {percent} %)")
-    alone = [name for name, n in zip(source.labels.classes, class_counts(source.labels), strict=True) if n == 1]
+    alone: list[str] = []
+    if source.labels.kind != "value":
+        counts = class_counts(source.labels)
+        alone = [name for name, n in zip(source.labels.classes, counts, strict=True) if n == 1]
     notes = (f"classes with one image are on one side only: {some(alone, 5)}",) if alone else ()
     if alone and source.labels.kind == "single":
         notes = (f"classes with one image are in train only: {some(alone, 5)}",)
@@ -154,10 +167,15 @@ def limit(source: Source, n: int, seed: int) -> Source:
     return dataclasses.replace(limited, notes=(*source.notes, f"limited to {n:,} of {len(source):,} images"))
 
 
-def match_classes(train: Source, test: Source) -> tuple[Source, Source]:
+def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple[Source, Source]:
     """Both sources with the same classes in train's order, matched by name; only the test labels change.
 
     A class that test lacks becomes a note of `test`.
+
+    Args:
+        train: to fit on.
+        test: to score on.
+        subset: test keeps the classes that it has samples of only, in train's order, and no other will be predicted.
 
     Raises:
         DataError: a part has no labels, one is single-label and the other multi-label, or test has a class that train
@@ -167,6 +185,10 @@ def match_classes(train: Source, test: Source) -> tuple[Source, Source]:
     if problems:
         raise DataError("\n".join(problems))
     note = absent_from_test(train, test)
+    if train.labels.kind == "value":
+        order = [test.labels.classes.index(name) for name in train.labels.classes]
+        numbers_of_test = Labels("value", train.labels.classes, test.labels.values[:, order])
+        return train, dataclasses.replace(test, labels=numbers_of_test)
     known = {name: i for i, name in enumerate(train.labels.classes)}
     values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
     if train.labels.kind == "single":
@@ -178,7 +200,33 @@ def match_classes(train: Source, test: Source) -> tuple[Source, Source]:
         columns = [i for i, name in enumerate(test.labels.classes) if name in known]
         values[:, [known[test.labels.classes[i]] for i in columns]] = test.labels.values[:, columns]
     labels = Labels(train.labels.kind, train.labels.classes, values)
+    if subset:
+        labels = _of_present_classes(labels)
     return train, dataclasses.replace(test, labels=labels, notes=(*test.notes, *([note] if note else [])))
+
+
+def _of_present_classes(labels: Labels) -> Labels:
+    present = np.flatnonzero(present_classes(labels))
+    names = tuple(labels.classes[i] for i in present)
+    values = np.searchsorted(present, labels.values) if labels.kind == "single" else labels.values[:, present]
+    return Labels(labels.kind, names, values)
+
+
+def name_numbered(train: Source, test: Source) -> Source:
+    """The test source whose classes are numbers, as ImageNetV2's folders are, with the i-th of train's sorted classes.
+
+    Raises:
+        DataError: a class of test is no number, or there are not so many classes in train.
+    """
+    ordered = sorted(train.labels.classes)
+    odd = [name for name in test.labels.classes if not (name.isdecimal() and int(name) < len(ordered))]
+    if odd or len({int(name) for name in test.labels.classes}) < len(test.labels.classes):
+        raise DataError(
+            f"the classes of {test.name} should be numbers from 0 to {len(ordered) - 1}, each once: {some(odd)}",
+            f"They stand for the classes of {train.name} in the order of their names.",
+        )
+    names = tuple(ordered[int(name)] for name in test.labels.classes)
+    return dataclasses.replace(test, labels=dataclasses.replace(test.labels, classes=names))
 
 
 def label_problems(train: Source, test: Source) -> list[str]:
@@ -190,6 +238,10 @@ def label_problems(train: Source, test: Source) -> list[str]:
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
     if train.labels.kind != test.labels.kind:
         return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]
+    if train.labels.kind == "value":
+        same = sorted(train.labels.classes) == sorted(test.labels.classes)
+        both = [f"{part.name} has {', '.join(part.labels.classes)}" for part in (train, test)]
+        return [] if same else [f"the numbers to predict differ: {'; '.join(both)}"]
     unknown = [name for name in _present(test) if name not in set(train.labels.classes)]
     problems = []
     for name in unknown[:5]:
@@ -210,6 +262,8 @@ def _nearest(name: str, classes: tuple[str, ...]) -> str:
 
 def absent_from_test(train: Source, test: Source) -> str | None:
     """One sentence naming the classes that train has samples of and test has not, if there are any."""
+    if train.labels.kind == "value":
+        return None
     there = set(_present(test))
     absent = [name for name in _present(train) if name not in there]
     if not absent:

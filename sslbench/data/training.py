@@ -9,10 +9,13 @@ import logging
 from collections.abc import Generator, Iterator
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from sslbench.data import loader
 from sslbench.data._training_batch import BatchMaker, Item, RawBatch, share_of, start_worker
+from sslbench.data.decoder import DEFAULT, Reading
+from sslbench.data.samplers import SamplerName, check_sampler, epoch_order, occurrences
 from sslbench.data.source import Source
 from sslbench.data.views import Augment
 from sslbench.data.wording import counted
@@ -21,7 +24,6 @@ from sslbench.errors import DataError, UsageError
 __all__ = ["RawBatch", "TrainingData"]
 
 _log = logging.getLogger("sslbench")
-_ORDER = 0  # tells the random numbers of the order from those of the augmentation
 
 
 class TrainingData:
@@ -38,7 +40,7 @@ class TrainingData:
         steps_per_epoch: full batches in one epoch.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what is read, how, and for which of the processes
         self,
         source: Source,
         augment: Augment,
@@ -49,6 +51,8 @@ class TrainingData:
         seed: int = 0,
         workers: int = 0,
         prefetch: int = 2,
+        reading: Reading = DEFAULT,
+        sampler: SamplerName = "shuffled",
     ) -> None:
         """Checks that there is something to train on; reads no image yet.
 
@@ -61,15 +65,21 @@ class TrainingData:
             seed: of the order and the augmentation.
             workers: processes that decode and augment; 0 does it in this process.
             prefetch: batches that each worker prepares ahead.
+            reading: the decoder, its limit, and how the workers are started.
+            sampler: the order of the images; see `samplers.epoch_order`. 'balanced' needs one class per image.
 
         Raises:
             DataError: there is no image, or one.
-            UsageError: a batch is larger than what one process has, or the seed is negative.
+            UsageError: a batch is larger than what one process has, the seed is negative, or a decoder's name leads
+                nowhere.
         """
         if not (0 <= rank < world and workers >= 0 and prefetch >= 1):
             raise ValueError(f"rank {rank} of {world}, {workers} workers, {prefetch} batches ahead")
         _check(source, batch_size, world, seed)
-        self._maker = BatchMaker.of(share_of(source, rank, world), augment, seed=seed, rank=rank, world=world)
+        check_sampler(sampler, source)
+        share = share_of(source, rank, world)
+        self._maker = BatchMaker.of(share, augment, seed=seed, rank=rank, world=world, reading=reading)
+        self._start_method, self._sampler = reading.start_method, sampler
         self._batch_size, self._workers, self._prefetch = batch_size, workers, prefetch
         self._reported: set[int] = set()
         self.steps_per_epoch = len(source) // world // batch_size
@@ -86,13 +96,16 @@ class TrainingData:
         if not 0 <= start <= stop:
             raise ValueError(f"batches {start} to {stop}")
         maker = self._maker
-        plan = _Plan(len(maker.images), self._batch_size, maker.seed, maker.rank, start, stop)
+        plan = _Plan(
+            len(maker.images), self._batch_size, maker.seed, maker.rank, start, stop, self._sampler, maker.labels
+        )
         for batch in loader.run(
             maker,
             self._workers,
             sampler=plan,
             prefetch=self._prefetch,
             start=start_worker,
+            start_method=self._start_method,
         ):
             self._report(batch)
             yield batch
@@ -115,6 +128,8 @@ class _Plan(Sampler[Item]):
         rank: of this process.
         start: position of the first batch.
         stop: position after the last one.
+        sampler: of the order.
+        classes: of the images, for samplers that look at them.
     """
 
     n: int
@@ -123,19 +138,23 @@ class _Plan(Sampler[Item]):
     rank: int
     start: int
     stop: int
+    sampler: SamplerName = "shuffled"
+    classes: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def __iter__(self) -> Iterator[Item]:
         steps = self.n // self.batch_size
-        shuffled, order = -1, np.empty(0, dtype=np.int64)
+        shuffled, order, again = -1, np.empty(0, dtype=np.int64), None
         for position in range(self.start, self.stop):
             epoch, step = divmod(position, steps)
             if epoch != shuffled:
                 shuffled = epoch
-                order = np.random.default_rng((_ORDER, self.seed, epoch, self.rank)).permutation(self.n)
-            yield epoch, order[step * self.batch_size : (step + 1) * self.batch_size]
+                order = epoch_order(self.sampler, self.n, self.classes, seed=self.seed, epoch=epoch, rank=self.rank)
+                again = occurrences(order) if self.sampler == "balanced" else None
+            batch = slice(step * self.batch_size, (step + 1) * self.batch_size)
+            yield (epoch, order[batch]) if again is None else (epoch, order[batch], again[batch])
 
 
 def _check(source: Source, batch_size: int, world: int, seed: int) -> None:

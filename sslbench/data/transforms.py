@@ -5,15 +5,16 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import InterpolationMode, functional
 
-from sslbench.data.decode import MAX_PIXELS
 from sslbench.errors import UsageError
-from sslbench.preprocessing import Preprocessing
+from sslbench.preprocessing import MAX_PIXELS, Preprocessing
 
 _TENSOR_MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 _PILLOW_MODES = {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}
 
 
-def resize_and_crop(image: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
+def resize_and_crop(
+    image: torch.Tensor, preprocessing: Preprocessing, full: tuple[int, int] | None = None
+) -> torch.Tensor:
     """The resized and centre-cropped picture, as torchvision's v2 Resize and CenterCrop make it from a Pillow image.
 
     Bilinear and bicubic work on the tensor, which is faster and at most one level away (a resize that changes the
@@ -21,25 +22,40 @@ def resize_and_crop(image: torch.Tensor, preprocessing: Preprocessing) -> torch.
     and lanczos go through Pillow, because the tensor versions differ from it or do not exist.
 
     Args:
-        image: uint8 (3, H, W).
+        image: (C, H, W), uint8 or float32 from 0 to 255.
         preprocessing: resize, crop and interpolation are used.
+        full: (height, width) of the picture in the file, where `image` is a reduced one: the result is as large as if
+            it were not.
 
     Returns:
-        uint8 (3, h, w), a copy with interleaved channels in memory, as decoders write them.
+        (C, h, w) of the same type, a copy with interleaved channels in memory, as decoders write them.
 
     Raises:
-        ValueError: the resized picture would be larger than `decode.MAX_PIXELS` (a very long, thin picture).
+        ValueError: as for `check_resized`.
     """
     if preprocessing.resize is not None:
-        height, width = resized(image.shape[1], image.shape[2], preprocessing.resize)
-        if height * width > MAX_PIXELS:
-            raise ValueError(f"{image.shape[2]} x {image.shape[1]} pixels become {width} x {height} when resized")
+        height, width = full or (image.shape[1], image.shape[2])
+        height, width = check_resized(height, width, preprocessing)
         image = _resize(image, height, width, preprocessing.interpolation)
     if preprocessing.squash is not None:
         image = _resize(image, *preprocessing.squash, preprocessing.interpolation)
     if preprocessing.crop is not None:
         image = functional.center_crop(image, list(preprocessing.crop))
     return image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # a mere view would keep the whole picture alive
+
+
+def check_resized(height: int, width: int, preprocessing: Preprocessing) -> tuple[int, int]:
+    """(height, width) after the resize.
+
+    Raises:
+        ValueError: it would be larger than any picture that is decoded (a very long, thin picture).
+    """
+    if preprocessing.resize is None:
+        return height, width
+    to_height, to_width = resized(height, width, preprocessing.resize)
+    if to_height * to_width > max(MAX_PIXELS, preprocessing.max_pixels):
+        raise ValueError(f"{width} x {height} pixels become {to_width} x {to_height} when resized")
+    return to_height, to_width
 
 
 def resized(height: int, width: int, resize: int | tuple[int, int]) -> tuple[int, int]:
@@ -57,10 +73,19 @@ def _resize(image: torch.Tensor, height: int, width: int, interpolation: str) ->
     if interpolation in _TENSOR_MODES:
         mode = _TENSOR_MODES[interpolation]
         scaled: torch.Tensor = functional.resize(image, [height, width], interpolation=mode, antialias=True)
-        return scaled
-    pixels = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
-    resampled = pixels.resize((width, height), _PILLOW_MODES[interpolation])
-    return torch.from_numpy(np.array(resampled)).permute(2, 0, 1)
+        return _within_range(scaled)
+    if image.shape[0] == 3 and image.dtype == torch.uint8:
+        pixels = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+        resampled = pixels.resize((width, height), _PILLOW_MODES[interpolation])
+        return torch.from_numpy(np.array(resampled)).permute(2, 0, 1)
+    planes = [Image.fromarray(plane) for plane in np.ascontiguousarray(image.numpy())]
+    resampled_planes = [np.array(plane.resize((width, height), _PILLOW_MODES[interpolation])) for plane in planes]
+    return _within_range(torch.from_numpy(np.stack(resampled_planes)))
+
+
+def _within_range(image: torch.Tensor) -> torch.Tensor:
+    """Filters with negative lobes reach beyond black and white; with 8 bits they are cut off there, and so here."""
+    return image.clamp_(0, 255) if image.is_floating_point() else image
 
 
 def normalise(
@@ -72,7 +97,8 @@ def normalise(
     """(images / 255 - mean) / std, computed in float32 as images * scale + shift on the device the images are on.
 
     Args:
-        images: uint8 (B, 3, h, w); where the preprocessing is for one channel, their luminance is taken.
+        images: (B, C, h, w), uint8 or float32 from 0 to 255; of three channels where the preprocessing is for one, the
+            luminance is taken.
         preprocessing: mean and std are used.
         dtype: of the result.
         memory_format: of the result.
@@ -114,7 +140,10 @@ def check_channels(preprocessing: Preprocessing, channels: int = 3) -> None:
 
 
 def _luminance(images: torch.Tensor) -> torch.Tensor:
-    """uint8 (B, 3, h, w) -> (B, 1, h, w) whole numbers, as Pillow's convert("L") has them; grey stays what it is."""
+    """(B, 3, h, w) -> (B, 1, h, w), of uint8 whole numbers as Pillow's convert("L") has them; grey stays what it is."""
+    if images.is_floating_point():
+        weights = torch.tensor((0.299, 0.587, 0.114), device=images.device).view(1, 3, 1, 1)
+        return (images * weights).sum(1, keepdim=True)
     whole = images.to(torch.int32)
     red, green, blue = (whole[:, channel : channel + 1] for channel in range(3))
     grey: torch.Tensor = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16  # 0.299, 0.587, 0.114 times 2^16

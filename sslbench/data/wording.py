@@ -8,7 +8,7 @@ def counted(n: int, thing: str) -> str:
     """'1 image', '3 images', '2 classes', '1,000 categories'."""
     if n == 1:
         return f"1 {thing}"
-    plural = f"{thing}es" if thing.endswith("s") else f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    plural = f"{thing}es" if thing.endswith(("s", "x")) else f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
     return f"{n:,} {plural}"
 
 

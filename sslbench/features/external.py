@@ -3,12 +3,13 @@
 import csv
 import dataclasses
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.labels import single_labels
+from sslbench.data.labels import no_labels, single_labels
 from sslbench.data.source import Labels
 from sslbench.data.splits import holdout
 from sslbench.errors import DataError, UsageError
@@ -26,6 +27,7 @@ class FeaturePair:
         how: one sentence on how the two came about.
         fingerprints: hash of features, ids and labels of either part, 32 hex digits.
         name: what the user called the file.
+        whole: all rows, where they were split for want of parts of their own.
     """
 
     train: Features
@@ -33,6 +35,21 @@ class FeaturePair:
     how: str
     fingerprints: tuple[str, str]
     name: str
+    whole: Features | None = None
+
+
+def read_unlabelled(features: Path) -> FeaturePair:
+    """Reads one file without labels, for protocols that need none: both parts are all of its rows.
+
+    Args:
+        features: as for `read_train_test`.
+
+    Raises:
+        UsageError: the file is missing or is not what it should be.
+    """
+    x = _read_array(features)
+    whole = Features(x, no_labels(len(x)), tuple(f"{i:09d}" for i in range(len(x))))
+    return FeaturePair(whole, whole, f"all of {features.name}", (_fingerprint(whole),) * 2, features.name)
 
 
 def read_train_test(
@@ -44,6 +61,7 @@ def read_train_test(
     label_column: str | None,
     test_fraction: float,
     seed: int,
+    value_columns: Sequence[str] = (),
 ) -> FeaturePair:
     """Reads one pair of files and splits it, or two pairs.
 
@@ -56,18 +74,19 @@ def read_train_test(
         label_column: its name; 'label', 'class' or 'target' when None.
         test_fraction: part of the rows to test on when nothing says which.
         seed: of that split.
+        value_columns: columns of numbers to predict, in place of a label column.
 
     Raises:
         UsageError: a file is missing or is not what it should be.
         DataError: the rows do not fit together.
     """
     x = _read_array(features)
-    table = _read_labels(labels, label_column, len(x), features)
+    table = _read_labels(labels, label_column, value_columns, len(x), features)
     if (test_features is None) != (test_labels is None):
         raise UsageError("--test-features and --test-labels belong together")
     if test_features is not None and test_labels is not None:
         test_x = _read_array(test_features)
-        test_table = _read_labels(test_labels, label_column, len(test_x), test_features)
+        test_table = _read_labels(test_labels, label_column, value_columns, len(test_x), test_features)
         if test_x.shape[1] != x.shape[1]:
             raise DataError(f"{features} has {x.shape[1]} features per row, {test_features} has {test_x.shape[1]}")
         how = f"{features.name} against {test_features.name}"
@@ -75,20 +94,25 @@ def read_train_test(
     else:
         fit, held, how = _split(table, test_fraction, seed)
         parts = [(x, table, fit), (x, table, held)]
-    unknown = set(parts[1][1].label) - set(parts[0][1].label)
+    unknown = set[str]() if value_columns else set(parts[1][1].label) - set(parts[0][1].label)
     if unknown:
         raise DataError(
             f"the test part has labels that the train part lacks: {', '.join(sorted(unknown)[:5])}",
             did_you_mean(min(unknown), set(parts[0][1].label)),
         )
-    classes = single_labels(parts[0][1].label).classes
+    classes = tuple(value_columns) or single_labels(parts[0][1].label).classes
     train, test = (_features(array, rows, indices, classes) for array, rows, indices in parts)
-    return FeaturePair(train, test, how, (_fingerprint(train), _fingerprint(test)), features.name)
+    split = test_features is None and not _has_parts(table)
+    whole = _features(x, table, np.arange(len(x)), classes) if split else None
+    return FeaturePair(train, test, how, (_fingerprint(train), _fingerprint(test)), features.name, whole)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
+    """The lines of a CSV of labels: class names, or (N, C) numbers in their place."""
+
     label: list[str]
+    values: npt.NDArray[np.float64] | None
     id: list[str]
     split: list[str]
 
@@ -112,14 +136,16 @@ def _read_array(path: Path) -> npt.NDArray[np.floating]:
     return features if features.dtype in (np.float16, np.float32) else features.astype(np.float32)
 
 
-def _read_labels(path: Path, column: str | None, rows: int, features: Path) -> _Table:
+def _read_labels(path: Path, column: str | None, numbers: Sequence[str], rows: int, features: Path) -> _Table:
     if not path.is_file():
         raise UsageError(f"there is no file {path}", did_you_mean(path.name, _siblings(path)))
     with path.open(encoding="utf-8-sig", newline="") as handle:
         reader = csv.DictReader(handle)
         header = list(reader.fieldnames or ())
         lines = list(reader)
-    candidates = [column] if column else [c for c in ("label", "class", "target") if c in header]
+    if numbers and column:
+        raise UsageError("--label-col names classes and --value-col numbers: give one of them")
+    candidates = list(numbers) or ([column] if column else [c for c in ("label", "class", "target") if c in header])
     if not candidates or candidates[0] not in header:
         wanted = column or "label"
         raise UsageError(
@@ -127,6 +153,7 @@ def _read_labels(path: Path, column: str | None, rows: int, features: Path) -> _
         )
     if len(lines) != rows:
         raise DataError(f"{path} has {len(lines)} lines, {features} has {rows} rows")
+    values = _numbers(path, candidates, lines) if numbers else None
     labels = [line[candidates[0]] or "" for line in lines]
     empty = [i for i, label in enumerate(labels) if not label]
     if empty:
@@ -134,13 +161,36 @@ def _read_labels(path: Path, column: str | None, rows: int, features: Path) -> _
     ids = [line.get("id") or f"{i:09d}" for i, line in enumerate(lines)]
     if len(set(ids)) != len(ids):
         raise DataError(f"{path}: the column 'id' has the same value twice")
-    return _Table(labels, ids, [line.get("split") or "" for line in lines])
+    return _Table(labels, values, ids, [line.get("split") or "" for line in lines])
+
+
+def _numbers(path: Path, names: Sequence[str], lines: Sequence[Mapping[str, str]]) -> npt.NDArray[np.float64]:
+    """(N, C) the columns as numbers."""
+    values = np.empty((len(lines), len(names)))
+    for c, name in enumerate(names):
+        if name not in lines[0]:
+            raise UsageError(f"{path} has no column '{name}'", did_you_mean(name, lines[0]))
+        for row, line in enumerate(lines):
+            try:
+                values[row, c] = float(line[name])
+            except (TypeError, ValueError):
+                values[row, c] = np.nan
+            if not np.isfinite(values[row, c]):
+                raise DataError(f"{path}: the column '{name}' holds no number in line {row + 2} ({line[name]!r})")
+    return values
+
+
+def _has_parts(table: _Table) -> bool:
+    return set(table.split) >= {"train", "test"}
 
 
 def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]:
     splits = np.array(table.split)
-    if set(table.split) >= {"train", "test"}:
+    if _has_parts(table):
         return np.flatnonzero(splits == "train"), np.flatnonzero(splits == "test"), "the split column of the labels"
+    if table.values is not None:
+        fit, held = holdout(Labels("value", (), table.values), fraction, seed)
+        return fit, held, f"seeded random split: {1 - fraction:.0%} train, {fraction:.0%} test (seed {seed})"
     fit, held = holdout(single_labels(table.label), fraction, seed)
     return fit, held, f"seeded stratified split: {1 - fraction:.0%} train, {fraction:.0%} test (seed {seed})"
 
@@ -149,9 +199,12 @@ def _features(
     x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.int64], classes: tuple[str, ...]
 ) -> Features:
     order = rows[np.argsort(np.array([table.id[i] for i in rows]), kind="stable")]
+    ids = tuple(table.id[i] for i in order)
+    if table.values is not None:
+        return Features(x[order], Labels("value", classes, table.values[order]), ids)
     number = {name: i for i, name in enumerate(classes)}
     values = np.array([number[table.label[i]] for i in order], dtype=np.int64)
-    return Features(x[order], Labels("single", classes, values), tuple(table.id[i] for i in order))
+    return Features(x[order], Labels("single", classes, values), ids)
 
 
 def _fingerprint(features: Features) -> str:

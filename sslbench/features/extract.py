@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
+from sslbench.data.decoder import handlers_of, name_of
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
 from sslbench.features import store
@@ -49,10 +50,15 @@ def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> 
         weights=backbone.weights_sha256,
         backbone={"name": backbone.name, **backbone.identity},
         images=source.images_fingerprint(),
-        preprocessing=backbone.preprocessing.values(),
+        preprocessing=_what_decides_pixels(backbone, source),
         precision=settings.precision,
         dtype=settings.dtype,
     )
+
+
+def _what_decides_pixels(backbone: Backbone, source: Source) -> dict[str, object]:
+    own = [name_of(handler) for handler in handlers_of(source.images)]
+    return {**backbone.preprocessing.values(), **({"source decodes": own} if own else {})}
 
 
 def extract(
@@ -78,6 +84,7 @@ def extract(
 
     Raises:
         DataError: unreadable images and `on_error` is 'stop'; the message lists them.
+        UsageError: the images have other channels than the backbone takes, or a decoder's name leads nowhere.
         StoreError: the store is damaged, or another process of this run stopped writing.
     """
     key = store_key(backbone, source, settings)
@@ -92,13 +99,16 @@ def extract(
                     _say_why(root, entry, key, source, missing)
                     job = Job(backbone, source, missing, settings, entry, process)
                     started = time.perf_counter()
-                    decoded, conversions = job.run(progress)
-                    job.finish(key, split)
+                    with job.presence.announced():
+                        decoded, conversions = job.run(progress)
+                        job.finish(key, split)
                     seconds = time.perf_counter() - started
         else:
             missing = [layer for layer in layers if not entry.has(layer.text)]
             started = time.perf_counter()
-            decoded, conversions = Job(backbone, source, missing, settings, entry, process).run(progress)
+            job = Job(backbone, source, missing, settings, entry, process)
+            with job.presence.announced():
+                decoded, conversions = job.run(progress)
             seconds = time.perf_counter() - started
     if process.rank != 0:
         return Extraction({}, entry, decoded, seconds, [], dict(conversions))

@@ -20,10 +20,14 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.backbones.speed import DTYPES, prepare
 from sslbench.data import loader, transforms
+from sslbench.data.decoder import Reading
+from sslbench.data.picture import Wanted
 from sslbench.data.source import Source
 from sslbench.distributed import Process
 from sslbench.errors import BackboneError, DataError, StoreError
 from sslbench.features import store
+from sslbench.features.channels import check_first
+from sslbench.features.presence import Presence
 
 log = logging.getLogger("sslbench")
 
@@ -46,6 +50,7 @@ class ExtractSettings:
         batch_size: images per forward pass.
         workers: processes that decode; 0 decodes in this one.
         on_error: 'stop' raises after listing all unreadable images, 'skip' leaves their rows out.
+        start_method: how those processes are started.
     """
 
     device: torch.device
@@ -54,6 +59,7 @@ class ExtractSettings:
     batch_size: int = 64
     workers: int = 2
     on_error: Literal["stop", "skip"] = "stop"
+    start_method: loader.StartMethod = "auto"
 
 
 class Job:
@@ -70,6 +76,7 @@ class Job:
     ) -> None:
         self.backbone, self.source, self.layers = backbone, source, layers
         self.settings, self.entry, self.process = settings, entry, process
+        self.presence = Presence(entry.folder, process)
         self.encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
 
     def run(self, progress: Progress | None) -> tuple[int, collections.Counter[str]]:
@@ -85,12 +92,15 @@ class Job:
         marks: list[tuple[npt.NDArray[np.int64], int]] = []
         last_flush = time.perf_counter()
         done = len(mine) - len(pending)
-        workers = self.settings.workers
         for batch in loader.batches(
-            self.source, pending, self.backbone.preprocessing, batch_size=self.settings.batch_size, workers=workers
+            self.source,
+            pending,
+            self.backbone.preprocessing,
+            batch_size=self.settings.batch_size,
+            workers=self.settings.workers,
+            start_method=self.settings.start_method,
         ):
-            if batch.unreadable and self.settings.on_error == "stop":
-                raise self._all_unreadable(mine)
+            self._check_readable(batch, mine, is_first=done == len(mine) - len(pending))
             if len(batch.indices):
                 for array, rows in zip(arrays, self._features(batch.images), strict=True):
                     array[batch.indices] = rows
@@ -99,6 +109,7 @@ class Job:
                 marks.append((np.array([index for index, _, _ in batch.unreadable]), UNREADABLE))
             conversions.update(batch.conversions)
             done += len(batch.indices) + len(batch.unreadable)
+            self.presence.check()
             if progress:
                 progress(done, len(mine))
             if time.perf_counter() - last_flush > FLUSH_SECONDS:
@@ -121,7 +132,7 @@ class Job:
         flags = [np.memmap(self._files(layer)[1], dtype=np.uint8, mode="r") for layer in self.layers]
         self._wait(lambda: all(flag.all() for flag in flags), lambda: sum(int((flag > 0).sum()) for flag in flags))
         bad = np.flatnonzero(flags[0] == UNREADABLE)
-        found = loader.scan(self.source, bad, self.settings.workers) if len(bad) else []
+        found = self._scan(bad)
         skipped = [{"id": self.source.ids[i], "path": path, "reason": reason} for i, path, reason in found]
         if len(skipped) != len(bad):
             problem = f"{len(bad) - len(skipped)} images of {self.source.name} could not be read before and can be now"
@@ -131,7 +142,7 @@ class Job:
             self._publish(layer, bad)
 
     def _features(self, images: torch.Tensor) -> list[npt.NDArray[np.float32]]:
-        """One array (B, D) per layer, of uint8 images (B, 3, H, W)."""
+        """One array (B, D) per layer, of images (B, C, H, W) as the loader gives them."""
         dtype = DTYPES[self.settings.precision]
         device = self.settings.device
         inputs = transforms.normalise(
@@ -186,7 +197,8 @@ class Job:
         """Features per image of each layer, from one image of zeros: a layer that does not work shows here."""
         size = transforms.output_size(self.backbone.preprocessing)
         if size is not None:
-            images = torch.zeros((1, 3, *size), dtype=torch.uint8)
+            channels = Wanted.by(self.backbone.preprocessing).channels
+            images = torch.zeros((1, channels, *size), dtype=torch.uint8)
         else:
             first = next(
                 loader.batches(self.source, np.arange(1), self.backbone.preprocessing, batch_size=1, workers=0)
@@ -230,16 +242,32 @@ class Job:
         partial.replace(self.entry.layer_file(layer.text))
         progress.unlink()
 
+    def _check_readable(self, batch: loader.Batch, rows: npt.NDArray[np.int64], *, is_first: bool) -> None:
+        if is_first:
+            check_first(batch, self.backbone)
+        if batch.unreadable and self.settings.on_error == "stop":
+            raise self._all_unreadable(rows)
+
     def _all_unreadable(self, rows: npt.NDArray[np.int64]) -> DataError:
         log.warning(f"{self.source.name}: an image cannot be read; looking for all that cannot")
-        found = loader.scan(self.source, rows, self.settings.workers)
+        found = self._scan(rows)
         return unreadable_error(self.source, [(self.source.ids[i], path, reason) for i, path, reason in found])
+
+    def _scan(self, rows: npt.NDArray[np.int64]) -> list[loader.Unreadable]:
+        return loader.scan(
+            self.source,
+            rows,
+            self.settings.workers,
+            preprocessing=self.backbone.preprocessing,
+            reading=Reading(start_method=self.settings.start_method),
+        )
 
     def _wait(self, ready: Callable[[], bool], amount: Callable[[], int]) -> None:
         """Waits for what other processes write; gives up when `amount` has not changed for STALL_SECONDS."""
         last, since = amount(), time.monotonic()
         while not ready():
             time.sleep(0.05)
+            self.presence.check()
             now = amount()
             if now != last:
                 last, since = now, time.monotonic()

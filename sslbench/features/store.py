@@ -2,7 +2,7 @@
 
     <root>/<data>-<backbone>-<key>/meta.json          what the features depend on, in words and hashes
                                    index.csv          row, id, path, label, split, digest of the image's content
-                                   unreadable.csv     samples that have no row, if there are any
+                                   skipped.csv        samples that have no row, if there are any: id, path, reason
                                    <layer>.npy        (N, D), row i is line i of index.csv
                                    <layer>.npy.partial, .progress, lock      while an extraction runs or was killed
 
@@ -17,7 +17,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from sslbench.data.source import Source
 from sslbench.errors import StoreError
 
 INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
+SKIPPED = "skipped.csv"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +94,12 @@ class Entry:
 
     def index_rows(self) -> list[dict[str, str]]:
         """The lines of index.csv."""
-        return _read_csv(self.folder / "index.csv")
+        return read_csv(self.folder / "index.csv")
 
     def unreadable(self) -> list[dict[str, str]]:
         """The samples that were left out because their image cannot be read: id, path, reason."""
-        return _read_csv(self.folder / "unreadable.csv")
+        former = read_csv(self.folder / "unreadable.csv")  # its name in stores of version 0.1.0
+        return read_csv(self.folder / SKIPPED) or former
 
     def meta(self) -> dict[str, Any]:
         """What meta.json says; empty if there is none."""
@@ -115,7 +117,7 @@ def open_entry(root: Path, key: Key, source: Source, backbone_name: str) -> Entr
 
 
 def write_description(entry: Entry, key: Key, source: Source, split: str, skipped: list[dict[str, str]]) -> None:
-    """Writes meta.json, index.csv and (if samples were left out) unreadable.csv; each appears at once or not at all."""
+    """Writes meta.json, index.csv and (if samples were left out) skipped.csv; each appears at once or not at all."""
     entry.folder.mkdir(parents=True, exist_ok=True)
     left_out = {row["id"] for row in skipped}
     digests = source.images.digests()
@@ -124,10 +126,9 @@ def write_description(entry: Entry, key: Key, source: Source, split: str, skippe
         if sample_id not in left_out:
             label = source.labels.text(i) if source.labels.kind != "none" else ""
             rows.append((len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex()))
-    write_text(entry.folder / "index.csv", _csv_text(INDEX_COLUMNS, rows))
+    write_text(entry.folder / "index.csv", csv_text(INDEX_COLUMNS, rows))
     if skipped:
-        text = _csv_text(("id", "path", "reason"), [(r["id"], r["path"], r["reason"]) for r in skipped])
-        write_text(entry.folder / "unreadable.csv", text)
+        write_skipped(entry.folder, skipped)
     meta = {"key": dataclasses.asdict(key), "data": source.name, "rows": len(rows), "left_out": len(skipped)}
     write_text(entry.folder / "meta.json", json.dumps(meta, indent=1, sort_keys=True, default=str))
 
@@ -209,7 +210,14 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _csv_text(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+def write_skipped(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    """Writes skipped.csv: id, path and reason of images that were left out because they cannot be read."""
+    columns = ("id", "path", "reason")
+    write_text(folder / SKIPPED, csv_text(columns, [tuple(row[column] for column in columns) for row in rows]))
+
+
+def csv_text(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    """A table as CSV."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(header)
@@ -217,7 +225,8 @@ def _csv_text(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     return buffer.getvalue()
 
 
-def _read_csv(path: Path) -> list[dict[str, str]]:
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The lines of a table by column; none if there is no such file."""
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as handle:

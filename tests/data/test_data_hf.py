@@ -136,7 +136,10 @@ def test_names_are_looked_for_in_the_cache_and_fetched_only_on_request(tmp_path,
     assert len(open_data("hf:me/other?download=1")["train"]) == 12
     last = [("me/other", None, True), ("me/other", None, False)]
     assert asked == [("me/insects", None, True), ("me/insects", "v2", True), *last]
-    for spec in ("hf:insects", "hf:me/other?download=yes", "hf:"):
+    for spec in ("hf:me/other?download=yes", "hf:me/other?download=2", "hf:me/other?downlod=1"):
+        with pytest.raises(UsageError, match="options of hf:me/other"):
+            open_data(spec)
+    for spec in ("hf:insects", "hf:"):
         with pytest.raises(UsageError, match="neither a path nor the name"):
             open_data(spec)
 

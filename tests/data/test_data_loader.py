@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from children import decoding_processes
 from PIL import Image
 
-from sslbench.data import loader
+from sslbench.data import loader, workers
 from sslbench.data.loader import batches, default_workers, scan
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
@@ -175,15 +176,8 @@ def test_a_picture_that_explodes_when_resized_is_unreadable():
 
 
 def test_after_cuda_was_used_workers_are_not_forked(monkeypatch):
-    monkeypatch.setattr(loader, "_cuda_in_use", lambda: True)
-    assert loader._start_method().get_start_method() in ("forkserver", "spawn")
-
-
-def test_everything_sent_to_workers_can_be_pickled(monkeypatch):
-    context = loader.multiprocessing.get_context("spawn")
-    monkeypatch.setattr(loader, "_start_method", lambda: context)
-    (batch,) = load(source([encoded(0), b""]), np.arange(2), 1)
-    assert batch.indices.tolist() == [0] and batch.unreadable == ((1, "photos/1.png", "empty file"),)
+    monkeypatch.setattr(workers, "_cuda_in_use", lambda: True)
+    assert workers._context("auto").get_start_method() in ("forkserver", "spawn")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -199,7 +193,7 @@ def test_stopping_early_ends_the_workers():
     running = batches(mixed(), np.arange(23), TINY, batch_size=1, workers=2)
     next(running)
     running.close()
-    assert not loader.multiprocessing.active_children()
+    assert not decoding_processes()
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, 0), (2, 2), (5, 5), (64, 16)])

@@ -10,10 +10,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from children import decoding_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.data import _training_batch, loader, training
+from sslbench.data import _training_batch, training
 from sslbench.data.images import Arrays
 from sslbench.data.labels import no_labels
 from sslbench.data.source import Labels, Source
@@ -229,9 +230,9 @@ def test_the_callers_random_numbers_are_left_alone(workers):
 def test_an_unreadable_image_is_replaced_by_one_that_is_not_in_the_batch(world, caplog):
     bad = {1, 2, 5, 14, 15, 28}
     runs = []
-    for workers in (0, 2):
+    for n_workers in (0, 2):
         data = TrainingData(
-            source(Broken(30, bad)), STILL, batch_size=6, rank=world - 1, world=world, seed=1, workers=workers
+            source(Broken(30, bad)), STILL, batch_size=6, rank=world - 1, world=world, seed=1, workers=n_workers
         )
         with caplog.at_level(logging.WARNING, "sslbench"):
             runs.append(stream(data, 0, 3 * data.steps_per_epoch))
@@ -356,22 +357,22 @@ def test_a_killed_worker_is_explained():
 def test_workers_leave_signals_to_the_training_process(name):
     data = TrainingData(source(Signalled(8, name)), STILL, batch_size=4, workers=2)
     assert len(stream(data, 0, 4)) == 4
-    assert not loader.multiprocessing.active_children()
+    assert not decoding_processes()
 
 
 def test_stopping_early_ends_the_workers():
     running = TrainingData(textured(), STILL, batch_size=4, workers=2).batches(0, 10**6)
     next(running)
-    assert len(loader.multiprocessing.active_children()) == 2
+    assert len(decoding_processes()) == 2
     running.close()
-    assert not loader.multiprocessing.active_children()
+    assert not decoding_processes()
 
 
 def test_workers_last_over_epochs():
     running = TrainingData(textured(), STILL, batch_size=11, workers=2).batches(0, 10)
     seen = set()
     for _ in running:
-        seen |= {child.pid for child in loader.multiprocessing.active_children()}
+        seen |= {child.pid for child in decoding_processes()}
     assert len(seen) == 2
 
 

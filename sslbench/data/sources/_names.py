@@ -2,7 +2,7 @@
 
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,10 @@ _SPLITS = {
     **dict.fromkeys(("val", "valid", "validation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+
+
+MOST_CHECKED = 20_000
+"""Files of a list that are looked for before it is used."""
 
 
 def split_name(name: str) -> str | None:
@@ -62,10 +66,25 @@ def check_files(spec: str, files: Sequence[str], ids: Sequence[str], folder: Pat
             f"{spec} lists {counted(len(twice), 'image')} more than once: {some(twice)}",
             "Keep one entry per image; several labels of one image go into one cell: cat;dog",
         )
-    missing = [file for file in files if not os.path.exists(folder / file)]  # noqa: PTH110
+    check_some(spec, files, folder, remedy)
+
+
+def check_some(spec: str, files: Sequence[str | Path], folder: Path, remedy: str | None = None) -> None:
+    """The files are there; of more than `MOST_CHECKED`, as many as that, evenly spread.
+
+    To ask for each of a million files takes minutes on a network drive; one that is missing is found on decoding.
+
+    Raises:
+        DataError: files are missing.
+    """
+    n = len(files)
+    rows = range(n) if n <= MOST_CHECKED else np.linspace(0, n - 1, MOST_CHECKED).astype(np.int64).tolist()
+    root = str(folder)
+    missing = [files[i] for i in rows if not os.path.exists(os.path.join(root, files[i]))]  # noqa: PTH110, PTH118
     if missing:
+        asked = counted(n, "image file") if n <= MOST_CHECKED else f"the {len(rows):,} image files looked for"
         raise DataError(
-            f"{spec}: {len(missing):,} of {counted(len(files), 'image file')} missing: {some(missing)}",
+            f"{spec}: {len(missing):,} of {asked} missing: {some(missing)}",
             remedy
             or f"Relative paths start at the folder of the list: looked for {printable(str(folder / missing[0]))}",
         )
@@ -78,7 +97,13 @@ def numbered_ids(n: int) -> tuple[str, ...]:
 
 
 def by_split(
-    spec: str, ids: Sequence[str], labels: Labels, images: Images, splits: Sequence[str] | None, notes: tuple[str, ...]
+    spec: str,
+    ids: Sequence[str],
+    labels: Labels,
+    images: Images,
+    splits: Sequence[str] | None,
+    notes: tuple[str, ...],
+    attributes: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Source]:
     """One source per split, each in order of its ids; {"all": source} if `splits`, the split of each image, is None."""
     order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
@@ -88,7 +113,8 @@ def by_split(
         chosen = order[[split_of[i] == split for i in order]]
         name = spec if splits is None else f"{spec} ({split})"
         chosen_ids = tuple(ids[i] for i in chosen)
-        sources[split] = Source(name, chosen_ids, labels.select(chosen), images.select(chosen), notes)
+        kept = {key: tuple(column[i] for i in chosen) for key, column in (attributes or {}).items()}
+        sources[split] = Source(name, chosen_ids, labels.select(chosen), images.select(chosen), notes, kept)
     return sources
 
 

@@ -5,19 +5,24 @@ import io
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sslbench.data._coco_objects import object_sources
 from sslbench.data._object_types import ObjectSource
 from sslbench.data.images import Files
-from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
+from sslbench.data.sources._coco_columns import ID_KEY, Columns, one_line, read_columns
+from sslbench.data.sources._coco_labels import by_supercategory, exported_as, labels_as_exported, labels_of
+from sslbench.data.sources._crops import WHOLE_IMAGES, Options, crops_of
 from sslbench.data.sources._names import by_split, check_files, image_id, refuse_columns, split_name
 from sslbench.data.sources._sniff import is_json_table
+from sslbench.data.sources._view import viewed
 from sslbench.data.wording import counted, some
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UsageError
 
 SUFFIXES = (".json", ".kwcoco.zip")
 
@@ -27,30 +32,81 @@ def recognises(spec: str) -> bool:
     return spec.lower().endswith(SUFFIXES) and not Path(spec).is_dir() and not is_json_table(spec)
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+def open(
+    spec: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    attribute_columns: Sequence[str] = (),
+    options: Options = WHOLE_IMAGES,
+) -> dict[str, Source]:
     """The images of a manifest, labelled with the categories of their annotations.
 
     The labels are single if each image has exactly one category, else multi: a category whose annotations on an image
     are all marked `iscrowd` or `ignore` is ignored there, and an image without annotations has none of the classes.
 
     Args:
-        spec: the file. Paths in it are relative to its folder. A key `split` on the images is honoured.
+        spec: the file. Paths in it are relative to its folder; of the COCO layout, `annotations/instances_val2017.json`
+            finds its images in `val2017/`. A key `split` on the images is honoured.
         image_column: for tables only.
         label_column: for tables only.
+        attribute_columns: keys of the images that are kept as attributes of the source, as text.
+        options: see there; crops of boxes in place of images, and supercategories in place of categories.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths relative to the manifest's folder.
 
     Raises:
         DataError: the file is no COCO manifest, is inconsistent, or lists an image that is missing or listed twice.
-        UsageError: a column was named.
+        UsageError: a column was named, or no image has such a key.
     """
     refuse_columns(spec, image_column, label_column)
-    manifest = _load(spec)
-    folder = Path(manifest.bundle_dpath)
-    images, files, ids = _files(spec, manifest, folder)
-    labels, notes = _labels(spec, manifest, [image["id"] for image in images], ids)
-    return by_split(spec, ids, labels, Files(files, str(folder)), _splits(spec, images), notes)
+    if options.unit == "annotation":
+        if attribute_columns:
+            raise UsageError(f"{spec}?unit=annotation has no column '{attribute_columns[0]}' for its crops")
+        columns = read_columns(spec)
+        group = dict(zip(columns.names, columns.supers, strict=True)) if options.classes == "supercategory" else None
+        return crops_of(spec, open_objects(spec), options, group)
+    arguments = [[*attribute_columns], options.classes]
+    return viewed(spec, "coco", arguments, lambda: _open(spec, attribute_columns, options))
+
+
+def _open(spec: str, attribute_columns: Sequence[str], options: Options) -> dict[str, Source]:
+    columns = read_columns(spec, attribute_columns)
+    if options.classes == "supercategory":
+        columns = by_supercategory(columns)
+    folder = _image_folder(spec, columns.files)
+    ids = [image_id(file, folder) for file in columns.files]
+    check_files(spec, columns.files, ids, folder)
+    splits = _splits(spec, columns.files, columns.splits)
+    ids = _own_ids(columns.own_ids, splits) or ids
+    exported = _as_exported(spec, columns, folder, splits)
+    if exported is not None:
+        return exported
+    labels, notes = labels_of(spec, columns, ids)
+    return by_split(spec, ids, labels, Files(columns.files, str(folder)), splits, notes, columns.attributes)
+
+
+def _as_exported(spec: str, columns: Columns, folder: Path, splits: list[str] | None) -> dict[str, Source] | None:
+    """The sources that `sslbench data to-kwcoco` wrote, with their ids and classes; None if it did not write this."""
+    kept = exported_as(columns.info)
+    split_of = splits or ["all"] * len(columns.files)
+    if kept is None or set(split_of) - set(kept) or _own_ids(columns.own_ids, splits) is None:
+        return None
+    rows: dict[str, list[int]] = {split: [] for split in kept}
+    for i, split in enumerate(split_of):
+        rows[split].append(i)
+    sources = {}
+    for split, chosen in rows.items():
+        chosen.sort(key=columns.own_ids.__getitem__)
+        ids = tuple(columns.own_ids[i] for i in chosen)
+        labels = labels_as_exported(columns, np.array(chosen, dtype=np.int64), kept[split])
+        if labels is None:
+            return None
+        files = Files(tuple(columns.files[i] for i in chosen), str(folder))
+        further = {key: tuple(column[i] for i in chosen) for key, column in columns.attributes.items()}
+        sources[split] = Source(spec if splits is None else f"{spec} ({split})", ids, labels, files, (), further)
+    return {split: source for split, source in sources.items() if len(source)}
 
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
@@ -70,9 +126,16 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
         DataError: as for `open`; or an annotation has no box, or one that is not finite, or a damaged segmentation.
     """
     manifest = _load(spec)
-    folder = _image_folder(spec, manifest)
-    images, files, ids = _files(spec, manifest, folder)
-    splits = _splits(spec, images)
+    images = list(manifest.imgs.values())
+    without = [str(image["id"]) for image in images if not image.get("file_name")]
+    if without:
+        raise DataError(f"{spec}: images without a file_name are not supported: id {some(without)}")
+    files = [str(image["file_name"]) for image in images]
+    folder = _image_folder(spec, files)
+    ids = [image_id(file, folder) for file in files]
+    check_files(spec, files, ids, folder)
+    splits = _splits(spec, files, [str(image.get("split") or "") for image in images])
+    ids = _own_ids([str(image.get(ID_KEY) or "") for image in images], splits) or ids
     members: dict[str, list[int]] = {}
     for i, split in enumerate(splits or ()):
         members.setdefault(split, []).append(i)
@@ -80,22 +143,15 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     return object_sources(spec, content, ids, Files(files, str(folder)), members or None, ())
 
 
-def _files(spec: str, manifest: Any, folder: Path) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """The manifest's images, their files and their ids."""
-    images = list(manifest.imgs.values())
-    without = [str(image["id"]) for image in images if not image.get("file_name")]
-    if without:
-        raise DataError(f"{spec}: images without a file_name are not supported: id {some(without)}")
-    files = [str(image["file_name"]) for image in images]
-    ids = [image_id(file, folder) for file in files]
-    check_files(spec, files, ids, folder)
-    return images, files, ids
+def _own_ids(ids: list[str], splits: list[str] | None) -> list[str] | None:
+    """The ids that `sslbench data to-kwcoco` wrote, if every image has one and no split has one twice."""
+    once = len(set(zip(splits, ids, strict=True) if splits else ids)) == len(ids)
+    return ids if all(ids) and once else None
 
 
-def _image_folder(spec: str, manifest: Any) -> Path:
+def _image_folder(spec: str, files: Sequence[str]) -> Path:
     """Where relative paths start: beside the manifest, or in `../val2017` for `annotations/instances_val2017.json`."""
-    folder = Path(manifest.bundle_dpath)
-    first = next((str(image["file_name"]) for image in manifest.imgs.values() if image.get("file_name")), "")
+    folder, first = Path(spec).parent, files[0]
     other = folder.parent / Path(spec).stem.rpartition("_")[2]
     return other if not (folder / first).exists() and (other / first).is_file() else folder
 
@@ -118,7 +174,7 @@ def _load(spec: str) -> Any:
         except OSError as error:
             raise DataError(f"cannot read {spec}: {error.strerror or error}") from error
         except Exception as error:  # kwcoco raises bare Exceptions too
-            raise DataError(f"{spec} is not a COCO manifest: {_one_line(error)}") from error
+            raise DataError(f"{spec} is not a COCO manifest: {one_line(error)}") from error
     content = manifest.dataset
     tables = ("images", "annotations", "categories")
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
@@ -140,7 +196,7 @@ def _load(spec: str) -> Any:
         try:
             manifest.rebuild_index()
         except Exception as error:
-            raise DataError(f"{spec} is an inconsistent COCO manifest: {_one_line(error)}") from error
+            raise DataError(f"{spec} is an inconsistent COCO manifest: {one_line(error)}") from error
     return manifest
 
 
@@ -160,7 +216,7 @@ def _check_references(spec: str, content: dict[str, Any]) -> None:
         rows = content[table]
         without = [row for row in rows if row.get(key) is None]
         if without:
-            raise DataError(f"{spec}: an entry of '{table}' has no '{key}': {_one_line(without[0])}")
+            raise DataError(f"{spec}: an entry of '{table}' has no '{key}': {one_line(without[0])}")
         counts = Counter(_plain(spec, table, key, row[key]) for row in rows)
         twice = [str(value) for value, n in counts.items() if n > 1]
         if twice:
@@ -183,49 +239,11 @@ def _plain(spec: str, table: str, key: str, value: object) -> int | str:
     raise DataError(f"{spec}: {key} of '{table}' should be {kind}, not {value!r}")
 
 
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:200]
-
-
-def _labels(spec: str, manifest: Any, image_ids: list[Any], names: list[str]) -> tuple[Labels, tuple[str, ...]]:
-    """The labels, decided over all images so that every split has the same kind and classes; and notes."""
-    present, ignored, skipped = _categories_by_image(manifest, image_ids)
-    notes = (f"{spec}: {counted(skipped, 'annotation')} without category left out",) if skipped else ()
-    ordered = [str(manifest.cats[key]["name"]) for key in sorted(manifest.cats)]
-    if not any(present) and not any(ignored):
-        return no_labels(len(image_ids)), (*notes, f"{spec}: no image has a category, so there are no labels")
-    odd = [name for name, p, i in zip(names, present, ignored, strict=True) if len(p) != 1 or i]
-    if odd:
-        note = f"{spec}: multi-label, since {counted(len(odd), 'image')} have not exactly one category: {some(odd)}"
-        return multi_labels(present, ignored, ordered), (*notes, note)
-    used = set().union(*present)
-    unused = [name for name in ordered if name not in used]
-    if unused:
-        notes = (*notes, f"{spec}: categories without any image left out: {some(unused)}")
-    return single_labels([next(iter(p)) for p in present], [name for name in ordered if name in used]), notes
-
-
-def _categories_by_image(manifest: Any, image_ids: list[Any]) -> tuple[list[set[str]], list[set[str]], int]:
-    """Per image the categories with a clean annotation, those with marked ones only; and how many had no category."""
-    names = {key: str(category["name"]) for key, category in manifest.cats.items()}
-    present: dict[Any, set[str]] = {key: set() for key in image_ids}
-    marked: dict[Any, set[str]] = {key: set() for key in image_ids}
-    skipped = 0
-    for annotation in manifest.anns.values():
-        category = annotation.get("category_id")
-        if category is None or annotation.get("image_id") is None:
-            skipped += 1
-            continue
-        is_marked = bool(annotation.get("iscrowd")) or bool(annotation.get("ignore"))
-        (marked if is_marked else present)[annotation["image_id"]].add(names[category])
-    return [present[k] for k in image_ids], [marked[k] - present[k] for k in image_ids], skipped
-
-
-def _splits(spec: str, images: list[dict[str, Any]]) -> list[str] | None:
-    splits = [image.get("split") for image in images]
+def _splits(spec: str, files: Sequence[str], splits: Sequence[str]) -> list[str] | None:
     if not any(splits):
         return None
-    without = [str(image["file_name"]) for image, split in zip(images, splits, strict=True) if not split]
+    without = [file for file, split in zip(files, splits, strict=True) if not split]
     if without:
-        raise DataError(f"{spec}: {len(without):,} of {counted(len(images), 'image')} without a split: {some(without)}")
-    return [split_name(str(split)) or str(split).strip().lower() for split in splits]
+        raise DataError(f"{spec}: {len(without):,} of {counted(len(files), 'image')} without a split: {some(without)}")
+    named = {split: split_name(split) or split.strip().lower() for split in set(splits)}
+    return [named[split] for split in splits]

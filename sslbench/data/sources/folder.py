@@ -18,6 +18,9 @@ SUFFIXES = frozenset(
 )
 """Suffixes of image files, in lower case."""
 
+ARRAYS = frozenset((".npy", ".npz"))
+"""Suffixes of arrays: images only where there are no others, since lists of labels are arrays as well."""
+
 _CLUTTER = frozenset(("__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"))
 
 
@@ -71,7 +74,7 @@ class _Found:
     loops: list[str] = dataclasses.field(default_factory=list)
 
 
-def _walk(top: str, prefix: str, found: _Found) -> None:
+def _walk(top: str, prefix: str, found: _Found, suffixes: frozenset[str] = SUFFIXES) -> None:
     """Fill `found`, without a stat per file; links to folders are followed, except to a folder around them."""
     with os.scandir(top) as entries:
         for entry in entries:
@@ -82,8 +85,8 @@ def _walk(top: str, prefix: str, found: _Found) -> None:
                 if entry.is_symlink() and _is_inside(top, entry.path):
                     found.loops.append(name)
                 else:
-                    _walk(entry.path, name + "/", found)
-            elif (suffix := os.path.splitext(entry.name)[1].lower()) in SUFFIXES:  # noqa: PTH122
+                    _walk(entry.path, name + "/", found, suffixes)
+            elif (suffix := os.path.splitext(entry.name)[1].lower()) in suffixes:  # noqa: PTH122
                 if entry.is_file() or entry.is_symlink():  # a dangling link is an unreadable image, not nothing
                     found.images.append(name)
             else:
@@ -139,10 +142,14 @@ def _left_out(names: list[str], where: str) -> str:
 def _open_split(root: Path, name: str, notes: tuple[str, ...]) -> Source:
     found = _Found()
     _walk(str(root), "", found)
+    if not found.images and ARRAYS & set(found.others):
+        found = _Found()
+        _walk(str(root), "", found, ARRAYS)
     if not found.images:
         others = f" ({_others(found.others)})" if found.others else ""
         raise DataError(
-            f"{root} has no image{others}", f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} and the like."
+            f"{root} has no image{others}",
+            f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} and the like; a table (.csv) can list others.",
         )
     in_classes = [image for image in found.images if "/" in image]
     images = tuple(sorted(in_classes or found.images, key=printable))

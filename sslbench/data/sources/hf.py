@@ -1,12 +1,14 @@
 """Hugging Face data set (`hf:FOLDER` from save_to_disk or of Parquet files, `hf:owner/name` from the hub's cache)."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from sslbench.config import setting
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
 from sslbench.data.sources._hf_files import find_files
@@ -33,7 +35,20 @@ def recognises(spec: str) -> bool:
     )
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What may stand behind a '?'."""
+
+    download: Literal[0, 1] = setting(0, "1: fetch the data set from the hub if it is not in the local cache")
+
+
+def open(
+    spec: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    options: Options = Options(),
+) -> dict[str, Source]:
     """The images of a data set in Parquet or Arrow files. Nothing is downloaded unless the string asks for it.
 
     Args:
@@ -43,6 +58,7 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
         image_column: the column with the images; by default the one that is declared as Image, or holds bytes.
         label_column: the column with the labels; by default recognised by its name. Class numbers are named as the
             data set declares.
+        options: see there.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths that the images carry, if every one has its own;
@@ -52,6 +68,8 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
         DataError: it is not there, a file is damaged, no column holds images, or pyarrow is needed.
         UsageError: there is no such column.
     """
+    if options.download:
+        spec = f"{spec}?download=1"
     files = find_files(spec, spec.removeprefix(PREFIX))
     sources = {}
     for split, paths in files.items():

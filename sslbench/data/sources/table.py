@@ -13,6 +13,7 @@ from sslbench.data.source import Labels, Source
 from sslbench.data.sources._lists import Table, read_json, read_json_lines, read_lines
 from sslbench.data.sources._names import by_split, check_files, image_id, split_name
 from sslbench.data.sources._sniff import has_base64_rows, is_json_table
+from sslbench.data.sources._view import viewed
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
@@ -41,7 +42,14 @@ def recognises(spec: str) -> bool:
     return not (lower.endswith(".tsv") and has_base64_rows(spec))
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+def open(
+    spec: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    attribute_columns: Sequence[str] = (),
+    value_columns: Sequence[str] = (),
+) -> dict[str, Source]:
     """The images a table lists.
 
     Args:
@@ -51,6 +59,8 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
         image_column: the column with the paths; by default recognised by its name (`IMAGE_COLUMNS`).
         label_column: the column with the labels, read as text; by default recognised (`LABEL_COLUMNS`). Without one,
             columns that hold only 0, 1 and -1 (ignore) are taken as one class each.
+        attribute_columns: kept as attributes of the source, read as text; any column may be one.
+        value_columns: columns of numbers to predict; then there is no label column.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths relative to the table's folder.
@@ -59,6 +69,21 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
         DataError: no header, no rows, an empty label, an image that is listed twice or missing.
         UsageError: there is no such column.
     """
+    if value_columns and label_column is not None:
+        raise UsageError("--label-col names classes and --value-col numbers: give one of them")
+    columns = [image_column, label_column, [*attribute_columns], [*value_columns]]
+    return viewed(
+        spec, "table", columns, lambda: _open(spec, image_column, label_column, attribute_columns, value_columns)
+    )
+
+
+def _open(
+    spec: str,
+    image_column: str | None,
+    label_column: str | None,
+    attribute_columns: Sequence[str],
+    value_columns: Sequence[str],
+) -> dict[str, Source]:
     table = _read(Path(spec))
     image = _find(table, image_column, IMAGE_COLUMNS, "image")
     if image is None:
@@ -71,11 +96,48 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     _refuse_empty(table, image, files)
     ids = [image_id(file, folder) for file in files]
     check_files(spec, files, ids, folder)
-    label = _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
+    label = None if value_columns else _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
     split = _find(table, None, ("split",), "split")
-    labels, notes = _labels(table, label, leave_out={image, split, ""})
+    if value_columns:
+        found: tuple[Labels, tuple[str, ...]] = (_numbers(table, value_columns), ())
+    else:
+        found = _labels(table, label, leave_out={image, split, "", *attribute_columns})
+    labels, notes = found
+    attributes = {name: _attribute(table, name) for name in attribute_columns}
     notes = (*table.notes, *_ambiguous(table, image, IMAGE_COLUMNS), *_ambiguous(table, label, LABEL_COLUMNS), *notes)
-    return by_split(spec, ids, labels, Files(files, str(folder)), _splits(table, split), notes)
+    return by_split(spec, ids, labels, Files(files, str(folder)), _splits(table, split), notes, attributes)
+
+
+def _numbers(table: Table, names: Sequence[str]) -> Labels:
+    """The columns as numbers to predict."""
+    columns = {name: table.columns[_find(table, name, (), "of numbers") or name] for name in names}
+    values = np.empty((len(next(iter(columns.values()))), len(columns)))
+    for c, (name, cells) in enumerate(columns.items()):
+        odd = []
+        for row, cell in enumerate(cells):
+            values[row, c] = _number(cell)
+            if not np.isfinite(values[row, c]):
+                odd.append(f"{table.row_name(row)} ({_text(cell) or 'empty'})")
+        if odd:
+            raise DataError(
+                f"{table.name}: the column '{name}' holds no number in {some(odd)}",
+                "Remove these rows; or, if it holds classes, name it with --label-col.",
+            )
+    return Labels("value", tuple(columns), values)
+
+
+def _number(cell: object) -> float:
+    try:
+        return float(cell) if isinstance(cell, int | float) else float(str(cell))
+    except ValueError:
+        return float("nan")
+
+
+def _attribute(table: Table, name: str) -> list[str]:
+    """A column as text; equal cells share one text, so that a million rows of a few values cost little."""
+    column = _find(table, name, (), "to group by") or name
+    texts: dict[str, str] = {}
+    return [texts.setdefault(text, text) for text in map(_text, table.columns[column])]
 
 
 def _read(path: Path) -> Table:

@@ -1,14 +1,13 @@
 """Tar shards (`photos.tar`, `train-{0000..0099}.tar`): webdataset's keys (1.jpg, 1.cls), or class folders inside."""
 
 import glob
-import itertools
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from sslbench.data.braces import expanded
 from sslbench.data.labels import multi_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
 from sslbench.data.sources import _tar_index
@@ -22,9 +21,6 @@ from sslbench.data.wording import counted, printable, some
 from sslbench.errors import DataError, UsageError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_MAX_SHARDS = 100_000
 _LONGEST_CLASS = 100
 
 
@@ -77,7 +73,7 @@ def _images_of(index: Index) -> tuple[tuple[str, ...], np.ndarray[tuple[int, ...
 
 def _shards(spec: str) -> list[Path]:
     """The files that the string stands for, in order."""
-    names = _expanded(spec)
+    names = expanded(spec)
     if len(names) == 1 and not Path(names[0]).exists() and any(sign in names[0] for sign in "*?["):
         names = sorted(glob.glob(names[0]))  # noqa: PTH207 - the string may be relative or absolute
         if not names:
@@ -88,28 +84,6 @@ def _shards(spec: str) -> list[Path]:
     if len(set(names)) < len(names):
         raise UsageError(f"{spec} names a shard twice")
     return [Path(name) for name in names]
-
-
-def _expanded(spec: str) -> list[str]:
-    if Path(spec).exists() or not _BRACES.search(spec):
-        return [spec]
-    parts = _BRACES.split(spec)  # text, braces, text, braces, ..., text
-    choices = [_choices(spec, part) if i % 2 else [part] for i, part in enumerate(parts)]
-    count = int(np.prod([len(choice) for choice in choices], dtype=np.float64))
-    if count > _MAX_SHARDS:
-        raise UsageError(f"{spec} stands for {count:,} files, the limit is {_MAX_SHARDS:,}")
-    return ["".join(combination) for combination in itertools.product(*choices)]
-
-
-def _choices(spec: str, inside: str) -> list[str]:
-    if match := _RANGE.fullmatch(inside):
-        first, last = match.groups()
-        if int(first) > int(last) or int(last) - int(first) >= _MAX_SHARDS:
-            raise UsageError(f"'{{{inside}}}' in {spec} is no range from small to large")
-        return [f"{i:0{len(first)}d}" for i in range(int(first), int(last) + 1)]
-    if ".." in inside or not inside:
-        raise UsageError(f"'{{{inside}}}' in {spec} is no range", "Write {0000..0099}, or {a,b,c}.")
-    return inside.split(",")
 
 
 def _ids(spec: str, shards: Sequence[Path], images: Slices) -> tuple[list[str], tuple[str, ...]]:

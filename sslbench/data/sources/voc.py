@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data import _voc_objects
 from sslbench.data.images import Files
 from sslbench.data.source import Labels, Source
+from sslbench.data.sources._crops import WHOLE_IMAGES, Options, crops_of
 from sslbench.data.sources._members import is_image
 from sslbench.data.sources._names import refuse_columns
 from sslbench.data.wording import counted, some
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UsageError
 
 _LISTS = Path("ImageSets") / "Main"
 _SPLITS = ("train", "val", "trainval", "test")
@@ -24,13 +26,16 @@ def recognises(spec: str) -> bool:
     return bool(_years(Path(spec)))
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+def open(
+    spec: str, *, image_column: str | None = None, label_column: str | None = None, options: Options = WHOLE_IMAGES
+) -> dict[str, Source]:
     """The images of one year, with every class as present, absent, or to be ignored (difficult objects only).
 
     Args:
         spec: the year's folder, or one that holds a single year.
         image_column: for tables only.
         label_column: for tables only.
+        options: see there; crops of the boxes in Annotations/ in place of images.
 
     Returns:
         {"train": trainval, "test": test} if both have labels, which is how VOC is scored; else those of train, val and
@@ -44,6 +49,10 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     years = _years(Path(spec))
     if len(years) > 1:
         raise DataError(f"{spec} holds several years: {some(sorted(y.name for y in years))}", f"Name one: {years[0]}")
+    if options.classes == "supercategory":
+        raise UsageError(f"{spec}: the classes of Pascal VOC have no supercategories")
+    if options.unit == "annotation":
+        return crops_of(spec, _voc_objects.open_trees([spec]), options)
     try:
         return _open(spec, years[0])
     except OSError as error:

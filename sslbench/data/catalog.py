@@ -1,0 +1,173 @@
+"""The catalog: names that a user gives to data locations, so that `--data photos` stands for a long string.
+
+A catalog is a YAML file: name -> the string, or a mapping with `data` and the columns. Looked at are, in this order,
+`sslbench-data.yaml` in the current folder (a project's), the same file in each folder of $SSLBENCH_PATH, and
+`data.yaml` in the user's config folder. Paths in a catalog are relative to it.
+"""
+
+import dataclasses
+import logging
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from sslbench import config
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
+
+PROJECT_FILE = "sslbench-data.yaml"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What a name stands for.
+
+    Attributes: the settings below say what they mean.
+    """
+
+    data: str = config.setting(dataclasses.MISSING, "the data location, as --data takes it")
+    image_column: str | None = config.setting(None, "of a table, the column with the paths")
+    label_column: str | None = config.setting(None, "of a table, the column with the labels")
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """An entry and where it stands.
+
+    Attributes:
+        name: of the entry.
+        entry: its data location has an absolute path where it is a path.
+        file: the catalog.
+    """
+
+    name: str
+    entry: Entry
+    file: Path
+
+
+def user_file() -> Path:
+    """The user's own catalog: data.yaml in $SSLBENCH_CONFIG, or in the platform's config folder."""
+    import platformdirs
+
+    given = os.environ.get("SSLBENCH_CONFIG")
+    folder = Path(given).expanduser() if given else Path(platformdirs.user_config_dir("sslbench", appauthor=False))
+    return folder / "data.yaml"
+
+
+def files() -> list[Path]:
+    """The catalogs that exist, the strongest first."""
+    folders = [Path(entry) for entry in os.environ.get("SSLBENCH_PATH", "").split(os.pathsep) if entry]
+    found = [Path(PROJECT_FILE), *(folder / PROJECT_FILE for folder in folders), user_file()]
+    return [file for file in dict.fromkeys(found) if file.is_file()]
+
+
+def entries() -> dict[str, Named]:
+    """Name -> its entry, of all catalogs; the strongest wins.
+
+    Raises:
+        UsageError: a catalog cannot be read or has an unknown key.
+    """
+    found: dict[str, Named] = {}
+    for file in files():
+        for name, entry in _read(file).items():
+            found.setdefault(name, Named(name, dataclasses.replace(entry, data=_absolute(entry.data, file)), file))
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> Named | None:
+    """The entry of that name, if there is one; a path that exists is no name, and if both are there it is said.
+
+    Raises:
+        UsageError: a catalog cannot be read or has an unknown key.
+    """
+    if not _NAME.fullmatch(name):
+        return None
+    named = entries().get(name)
+    if named is None or not Path(name).exists():
+        return named
+    if Path(named.entry.data).exists() and Path(name).samefile(named.entry.data):
+        return named
+    _log.warning(
+        "'%s' is a path here, and in %s a name for %s: the path is used",
+        name,
+        named.file,
+        named.entry.data,
+    )
+    return None
+
+
+def add(name: str, entry: Entry, file: Path, *, overwrite: bool = False) -> None:
+    """Writes an entry to a catalog, which is made if need be.
+
+    Raises:
+        UsageError: the name is none or is taken, or the file cannot be read or written.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"'{name}' cannot be a name", "Letters, digits, '-', '_' and '.', with a letter or digit in front."
+        )
+    known = _read(file) if file.exists() else {}
+    if name in known and not overwrite:
+        raise UsageError(
+            f"'{name}' stands in {file} already, for {known[name].data}", "Give --overwrite to replace it."
+        )
+    if entry.data == name:
+        raise UsageError(f"'{name}' would stand for itself", f"If it is a path, write ./{name}")
+    _write(file, known | {name: entry})
+
+
+def remove(name: str, file: Path) -> None:
+    """Removes an entry from a catalog.
+
+    Raises:
+        UsageError: there is no such name in it, or it cannot be read or written.
+    """
+    known = _read(file) if file.exists() else {}
+    if name not in known:
+        raise UsageError(f"there is no '{name}' in {file}", did_you_mean(name, known))
+    _write(file, {other: entry for other, entry in known.items() if other != name})
+
+
+def _read(file: Path) -> dict[str, Entry]:
+    found = {}
+    for name, value in config.read_yaml(file).items():
+        where = f"{file}: {name}"
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{where}: cannot be a name", "Letters, digits, '-', '_' and '.'.")
+        if not isinstance(value, str | dict):
+            raise UsageError(f"{where} should be a string, or a mapping with the key 'data'")
+        found[name] = Entry(value) if isinstance(value, str) else config.build(Entry, value, where)
+        if not found[name].data:
+            raise UsageError(f"{where}: the data location is empty")
+    return found
+
+
+def _write(file: Path, known: dict[str, Entry]) -> None:
+    import yaml
+
+    content = {name: _plain(entry) for name, entry in sorted(known.items())}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
+            new.write("# Names for data locations, see: sslbench data --help\n")
+            yaml.safe_dump(content, new, sort_keys=False, allow_unicode=True, width=200)
+        Path(new.name).replace(file)
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+
+
+def _plain(entry: Entry) -> str | dict[str, str]:
+    given = {key: value for key, value in dataclasses.asdict(entry).items() if value is not None}
+    return entry.data if list(given) == ["data"] else given
+
+
+def _absolute(data: str, file: Path) -> str:
+    """A path is relative to its catalog; what is no path stays as it is."""
+    if data.startswith("~"):
+        return os.path.expanduser(data)  # noqa: PTH111 - a spec is no path yet
+    if os.path.isabs(data) or re.match(r"[A-Za-z][\w.+-]*:", data):  # noqa: PTH117
+        return data
+    return str(file.absolute().parent / data) + ("/" if data.endswith("/") else "")

@@ -1,0 +1,200 @@
+"""A decoded picture: what it holds, what it may be, and the one way from an array of pixels to it."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sslbench.preprocessing import MAX_PIXELS, Preprocessing
+
+# EXIF orientation -> swap height and width?, then flip along which dimensions of (C, H, W).
+UPRIGHT: dict[int, tuple[bool, tuple[int, ...]]] = {
+    2: (False, (2,)),
+    3: (False, (1, 2)),
+    4: (False, (1,)),
+    5: (True, ()),
+    6: (True, (2,)),
+    7: (True, (1, 2)),
+    8: (True, (1,)),
+}
+
+
+class UnreadableImage(Exception):  # noqa: N818 (a state of a file, listed and counted, rather than a failure of the program)
+    """A file that holds no complete picture.
+
+    Attributes:
+        path: what the image is called.
+        reason: one line, such as 'truncated JPEG'.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)  # both, so that it survives pickling on its way from a worker
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class OtherChannels(UnreadableImage):
+    """A picture whose number of channels is not what the backbone takes.
+
+    Attributes:
+        channels: that it has.
+        wanted: that the backbone takes.
+    """
+
+    def __init__(self, path: str, channels: int, wanted: int) -> None:
+        super().__init__(path, f"{channels} channel{'' if channels == 1 else 's'}, the backbone takes {wanted}")
+        self.args = (path, channels, wanted)
+        self.channels, self.wanted = channels, wanted
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What pictures are decoded to.
+
+    Attributes:
+        channels: 3: RGB, whatever the file holds; another number: so many as they are in the file.
+        deep: samples of 16 bits are kept where that is possible (arrays, TIFF with other bands); else their upper 8.
+        max_pixels: larger pictures are refused.
+        resize: what the picture is going to be resized to (see `Preprocessing`), for decoders that can decode to less
+            than the full size; None: the full size is wanted.
+    """
+
+    channels: int = 3
+    deep: bool = False
+    max_pixels: int = MAX_PIXELS
+    resize: int | tuple[int, int] | None = None
+
+    @classmethod
+    def by(cls, preprocessing: Preprocessing) -> "Wanted":
+        """What a backbone needs. For one channel it is RGB, whose luminance is taken on the compute device."""
+        channels = preprocessing.channels
+        resize = preprocessing.resize if "fast" in preprocessing.decoder else None
+        return cls(3 if channels == 1 else channels, True, preprocessing.max_pixels, resize)
+
+
+RGB = Wanted()
+"""Three channels of 8 bits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """A picture and what was done to get it.
+
+    Attributes:
+        image: (C, H, W), not necessarily contiguous (decoders write rows of interleaved pixels); uint8, or float32 from
+            0 to 255 for samples of 16 bits.
+        conversions: such as 'grey to RGB', 'alpha dropped'; empty for a plain RGB picture.
+        full: (height, width) of the picture in the file, where `image` was decoded at a reduced size.
+    """
+
+    image: torch.Tensor
+    conversions: tuple[str, ...]
+    full: tuple[int, int] | None = None
+
+
+def check_size(width: int, height: int, path: str, max_pixels: int) -> None:
+    """Refuse a picture that is too large, or none at all.
+
+    Raises:
+        UnreadableImage: with the size.
+    """
+    if width < 1 or height < 1:
+        raise UnreadableImage(path, f"a picture of {width} x {height} pixels")
+    if width * height > max_pixels:
+        raise UnreadableImage(path, f"{width} x {height} pixels, more than the limit of {max_pixels:,}")
+
+
+def as_wanted(decoded: Decoded, path: str, wanted: Wanted) -> Decoded:
+    """A picture that somebody else decoded, checked, and with 8 bits where no more are wanted.
+
+    Raises:
+        UnreadableImage: too large, or with other channels.
+    """
+    channels, height, width = decoded.image.shape
+    check_size(width, height, path, wanted.max_pixels)
+    if channels != wanted.channels:
+        raise OtherChannels(path, channels, wanted.channels)
+    if wanted.deep or decoded.image.dtype == torch.uint8:
+        return decoded
+    image = decoded.image.clamp(0, 255).to(torch.uint8)
+    return dataclasses.replace(decoded, image=image, conversions=(*decoded.conversions, "16 bit to 8 bit"))
+
+
+def from_array(
+    array: npt.NDArray[np.generic],
+    path: str,
+    wanted: Wanted = RGB,
+    conversions: tuple[str, ...] = (),
+    *,
+    alpha: bool = False,
+) -> Decoded:
+    """A picture from an array of pixels, copied.
+
+    Args:
+        array: (H, W) or (H, W, C); uint8, or uint16 with its whole range.
+        path: what to call the image in messages.
+        wanted: see there; grey is made RGB, nothing else is added or left out.
+        conversions: so far.
+        alpha: where RGB is wanted, the fourth of four channels is alpha and may be dropped.
+
+    Raises:
+        UnreadableImage: another shape, type or number of channels, or too large.
+    """
+    if array.dtype not in (np.uint8, np.uint16):
+        raise UnreadableImage(path, f"an array of {array.dtype}, whose range is not known; should be uint8 or uint16")
+    pixels = array[:, :, None] if array.ndim == 2 else array
+    if pixels.ndim != 3 or 0 in pixels.shape:
+        raise UnreadableImage(path, f"an array of shape {array.shape}, should be (H, W) or (H, W, channels)")
+    check_size(pixels.shape[1], pixels.shape[0], path, wanted.max_pixels)
+    done = list(conversions)
+    if pixels.dtype == np.uint16 and not wanted.deep:
+        pixels = (pixels.astype(np.uint16) >> 8).astype(np.uint8)
+        done.append("16 bit to 8 bit")
+    channels = pixels.shape[2]
+    if channels == 1 and wanted.channels == 3:
+        pixels = np.repeat(pixels, 3, axis=2)
+        done.append("grey to RGB")
+    elif channels == 4 and wanted.channels == 3 and alpha:
+        pixels = pixels[:, :, :3]
+        done.append("alpha dropped")
+    elif channels != wanted.channels:
+        raise OtherChannels(path, channels, wanted.channels)
+    return Decoded(_tensor(pixels), tuple(done))
+
+
+def from_fractions(tensor: torch.Tensor, path: str, wanted: Wanted) -> Decoded:
+    """A picture from floating point values of 0 to 1, (H, W) or (C, H, W), as torchvision's transforms have them.
+
+    Raises:
+        UnreadableImage: another shape or number of channels, too large, or values outside.
+    """
+    pixels = tensor[None] if tensor.ndim == 2 else tensor
+    if pixels.ndim != 3 or 0 in pixels.shape:
+        raise UnreadableImage(path, f"a tensor of shape {tuple(tensor.shape)}, should be (H, W) or (channels, H, W)")
+    low, high = (float(value) for value in torch.aminmax(pixels.float()))
+    if not 0 <= low <= high <= 1:
+        raise UnreadableImage(path, f"values from {low:g} to {high:g}; floating point values should lie in 0 to 1")
+    scaled = (pixels.float() * 65535).round().to(torch.int32).permute(1, 2, 0).numpy()
+    return from_array(scaled.astype(np.uint16), path, wanted)
+
+
+def _tensor(pixels: npt.NDArray[np.generic]) -> torch.Tensor:
+    """(C, H, W) of an array (H, W, C), with its channels interleaved in memory."""
+    if pixels.dtype == np.uint16:
+        return torch.from_numpy(pixels.astype(np.float32) / 257).permute(2, 0, 1)
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+
+
+def upright(decoded: Decoded, orientation: int) -> Decoded:
+    """The picture turned as its EXIF orientation (1 to 8) says."""
+    if orientation not in UPRIGHT:
+        return decoded
+    swap, flips = UPRIGHT[orientation]
+    image = decoded.image.transpose(1, 2) if swap else decoded.image
+    full = decoded.full[::-1] if swap and decoded.full else decoded.full
+    conversions = (*decoded.conversions, "turned upright (EXIF)")
+    return Decoded(image.flip(flips) if flips else image, conversions, full)

@@ -1,0 +1,77 @@
+"""Images in one array of an HDF5 file, read one at a time: some such files are larger than memory."""
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.images import DIGEST_BYTES, digest
+from sslbench.errors import DataError
+
+_CHUNK = 256
+
+
+def open_hdf5(file: Path) -> Any:
+    """The file, open for reading.
+
+    Raises:
+        DataError: h5py is not installed, or the file is damaged.
+        FileNotFoundError: it is not there.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(2, "No such file", str(file))
+    try:
+        h5py = importlib.import_module("h5py")
+    except ImportError:
+        raise DataError(f"{file} is an HDF5 file, and h5py is not installed", "pip install h5py") from None
+    try:
+        return h5py.File(file, "r")
+    except OSError as error:
+        raise DataError(f"{file} is damaged or no HDF5 file: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Hdf5Images:
+    """Some images of the array `key` (N, H, W, C), uint8.
+
+    Attributes:
+        file: the HDF5 file.
+        key: of the array.
+        rows: of the array that count, in order.
+        name: what to call the whole in messages.
+    """
+
+    file: Path
+    key: str
+    rows: npt.NDArray[np.int64]
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, index: int) -> npt.NDArray[np.uint8]:
+        """One image: uint8 (H, W, C)."""
+        with open_hdf5(self.file) as opened:
+            image: npt.NDArray[np.uint8] = opened[self.key][int(self.rows[index])]
+        return image
+
+    def path(self, index: int) -> str:
+        """The name and the row in the whole array, such as 'PCAM-test[17]'."""
+        return f"{self.name}[{self.rows[index]}]"
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes: a hash of each image's pixels, read in blocks."""
+        found: npt.NDArray[np.uint8] = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
+        with open_hdf5(self.file) as opened:
+            array = opened[self.key]
+            for start in range(0, len(self), _CHUNK):
+                for i, image in enumerate(array[self.rows[start : start + _CHUNK]], start):
+                    found[i] = np.frombuffer(digest(np.ascontiguousarray(image).data), dtype=np.uint8)
+        return found
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "Hdf5Images":
+        """Some of the images, in the order of `indices`."""
+        return dataclasses.replace(self, rows=self.rows[indices])

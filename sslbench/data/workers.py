@@ -1,0 +1,153 @@
+"""Worker processes for decoding: started in any way, ended with their iterator, and missed when they die."""
+
+import multiprocessing
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from sslbench.errors import DataError, SslbenchError, UsageError
+
+_SECONDS_TO_DIE = 10.0  # from the first sign of a death until the process is gone
+
+StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
+"""How worker processes come into being; see multiprocessing's documentation."""
+
+
+def default_workers() -> int:
+    """Processes for decoding: the cores this process may use (affinity, container), at most 16; 0 for one core."""
+    import joblib  # type: ignore[import-untyped]
+
+    cores = int(joblib.cpu_count())
+    return 0 if cores == 1 else min(cores, 16)
+
+
+def run(
+    dataset: Dataset[Any],
+    workers: int,
+    *,
+    sampler: Sampler[Any] | None = None,
+    prefetch: int = 2,
+    start: Callable[[int], None] | None = None,
+    start_method: StartMethod = "auto",
+) -> Iterator[Any]:
+    """The items of a dataset in order; an error of the user's that a worker returned is raised here.
+
+    Args:
+        dataset: item -> result or SslbenchError.
+        workers: processes; 0: this one.
+        sampler: the items to ask for; None: 0, 1, ... to the dataset's length.
+        prefetch: items that every worker prepares ahead.
+        start: called with its number in every new worker.
+        start_method: of the workers; 'auto' forks where that is safe.
+
+    Raises:
+        SslbenchError: that an item came to.
+        DataError: a worker was killed.
+    """
+    workers = min(workers, len(dataset if sampler is None else sampler))  # type: ignore[arg-type]
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=sampler,
+        num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
+        collate_fn=_as_it_is,
+        worker_init_fn=(start or _quiet_worker) if workers else None,
+        multiprocessing_context=_context(start_method) if workers else None,
+        pin_memory=_cuda_in_use(),
+        generator=torch.Generator(),  # DataLoader draws a seed, which must not advance the caller's random numbers
+    )
+    killed = None
+    items: Iterator[Any] | None = None
+    others = multiprocessing.active_children()
+    started = list[BaseProcess]()
+    try:
+        items = iter(loader)
+        _take_handler_away()
+        started = [child for child in multiprocessing.active_children() if child not in others]
+        for item in items:
+            if isinstance(item, SslbenchError):
+                raise item
+            yield item
+    except (RuntimeError, OSError, EOFError) as error:  # torch noticed, or what a worker sent cannot be fetched
+        killed = _death(error, started, workers)
+        if killed is None:
+            raise
+        _let_go(error)
+    finally:
+        items = None  # nothing else holds it, now that the error is gone: it ends the workers that are left
+    if killed is not None:
+        raise DataError(
+            f"a process that decodes images was killed ({killed})",
+            "Too little memory, or too little shared memory in a container (docker run --shm-size); "
+            "try fewer --workers, or --workers 0.",
+        )
+
+
+def _death(error: Exception, started: list[BaseProcess], expected: int) -> str | None:
+    """How the first worker that is dead ended; None if they all live, so that the error is another one."""
+    broken = isinstance(error, ConnectionError | EOFError) or "DataLoader worker (pid" in str(error)
+    if started and broken:
+        gone = connection.wait([worker.sentinel for worker in started], timeout=_SECONDS_TO_DIE)
+        for worker in started:
+            if worker.sentinel in gone:  # its files are closed: the process itself is a moment behind
+                worker.join()
+    codes = [worker.exitcode for worker in started if not worker.is_alive()]
+    if not codes:
+        return "as it started" if broken and len(started) < expected else None
+    code = codes[0] or 0
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _let_go(error: BaseException) -> None:
+    """Frees what the frames of an error hold: torch's loader, which ends its workers only then."""
+    chain: BaseException | None = error
+    while chain is not None:
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
+
+
+def _take_handler_away() -> None:
+    """Errors of dead workers come where items are waited for, within seconds.
+
+    By its handler of SIGCHLD, torch would raise them at once and anywhere: in the middle of a training step.
+    """
+    if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGCHLD"):
+        handler = signal.getsignal(signal.SIGCHLD)
+        if getattr(handler, "__module__", "").startswith("torch."):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _quiet_worker(worker: int) -> None:
+    torch.set_num_threads(1)
+
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _context(asked: StartMethod) -> BaseContext:
+    """Fork where it is safe, since it starts at once and shares the source; not after CUDA was used, nor off Linux."""
+    available = multiprocessing.get_all_start_methods()
+    if asked == "auto":
+        safe = sys.platform == "linux" and not _cuda_in_use()
+        asked = "fork" if safe else "forkserver" if "forkserver" in available else "spawn"
+    if asked not in available:
+        raise UsageError(f"start_method={asked} does not exist on this system", f"It has {', '.join(available)}.")
+    context = multiprocessing.get_context(asked)
+    if asked == "forkserver":
+        context.set_forkserver_preload(["sslbench.data.loader"])  # torch is imported once, not once per worker
+    return context

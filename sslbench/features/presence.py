@@ -1,0 +1,121 @@
+"""Whether the other processes of an extraction are still there: each says so in a file beside the features.
+
+torchrun ends all processes when one of them dies. Under srun, or started by hand, nobody does: without this the others
+would wait for rows that never come.
+"""
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sslbench.distributed import Process
+from sslbench.errors import StoreError
+
+BEAT_SECONDS = 1.0
+GONE_SECONDS = 30.0
+"""A process that was there and has not beaten for so long is taken for dead."""
+
+LONG_SECONDS = 15.0
+"""After so long without a look nothing can be said about what stood still meanwhile."""
+
+_FAILED = "failed: "
+
+
+class Presence:
+    """What one process says about itself, and what it sees of the others."""
+
+    def __init__(self, folder: Path, process: Process) -> None:
+        self.folder, self.process = folder, process
+        self._seen: dict[int, tuple[str, float]] = {}
+        self._moved: set[int] = set()
+        self._looked = -LONG_SECONDS
+
+    @contextlib.contextmanager
+    def announced(self) -> Iterator[None]:
+        """Beats while the block runs; an error in it is left for the others to read.
+
+        The first process takes away what a former run has left.
+        """
+        if self.process.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for file in self.folder.glob("process-*"):
+                file.unlink(missing_ok=True)
+        if self.process.world == 1:
+            yield
+            return
+        stop = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(stop,), daemon=True)
+        thread.start()
+        reason = ""
+        try:
+            yield
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            stop.set()
+            thread.join()
+            if reason:
+                self._write(f"{_FAILED}{reason}")
+            else:
+                self._file(self.process.rank).unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Looks at the others, once a second however often it is called.
+
+        Raises:
+            StoreError: one of them failed or died.
+        """
+        now = time.monotonic()
+        if now - self._looked < BEAT_SECONDS:
+            return
+        if now - self._looked > LONG_SECONDS:
+            self._seen.clear()  # this process was stopped for a while, and the others perhaps with it
+        self._looked = now
+        for rank in range(self.process.world):
+            if rank != self.process.rank:
+                self._check(rank, now)
+
+    def _check(self, rank: int, now: float) -> None:
+        try:
+            said = self._file(rank).read_text(encoding="utf-8")
+        except OSError:  # not there yet, or done
+            self._seen.pop(rank, None)
+            return
+        before, since = self._seen.setdefault(rank, (said, now))
+        if said != before:
+            self._seen[rank] = (said, now)
+            self._moved.add(rank)
+        # What was there from the start may be left by a former run, unless the first process has tidied up.
+        is_of_this_run = rank in self._moved or self.process.rank == 0
+        if is_of_this_run and said.startswith(_FAILED):
+            raise self._error(rank, said.removeprefix(_FAILED))
+        if is_of_this_run and said == before and now - since > GONE_SECONDS:
+            raise self._error(rank, f"it was killed, or has hung for {GONE_SECONDS:.0f} s")
+
+    def _error(self, rank: int, reason: str) -> StoreError:
+        return StoreError(
+            f"process {rank} of {self.process.world} stopped writing features into {self.folder}: {reason}",
+            "Look at that process's output; run the same command again to continue.",
+        )
+
+    def _beat(self, stop: threading.Event) -> None:
+        for count in itertools.count():
+            self._write(f"{os.getpid()} {count}")
+            if stop.wait(BEAT_SECONDS):
+                return
+
+    def _write(self, text: str) -> None:
+        # The folder may not be there yet, or a disk full: then there is nothing to see, and the others wait as long as
+        # they always do.
+        with contextlib.suppress(OSError):
+            temporary = self._file(self.process.rank).with_suffix(".tmp")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self._file(self.process.rank))
+
+    def _file(self, rank: int) -> Path:
+        return self.folder / f"process-{rank}.alive"

@@ -1,0 +1,217 @@
+"""Large manifests: read row by row, kept in the cache folder, read again when they change, shared by processes."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sslbench import paths
+from sslbench.data.open import open_data
+from sslbench.data.sources import _json_rows, _names, _view
+from sslbench.data.sources._json_rows import json_rows
+from sslbench.data.text_rows import TextRows, write_texts
+from sslbench.errors import DataError
+
+
+@pytest.fixture
+def all_are_large(monkeypatch):
+    monkeypatch.setattr(_view, "LARGE", 0)
+    monkeypatch.setattr(_view, "SETTLED_NS", 0)
+
+
+def views():
+    folder = paths.cache_dir() / "manifests"
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def settle(path, seconds=60):
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(st.text(), JSON, max_size=5),
+    st.lists(JSON, max_size=6),
+    st.integers(1, 9),
+    st.sampled_from([None, 2]),
+    st.booleans(),
+)
+def test_rows_are_those_that_the_whole_decoder_finds_wherever_the_text_is_cut(rest, rows, chunk, indent, ascii_only):
+    import io
+
+    content = {**rest, "images": rows}
+    text = json.dumps(content, indent=indent, ensure_ascii=ascii_only)
+    before, _json_rows._CHUNK = _json_rows._CHUNK, chunk
+    try:
+        found, listed = {}, []
+        for key, value, is_row in json_rows(io.StringIO(text), ("images",)):
+            listed.append(value) if is_row else found.__setitem__(key, value)
+        for cut in range(len(text)):
+            with pytest.raises(ValueError):
+                list(json_rows(io.StringIO(text[:cut]), ("images",)))
+            if cut > 12:
+                break
+    finally:
+        _json_rows._CHUNK = before
+    assert found | {"images": listed} == content
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_characters="\0")), max_size=20), st.data())
+def test_texts_come_back_one_by_one_selected_and_from_another_process(tmp_path_factory, texts, data):
+    file = tmp_path_factory.mktemp("texts") / "t"
+    write_texts(texts, file)
+    rows = TextRows(str(file))
+    assert list(rows) == texts and rows.all() == tuple(texts) and len(rows) == len(texts)
+    chosen = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=8)) if texts else []
+    some = pickle.loads(pickle.dumps(rows.select(np.array(chosen, dtype=np.int64))))  # noqa: S301 - our own bytes
+    assert list(some) == [texts[i] for i in chosen]
+
+
+def test_a_view_gives_what_the_manifest_gives(tmp_path, manifest, monkeypatch):
+    spec = str(
+        manifest(
+            tmp_path / "m.json",
+            {"b.png": [1], "ä.png": [1, 2], "a.png": [{"category_id": 2, "iscrowd": 1}]},
+            split=["train", "test", "train"],
+            site=["n", "s", None],
+        )
+    )
+    plain = open_data(spec, attribute_columns=["site"])
+    monkeypatch.setattr(_view, "LARGE", 0)
+    monkeypatch.setattr(_view, "SETTLED_NS", 0)
+    first, later = (open_data(spec, attribute_columns=["site"]) for _ in range(2))
+    for other in (first, later):
+        assert list(other) == list(plain)
+        for split, source in plain.items():
+            assert isinstance(other[split].images.paths, TextRows)
+            assert other[split].fingerprint() == source.fingerprint()
+            assert other[split].name == source.name and other[split].notes == source.notes
+            assert dict(other[split].attributes) == dict(source.attributes)
+            assert other[split].select([0]).images.read(0) == source.images.read(0)
+
+
+def test_the_view_is_used_and_renewed_when_the_manifest_changes(tmp_path, manifest, monkeypatch, all_are_large):
+    path = manifest(tmp_path / "m.json", {"a.png": [1], "b.png": [2]})
+    open_data(str(path))
+    (view,) = views()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("sslbench.data.sources.coco.read_columns", lambda *_: pytest.fail("it was read again"))
+    assert open_data(str(path))["all"].ids == ("a.png", "b.png")
+    monkeypatch.undo()
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(_view, "LARGE", 0)
+    monkeypatch.setattr(_view, "SETTLED_NS", 0)
+    manifest(path, {"a.png": [1], "c.png": [2]})
+    assert open_data(str(path))["all"].ids == ("a.png", "c.png")
+    assert len(views()) == 1 and views() != [view]
+
+
+def test_a_manifest_that_was_just_written_is_not_kept_and_small_ones_never_are(tmp_path, manifest, monkeypatch):
+    path = manifest(tmp_path / "m.json", {"a.png": [1], "b.png": [2]})
+    open_data(str(path))
+    assert views() == []
+    monkeypatch.setattr(_view, "LARGE", 0)
+    open_data(str(path))
+    assert views() == []
+
+
+def test_a_damaged_view_is_made_again(tmp_path, manifest, all_are_large, caplog):
+    path = manifest(tmp_path / "m.json", {"a.png": [1], "b.png": [2]})
+    expected = open_data(str(path))["all"].fingerprint()
+    for damage in ("ids", "labels.npy", "meta.json"):
+        (file,) = (paths.cache_dir() / "manifests").rglob(damage)
+        content = bytearray(file.read_bytes())
+        content[-3] ^= 1
+        file.write_bytes(content)
+        assert open_data(str(path))["all"].fingerprint() == expected
+        assert "made again" in caplog.text
+        caplog.clear()
+    assert open_data(str(path))["all"].fingerprint() == expected and not caplog.text
+
+
+def test_without_a_cache_folder_it_works_and_says_so(tmp_path, manifest, all_are_large, monkeypatch, caplog):
+    path = manifest(tmp_path / "m.json", {"a.png": [1], "b.png": [2]})
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "file"))
+    assert open_data(str(path))["all"].ids == ("a.png", "b.png")
+    assert "cannot be kept" in caplog.text
+
+
+def test_images_that_went_missing_since_are_reported_and_nothing_is_written_beside_the_manifest(
+    tmp_path, manifest, all_are_large
+):
+    path = manifest(tmp_path / "data" / "m.json", {"a.png": [1], "b.png": [2]})
+    before = sorted(p.name for p in path.parent.iterdir())
+    open_data(str(path))
+    assert sorted(p.name for p in path.parent.iterdir()) == before
+    (path.parent / "b.png").unlink()
+    with pytest.raises(DataError, match=r"1 of 2 image files missing: b\.png"):
+        open_data(str(path))
+
+
+def _open_and_count(spec, start, results):
+    _view.LARGE = _view.SETTLED_NS = 0
+    start.wait()
+    results.put(open_data(spec)["all"].fingerprint())
+
+
+def test_processes_that_open_it_at_once_agree(tmp_path, manifest):
+    path = manifest(tmp_path / "m.json", {f"{i}.png": [i % 3 + 1] for i in range(30)})
+    settle(path)
+    expected = open_data(str(path))["all"].fingerprint()
+    context = multiprocessing.get_context("fork")
+    start, results = context.Event(), context.Queue()
+    workers = [context.Process(target=_open_and_count, args=(str(path), start, results)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    start.set()
+    assert {results.get(timeout=60) for _ in workers} == {expected}
+    for worker in workers:
+        worker.join()
+    assert len(views()) == 1
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_twenty_thousand_images_are_sent_to_workers_as_a_file_name(tmp_path, picture, monkeypatch, all_are_large, kind):
+    n = 20_000
+    monkeypatch.setattr(_names, "MOST_CHECKED", 3)
+    for i in (0, (n - 1) // 2, n // 2, n - 1):
+        picture(tmp_path / f"images/{i:05d}.png")
+    names = [f"images/{i:05d}.png" for i in reversed(range(n))]
+    if kind == "csv":
+        path = tmp_path / "m.csv"
+        path.write_text("path,label\n" + "".join(f"{name},{i % 7}\n" for i, name in enumerate(names)))
+    else:
+        path = tmp_path / "m.json"
+        content = {
+            "annotations": [{"id": i, "image_id": i, "category_id": i % 7} for i in range(n)],
+            "images": [{"id": i, "file_name": name} for i, name in enumerate(names)],
+            "categories": [{"id": i, "name": str(i)} for i in range(7)],
+        }
+        path.write_text(json.dumps(content))
+    source = open_data(str(path))["all"]
+    assert source.ids == tuple(sorted(names))
+    assert [source.labels.text(i) for i in (0, 1, n - 1)] == [str((n - 1) % 7), str((n - 2) % 7), "0"]
+    assert len(pickle.dumps(source.images)) < 2000
+    part = source.select(range(0, n, 2))
+    assert part.images.path(1) == str(tmp_path / "images/00002.png")

@@ -1,0 +1,102 @@
+"""Worker processes: started in any way, they give the same; when one dies, the run says so instead of hanging."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from children import decoding_processes
+from PIL import Image
+
+from sslbench.data import loader, workers
+from sslbench.data.decoder import Reading
+from sslbench.data.open import open_data
+from sslbench.data.training import TrainingData
+from sslbench.data.views import Augment, View
+from sslbench.errors import DataError, UsageError
+from sslbench.preprocessing import Preprocessing
+
+METHODS = ["fork", "spawn", "forkserver"]
+A_MINUTE = 60.0
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for i in range(8):
+        Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return open_data(str(folder))["all"]
+
+
+@pytest.fixture(scope="module")
+def handlers(tmp_path_factory):
+    """A module of the user's: a decoder that ends its own process at one file, as the kernel does without memory."""
+    folder = tmp_path_factory.mktemp("module")
+    (folder / "deadly_decoders.py").write_text(
+        "import os, signal\n"
+        "def kill(path, file):\n"
+        "    if path.endswith('5.png'):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def leave(path, file):\n"
+        "    if path.endswith('5.png'):\n"
+        "        os._exit(3)\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield
+
+
+def evaluation(source, decoder, workers, method):
+    preprocessing = Preprocessing(resize=None, crop=(16, 16), decoder=(*decoder, "reference"))
+    running = loader.batches(source, np.arange(8), preprocessing, batch_size=2, workers=workers, start_method=method)
+    return (batch.images for batch in running)
+
+
+def training(source, decoder, workers, method):
+    reading = Reading(decoder, start_method=method)
+    data = TrainingData(source, Augment((View(size=16),)), batch_size=1, workers=workers, reading=reading, prefetch=1)
+    return (batch.views[0] for batch in data.batches(0, 8))
+
+
+# The other two import torch in every worker, which takes seconds.
+@pytest.mark.parametrize(
+    ("stream", "death", "method", "workers"),
+    [
+        *((stream, death, "fork", 2) for stream in (evaluation, training) for death in ("kill", "leave")),
+        (evaluation, "kill", "spawn", 1),
+        (training, "leave", "forkserver", 1),
+    ],
+)
+def test_a_worker_that_dies_ends_the_run_within_a_minute_with_what_to_do(
+    photos, handlers, stream, death, method, workers
+):
+    """Until then, the batches are those that this process makes by itself."""
+    expected = stream(photos, (), 0, "fork")
+    delivered = stream(photos, (f"deadly_decoders.{death}",), workers, method)
+    started = time.monotonic()
+    count = 0
+    with pytest.raises(DataError, match="a process that decodes images was killed") as caught:
+        for found, wanted in zip(delivered, expected, strict=False):
+            assert torch.equal(found, wanted)
+            count += 1
+    assert time.monotonic() - started < A_MINUTE
+    assert count <= 7
+    assert "try fewer --workers" in str(caught.value)
+    assert not decoding_processes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_way_that_is_asked_for_is_taken(method):
+    assert workers._context(method).get_start_method() == method
+
+
+def test_a_way_that_does_not_exist_here_is_refused(photos, monkeypatch):
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(UsageError, match="start_method=forkserver does not exist on this system"):
+        list(evaluation(photos, (), 1, "forkserver"))
+
+
+def test_a_missing_decoder_is_refused_before_any_worker_starts(photos):
+    with pytest.raises(UsageError, match="no_such_module_anywhere"):
+        training(photos, ("no_such_module_anywhere.decode",), 1, "fork")

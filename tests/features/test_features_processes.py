@@ -1,0 +1,182 @@
+"""Any number of processes writes what one writes: each image once, in order; one that dies ends the others."""
+
+import contextlib
+import csv
+import dataclasses
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from sslbench.backbones.build import build
+from sslbench.backbones.layers import resolve_layers
+from sslbench.data.images import Arrays
+from sslbench.data.source import Labels, Source
+from sslbench.distributed import Process, this_process
+from sslbench.errors import StoreError, UsageError
+from sslbench.features import job, presence
+from sslbench.features.extract import extract
+from sslbench.features.job import ExtractSettings
+from sslbench.preprocessing import Preprocessing
+
+CPU = ExtractSettings(torch.device("cpu"), batch_size=4, workers=0)
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    torch.set_num_threads(1)
+    return dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing(16, (16, 16)))
+
+
+def source_of(n):
+    pixels = np.random.default_rng(0).integers(0, 256, (n, 18, 16, 3), dtype=np.uint8)
+    labels = Labels("single", ("a", "b", "c"), np.arange(n) % 3)
+    return Source("pictures", tuple(f"{i:03d}" for i in range(n)), labels, Arrays(pixels, "pictures"))
+
+
+def run(backbone, n, root, settings=CPU, progress=None):
+    layers = resolve_layers(backbone, ("res5avg",))
+    return extract(backbone, source_of(n), layers, settings, root=root, split="all", progress=progress)
+
+
+def _rank(backbone, n, root, rank, world, names=("RANK", "WORLD_SIZE")):
+    os.environ.update({names[0]: str(rank), names[1]: str(world)})
+    run(backbone, n, root)
+
+
+def files_of(root):
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+def accuracy(features):
+    half = len(features.x) // 2
+    x, y = np.array(features.x, dtype=np.float32), np.asarray(features.labels.values)
+    similar = x[half:] @ x[:half].T
+    nearest = y[:half][np.argsort(-similar, axis=1, kind="stable")[:, :5]]
+    votes = np.array([np.bincount(row, minlength=3).argmax() for row in nearest])
+    return float((votes == y[half:]).mean())
+
+
+@pytest.mark.parametrize("n", [21, 22, 23])
+def test_the_store_of_any_number_of_processes_is_that_of_one(backbone, n, tmp_path):
+    alone = run(backbone, n, tmp_path / "1")
+    x = alone.features["res5avg"]
+    for world in (2, 3, 5):
+        root = tmp_path / str(world)
+        ranks = [FORK.Process(target=_rank, args=(backbone, n, root, r, world)) for r in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(60)
+            assert process.exitcode == 0
+        together = run(backbone, n, root)
+        assert together.decoded == 0
+        found = together.features["res5avg"]
+        assert found.x.shape == (n, 128)
+        assert found.ids == x.ids
+        assert np.allclose(found.x, x.x, atol=1e-5)
+        assert accuracy(found) == accuracy(x)
+        assert files_of(root) == files_of(tmp_path / "1")
+        for name in ("index.csv", "meta.json"):
+            assert (together.entry.folder / name).read_bytes() == (alone.entry.folder / name).read_bytes()
+    with (alone.entry.folder / "index.csv").open() as file:
+        assert [row["id"] for row in csv.DictReader(file)] == [f"{i:03d}" for i in range(n)]
+
+
+def test_under_srun_the_steps_variables_count(backbone, tmp_path):
+    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    ranks = [FORK.Process(target=_rank, args=(backbone, 9, tmp_path, r, 2, names)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    assert run(backbone, 9, tmp_path).decoded == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "process"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1"}, Process(1, 3, 1)),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}, Process(5, 8, 1)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Process()),
+        ({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, Process()),
+    ],
+)
+def test_which_process_this_is(variables, process, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert this_process() == process
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "3", "WORLD_SIZE": "3"}, {"RANK": "one", "WORLD_SIZE": "3"}])
+def test_variables_that_contradict_each_other_are_refused(variables, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="RANK"):
+        this_process()
+
+
+def _slowly(backbone, root, rank, queue, fails):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    presence.BEAT_SECONDS, presence.GONE_SECONDS, job.FLUSH_SECONDS = 0.1, 1.5, 0.0
+
+    def progress(done, total):
+        time.sleep(0.3 if rank == 1 else 0.0)
+        if rank == 1 and fails and done > 2:
+            raise ValueError("the disk is on fire")
+
+    with contextlib.suppress(ValueError):
+        try:
+            run(backbone, 22, root, dataclasses.replace(CPU, batch_size=1), progress)
+        except StoreError as error:
+            queue.put(str(error))
+
+
+@pytest.mark.parametrize("how", ["killed", "fails"])
+def test_a_process_that_dies_ends_the_others_with_its_reason(backbone, tmp_path, how):
+    queue = FORK.Queue()
+    ranks = [FORK.Process(target=_slowly, args=(backbone, tmp_path, r, queue, how == "fails")) for r in range(2)]
+    for process in ranks:
+        process.start()
+    if how == "killed":
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            progress = [np.fromfile(file, dtype=np.uint8) for file in tmp_path.glob("*/*.progress")]
+            if progress and progress[0][1::2].sum() >= 2:
+                break
+            time.sleep(0.02)
+        os.kill(ranks[1].pid, signal.SIGKILL)
+    message = queue.get(timeout=30)
+    reason = "it was killed, or has hung" if how == "killed" else "ValueError: the disk is on fire"
+    assert "process 1 of 2 stopped writing features" in message
+    assert reason in message
+    for process in ranks:
+        process.join(30)
+        assert not process.is_alive()
+    assert not list(tmp_path.glob("*/*.npy")) and not list(tmp_path.glob("*/meta.json"))
+    again = run(backbone, 22, tmp_path)
+    assert 0 < again.decoded < 22, "what was done is kept"
+    whole = run(backbone, 22, tmp_path / "whole").features["res5avg"].x
+    assert np.allclose(again.features["res5avg"].x, whole, atol=1e-5)
+    assert not list(tmp_path.glob("*/process-*"))
+
+
+def test_what_a_killed_run_has_left_says_nothing_about_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(presence, "GONE_SECONDS", 0.0)
+    (tmp_path / "process-0.alive").write_text("failed: long ago")
+    second = presence.Presence(tmp_path, Process(1, 2))
+    for _ in range(3):
+        second.check()
+        time.sleep(0.01)
+    (tmp_path / "process-1.alive").write_text("failed: long ago")
+    first = presence.Presence(tmp_path, Process(0, 2))
+    with first.announced():
+        first.check()
+    assert not list(tmp_path.iterdir())
