@@ -3,8 +3,9 @@
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sslbench import names, paths
 from sslbench.config import build, read_yaml
@@ -43,8 +44,16 @@ class Benchmark:
         data: `--data` string of a named data set; empty when the user has to say where the images are.
         layers: layers that are evaluated; empty: the backbone's default.
         preprocessing: values of the image preprocessing that this benchmark fixes.
+        folder: where data without a source of their own are looked for below the user's data folder
+            ($SSLBENCH_DATA, else ./data): a folder or a manifest; `test_folder` holds the test part if that lies apart.
+        test_folder: see there.
+        test_classes: what the classes of test are to those of train. 'same': the same names, all of them are scored;
+            'subset': test has some of them, and only these can be predicted; 'numbers': test names the i-th of train's
+            classes, sorted, by the number i.
+        page: where the data are described and offered.
         samples: expected number of samples, {'train': 50000, 'test': 10000}.
         classes: expected number of classes; 0: any.
+        metric: that leads, where it is not the protocol's usual one; empty: that.
         reference: published values.
         sha256: of the resolved content, 16 hex digits.
         modified: True when a file of the user's stands in for the shipped one of that name.
@@ -58,8 +67,13 @@ class Benchmark:
     data: str = ""
     layers: tuple[str, ...] = ()
     preprocessing: dict[str, Any] = dataclasses.field(default_factory=dict)
+    folder: str = ""
+    test_folder: str = ""
+    test_classes: Literal["same", "subset", "numbers"] = "same"
+    page: str = ""
     samples: dict[str, int] = dataclasses.field(default_factory=dict)
     classes: int = 0
+    metric: str = ""
     reference: tuple[Reference, ...] = ()
     sha256: str = ""
     modified: bool = False
@@ -101,22 +115,57 @@ class _Suite:
     benchmarks: tuple[str, ...]
 
 
+def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None = None) -> tuple[str, str | None]:
+    """Where the train and the test part of a benchmark are: what the user gives, else what the benchmark names.
+
+    Raises:
+        UsageError: the data have to be given, or are not in the user's data folder; it says where they are looked for.
+    """
+    if data is not None:
+        if benchmark.test_folder and test_data is None:
+            raise UsageError(
+                f"{benchmark.name} is tested on other data than it is trained on", "Give --test-data beside --data."
+            )
+        return data, test_data
+    if benchmark.data:
+        return benchmark.data, test_data
+    if not benchmark.folder:
+        raise UsageError(f"{benchmark.name} needs --data: {benchmark.title}")
+    root = Path(os.environ.get("SSLBENCH_DATA") or "data").expanduser()
+    wanted = [root / name for name in (benchmark.folder, benchmark.test_folder) if name]
+    missing = [path.absolute() for path in wanted if not path.exists()]
+    if missing:
+        where = f" The data are offered at {benchmark.page}." if benchmark.page else ""
+        raise UsageError(
+            f"{benchmark.name} needs --data: {benchmark.title}; looked for {' and '.join(map(str, missing))}",
+            f"Give --data (and --test-data), or set SSLBENCH_DATA to the folder that holds {wanted[0].name}.{where}",
+        )
+    return str(wanted[0]), test_data or (str(wanted[1]) if benchmark.test_folder else None)
+
+
+_MERGED = ("settings", "preprocessing")
+
+
 def _read(file: Path) -> dict[str, Any]:
-    """The content of a benchmark file; `extends: NAME` takes what is not written here from that one file."""
+    """The content of a benchmark file; `extends: [NAME, ...]` takes what is not written here from those files.
+
+    Of several bases the later ones win.
+    """
     content = read_yaml(file)
-    base_name = content.pop("extends", None)
-    if base_name is None:
-        return content
-    base_file = next(
-        (p for root in paths.search_path("benchmarks") if (p := root / f"{base_name}.yaml").is_file()), None
-    )
-    if base_file is None:
-        raise UsageError(f"{file}: extends '{base_name}', which does not exist")
-    base = read_yaml(base_file)
-    if "extends" in base:
-        raise UsageError(f"{file}: extends {base_file}, which itself extends another file; one base is all there is")
-    merged = {**base, **content}
-    for key in ("settings", "preprocessing"):
-        if key in base and key in content:
-            merged[key] = {**base[key], **content[key]}
+    given = content.pop("extends", [])
+    bases = [_base(file, name) for name in ([given] if isinstance(given, str) else given)]
+    merged: dict[str, Any] = {}
+    for part in (*bases, content):
+        both = {key: {**merged[key], **part[key]} for key in _MERGED if key in merged and key in part}
+        merged |= part | both
     return merged
+
+
+def _base(file: Path, name: str) -> dict[str, Any]:
+    found = next((p for root in paths.search_path("benchmarks") if (p := root / f"{name}.yaml").is_file()), None)
+    if found is None:
+        raise UsageError(f"{file}: extends '{name}', which does not exist")
+    base = read_yaml(found)
+    if "extends" in base:
+        raise UsageError(f"{file}: extends {found}, which itself extends another file; a base stands for itself")
+    return base

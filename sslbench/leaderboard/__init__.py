@@ -2,7 +2,23 @@
 
 from sslbench.leaderboard.board import table
 from sslbench.leaderboard.html import to_html
+from sslbench.leaderboard.latex import to_latex
 from sslbench.leaderboard.model import Board, Cell, Column, Row
+from sslbench.leaderboard.published import Published, read_published, with_published
 from sslbench.leaderboard.tables import to_csv, to_markdown, to_rich
 
-__all__ = ["Board", "Cell", "Column", "Row", "table", "to_csv", "to_html", "to_markdown", "to_rich"]
+__all__ = [
+    "Board",
+    "Cell",
+    "Column",
+    "Published",
+    "Row",
+    "read_published",
+    "table",
+    "to_csv",
+    "to_html",
+    "to_latex",
+    "to_markdown",
+    "to_rich",
+    "with_published",
+]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sslbench.leaderboard.flags import is_floor, row_flags
 from sslbench.leaderboard.floors import floor_rows
 from sslbench.leaderboard.headings import column_names, natural, preprocessing_text, row_names
-from sslbench.leaderboard.model import HIGHER_IS_BETTER, Board, Cell, Column, Group, Row, value
+from sslbench.leaderboard.model import Board, Cell, Column, Group, Row, direction, value
 from sslbench.leaderboard.ties import mark_best
 from sslbench.results import Comparability, Metric, Result, canonical, comparability_key
 
@@ -51,7 +51,7 @@ def table(
     notes += [
         f"{c.name}: whether more {c.metric} is better is not known, so none is marked as best."
         for c in columns
-        if c.metric not in HIGHER_IS_BETTER
+        if direction(c.metric) == 0
     ]
     bottom = floor_rows([row for row in made if row.floor], shown, columns, groups)
     board = Board(columns=columns, rows=(*body, *bottom), notes=tuple(notes))
@@ -142,8 +142,8 @@ def merge_seeds(metrics: Sequence[Metric]) -> Metric:
 
 def _sort_key(row: Row, columns: tuple[Column, ...]) -> tuple[float, str, str]:
     first = value(row, 0, columns)
-    unranked = first is None or columns[0].metric not in HIGHER_IS_BETTER
-    return (float("inf") if unranked or first is None else -first, row.label, row.layer)
+    sign = direction(columns[0].metric) if columns else 0
+    return (float("inf") if first is None or sign == 0 else -sign * first, row.label, row.layer)
 
 
 def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
@@ -155,10 +155,13 @@ def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         for name in [column.metric, *sorted({name for cell in cells.values() for name in cell.metrics})]:
             values = {row: cell.metrics[name].value for row, cell in cells.items() if name in cell.metrics}
             known = {row: v for row, v in values.items() if v is not None}
-            if len(known) == len(cells) > 1 and name in HIGHER_IS_BETTER:
-                winners[name] = frozenset(row for row, v in known.items() if v == max(known.values()))
+            sign = direction(name)
+            if len(known) == len(cells) > 1 and sign:
+                best = max(sign * v for v in known.values())
+                winners[name] = frozenset(row for row, v in known.items() if sign * v == best)
         if winners and not frozenset.intersection(*winners.values()):
-            found = "; ".join(f"{metric}: {' and '.join(sorted(winner))}" for metric, winner in winners.items())
+            groups = {winner: [m for m, w in winners.items() if w == winner] for winner in winners.values()}
+            found = "; ".join(f"{', '.join(names)}: {' and '.join(sorted(best))}" for best, names in groups.items())
             notes.append(f"{column.name}: the metrics disagree on the best row ({found}).")
     return notes
 

@@ -3,8 +3,10 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sslbench.leaderboard.model import Cell, Column
+from sslbench.leaderboard.model import Cell, Column, direction
 from sslbench.results import Result
+
+_LEARNED = 90.0  # percent
 
 
 def row_flags(members: Sequence[Result], columns: Sequence[Column], cells: Sequence[Cell | None]) -> tuple[str, ...]:
@@ -27,6 +29,17 @@ def is_floor(result: Result) -> bool:
     return result.weights.untrained or result.weights.backbone.partition(":")[0] == "pixels"
 
 
+def underfitted(result: Result) -> bool:
+    """Whether the probe has not even learned train: it scores below the whole interval of test there.
+
+    Or its solver stopped early and it is wrong about every tenth training sample.
+    """
+    low = result.metrics[result.headline].low
+    if result.train is None or direction(result.headline) <= 0:
+        return False
+    return (low is not None and result.train < low) or (result.converged is False and result.train < _LEARNED)
+
+
 def cell_flags(cell: Cell, metric: str) -> list[str]:
     """What a reader must know about one number."""
     flags = []
@@ -34,6 +47,8 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
         flags.append("not converged")
     if any(record.benchmark is not None and record.benchmark.modified for record in cell.records):
         flags.append("modified")
+    presets = [record.preset for record in cell.records if record.preset is not None]
+    flags += sorted({f"preset {preset.name} modified" for preset in presets if preset.modified})
     part = cell.records[0].data
     if part.unreadable or part.train.n_used < part.train.n or part.test.n_used < part.test.n:
         used = f"{part.train.n_used} of {part.train.n} train, {part.test.n_used} of {part.test.n} test"
@@ -42,8 +57,11 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
         flags.append("selected on test")
     floor = [record.floors.get("untrained", {}).get(metric) for record in cell.records]
     known, value = [f for f in floor if f is not None], cell.metrics[metric].value
-    if known and value is not None and value <= max(known) and not is_floor(cell.records[0]):
+    sign = direction(metric) or 1
+    if known and value is not None and sign * value <= max(sign * f for f in known) and not is_floor(cell.records[0]):
         flags.append("not above untrained")
+    if any(underfitted(record) for record in cell.records if record.headline == metric):
+        flags.append("underfitted")
     if len(cell.records) > 1:
         flags.append(f"mean of {len(cell.records)} seeds")
     return flags

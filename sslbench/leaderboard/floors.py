@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from sslbench.leaderboard.model import Cell, Column, Group, Row
+from sslbench.leaderboard.model import Cell, Column, Group, Row, direction
 from sslbench.results import Metric, Result
 
 _ORDER = ("chance", "majority", "pixels", "untrained")
@@ -15,7 +15,7 @@ def floor_rows(
 ) -> list[Row]:
     """The rows at the bottom: floors that have a record of their own, and those that are only named in other records.
 
-    Where results of one column name different values for a floor, the highest counts: it is the one to be above.
+    Where results of one column name different values for a floor, the best counts: it is the one to be above.
 
     Args:
         measured: rows made from the floors' own records (they have intervals).
@@ -35,7 +35,8 @@ def floor_rows(
             cell = named[kind][position]
             for name, value in values.items():
                 if value is not None:
-                    cell[name] = max(value, cell.get(name, value))
+                    better = min if direction(name) < 0 else max
+                    cell[name] = better(value, cell.get(name, value))
     rows = [_row(kind, values, len(columns)) for kind, values in named.items() if any(values.values())]
     return sorted([*measured, *rows], key=lambda row: (_ORDER.index(_kind(row.weights, "")[0]), row.label, row.layer))
 

@@ -1,15 +1,29 @@
 """What a leaderboard is made of."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from sslbench.results import Comparability, Metric, Result
 
-# A metric that is not listed is shown, but no row is called best by it: it may be an error or a loss.
+if TYPE_CHECKING:
+    from sslbench.leaderboard.published import Published
+
+# A metric that is in neither list is shown, but no row is called best by it: it may be an error or a loss.
 HIGHER_IS_BETTER = frozenset(
-    "top1 top5 balanced_accuracy macro_f1 micro_f1 mAP mAP_11pt mAP_noninterpolated macro_auroc auroc r2 "
+    "top1 top5 balanced_accuracy macro_f1 micro_f1 mAP mAP_11pt mAP_noninterpolated macro_auroc auroc r2 spearman "
+    "nmi ari accuracy silhouette "
     "AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl mask_AP mask_AP50 mask_AP75 mask_APs mask_APm mask_APl".split()
 )
+LOWER_IS_BETTER = frozenset({"ece", "ece_adaptive", "nll", "brier", "mae", "rmse"})
+
+
+def direction(metric: str) -> int:
+    """1 where more of a metric is better, -1 where less is, 0 where that is not known."""
+    worst = re.fullmatch(r"worst_group\(.*\)\.(\w+)", metric)
+    name = worst[1] if worst else metric
+    return int(name in HIGHER_IS_BETTER) - int(name in LOWER_IS_BETTER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +58,14 @@ class Cell:
         records: one per seed; empty for a floor.
         best: no row has a higher value in this column.
         tied: the paired 95 % interval of the difference to the best row holds 0; None when that was not tested.
+        published: where a published number comes from; it has no records.
     """
 
     metrics: Mapping[str, Metric]
     records: tuple[Result, ...] = ()
     best: bool = False
     tied: bool | None = None
+    published: "Published | None" = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +76,7 @@ class Row:
         label: unique on the board together with the layer.
         weights: the file's name as the user called it; 'chance', 'majority', 'pixels' or 'untrained' for a floor.
         flags: what a reader must know, short.
+        published: it is somebody else's number, shown beside and never compared.
         cells: one per column, None where nothing was measured.
         average: over the board's complete columns, when asked for.
     """
@@ -73,8 +90,22 @@ class Row:
     precision: str = ""
     flags: tuple[str, ...] = ()
     floor: bool = False
+    published: bool = False
     cells: tuple[Cell | None, ...]
     average: float | None = None
+
+    @property
+    def kind(self) -> Literal["result", "published", "floor"]:
+        """Which block of the table it stands in."""
+        return "floor" if self.floor else "published" if self.published else "result"
+
+
+@dataclasses.dataclass(frozen=True)
+class Extra:
+    """A further column, shown on request: its heading, and a number per row of the board or None."""
+
+    name: str
+    values: tuple[float | None, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,12 +115,14 @@ class Board:
     Attributes:
         notes: what a reader must know about the table as a whole, one sentence each.
         averaged: number of columns that the rows' average is over; 0 without one.
+        extras: further columns.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     averaged: int = 0
+    extras: tuple[Extra, ...] = ()
 
 
 def shown(row: Row, position: int, columns: tuple[Column, ...]) -> Metric | None:

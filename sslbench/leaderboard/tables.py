@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench.errors import ResultError
+from sslbench.leaderboard.extras import cell_costs, extra_texts, row_costs, train_value
 from sslbench.leaderboard.model import Board, Cell, Row, shown, value
 from sslbench.records import replace_file
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from sslbench.leaderboard.published import Published
+
 LEGEND = "Bold: the best, and what cannot be told from it (paired 95 % interval over the test samples)."
 _LONG = (
     "kind weights backbone layer preprocessing precision column metric shown value low high n tied_with_best seeds "
-    "protocol protocol_version settings benchmark benchmark_version modified converged n_train train_value "
-    "weights_sha256 train_fingerprint test_fingerprint ids flags"
+    "protocol protocol_version settings benchmark benchmark_version preset modified converged n_train train_value "
+    "parameters gflops images_per_second extract_seconds extract_peak_mib extract_peak_gpu_mib seconds peak_mib "
+    "peak_gpu_mib weights_sha256 train_fingerprint test_fingerprint ids source flags"
 ).split()
 
 
@@ -54,11 +58,14 @@ def write_text(path: Path, text: str) -> None:
 def _wide(board: Board) -> Iterator[list[Any]]:
     fixed = ["weights", "backbone", "layer", "preprocessing", "precision"]
     average = ["average"] if board.averaged else []
-    yield [*fixed, *(column.name for column in board.columns), *average, "flags"]
-    for row in board.rows:
+    further = [extra.name for extra in board.extras]
+    yield [*fixed, *(column.name for column in board.columns), *average, *further, "flags"]
+    for position, row in enumerate(board.rows):
         values = [number(value(row, i, board.columns)) for i in range(len(board.columns))]
         named = [getattr(row, name) for name in fixed[1:]]
-        yield [row.label, *named, *values, *([number(row.average)] if average else []), "; ".join(row.flags)]
+        beside = [number(extra.values[position]) for extra in board.extras]
+        mean = [number(row.average)] if average else []
+        yield [row.label, *named, *values, *mean, *beside, "; ".join(row.flags)]
 
 
 def _long(board: Board) -> Iterator[list[Any]]:
@@ -74,7 +81,7 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
     column = board.columns[position]
     key = column.group.key
     common: dict[str, Any] = {
-        "kind": "floor" if row.floor else "result",
+        "kind": row.kind,
         "weights": row.label,
         **{name: getattr(row, name) for name in ("backbone", "layer", "preprocessing", "precision")},
         "column": column.name,
@@ -87,6 +94,10 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         "test_fingerprint": key.test,
         "flags": "; ".join(row.flags),
     }
+    if cell.published is not None:  # the column's data and settings are ours, not theirs
+        ours = ("protocol_version", "settings", "n_train", "train_fingerprint", "test_fingerprint")
+        common |= dict.fromkeys(ours, "") | {"protocol": cell.published.protocol, "source": _source(cell.published)}
+        common |= {"benchmark": cell.published.benchmark}
     if cell.records:
         first = cell.records[0]
         common |= {"seeds": _joined(r.seed for r in cell.records), "ids": _joined(r.id for r in cell.records)}
@@ -95,15 +106,24 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
             modified = any(r.benchmark.modified for r in cell.records if r.benchmark is not None)
             common |= {"benchmark": first.benchmark.name, "benchmark_version": first.benchmark.version}
             common |= {"modified": int(modified)}
+        if first.preset is not None:
+            modified = any(r.preset.modified for r in cell.records if r.preset is not None)
+            common |= {"preset": first.preset.name, "modified": int(modified or common.get("modified", 0))}
+        costs = {**row_costs(cell.records), **cell_costs(cell)}
+        common |= {name: number(value) for name, value in costs.items()}
     for name in sorted(cell.metrics, key=lambda name: (name != column.metric, name)):
         metric, leads = cell.metrics[name], name == column.metric
         entry = {"metric": name, "shown": int(leads), "n": "" if metric.n is None else metric.n}
         entry |= {part: number(getattr(metric, part)) for part in ("value", "low", "high")}
         if leads and cell.tied is not None:
             entry["tied_with_best"] = int(cell.tied)
-        if cell.records and name == cell.records[0].headline and len(cell.records) == 1:
-            entry["train_value"] = number(cell.records[0].train)
+        if cell.records and name == cell.records[0].headline:
+            entry["train_value"] = number(train_value(cell))
         yield common | entry
+
+
+def _source(published: "Published") -> str:
+    return f"{published.source}: {published.where}"
 
 
 def _joined(items: Iterable[object]) -> str:
@@ -132,7 +152,7 @@ def leads(cell: Cell | None) -> bool:
 
 def several_layers(board: Board) -> bool:
     """Whether the layer tells rows apart, so that it must be shown."""
-    return len({row.layer for row in board.rows if not row.floor}) > 1
+    return len({row.layer for row in board.rows if row.kind == "result"}) > 1
 
 
 def titles(board: Board) -> list[str]:
@@ -157,15 +177,17 @@ def markdown(board: Board) -> str:
         *(["layer"] if layer else []),
         *titles(board),
         *(["average"] if board.averaged else []),
+        *(extra.name for extra in board.extras),
         "flags",
     ]
-    right = len(board.columns) + bool(board.averaged)
+    right = len(board.columns) + bool(board.averaged) + len(board.extras)
     lines = [_markdown(heads), "|" + "---|" * (1 + layer) + "---:|" * right + "---|"]
     for row in board.rows:
         texts = [cell_text(board, row, i) for i in range(len(board.columns))]
         cells = [f"**{text}**" if leads(cell) else text for text, cell in zip(texts, row.cells, strict=True)]
         average = [f"{row.average:.2f}" if row.average is not None else ""] if board.averaged else []
-        lines.append(_markdown([row.label, *([row.layer] if layer else []), *cells, *average, "; ".join(row.flags)]))
+        beside = [*cells, *average, *extra_texts(board, row)]
+        lines.append(_markdown([row.label, *([row.layer] if layer else []), *beside, "; ".join(row.flags)]))
     return "\n".join([*lines, "", LEGEND, *(f"\n{note}" for note in board.notes)]) + "\n"
 
 
@@ -180,8 +202,8 @@ def to_rich(board: Board) -> "Table":
     from rich.text import Text
 
     layer = several_layers(board)
-    notes = [f"[{i}] {flag}" for i, flag in enumerate(_distinct_flags(board), start=1)]
-    numbers = {flag: f"[{i}]" for i, flag in enumerate(_distinct_flags(board), start=1)}
+    notes = [f"[{i}] {flag}" for i, flag in enumerate(distinct_flags(board), start=1)]
+    numbers = {flag: f"[{i}]" for i, flag in enumerate(distinct_flags(board), start=1)}
     caption = "\n".join([LEGEND, *notes, *board.notes])
     result = Table(caption=escape(caption), caption_justify="left", title_justify="left", padding=(0, 1))
     result.add_column("weights", overflow="fold")
@@ -196,10 +218,14 @@ def to_rich(board: Board) -> "Table":
             cells.append(Text(cell_text(board, row, i), style="bold" if leads(cell) else ""))
         if board.averaged:
             cells.append(Text("" if row.average is None else f"{row.average:.2f}"))
-        ends = position + 1 < len(board.rows) and board.rows[position + 1].floor and not row.floor
-        result.add_row(*cells, style="dim" if row.floor else "", end_section=ends)
+        ends = position + 1 < len(board.rows) and board.rows[position + 1].kind != row.kind
+        result.add_row(*cells, style=_STYLES[row.kind], end_section=ends)
     return result
 
 
-def _distinct_flags(board: Board) -> list[str]:
+_STYLES = {"result": "", "published": "italic", "floor": "dim"}
+
+
+def distinct_flags(board: Board) -> list[str]:
+    """What is told by a number beside a row and explained below the table."""
     return list(dict.fromkeys(flag for row in board.rows for flag in row.flags if flag != "floor"))

@@ -3,13 +3,15 @@
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-from sslbench.leaderboard.model import HIGHER_IS_BETTER, Cell, Column, Row, value
-from sslbench.metrics.intervals import paired_difference
+from sslbench.errors import ResultError
+from sslbench.leaderboard.compare import RESAMPLES, compare_scores
+from sslbench.leaderboard.model import Cell, Column, Row, direction, value
 from sslbench.records import Scores, read_scores, scores_path
 from sslbench.results import Result
+
+_FEWER = 300  # resamples for metrics that must be computed anew on each: mAP of VOC07 takes a second a row
+
+_Scored = tuple[Result, Scores]
 
 
 def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> list[Row]:
@@ -17,46 +19,39 @@ def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> li
     cells = [list(row.cells) for row in rows]
     for position, column in enumerate(columns):
         known = {i: v for i, row in enumerate(rows) if (v := value(row, position, columns)) is not None}
-        if not known or column.metric not in HIGHER_IS_BETTER:
+        sign = direction(column.metric)
+        if not known or sign == 0:
             continue
-        best = max(known, key=lambda i: known[i])
-        champion = _scores(rows[best].cells[position], column.metric) if len(known) > 1 else None
+        best = max(known, key=lambda i: sign * known[i])
+        champion = _scores(rows[best].cells[position]) if len(known) > 1 else None
         for i, v in known.items():
             cell = cells[i][position]
             if cell is not None:
-                tied = True if i == best else tie(champion, _scores(cell, column.metric), column.metric, seed)
+                tied = True if i == best else tie(champion, _scores(cell), column.metric, seed)
                 cells[i][position] = dataclasses.replace(cell, best=v == known[best], tied=tied)
     return [dataclasses.replace(row, cells=tuple(changed)) for row, changed in zip(rows, cells, strict=True)]
 
 
-def _scores(cell: Cell | None, metric: str) -> Scores | None:
-    """Per-sample scores of a cell (of its first seed), where there are any and the metric is a mean over samples."""
-    if cell is None or metric not in ("top1", "top5"):
+def _scores(cell: Cell | None) -> _Scored | None:
+    """A cell's record (of its first seed) and its per-sample scores, where there are any."""
+    if cell is None or not cell.records:
         return None
-    first: Result = cell.records[0]
+    first = cell.records[0]
     path = scores_path(first)
-    return None if path is None else read_scores(path)
+    return None if path is None else (first, read_scores(path))
 
 
-def tie(best: Scores | None, other: Scores | None, metric: str, seed: int) -> bool | None:
-    """True if the 95 % interval of the paired difference between two results holds 0.
+def tie(best: _Scored | None, other: _Scored | None, metric: str, seed: int) -> bool | None:
+    """True if the 95 % interval of the paired difference between two results holds 0, as `compare` says it.
 
     None where that cannot be said: the scores of one are not there, they are not of the same samples, or the metric
-    is not a mean over samples (mean average precision).
+    cannot be computed from them.
     """
-    if best is None or other is None or best.ids != other.ids or best.classes != other.classes:
+    if best is None or other is None:
         return None
-    if best.labels.ndim != 1 or not np.array_equal(best.labels, other.labels):
+    resamples = RESAMPLES if metric in ("top1", "top5") else _FEWER
+    try:
+        found = compare_scores(best[0], other[0], best[1], other[1], metric, seed=seed, resamples=resamples)
+    except ResultError:
         return None
-    k = int(metric.removeprefix("top"))
-    _, low, high = paired_difference(hits(best, k), hits(other, k), seed=seed)
-    return bool(low <= 0 <= high)
-
-
-def hits(scores: Scores, k: int) -> npt.NDArray[np.bool_]:
-    """(N,) True where the right class is among the k highest scores (of equal scores the lower class number leads)."""
-    right = np.take_along_axis(scores.scores, scores.labels[:, None], axis=1)
-    lower = np.arange(scores.scores.shape[1]) < scores.labels[:, None]
-    ahead = np.sum((scores.scores > right) | ((scores.scores == right) & lower), axis=1)
-    found: npt.NDArray[np.bool_] = ahead < k
-    return found
+    return None if found.verdict == "not computable" else found.verdict == "tied"

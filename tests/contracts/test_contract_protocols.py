@@ -4,16 +4,28 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
+from sslbench.backbones.layers import resolve_layers
+from sslbench.backbones.load import load_backbone
 from sslbench.config import describe
-from sslbench.data.source import Labels
+from sslbench.data.images import Arrays
+from sslbench.data.labels import no_labels
+from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.features.array import Features
+from sslbench.features.job import ExtractSettings
 from sslbench.names import find_module, list_names
 from sslbench.results import Outcome
 
-PROTOCOLS = list_names("protocol")
-ONE_LABEL_ONLY = {"lsr"}
+ALL = list_names("protocol")
+ON_IMAGES = [name for name in ALL if getattr(find_module("protocol", name), "ON_IMAGES", False)]
+PROTOCOLS = [name for name in ALL if name not in ON_IMAGES]
+# What finds no class for a sample: clusters are compared with classes, and geometry knows of none.
+NO_CLASSIFIERS = {"clustering": "ari", "geometry": "rankme"}
+CLASSIFIERS = [name for name in PROTOCOLS if name not in NO_CLASSIFIERS]
+NEED_LABELS = [name for name in PROTOCOLS if getattr(find_module("protocol", name), "NEEDS_LABELS", True)]
+ONE_LABEL_ONLY = {"clustering", "lsr"}
 
 
 def sample(n, seed, kind="single", classes=4):
@@ -38,10 +50,12 @@ def run(name, kind="single", seed=0, train=None, test=None):
 
 
 def test_the_protocols_are_the_expected_ones():
-    assert PROTOCOLS == ["knn", "linear", "low-shot", "lsr", "svm"]
+    assert ON_IMAGES == ["linear-online"]
+    assert PROTOCOLS == ["clustering", "geometry", "knn", "linear", "low-shot", "lsr", "svm"]
+    assert sorted(set(PROTOCOLS) - set(NEED_LABELS)) == ["geometry"]
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", ALL)
 def test_settings_are_frozen_documented_and_have_defaults(name):
     module = find_module("protocol", name)
     assert isinstance(module.VERSION, int) and module.VERSION >= 1
@@ -62,7 +76,7 @@ def test_what_needs_one_label_per_sample_says_so_before_any_work(name):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [(n, kind) for n in PROTOCOLS for kind in ("single", "multi") if kind == "single" or n not in ONE_LABEL_ONLY],
+    [(n, kind) for n in CLASSIFIERS for kind in ("single", "multi") if kind == "single" or n not in ONE_LABEL_ONLY],
 )
 def test_an_outcome_is_complete_and_good_on_separated_classes(name, kind):
     outcome = run(name, kind)
@@ -95,7 +109,29 @@ def test_test_labels_decide_nothing(name):
     assert first.selected == second.selected
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize(("name", "headline"), NO_CLASSIFIERS.items())
+def test_an_outcome_without_predictions_is_complete_too(name, headline):
+    outcome = run(name)
+    assert outcome.headline == headline and len(outcome.scores) == 40 and outcome.scores.dtype == np.float32
+    assert outcome.scores.shape[1] in (0, 4)
+    for value, low, high in outcome.metrics.values():
+        assert np.isnan(value) or low - 1e-9 <= value <= high + 1e-9
+    assert all(note.endswith(".") for note in outcome.notes)
+
+
+@pytest.mark.parametrize("name", sorted(set(PROTOCOLS) - set(NEED_LABELS)))
+def test_what_needs_no_labels_gives_the_same_without(name):
+    parts = [dataclasses.replace(sample(n, n), labels=no_labels(n)) for n in (80, 40)]
+    module = find_module("protocol", name)
+    module.check(module.Settings(), parts[0].labels)
+    with_labels, without = (
+        run(name, train=sample(80, 80), test=sample(40, 40)),
+        run(name, train=parts[0], test=parts[1]),
+    )
+    assert without.metrics.items() <= with_labels.metrics.items()
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_shuffled_labels_score_at_chance(name):
     train = sample(400, 1)
     shuffled = np.random.default_rng(5).permutation(train.labels.values)
@@ -111,3 +147,55 @@ def test_features_that_are_not_finite_are_refused_with_their_ids(name):
     x[7, 2] = np.nan
     with pytest.raises(DataError, match="1-0007"):
         run(name, train=dataclasses.replace(train, x=x))
+
+
+def pictures(n, seed, kind="single"):
+    """The same samples as pictures of 8 x 8 pixels, each class with a colour of its own."""
+    labels = sample(n, seed, kind).labels
+    colours = np.array([[250, 10, 10], [10, 250, 10], [10, 10, 250], [250, 250, 250]])
+    noise = np.random.default_rng(seed).integers(-10, 6, (n, 8, 8, 3))
+    array = (colours[np.arange(n) % 4][:, None, None, :] + noise).astype(np.uint8)
+    ids = tuple(f"{seed}-{i:04d}" for i in range(n))
+    return Source(f"pictures {seed}", ids, labels, Arrays(array, f"pictures {seed}"))
+
+
+def run_on_images(name, folder, kind="single", test=None):
+    module, backbone = find_module("protocol", name), load_backbone("pixels:4")
+    settings = dataclasses.replace(module.Settings(), batch_size=16)
+    layers = resolve_layers(backbone, ())
+    train = pictures(80, 1, kind)
+    rows = module.check_images(backbone, layers, train, settings, seed=0)
+    outcomes = module.run_on_images(
+        backbone,
+        layers,
+        train,
+        pictures(40, 2, kind) if test is None else test,
+        settings,
+        seed=0,
+        engine=ExtractSettings(torch.device("cpu"), workers=0),
+        folder=folder,
+    )
+    assert tuple(outcomes) == rows
+    return outcomes[rows[0]]
+
+
+@pytest.mark.parametrize("name", ON_IMAGES)
+@pytest.mark.parametrize("kind", ["single", "multi"])
+def test_an_outcome_on_images_is_complete_and_good(name, kind, tmp_path):
+    outcome = run_on_images(name, tmp_path, kind)
+    assert outcome.headline == {"single": "top1", "multi": "mAP"}[kind]
+    assert outcome.scores.shape == (40, 4) and outcome.scores.dtype == np.float32
+    value, low, high = outcome.metrics[outcome.headline]
+    assert 0.8 < value <= 1 and low <= value + 1e-9 and value - 1e-9 <= high
+    assert set(outcome.per_class) == {f"class {c}" for c in range(4)}
+    assert all(note.endswith(".") for note in outcome.notes)
+
+
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_on_images_the_same_input_gives_the_same_and_test_labels_decide_nothing(name, tmp_path):
+    test = pictures(40, 2)
+    shuffled = np.random.default_rng(0).permutation(test.labels.values)
+    other = dataclasses.replace(test, labels=dataclasses.replace(test.labels, values=shuffled))
+    first, second = run_on_images(name, tmp_path / "a"), run_on_images(name, tmp_path / "b", test=other)
+    assert np.array_equal(first.scores, second.scores)
+    assert first.selected == second.selected

@@ -1,5 +1,6 @@
 """What every kind of data location promises, tested on every kind there is."""
 
+import inspect
 import json
 import pickle
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sslbench.config import describe
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
+from sslbench.errors import UsageError
 from sslbench.names import find_module, list_names
 
 SOURCES = list_names("source")
@@ -109,8 +112,9 @@ MAKE = {
     "tsv": lambda root: containers.write_tsv(root, containers.pictures()),
     "tfds": make_tfds,
     "hf": make_hf,
+    "kwcoco": lambda root: "kwcoco:shapes8-32",
 }
-MULTI_LABEL = ("voc",)
+MULTI_LABEL = ("voc", "kwcoco")
 
 
 def test_the_sources_are_the_expected_ones():
@@ -123,6 +127,16 @@ def test_a_location_is_recognised_by_exactly_one_source(tmp_path, name):
     taking = [find_module("source", other) for other in SOURCES if find_module("source", other).recognises(spec)]
     sure = [module for module in taking if not getattr(module, "LAST_RESORT", False)]
     assert (sure or taking) == [find_module("source", name)]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_options_say_what_they_mean_and_unknown_ones_are_refused(tmp_path, name):
+    module = find_module("source", name)
+    if hasattr(module, "Options"):
+        assert all(row.meaning for row in describe(module.Options))
+        assert "options" in inspect.signature(module.open).parameters
+    with pytest.raises(UsageError, match=r"unknown key 'no_such_option'|takes no options"):
+        open_data(f"{MAKE[name](tmp_path)}?no_such_option=1")
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -1,14 +1,10 @@
 """What is marked: flags, floors, the best row and its ties, metrics that disagree."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 from make_results import IDS, LABELS, labels, make, write
 
 from sslbench.leaderboard import table
 from sslbench.leaderboard.model import value
-from sslbench.leaderboard.ties import hits
-from sslbench.records import Scores
 from sslbench.results import BenchmarkUsed, Metric, Unreadable
 
 
@@ -105,16 +101,6 @@ def test_without_the_same_samples_nothing_is_said_about_ties(tmp_path):
     (tmp_path / "knn" / results[1].scores_file).unlink()
     cells = {row.label: row.cells[0] for row in table([*results, other_ids, other_labels]).rows}
     assert [cells[name].tied for name in ("moved", "other ids", "other labels")] == [None, None, None]
-
-
-@given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_a_sample_is_right_as_a_slow_ranking_says(n, c, k, seed):
-    generator = np.random.default_rng(seed)
-    scores = generator.integers(0, 3, (n, c)).astype(np.float32)
-    right = generator.integers(0, c, n)
-    ranked = [sorted(range(c), key=lambda j: (-row[j], j))[:k] for row in scores]
-    found = hits(Scores(tuple(map(str, range(n))), scores, right, tuple("abcdef"[:c])), k)
-    assert found.tolist() == [label in top for label, top in zip(right, ranked, strict=True)]
 
 
 def test_metrics_that_disagree_on_the_best_row_are_told():

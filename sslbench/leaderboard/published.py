@@ -1,0 +1,122 @@
+"""Rows that others have published, shown beside our own: as their sources report them, and never compared."""
+
+import csv
+import dataclasses
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from sslbench import paths
+from sslbench.errors import UsageError
+from sslbench.leaderboard.model import Board, Cell, Row, value
+from sslbench.results import Metric
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """One number as it was published: a line of `benchmarks/published/*.csv`.
+
+    Attributes:
+        benchmark: ours that measures the same thing, on the same data.
+        weights: what was evaluated, as its source calls it.
+        backbone: by the name that `--backbone` takes, where there is one.
+        metric: name of ours.
+        value: in percent.
+        protocol: how the source evaluated; seldom exactly as our benchmark does.
+        source: the paper or file, with its date or commit.
+        where: table or section.
+    """
+
+    benchmark: str
+    weights: str
+    backbone: str
+    metric: str
+    value: float
+    protocol: str
+    source: str
+    where: str
+
+
+def read_published() -> list[Published]:
+    """All published rows: those below the folders of $SSLBENCH_PATH, then the shipped ones.
+
+    Raises:
+        UsageError: a file does not have the columns of `Published`, or a value is no number; it names the line.
+    """
+    files = [f for root in paths.search_path("benchmarks") for f in sorted((root / "published").glob("*.csv"))]
+    return [row for file in files for row in read_file(file)]
+
+
+def read_file(file: Path) -> list[Published]:
+    """The rows of one file.
+
+    Raises:
+        UsageError: see `read_published`.
+    """
+    columns = [field.name for field in dataclasses.fields(Published)]
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
+            reader = csv.DictReader(opened)
+            if reader.fieldnames != columns:
+                raise UsageError(f"{file}: the columns should be {','.join(columns)}")
+            return [_row(file, reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {file}: {error}") from error
+
+
+def _row(file: Path, line: int, row: dict[str, str]) -> Published:
+    empty = [name for name, text in row.items() if not text]
+    if empty or None in row:
+        raise UsageError(f"{file}, line {line}: {f'{empty[0]} is empty' if empty else 'more values than columns'}")
+    try:
+        number = float(row["value"])
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"{file}, line {line}: the value '{row['value']}' is no number")
+    texts = {name: text for name, text in row.items() if name != "value"}
+    return Published(value=number, **texts)
+
+
+def with_published(board: Board, published: Iterable[Published]) -> Board:
+    """The board with the published rows of its benchmarks and metrics, best first by the first column that has any.
+
+    They have no interval and no per-sample scores, and what they call linear or kNN is the source's own protocol: they
+    are never marked as best or tied, count in no average, and stand in a block of their own.
+    """
+    known = {(c.group.benchmark.rpartition(" v")[0], c.metric): i for i, c in enumerate(board.columns)}
+    cells: dict[tuple[str, str, str], dict[int, Published]] = {}
+    for row in published:
+        position = known.get((row.benchmark, row.metric))
+        if position is not None:
+            cells.setdefault((row.weights, row.backbone, row.source), {})[position] = row
+    rows = [_as_row(found, len(board.columns)) for found in cells.values()]
+    if not rows:
+        note = "Nothing is published for these benchmarks and metrics (benchmarks/published)."
+        return dataclasses.replace(board, notes=(*board.notes, note))
+    rows.sort(key=lambda row: _best_first(row, board))
+    measured, floors = ([row for row in board.rows if row.floor is floor] for floor in (False, True))
+    note = "Published rows stand as their sources report them, by the sources' own protocols: they are not compared."
+    return dataclasses.replace(board, rows=(*measured, *rows, *floors), notes=(*board.notes, note))
+
+
+def _as_row(found: dict[int, Published], n_columns: int) -> Row:
+    first = next(iter(found.values()))
+    protocols = "; ".join(dict.fromkeys(row.protocol for row in found.values()))
+    made = [
+        Cell({found[i].metric: Metric(value=found[i].value)}, published=found[i]) if i in found else None
+        for i in range(n_columns)
+    ]
+    return Row(
+        label=f"{first.weights} ({first.backbone})",
+        weights=first.weights,
+        backbone=first.backbone,
+        flags=(f"published: {protocols}",),
+        published=True,
+        cells=tuple(made),
+    )
+
+
+def _best_first(row: Row, board: Board) -> tuple[int, float, str]:
+    position = next(i for i, cell in enumerate(row.cells) if cell is not None)
+    return position, -(value(row, position, board.columns) or 0.0), row.label

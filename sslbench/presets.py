@@ -1,0 +1,178 @@
+"""Presets: a protocol run the way a publication ran it, as YAML with its source (benchmarks/README.md)."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sslbench import names, paths
+from sslbench.config import build, describe, read_yaml, resolve
+from sslbench.errors import UsageError
+
+DEFAULT = "default"
+"""In place of a preset's name: the protocol's own defaults, `knn/default`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A published way to run a protocol.
+
+    Attributes:
+        name: path below benchmarks/presets/, without suffix: 'knn/dino'.
+        title: one line.
+        source: the paper and section, or the file of the published code, that the values come from.
+        protocol: the protocol that runs it, as `sslbench list protocols` spells it. Usually the one that the folder is
+            named after, but presets for training on images lie in linear/ too, and linear-online runs them.
+        version: grows whenever numbers would change.
+        settings: the protocol's settings that differ from its defaults.
+        layers: layers that are evaluated; empty: the backbone's default.
+        preprocessing: values of the image preprocessing that the publication fixes.
+        selects_on_test: whether something is chosen on the test part, as the publication did; the settings say so too.
+        sha256: of the content, 16 hex digits.
+        modified: True when a file of the user's stands in for the shipped one of that name.
+    """
+
+    name: str
+    title: str
+    source: str
+    protocol: str
+    version: int = 1
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    layers: tuple[str, ...] = ()
+    preprocessing: dict[str, Any] = dataclasses.field(default_factory=dict)
+    selects_on_test: bool = False
+    sha256: str = ""
+    modified: bool = False
+
+    @property
+    def family(self) -> str:
+        """The protocol that a user names to get it: 'low-shot' for low_shot/vissl_voc07."""
+        return family_of(self.name) or self.protocol
+
+
+def family_of(name: str) -> str:
+    """The protocol before the slash of a preset's name, as the command line spells it; '' without a slash."""
+    return name.rpartition("/")[0].replace("_", "-")
+
+
+def load_preset(name: str) -> Preset:
+    """The preset of that name, 'knn/dino', or in that YAML file; the user's folders of $SSLBENCH_PATH come first.
+
+    Raises:
+        UsageError: no such preset, or its file is wrong.
+    """
+    file = names.find_file("preset", _as_file_name(name))
+    content = read_yaml(file)
+    for key in ("name", "sha256", "modified"):
+        if key in content:
+            raise UsageError(f"{file}: the key '{key}' is not written in the file; the file's place is its name")
+    stem = _as_file_name(name).removesuffix(".yaml")
+    shipped = paths.builtin_dir("benchmarks") / "presets" / f"{stem}.yaml"
+    modified = shipped.is_file() and file.resolve() != shipped.resolve() and read_yaml(shipped) != content
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    name = Path(name).stem if name.endswith(".yaml") else stem
+    return build(Preset, {**content, "name": name, "sha256": digest, "modified": modified}, str(file))
+
+
+def find_presets(asked: Sequence[str], protocols: Sequence[str]) -> list[Preset]:
+    """The presets a user asks for: 'knn/dino', a YAML file, or 'dino', which is that of each protocol that has one.
+
+    Args:
+        asked: what was given as --preset.
+        protocols: the protocols that were named; empty: those of the presets.
+
+    Raises:
+        UsageError: no such preset (with the nearest ones), a bare name without a protocol, or a preset of a protocol
+            that was not named.
+    """
+    known = names.list_names("preset")
+    found: dict[str, Preset] = {}
+    for name in asked:
+        full = [name] if "/" in name or name.endswith(".yaml") else _of_protocols(name, protocols, known)
+        for each in full:
+            preset = load_preset(each)
+            if protocols and not {preset.family, preset.protocol} & set(protocols):
+                raise UsageError(
+                    f"the preset {preset.name} is for {preset.family}, which is not among the protocols named: "
+                    + ", ".join(protocols),
+                    f"Name {preset.family} too, or only give --preset {name}.",
+                )
+            found.setdefault(preset.name, preset)
+    return list(found.values())
+
+
+def _of_protocols(name: str, protocols: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The full names that a bare one stands for."""
+    alike = [full for full in known if full.rpartition("/")[2] == name]
+    if not protocols:
+        which = ", ".join(alike) if alike else names.did_you_mean(name, known)
+        raise UsageError(f"--preset {name}: of which protocol?", f"Write it as PROTOCOL/NAME: {which}")
+    found = [full for full in alike if family_of(full) in protocols]
+    # A protocol that runs presets of another's folder: `eval linear-online --preset moco`.
+    found += [full for full in alike if full not in found and load_preset(full).protocol in protocols]
+    if not found:
+        own = [full for full in known if family_of(full) in protocols]
+        bare = [full.rpartition("/")[2] for full in own]
+        raise UsageError(f"{' and '.join(protocols)}: no preset '{name}'", names.did_you_mean(name, bare))
+    return found
+
+
+def _as_file_name(name: str) -> str:
+    """'low-shot/vissl_voc07' is the file low_shot/vissl_voc07.yaml; a path to a file stays as it is."""
+    if name.endswith(".yaml"):
+        return name
+    folder, slash, last = name.rpartition("/")
+    return folder.replace("-", "_") + slash + last
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One value in which two presets differ; None where one of them has no such setting."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+def full_settings(name: str) -> tuple[str, dict[str, Any]]:
+    """Everything that a preset decides: the protocol that runs it, and key -> value with the defaults filled in.
+
+    Args:
+        name: 'knn/dino'; 'knn' or 'knn/default' for the protocol's own defaults.
+
+    Raises:
+        UsageError: no such preset or protocol, or a setting that the protocol does not have.
+    """
+    protocols = names.list_names("protocol")
+    protocol = name.removesuffix(f"/{DEFAULT}").replace("_", "-")
+    known = names.list_names("preset")
+    if protocol in protocols:
+        preset = None
+    elif _as_file_name(name) in known or name.endswith(".yaml"):
+        preset = load_preset(name)
+        protocol = preset.protocol
+    else:
+        raise UsageError(f"there is no preset called '{name}'", names.did_you_mean(name, [*known, *protocols]))
+    settings = names.find_module("protocol", protocol).Settings
+    given = [] if preset is None else [(f"preset {preset.name}", preset.settings)]
+    values, _ = resolve(settings, given)
+    content: dict[str, Any] = {info.name: getattr(values, info.name) for info in describe(settings)}
+    content["layers"] = list(preset.layers) if preset is not None and preset.layers else "the backbone's default"
+    fixed = preset.preprocessing if preset is not None else {}
+    content |= {f"preprocessing.{key}": value for key, value in fixed.items()}
+    content["selects_on_test"] = preset is not None and preset.selects_on_test
+    return protocol, content
+
+
+def differences(a: str, b: str) -> list[Difference]:
+    """What two presets (or a preset and a protocol's defaults) do differently, settings first.
+
+    Raises:
+        UsageError: see `full_settings`.
+    """
+    (protocol_a, one), (protocol_b, other) = full_settings(a), full_settings(b)
+    found = [Difference("protocol", protocol_a, protocol_b)] if protocol_a != protocol_b else []
+    keys = list(dict.fromkeys([*one, *other]))
+    return found + [Difference(key, one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)]

@@ -1,0 +1,57 @@
+"""What every preset promises, tested on every preset there is."""
+
+import pytest
+
+from sslbench.config import build
+from sslbench.names import find_module, list_names
+from sslbench.preprocessing import Preprocessing
+from sslbench.presets import full_settings, load_preset
+
+SHIPPED = {
+    "knn/dino",
+    "knn/dinov2",
+    "knn/npid",
+    "knn/vissl",
+    "linear/clip",
+    "linear/dino",
+    "linear/dinov2",
+    "linear/dinov2_logreg",
+    "linear/mae",
+    "linear/moco",
+    "linear/simclr",
+    "linear/swav",
+    "linear/vissl",
+    "low_shot/vissl_places",
+    "low_shot/vissl_voc07",
+    "lsr/big_vision",
+    "svm/voc07",
+}
+PRESETS = list_names("preset")
+
+
+def test_the_shipped_presets_are_the_expected_ones():
+    assert set(PRESETS) == SHIPPED
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_complete_and_its_settings_build(name):
+    preset = load_preset(name)
+    assert preset.title and preset.version >= 1 and not preset.modified and len(preset.sha256) == 16
+    assert any(char.isdigit() for char in preset.source) or ".py" in preset.source, "names no paper and no file"
+    build(find_module("protocol", preset.protocol).Settings, preset.settings, name)
+    build(Preprocessing, preset.preprocessing, name)
+    assert preset.family == preset.protocol or (preset.family, preset.protocol) == ("linear", "linear-online")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_is_selected_on_test_is_declared_and_no_default_does_it(name):
+    protocol, content = full_settings(name)
+    asked = "test" in (content.get("select"), content.get("select_on"))
+    assert load_preset(name).selects_on_test == asked
+    _, defaults = full_settings(protocol)
+    assert "test" not in (defaults.get("select"), defaults.get("select_on"))
+
+
+def test_no_two_presets_of_a_protocol_are_the_same():
+    contents = [full_settings(name) for name in PRESETS]
+    assert all(contents.count(one) == 1 for one in contents)

@@ -1,0 +1,143 @@
+"""The page in a real browser: sorting, filtering and the details of a number work, and nothing is fetched."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from make_results import make
+
+from sslbench.leaderboard import Published, plots, table, to_html, with_published
+from sslbench.results import BenchmarkUsed
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+USED = BenchmarkUsed(name="knn/photos", version=1, sha256="")
+FLOORS = {"chance": {"top1": 10.0}, "untrained": {"top1": 30.0}}
+
+# What a reader does, and what the page shows then; the answers are left in the document for --dump-dom.
+SCRIPT = """<script>
+const seen = {}, errors = [];
+window.addEventListener("error", event => errors.push(event.message));
+const names = rows => rows.map(row => row.cells[0].firstChild.textContent);
+const shown = () => bodies.map(body => names([...body.rows].filter(row => !row.hidden && !body.hidden)));
+const type = (id, text) => {
+  const input = document.querySelector(id);
+  input.value = text;
+  input.dispatchEvent(new Event("input"));
+};
+seen.first = shown();
+heads[1].click(); seen.down = shown(); seen.aria = heads[1].ariaSort;
+heads[1].click(); seen.up = shown();
+heads[0].click(); seen.names = shown();
+type("#rows", "Zeta"); seen.zeta = shown(); seen.count = document.querySelector("#count").textContent;
+type("#rows", "resnet50 crop"); seen.words = shown(); type("#rows", "");
+type("#columns", "svm"); seen.columns = heads.filter(h => !h.hidden).map(h => h.textContent);
+seen.figures = [...document.querySelectorAll("figure")].filter(f => !f.hidden).length; type("#columns", "");
+const box = document.querySelector(".block[value=floor]"); box.click(); seen.unfloored = shown(); box.click();
+document.querySelector("[data-made]").click();
+const open = document.querySelector("dialog[open]");
+seen.made = open.textContent; seen.visible = open.offsetHeight > 50;
+seen.widths = [...document.querySelectorAll("svg")].map(s => s.getBBox().width > 100);
+seen.errors = errors;
+document.body.insertAdjacentHTML("beforeend", "<pre id=seen></pre>");
+document.querySelector("#seen").textContent = JSON.stringify(seen);
+</script></body>"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    results = [
+        make("Zeta <b>.torch", 70.0, benchmark=USED, floors=FLOORS),
+        make("alpha.torch", 9.5, benchmark=USED, command="sslbench eval knn --weights alpha.torch"),
+        make("beta.torch", 80.0, benchmark=USED),
+        make("beta.torch", 60.0, "svm"),
+    ]
+    row = Published("knn/photos", "MoCo", "resnet50w2", "top1", 75.0, "their kNN", "Paper", "table 1")
+    path = tmp_path_factory.mktemp("page") / "board.html"
+    to_html(with_published(table(results), [row]), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def seen(page):
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed, in which the page could be looked at")
+    acted = page.with_name("acted.html")
+    acted.write_text(page.read_text(encoding="utf-8").replace("</body>", SCRIPT), encoding="utf-8")
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={page.parent}/profile",
+    ]
+    done = subprocess.run(
+        [CHROMIUM, *flags, "--virtual-time-budget=5000", "--dump-dom", acted.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    found = re.search(r'<pre id="seen">(.*)</pre>', done.stdout, re.DOTALL)
+    assert found, f"the page's script did not run to its end: {done.stderr[-500:]}"
+    return json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+
+
+def test_no_script_fails(seen):
+    assert seen["errors"] == [] and all(seen["widths"])
+
+
+def test_a_click_on_a_heading_sorts_every_block_by_number_and_another_click_the_other_way(seen):
+    first = ["beta.torch", "Zeta <b>.torch", "alpha.torch"]
+    assert seen["first"] == [first, ["MoCo (resnet50w2)"], ["chance", "resnet50 untrained"]]
+    assert (seen["down"], seen["aria"]) == (
+        [first, ["MoCo (resnet50w2)"], ["resnet50 untrained", "chance"]],
+        "descending",
+    )
+    assert seen["up"][0] == first[::-1], "9.5 comes before 70: numbers, not text"
+    assert seen["names"][0] == ["alpha.torch", "beta.torch", "Zeta <b>.torch"]
+
+
+def test_rows_are_filtered_by_words_in_any_case_and_columns_by_their_name(seen):
+    assert seen["zeta"] == [["Zeta <b>.torch"], [], []] and seen["count"] == "1 of 6 rows"
+    assert len(seen["words"][0]) == 3 and seen["words"][1] == []
+    assert [re.sub(r"\W.*", "", text) for text in seen["columns"]] == ["weights", "svm", "flags"] and seen[
+        "figures"
+    ] == 1
+    assert seen["unfloored"][2] == [] and len(seen["unfloored"][0]) == 3
+
+
+def test_how_a_number_was_made_is_one_click_away(seen):
+    assert seen["visible"]
+    for part in ("protocol", "knn version 1", "temperature 0.07", "sha256", "fingerprint", "seed", "sslbench eval"):
+        assert part in seen["made"]
+
+
+def test_every_number_on_the_page_has_its_details(page):
+    text = page.read_text(encoding="utf-8")
+    buttons = re.findall(r'data-made="([^"]+)"', text)
+    assert len(buttons) == len(set(buttons)) == text.count("<dialog id=") > 6
+    assert all(f'<dialog id="{name}">' in text for name in buttons)
+
+
+def test_the_plot_draws_the_numbers_of_the_table():
+    results = [make(name, value, floors=FLOORS) for name, value in (("a", 60.0), ("b", 80.0))]
+    (plot,) = plots.plots(table(results))
+    assert [mark.label for mark in plot.marks] == ["b", "a"] and plot.marks[0].leads
+    per_point = (plot.marks[0].x - plot.marks[1].x) / 20
+    assert plot.marks[0].high - plot.marks[0].low == pytest.approx(5 * per_point, abs=0.3)
+    assert [line.label for line in plot.floors] == ["chance 10.00", "resnet50 untrained 30.00"]
+    assert plot.marks[1].x - plot.floors[1].x == pytest.approx(30 * per_point, abs=0.3)
+    assert 3 <= len(plot.ticks) <= 8 and all(0 <= tick.x <= plots.WIDTH for tick in plot.ticks)
+
+
+@pytest.mark.parametrize("values", [(50.0,), (0.0, 0.0), (99.99, 100.0), (-3.5, 1200.0)])
+def test_a_plot_of_any_numbers_has_ticks_and_stays_inside(values):
+    results = [make(f"w{i}", value) for i, value in enumerate(values)]
+    (plot,) = plots.plots(table(results))
+    places = [x for mark in plot.marks for x in (mark.x, mark.low, mark.high)]
+    assert all(0 <= x <= plots.WIDTH for x in places) and 3 <= len(plot.ticks) <= 8
+    assert plots.plots(table([])) == []
