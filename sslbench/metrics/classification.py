@@ -1,4 +1,4 @@
-"""Single-label metrics: top-k accuracy, recall per class, balanced accuracy, macro F1. All rates are fractions in 0..1.
+"""Top-k accuracy, recall per class, balanced accuracy, F1 (also of several labels). All rates are fractions in 0..1.
 
 Ties: of classes with equal scores the one with the lowest number counts as ranked first, so a result never depends on
 the order in which a sort visits them.
@@ -72,6 +72,47 @@ class ClassCounts:
         total = self._truth.sum(weights) + self._predicted.sum(weights)
         f1 = np.divide(2 * right, total, out=np.zeros_like(total), where=total > 0)
         return np.asarray(f1.sum(axis=1) / (total > 0).sum(axis=1))
+
+
+class LabelCounts:
+    """Of several labels per sample, per class: how many samples have it, how many are given it, how many rightly.
+
+    A class is given to the samples that score above the threshold. What is marked -1 is left out, and so is a class
+    without a classifier (NaN).
+    """
+
+    def __init__(
+        self, labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating], threshold: float = 0.0
+    ) -> None:
+        """Compare.
+
+        Args:
+            labels: (N, C), 1 present, 0 absent, -1 ignore.
+            scores: (N, C), higher means more likely.
+            threshold: what a score must exceed: 0 for decision values, 0.5 for probabilities.
+        """
+        scored = ~np.isnan(scores).any(axis=0)
+        known = (labels >= 0) & scored
+        present, given = (labels > 0) & known, (scores > threshold) & known
+        self._parts = [part.astype(np.float64) for part in (present, given, present & given)]
+
+    def sums(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """(R, C) weights of the samples that have a class, are given it, and both, for R weightings (R, N)."""
+        present, given, both = (weights @ part for part in self._parts)
+        return present, given, both
+
+    def f1(self, weights: FloatArray) -> FloatArray:
+        """(R, 2): micro F1, over all labels at once; macro F1, the mean of the classes that anything has or is given.
+
+        NaN where nothing has or is given any class (scikit-learn's with `zero_division=nan`).
+        """
+        present, given, both = self.sums(weights)
+        total = present + given
+        each = np.divide(2 * both, total, out=np.zeros_like(total), where=total > 0)
+        some, overall = (total > 0).sum(axis=1), total.sum(axis=1)
+        macro = np.divide(each.sum(axis=1), some, out=np.full(len(some), np.nan), where=some > 0)
+        micro = np.divide(2 * both.sum(axis=1), overall, out=np.full(len(some), np.nan), where=overall > 0)
+        return np.column_stack([micro, macro])
 
 
 class _Grouped:

@@ -5,13 +5,33 @@ the samples. For interpolated average precision this is the lowest value that an
 the non-interpolated one and for AUROC it is scikit-learn's rule.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-Metric = Callable[["Ranked", FloatArray], FloatArray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a ranking metric of one class needs of R weightings of the samples, at the G steps that hold positives.
+
+    Attributes:
+        hits: (R, G), weight of the positives up to and with the step.
+        seen: (R, G), weight of all samples up to and with it.
+        before: (R, G), weight of all samples before it.
+        total: (R,), weight of all samples.
+    """
+
+    hits: FloatArray
+    seen: FloatArray
+    before: FloatArray
+    total: FloatArray
+
+
+Metric = Callable[[Counts], FloatArray]
 
 
 class Ranked:
@@ -38,21 +58,8 @@ class Ranked:
         self._positives = np.flatnonzero(positive)
         self._step_of_positive = np.searchsorted(self._positives, self._first)
 
-    @property
-    def rows(self) -> npt.NDArray[np.int64]:
-        """(N,) sample numbers in order of falling score."""
-        return self._order
-
-    def counts(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Weighted counts at the G steps that hold positives.
-
-        Args:
-            weights: (R, N), R weightings of the samples.
-
-        Returns:
-            (R, G) weight of the positives up to and with the step, of all samples up to and with it, of all samples
-            before it; (R,) weight of all samples.
-        """
+    def counts(self, weights: FloatArray) -> Counts:
+        """Weighted counts for R weightings of the samples, (R, N)."""
         ranked = weights[:, self._order]
         bounds = np.unique(np.r_[0, self._first, self._last])
         inner = bounds[bounds < ranked.shape[1]]
@@ -63,7 +70,7 @@ class Ranked:
         seen = sums[:, np.searchsorted(places, self._last)]
         before = sums[:, np.searchsorted(places, self._first)]
         hits = np.add.reduceat(ranked[:, self._positives], self._step_of_positive, axis=1)
-        return np.cumsum(hits, axis=1), seen, before, sums[:, -1]
+        return Counts(np.cumsum(hits, axis=1), seen, before, sums[:, -1])
 
     @property
     def has_positives(self) -> bool:
@@ -71,43 +78,45 @@ class Ranked:
         return len(self._positives) > 0
 
 
-def voc_all_points(ranked: Ranked, weights: FloatArray) -> FloatArray:
+def voc_all_points(counts: Counts) -> FloatArray:
     """(R,) areas under the precision-recall curve made monotone from the right (PASCAL VOC from 2010 on; VISSL)."""
-    recall, precision = _curve(ranked, weights)
+    recall, precision = _curve(counts)
     envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     return np.asarray(np.sum(np.diff(recall, axis=1, prepend=0) * envelope, axis=1))
 
 
-def voc_11_point(ranked: Ranked, weights: FloatArray) -> FloatArray:
+def voc_11_point(counts: Counts) -> FloatArray:
     """(R,) means of the highest precision at recalls of at least 0, 0.1, ..., 1 (PASCAL VOC up to 2009)."""
-    recall, precision = _curve(ranked, weights)
-    total = np.zeros(len(recall))
+    recall, precision = _curve(counts)
+    envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    rows, total = np.arange(len(recall)), np.zeros(len(recall))
     for level in np.arange(11) / 10:
         # A recall of 3/10 computed in floating point may lie a hair below 0.3 and still reaches that level.
-        total += np.max(np.where(recall >= level - 1e-12, precision, 0), axis=1)
+        reached = np.count_nonzero(recall < level - 1e-12, axis=1)
+        total += envelope[rows, np.minimum(reached, recall.shape[1] - 1)]
     return np.asarray(np.where(np.isnan(recall[:, -1]), np.nan, total / 11))
 
 
-def non_interpolated(ranked: Ranked, weights: FloatArray) -> FloatArray:
+def non_interpolated(counts: Counts) -> FloatArray:
     """(R,) sums of precision times the step in recall (scikit-learn's `average_precision_score`)."""
-    recall, precision = _curve(ranked, weights)
+    recall, precision = _curve(counts)
     return np.asarray(np.sum(np.diff(recall, axis=1, prepend=0) * precision, axis=1))
 
 
-def auroc(ranked: Ranked, weights: FloatArray) -> FloatArray:
+def auroc(counts: Counts) -> FloatArray:
     """(R,) chances that a positive is scored above a negative, ties counting one half; NaN without either of them."""
-    hits, seen, before, total = ranked.counts(weights)
+    hits = counts.hits
     in_step = np.diff(hits, axis=1, prepend=0)
-    misses = total - hits[:, -1]
-    ahead = before - (hits - in_step)
-    tied = (seen - before) - in_step
+    misses = counts.total - hits[:, -1]
+    ahead = counts.before - (hits - in_step)
+    tied = (counts.seen - counts.before) - in_step
     lost = np.sum(in_step * (ahead + tied / 2), axis=1)
     pairs = hits[:, -1] * misses
     return np.asarray(1 - np.divide(lost, pairs, out=np.full_like(lost, np.nan), where=pairs > 0))
 
 
-def _curve(ranked: Ranked, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-    hits, seen, _, _ = ranked.counts(weights)
+def _curve(counts: Counts) -> tuple[FloatArray, FloatArray]:
+    hits, seen = counts.hits, counts.seen
     everything = hits[:, -1:]
     recall = np.divide(hits, everything, out=np.full_like(hits, np.nan), where=everything > 0)
     precision = np.divide(hits, seen, out=np.zeros_like(hits), where=seen > 0)
@@ -131,8 +140,8 @@ def single_class(
     ranked = Ranked(targets, scores)
     if not ranked.has_positives or np.isnan(scores).any():
         return float("nan")
-    counts = np.ones(len(targets)) if weights is None else weights.astype(np.float64)
-    return float(metric(ranked, counts[None])[0])
+    weighting = np.ones(len(targets)) if weights is None else weights.astype(np.float64)
+    return float(metric(ranked.counts(weighting[None]))[0])
 
 
 def per_class(metric: Metric, labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> FloatArray:

@@ -26,12 +26,17 @@ def check_features(train: Features, test: Features) -> None:
             )
         if not len(part):
             raise DataError(f"there are no {name} samples")
-        _check_finite(part, name)
+        check_finite(part, name)
     if train.x.shape[1] != test.x.shape[1]:
         raise DataError(f"train features are {train.x.shape[1]} wide, test features {test.x.shape[1]}")
 
 
-def _check_finite(part: Features, name: str) -> None:
+def check_finite(part: Features, name: str) -> None:
+    """Refuse features that are NaN or infinite.
+
+    Raises:
+        DataError: with the first ids.
+    """
     bad: list[str] = []
     count = 0
     for start in range(0, len(part), _ROWS):

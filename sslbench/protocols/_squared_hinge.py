@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sslbench.protocols import _hinge_rescue
 from sslbench.protocols._hinge_steps import Systems
 
 FloatArray = npt.NDArray[np.float64]
@@ -129,6 +130,7 @@ def solve(
     v = start.v.clone() if start else torch.zeros(shape, dtype=torch.float64)
     decision = start.decision.clone() if start else torch.zeros(signs.shape, dtype=torch.float64)
     converged, steps = torch.zeros(len(signs), dtype=torch.bool), torch.zeros(len(signs), dtype=torch.int64)
+    doubtful = torch.zeros_like(converged)
     weights = torch.where(signs > 0, positive_weight, 1.0).to(torch.float64) * costs[:, None] * (signs != 0)
     left = _Problems(torch.arange(len(signs)), v.clone(), decision.clone(), signs.to(torch.float64), weights)
     sizes = axes.x.norm(dim=1)
@@ -139,6 +141,8 @@ def solve(
         rows = left.rows[done]
         gap = left.relative_gap()
         converged[rows] = ((reached & (gap <= _PROVEN)) | (gap <= _GAP))[done]
+        # A gradient within the tolerance leaves no larger gap; a larger one was ended by rounding.
+        doubtful[rows] = (gap > max(_GAP, tolerance**2))[done]
         if step == max_iter:
             done = torch.ones_like(done)
             rows = left.rows
@@ -152,7 +156,24 @@ def solve(
         left.move(axes, direction)
         # An exact step this short says how far the optimum is, where the gradient is all rounding.
         left.close = left.direct & (direction.norm(dim=1) <= tolerance * left.v.norm(dim=1))
-    return Solutions(v, decision, converged, steps)
+    found = Solutions(v, decision, converged, steps)
+    _rescue(axes, found, torch.nonzero(doubtful).flatten().tolist(), signs, weights, max_iter)
+    return found
+
+
+def _rescue(
+    axes: Axes, found: Solutions, doubtful: list[int], signs: torch.Tensor, weights: torch.Tensor, max_iter: int
+) -> None:
+    """Goes on with the problems that rounding has ended, one by one, where that is affordable; changes `found`."""
+    if not doubtful or not _hinge_rescue.affordable(*axes.x.shape):
+        return
+    x = axes.x.numpy()
+    for p in doubtful:
+        given = signs[p].double().numpy(), weights[p].numpy(), found.v[p].numpy()
+        v, optimum, steps = _hinge_rescue.rescue(x, *given, gap=_GAP, max_iter=max_iter - int(found.steps[p]))
+        found.v[p], found.decision[p] = torch.from_numpy(v), torch.from_numpy(x @ v)
+        found.converged[p] = optimum
+        found.steps[p] += steps
 
 
 class _Problems:

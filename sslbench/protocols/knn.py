@@ -3,11 +3,15 @@
 Every test sample is classified by a vote of its k nearest training samples. With the default settings (cosine
 similarity, weight exp(similarity / 0.07)) this is what VISSL, DINO, DINOv2, solo-learn and lightly compute.
 
+With `leave_one_out` every training sample is scored by all others, and there is no test part.
+
 Ties: of equally near training samples the one with the lower row is the nearer; of classes with equal votes the one
-with the lower number wins. The result does not depend on block sizes or threads.
+with the lower number wins. The result does not depend on block sizes, threads, backend or device.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +23,11 @@ from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._common import check_features, holdout_rows, is_better, percent
-from sslbench.protocols._neighbours import nearest
+from sslbench.protocols._neighbours import Engine, Scope, nearest
 from sslbench.results import Outcome
 
 VERSION = 1
+USES_DEVICE = True
 
 _DEFAULT_K = (10, 20, 100, 200)
 _HOLDOUT = 0.1
@@ -44,7 +49,20 @@ class Settings:
         "weight of a neighbour: exp(similarity / temperature), with l2 exp(-distance / temperature); "
         "1; or 1 / (distance + 1e-5)",
     )
-    max_memory: float = setting(1.0, "working memory of the search", unit="GB")
+    leave_one_out: bool = setting(
+        False, "score every training sample by the others and no test part; data without parts of its own is not split"
+    )
+    max_memory: float = setting(1.0, "working memory of the search", unit="GB", changes_result=False)
+    backend: Literal["auto", "faiss", "torch"] = setting(
+        "auto",
+        "library that searches, with the same result: torch (auto) on the run's device, faiss on the processor",
+        changes_result=False,
+    )
+
+
+def part(settings: Settings) -> Literal["train", "test"] | None:
+    """The only part of the data that is looked at; None: both."""
+    return "train" if settings.leave_one_out else None
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -54,17 +72,18 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible, for instance k larger than the number of training samples.
     """
     _check_settings(settings)
-    _usable_k(settings, len(train))
+    _usable_k(settings, len(train) - settings.leave_one_out)
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Classify test by its neighbours in train.
 
     Args:
         train: features and labels that vote.
-        test: features and labels that are scored.
+        test: features and labels that are scored; with `leave_one_out` the same samples as train.
         settings: see `Settings`.
         seed: of the held-out part and of the bootstrap.
+        device: where torch searches; the result is the same.
 
     Raises:
         DataError: features that are not finite, or no labels.
@@ -72,26 +91,57 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     """
     check_features(train, test)
     check(settings, train.labels)
-    ks, notes = _usable_k(settings, len(train))
-    chosen = ks[0]
-    selected: dict[str, Any] = {}
-    if len(ks) > 1:
-        chosen, selected, note = _select(train, ks, settings, seed)
+    ks, notes = _usable_k(settings, len(train) - settings.leave_one_out)
+    if settings.leave_one_out and train.ids != test.ids:
+        raise UsageError("knn: leave_one_out scores the training samples, so the test samples must be the same ones")
+    chosen, selected = ks[0], dict[str, Any]()
+    if len(ks) > 1 and not settings.leave_one_out:
+        chosen, selected, note = _select(train, ks, settings, seed, device)
         notes += note
-    similarity, neighbours = nearest(train.x, test.x, max(ks), metric=settings.metric, max_memory=settings.max_memory)
-    scores = {k: vote(similarity[:, :k], neighbours[:, :k], train.labels, settings) for k in ks}
-    kind, classes, values = test.labels.kind, test.labels.classes, test.labels.values
-    metrics, name, per_class = summarise(kind, classes, values, scores[chosen], seed=seed)
-    variants = {f"k={k}": {name: headline(kind, values, scores[k])} for k in ks if k != chosen}
+    found = _search(train, test, ks[-1], settings, device, Scope(without_self=settings.leave_one_out))
+    kind, values = test.labels.kind, test.labels.values
+    scores = found.vote(chosen, train.labels, settings)
+    if len(ks) > 1 and settings.leave_one_out:
+        scores, selected = _choose_by_the_other_half(found, ks, train.labels, settings, seed)
+    metrics, name, per_class = summarise(kind, test.labels.classes, values, scores, seed=seed, probabilities="scores")
+    others = [k for k in ks if k != chosen or "k of the other half" in selected]
     return Outcome(
         metrics=metrics,
         headline=name,
-        scores=scores[chosen].astype(np.float32),
+        scores=scores.astype(np.float32),
         per_class=per_class,
         selected=selected,
-        variants=variants,
+        variants={f"k={k}": {name: _headline(found, k, train.labels, test.labels, settings)} for k in others},
         notes=tuple(notes),
+        probabilities="scores",
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """Neighbours of m samples, the nearest first: similarities (m, k) and train rows (m, k)."""
+
+    similarity: FloatArray
+    neighbours: IntArray
+
+    def vote(self, k: int, labels: Labels, settings: Settings) -> FloatArray:
+        """Scores by the first k."""
+        return vote(self.similarity[:, :k], self.neighbours[:, :k], labels, settings)
+
+    def of(self, rows: IntArray) -> "_Found":
+        """Those of some of the samples."""
+        return _Found(self.similarity[rows], self.neighbours[rows])
+
+
+def _search(train: Features, test: Features, k: int, settings: Settings, device: str, scope: Scope) -> _Found:
+    engine = Engine("faiss") if settings.backend == "faiss" else Engine("torch", device)
+    memory = settings.max_memory
+    return _Found(*nearest(train.x, test.x, k, metric=settings.metric, max_memory=memory, scope=scope, engine=engine))
+
+
+def _headline(found: _Found, k: int, train: Labels, test: Labels, settings: Settings) -> float:
+    """The headline metric of the first k of the neighbours that were found."""
+    return headline(test.kind, test.values, found.vote(k, train, settings))
 
 
 def _check_settings(settings: Settings) -> None:
@@ -123,22 +173,48 @@ def _usable_k(settings: Settings, n_train: int) -> tuple[list[int], list[str]]:
     return (fitting or [n_train]), [note if fitting else f"{note} k={n_train} was used."]
 
 
-def _select(train: Features, ks: list[int], settings: Settings, seed: int) -> tuple[int, dict[str, Any], list[str]]:
+def _select(
+    train: Features, ks: list[int], settings: Settings, seed: int, device: str
+) -> tuple[int, dict[str, Any], list[str]]:
     """The k with the best headline metric on a held-out part of train; of equals the smallest."""
     parts = holdout_rows(train.labels, _HOLDOUT, seed)
     fitting = [k for k in ks if parts is not None and k <= len(parts[0])]
     if parts is None or len(fitting) < 2:
         return ks[0], {}, [f"Train is too small to choose k on a held-out part of it; the smallest, {ks[0]}, was used."]
-    fit, held = train.select(parts[0]), train.select(parts[1])
-    similarity, neighbours = nearest(fit.x, held.x, fitting[-1], metric=settings.metric, max_memory=settings.max_memory)
-    best, best_score = fitting[0], float("nan")
-    for k in fitting:
-        scores = vote(similarity[:, :k], neighbours[:, :k], fit.labels, settings)
-        score = headline(held.labels.kind, held.labels.values, scores)
-        if is_better(score, best_score):
-            best, best_score = k, score
+    left_out = np.zeros(len(train), dtype=np.bool_)
+    left_out[parts[1]] = True
+    # Train may be larger than memory: its rows are left out where they lie, not copied.
+    found = _search(train, train, fitting[-1], settings, device, Scope(parts[1], left_out))
+    held = train.labels.select(parts[1])
+    best, best_score = _best_k(
+        fitting, functools.partial(_headline, found, train=train.labels, test=held, settings=settings)
+    )
     selected = {"k": best, "on": f"held-out {percent(_HOLDOUT)} of train", "score": best_score, "seed": seed}
     return best, selected, []
+
+
+def _best_k(ks: list[int], score: Callable[[int], float]) -> tuple[int, float]:
+    best, best_score = ks[0], float("nan")
+    for k in ks:
+        if is_better(value := score(k), best_score):
+            best, best_score = k, value
+    return best, best_score
+
+
+def _choose_by_the_other_half(
+    found: _Found, ks: list[int], labels: Labels, settings: Settings, seed: int
+) -> tuple[FloatArray, dict[str, Any]]:
+    """Scores of the samples, those of each half with the k that is best for the other one."""
+    halves = holdout_rows(labels, 0.5, seed)
+    if halves is None:
+        return found.vote(ks[0], labels, settings), {}
+    scores, chosen = np.empty((len(labels), len(labels.classes))), []
+    for scored, other in (halves, halves[::-1]):
+        there, own = found.of(other), labels.select(other)
+        k, _ = _best_k(ks, functools.partial(_headline, there, train=labels, test=own, settings=settings))
+        scores[scored] = found.of(scored).vote(k, labels, settings)
+        chosen.append(k)
+    return scores, {"k": chosen[0], "k of the other half": chosen[1], "on": "the other half of train", "seed": seed}
 
 
 def weights(similarity: FloatArray, settings: Settings) -> FloatArray:

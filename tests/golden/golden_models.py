@@ -1,13 +1,21 @@
 """ResNet-50 features at VISSL's layers, with weights that a recipe gives."""
 
 import hashlib
+import json
 
 import numpy as np
 import torch
 from golden_cases import Case
+from golden_losses import Inputs, compare
+from torch import Tensor, nn
 
+from sslbench import config
 from sslbench.backbones.build import build
-from sslbench.backbones.layers import forward_layers, resolve_layers
+from sslbench.backbones.layers import Layer, forward_layers, resolve_layers
+from sslbench.presets import load_preset
+from sslbench.protocols import linear_online
+from sslbench.protocols._linear_heads import head_losses
+from sslbench.protocols._linear_plan import make_heads, planned
 
 _LAYERS = ("conv1", "res2", "res3", "res4", "res5", "res5avg")
 
@@ -32,6 +40,73 @@ def resnet50_features(case: Case) -> None:
         np.testing.assert_allclose(np.abs(values).mean(dtype=np.float64), size, rtol=1e-4)
         np.testing.assert_allclose(values.sum(dtype=np.float64), wanted[f"{name}/sum"], rtol=1e-4)
         np.testing.assert_allclose(values[:, :64], wanted[f"{name}/first64"], rtol=1e-4, atol=1e-4 * size)
+
+
+def linear_heads(case: Case) -> None:
+    """VISSL's heads on pooled layers: what the preset `linear/vissl` trains has the same layers, pools and shapes."""
+    recorded = json.loads((case.topic / "expected.json").read_text(encoding="utf-8"))[case.name]
+    backbone = build("resnet50")
+    preset = load_preset("linear/vissl")
+    settings = config.build(linear_online.Settings, preset.settings, preset.name)
+    layers = resolve_layers(backbone, preset.layers)
+    _check_pools(layers, recorded["feat_pool_ops"])
+    assert recorded["trunk_trainable"] is False
+    if not recorded["head_params"]:  # an SVM's: features only
+        return
+    plans = planned(backbone, layers, settings)
+    assert len(plans) == len(recorded["head_params"])
+    shapes = {layer.text: _width(layer) for layer in layers}
+    heads = make_heads(plans, shapes, 1000, settings, seed=0, device=torch.device("cpu"))
+    state = recorded["heads_state"]
+    for number, bank in enumerate(heads.all_banks()):
+        kind, arguments = recorded["head_params"][number]
+        prefix = f"{number}.clf.clf.0" if kind == "eval_mlp" else f"{number}.clf.0"
+        assert [bank.weight.shape[2], bank.weight.shape[1]] == arguments["dims"]
+        assert list(bank.weight.shape[1:]) == state[f"{prefix}.weight"]
+        assert list(bank.bias.shape[1:]) == state[f"{prefix}.bias"]
+        assert bank.norm == ("affine" if kind == "eval_mlp" else "none")
+        if kind == "eval_mlp":
+            assert bank.channels == arguments["in_channels"]
+            for ours, theirs in (("scale", "weight"), ("shift", "bias")):
+                assert list(getattr(bank, ours).shape[1:]) == state[f"{number}.channel_bn.{theirs}"]
+            assert list(bank.running_mean.shape) == state[f"{number}.channel_bn.running_mean"]
+            said = recorded["heads_modules"][f"{number}.channel_bn"]
+            assert f"eps={settings.norm_eps:g}" in said and "momentum=0.1, affine=True" in said
+
+
+def heads_of_several_labels(case: Case) -> None:
+    """VISSL's binary cross-entropy of several heads; it can normalise their outputs first."""
+
+    def loss(x: Inputs) -> Tensor:
+        outputs = torch.stack([x["o0"], x["o1"]], dim=1)
+        if case.meta["args"].get("normalize_output"):
+            outputs = nn.functional.normalize(outputs, dim=2)
+        return head_losses(outputs, x["target"], len(outputs), (x["target"] >= 0).sum(0)).sum()
+
+    compare(case, ["o0", "o1"], loss, f64=2e-7)  # the reference adds up in float32
+
+
+def _check_pools(layers: tuple[Layer, ...], recorded: list) -> None:
+    """The pools of a recorded list, in which a layer stands once per head."""
+    ours = {layer.text.partition(":")[0]: layer.pool for layer in layers}
+    for name, (kind, arguments) in recorded:
+        if kind == "Identity":
+            assert ours[name] is None
+            continue
+        (kernel, _), stride, padding = arguments
+        assert kind == "AvgPool2d" and ours[name] is not None
+        assert (ours[name].name, [*ours[name].arguments, 0][:3]) == ("avg", [kernel, stride, padding])
+
+
+def _width(layer: Layer) -> tuple[int, int]:
+    """(features, channels) of a layer of ResNet-50 at 224 pixels, by the formula for pooled maps."""
+    name = layer.text.partition(":")[0]
+    side = {"conv1": 112, "res2": 56, "res3": 28, "res4": 14, "res5": 7, "res5avg": 1}[name]
+    channels = {"conv1": 64, "res2": 256, "res3": 512, "res4": 1024, "res5": 2048, "res5avg": 2048}[name]
+    if layer.pool is None:
+        return channels, channels
+    kernel, stride, padding = [*map(int, layer.pool.arguments), 0][:3]
+    return channels * ((side + 2 * padding - kernel) // stride + 1) ** 2, channels
 
 
 def recipe(name: str, shape: tuple[int, ...], salt: str) -> np.ndarray:

@@ -31,6 +31,7 @@ SCHEDULES_OF_OTHERS = ("dino_cosine*", "dinov2_cosine*", "lightly_*", "solo_*")
 RUNNERS: dict[str, Callable[[Case], None]] = {
     **{f"01_losses/{kind}": run for kind, run in golden_losses.PATTERNS.items()},
     **{f"01_losses/{kind}": run for kind, run in golden_losses_distillation.PATTERNS.items()},
+    "01_losses/vissl_bce_multi_*": golden_models.heads_of_several_labels,
     **{f"01b_losses_distributed/{kind}": run for kind, run in golden_losses_distributed.PATTERNS.items()},
     **{f"01b_losses_distributed/{kind}": run for kind, run in golden_losses_distillation.PATTERNS_2_PROCESSES.items()},
     **{f"02_schedules/{kind}": golden_schedules.recorded_schedule for kind in SCHEDULES},
@@ -65,6 +66,7 @@ RUNNERS: dict[str, Callable[[Case], None]] = {
     "09_transforms/jigsaw_error_*": golden_transforms.too_many_permutations,
     **golden_low_shot.PATTERNS,
     "11_models_params/resnet50_features_*": golden_models.resnet50_features,
+    "11_models_params/linear_heads/*": golden_models.linear_heads,
     "11_models_params/param_groups/*": golden_optimizers.groups,
     "12_voc_detection_ap/*": golden_detection.average_precision,
 }
@@ -74,9 +76,7 @@ NOT_BUILT_YET = (
     *("01_losses/dinov2_*", "01_losses/ibot_*", "01_losses/nce_*", "01_losses/vissl_deepclusterv2_*"),
     *(f"01_losses/lightly_{name}_*" for name in ("dcl", "dclw", "koleo", "msn", "nnclr", "tico")),
     *(f"01_losses/solo_{name}_*" for name in ("nnclr", "ressl", "supcon_like")),
-    "01_losses/vissl_bce_multi_*",
     "06_retrieval/*",
-    "11_models_params/linear_heads/*",
 )
 
 # Shipped beside this file, so that forgetting to copy them cannot pass for success.

@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,9 +10,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from protocol_samples import features
 
+from sslbench.config import result_settings
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols import _neighbours, knn
-from sslbench.protocols._neighbours import nearest
+from sslbench.protocols._common import holdout_rows
+from sslbench.protocols._neighbours import Engine, Scope, nearest
 
 
 def oracle(train, test, metric):
@@ -44,7 +51,8 @@ def test_one_block_or_a_hundred_give_the_same_bits(monkeypatch):
     )
     train[500:] = train[:500]
     whole = nearest(train, test, 20, metric="cosine", max_memory=1.0)
-    monkeypatch.setattr(_neighbours, "_block_sizes", lambda *_: (10, 7))
+    monkeypatch.setattr(_neighbours, "_block_size", lambda *_: 10)
+    monkeypatch.setattr(_neighbours, "_queries_at_once", lambda *_: 7)
     parts = nearest(train, test, 20, metric="cosine", max_memory=1.0)
     np.testing.assert_array_equal(whole[0], parts[0])
     np.testing.assert_array_equal(whole[1], parts[1])
@@ -142,3 +150,190 @@ def test_features_that_are_not_finite_name_the_samples(blobs, make):
     x[7, 0] = np.inf
     with pytest.raises(DataError, match=r"4 of 80 test samples .*s00003, s00007, s00008 and 1 more"):
         knn.run(train, make(x, test.labels.values, 4), knn.Settings(), seed=0)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+@pytest.mark.parametrize("whole_numbers", [True, False])
+@pytest.mark.parametrize("scope", ["all", "left out", "without self"])
+def test_faiss_and_torch_give_the_same_bits(metric, whole_numbers, scope):
+    generator = np.random.default_rng(1)
+    train = generator.normal(size=(900, 12))
+    train = (np.round(train) if whole_numbers else train).astype(np.float32)
+    test = train if scope == "without self" else np.r_[train[:40] + 0.5, train[:10]].astype(np.float32)
+    scopes = {
+        "all": Scope(),
+        "left out": Scope(np.arange(3, 50, 2), np.arange(900) % 7 < 4),
+        "without self": Scope(without_self=True),
+    }
+    results = [
+        nearest(train, test, 15, metric=metric, max_memory=memory, scope=scopes[scope], engine=Engine(library))
+        for library in ("torch", "faiss")
+        for memory in (1.0, 1e-4)
+    ]
+    for similarity, rows in results[1:]:
+        np.testing.assert_array_equal(rows, results[0][1])
+        np.testing.assert_array_equal(similarity, results[0][0])
+
+
+@pytest.mark.parametrize("library", ["torch", "faiss"])
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+def test_rows_that_are_left_out_are_no_neighbours(metric, library):
+    generator = np.random.default_rng(2)
+    train = generator.integers(-2, 3, size=(120, 3)).astype(np.float32)
+    left_out = generator.random(120) < 0.7
+    rows = np.array([5, 17, 100])
+    scope = Scope(rows, left_out)
+    found = nearest(train, train, 9, metric=metric, max_memory=1.0, scope=scope, engine=Engine(library))
+    kept = np.flatnonzero(~left_out)
+    _, order = oracle(train[kept], train[rows], metric)
+    np.testing.assert_array_equal(found[1], kept[order[:, :9]])
+    everything = Scope(rows, left_out)
+    most = nearest(train, train, len(kept), metric=metric, max_memory=1e-5, scope=everything, engine=Engine(library))
+    np.testing.assert_array_equal(most[1], kept[order])
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+def test_nearly_collapsed_features_are_searched_in_float64(metric):
+    """Differences that float32 products cannot see, many of them."""
+    generator = np.random.default_rng(3)
+    train, test = (1 + 1e-6 * generator.normal(size=(n, 16)) for n in (400, 20))
+    train, test = train.astype(np.float32), test.astype(np.float32)
+    similarity = oracle(train, test, metric)[0]
+    found, rows = nearest(train, test, 10, metric=metric, max_memory=1.0)
+    exact = np.take_along_axis(similarity, rows, axis=1)
+    best = -np.sort(-similarity, axis=1)[:, :10]
+    # The order is that of similarities rounded to 12 digits.
+    np.testing.assert_allclose(exact, best, rtol=2e-12, atol=1e-15)
+    np.testing.assert_allclose(found, best, rtol=2e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1.0, 1e18])
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+def test_neighbours_do_not_depend_on_the_size_of_features(metric, scale):
+    generator = np.random.default_rng(4)
+    train, test = (np.float32(scale) * generator.normal(size=(n, 6)).astype(np.float32) for n in (200, 10))
+    train[3] = 0
+    _, order = oracle(train / np.float32(scale), test / np.float32(scale), metric)
+    np.testing.assert_array_equal(nearest(train, test, 5, metric=metric, max_memory=1.0)[1], order[:, :5])
+
+
+def test_train_rows_too_small_or_large_for_float32_are_found_too():
+    generator = np.random.default_rng(4)
+    train, test = (generator.normal(size=(n, 6)).astype(np.float32) for n in (200, 30))
+    order = nearest(train, test, 5, metric="cosine", max_memory=1.0)[1]
+    size = np.float32(10.0) ** generator.choice([-30, 0, 18], (200, 1)).astype(np.float32)
+    for library in ("torch", "faiss"):
+        found = nearest(train * size, test, 5, metric="cosine", max_memory=1.0, engine=Engine(library))
+        np.testing.assert_array_equal(found[1], order)
+
+
+def test_float16_features_are_searched_as_their_float32_copies():
+    generator = np.random.default_rng(5)
+    train, test = (generator.normal(size=(n, 8)).astype(np.float16) for n in (300, 20))
+    half = nearest(train, test, 7, metric="cosine", max_memory=1.0)
+    full = nearest(train.astype(np.float32), test.astype(np.float32), 7, metric="cosine", max_memory=1.0)
+    np.testing.assert_array_equal(half[0], full[0])
+    np.testing.assert_array_equal(half[1], full[1])
+
+
+def test_leave_one_out_is_a_loop_over_the_samples(blobs):
+    samples, _ = blobs(60, 10)
+    outcome = knn.run(samples, samples, knn.Settings(k=(4,), leave_one_out=True), seed=0)
+    for i in range(60):
+        others = samples.select(np.delete(np.arange(60), i))
+        one = knn.run(others, samples.select(np.array([i])), knn.Settings(k=(4,)), seed=0)
+        np.testing.assert_allclose(outcome.scores[i], one.scores[0], atol=1e-6)
+
+
+def test_leave_one_out_chooses_k_for_each_half_on_the_other(blobs):
+    samples, _ = blobs(80, 10)
+    settings = knn.Settings(k=(3, 9, 25), leave_one_out=True)
+    outcome = knn.run(samples, samples, settings, seed=0)
+    assert outcome.selected["on"] == "the other half of train"
+    assert set(outcome.variants) == {"k=3", "k=9", "k=25"}
+    alone = {k: knn.run(samples, samples, knn.Settings(k=(k,), leave_one_out=True), seed=0).scores for k in settings.k}
+    right = {k: scores.argmax(axis=1) == samples.labels.values for k, scores in alone.items()}
+    halves = holdout_rows(samples.labels, 0.5, 0)
+    for name, scored, other in zip(("k", "k of the other half"), halves, halves[::-1], strict=True):
+        k = max(settings.k, key=lambda k: right[k][other].mean())
+        assert outcome.selected[name] == k
+        np.testing.assert_array_equal(outcome.scores[scored], alone[k][scored])
+    best_for_itself = [max(settings.k, key=lambda k: right[k][half].mean()) for half in halves]
+    assert best_for_itself != [outcome.selected["k"], outcome.selected["k of the other half"]]
+
+
+def test_leave_one_out_wants_the_same_samples_and_one_neighbour_less(blobs):
+    train, test = blobs(30, 20)
+    with pytest.raises(UsageError, match="the same ones"):
+        knn.run(train, test, knn.Settings(k=(3,), leave_one_out=True), seed=0)
+    with pytest.raises(UsageError, match="training samples, 29"):
+        knn.run(train, train, knn.Settings(k=(30,), leave_one_out=True), seed=0)
+
+
+def test_shuffled_labels_score_at_chance_left_one_out(make):
+    generator = np.random.default_rng(6)
+    samples = make(generator.normal(size=(400, 5)), generator.permutation(np.arange(400) % 4), 4)
+    _, low, high = knn.run(samples, samples, knn.Settings(leave_one_out=True), seed=0).metrics["top1"]
+    assert low < 0.25 < high
+
+
+def test_choosing_k_is_the_same_as_searching_a_copy_of_the_rest_of_train(blobs):
+    train, test = blobs(300, 50)
+    outcome = knn.run(train, test, knn.Settings(k=(1, 10, 60)), seed=3)
+    fit, held = holdout_rows(train.labels, 0.1, 3)
+    scores = {k: knn.run(train.select(fit), train.select(held), knn.Settings(k=(k,)), seed=0) for k in (1, 10, 60)}
+    accuracy = {k: each.metrics["top1"][0] for k, each in scores.items()}
+    assert outcome.selected["score"] == max(accuracy.values()) == accuracy[outcome.selected["k"]]
+
+
+MEMORY = """
+import resource, sys
+import numpy as np
+import faiss, torch
+from sslbench.protocols._neighbours import Engine, Scope, nearest
+
+path, rows, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+train = np.memmap(path, dtype=np.float32, mode="r", shape=(rows, width))
+test = np.array(train[:300])
+for library in ("torch", "faiss"):  # libraries take their own buffers when they are first used
+    nearest(test, test, 5, metric="cosine", max_memory=0.01, engine=Engine(library))
+
+def data_pages():  # heap and private memory; what the limit below counts. Pages of a mapped file are not in it.
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
+
+limit = data_pages() + 40_000_000
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+try:
+    np.ones(rows * width, dtype=np.float32)
+except MemoryError:
+    print("a copy does not fit")
+for library in ("torch", "faiss"):
+    for metric in ("cosine", "l2"):
+        _, found = nearest(train, test, 5, metric=metric, max_memory=0.02, engine=Engine(library))
+        print(library, metric, (found[:, 0] == np.arange(300)).all())
+    _, found = nearest(train, train, 5, metric="dot", max_memory=0.02, engine=Engine(library),
+                       scope=Scope(np.arange(0, rows, 500), np.arange(rows) % 3 == 0))
+    print(library, "left out", not (found % 3 == 0).any())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is Linux's")
+def test_features_larger_than_the_allowed_memory_are_searched_where_they_lie(tmp_path):
+    rows, width = 30_000, 512  # 61 MB, where 20 MB are allowed and 40 MB can be had
+    file = tmp_path / "features.raw"
+    np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32).tofile(file)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, file, str(rows), str(width)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    expected = [f"{library} {what} True" for library in ("torch", "faiss") for what in ("cosine", "l2", "left out")]
+    assert done.stdout.split("\n")[:-1] == ["a copy does not fit", *expected], done.stderr
+
+
+def test_settings_that_change_no_number_are_not_part_of_the_result():
+    names = set(result_settings(knn.Settings()))
+    assert names == {"k", "temperature", "metric", "vote", "leave_one_out"}

@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.protocols import _logistic, linear
+from sslbench.protocols import _logistic, _logistic_newton, _logistic_path, linear
 
 
 @pytest.mark.parametrize("n_classes", [2, 4])
@@ -110,3 +111,133 @@ def test_what_cannot_be_learned_is_refused(blobs, make):
     none = Features(train.x, Labels("none", (), np.zeros((len(train), 0), np.int8)), train.ids)
     with pytest.raises(DataError, match="train samples have no labels"):
         linear.run(none, test, linear.Settings(), seed=0)
+
+
+def logistic_oracle(x, values, c, kind):
+    """The lowest value of the objective in float64, by another optimiser than the one that is tested."""
+    width = x.shape[1]
+    outputs = values.shape[1] if kind == "multi" else int(values.max()) + 1
+
+    def objective(flat):
+        w = flat.reshape(width + 1, outputs)
+        z = x @ w[:-1] + w[-1]
+        if kind == "multi":
+            known = values >= 0
+            sign = np.where(values > 0, 1.0, -1.0)
+            loss = np.sum(np.logaddexp(0, -sign * z) * known)
+            by_z = -sign / (1 + np.exp(sign * z)) * known
+        else:
+            shifted = z - z.max(axis=1, keepdims=True)
+            p = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+            own = np.arange(outputs) == values[:, None]
+            loss, by_z = -np.sum(np.log(p[own])), p - own
+        gradient = np.vstack([x.T @ by_z + w[:-1] / c, by_z.sum(axis=0)])
+        return loss + np.sum(w[:-1] ** 2) / (2 * c), gradient.ravel()
+
+    found = minimize(
+        objective, np.zeros((width + 1) * outputs), jac=True, method="CG", options={"maxiter": 20000, "gtol": 1e-7}
+    )
+    return found.fun, found.x.reshape(width + 1, outputs), objective
+
+
+@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize("c", [1e-2, 10.0])
+@pytest.mark.parametrize("way", ["double", "single, then Newton", "single, then double"])
+def test_objective_and_coefficients_are_those_of_a_slow_oracle(blobs, multi, c, way, monkeypatch):
+    if way != "double":
+        monkeypatch.setattr(_logistic, "_SINGLE_FROM", 0)
+    if way == "single, then double":
+        monkeypatch.setattr(_logistic_newton, "STORED_UP_TO", 0)
+    train, _ = blobs(200, multi=multi, spread=3.0)
+    axes = _logistic.principal_axes(train.x)
+    problem = linear._problem(axes.project(train.x), train.labels, np.arange(4))
+    model = _logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=1e-8)
+    assert model.converged and model.gradient <= 1e-8
+    x = StandardScaler().fit_transform(train.x.astype(np.float64))
+    lowest, theirs, objective = logistic_oracle(x, train.labels.values, c, train.labels.kind)
+    bias = model.bias if multi else model.bias - model.bias.mean() + theirs[-1].mean()
+    ours = np.vstack([axes.rotation @ model.weight, bias])
+    assert objective(ours.ravel())[0] <= lowest * (1 + 1e-6)
+    np.testing.assert_allclose(ours, theirs, atol=1e-3 * np.abs(theirs).max())
+
+
+def test_a_large_problem_is_solved_in_both_precisions_to_the_same_model(blobs, monkeypatch):
+    train, test = blobs(1200, 300, width=40, n_classes=6, spread=4.0)
+    double = linear.run(train, test, linear.Settings(), seed=0)
+    monkeypatch.setattr(_logistic, "_SINGLE_FROM", 0)
+    mixed = linear.run(train, test, linear.Settings(), seed=0)
+    assert mixed.converged and mixed.selected["c"] == double.selected["c"]
+    np.testing.assert_allclose(mixed.scores - mixed.scores[:, :1], double.scores - double.scores[:, :1], atol=1e-4)
+
+
+def test_a_path_is_refined_around_its_best(blobs):
+    train, test = blobs(300, 100, spread=4.0)
+    coarse = (1e-6, 1e-4, 1e-2, 1.0, 1e2)
+    plain = linear.run(train, test, linear.Settings(c=coarse), seed=0)
+    fine = linear.run(train, test, linear.Settings(c=coarse, refine=3), seed=0)
+    assert fine.selected["tried"] == plain.selected["tried"] + 6
+    assert fine.selected["score"] >= plain.selected["score"]
+    eighths = 4 * np.log10(fine.selected["c"])
+    assert eighths == pytest.approx(round(eighths), abs=1e-6), "two decades halved three times"
+
+
+def test_chosen_on_test_only_if_asked_for_and_said(blobs):
+    train, test = blobs(200, 200, spread=4.0, width=30)
+    grid = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    asked = linear.run(train, test, linear.Settings(c=grid, select_on="test"), seed=0)
+    assert asked.selected["on"] == "test"
+    each = [linear.run(train, test, linear.Settings(c=(c,)), seed=0).metrics["top1"][0] for c in grid]
+    assert asked.metrics["top1"][0] == pytest.approx(max(each), abs=0.005 + 1e-9)
+
+
+def test_features_are_used_as_they_are_if_asked_for(blobs):
+    train, test = blobs(200, 100, spread=3.0)
+    stretched = [Features((p.x * np.geomspace(0.1, 10, 10)).astype(np.float32), p.labels, p.ids) for p in (train, test)]
+    outcome = linear.run(*stretched, linear.Settings(c=(0.01,), scale="none"), seed=0)
+    theirs = LogisticRegression(C=0.01, tol=1e-9, max_iter=20000)
+    theirs.fit(stretched[0].x.astype(np.float64), train.labels.values)
+    expected = theirs.decision_function(stretched[1].x.astype(np.float64))
+    np.testing.assert_allclose(outcome.scores - outcome.scores.mean(axis=1, keepdims=True), expected, atol=1e-3)
+
+
+def test_collapsed_and_duplicated_features_are_no_trouble(blobs, make):
+    train, test = blobs(200, 100)
+    twice = [Features(np.hstack([p.x, p.x]), p.labels, p.ids) for p in (train, test)]
+    assert _logistic.principal_axes(twice[0].x).rotation.shape[1] == 10
+    single, double = (linear.run(*parts, linear.Settings(c=(1.0,)), seed=0) for parts in ((train, test), twice))
+    assert double.converged and double.metrics["top1"][0] == pytest.approx(single.metrics["top1"][0], abs=0.021)
+    flat = make(np.ones((40, 5)), np.arange(40) % 4, 4)
+    outcome = linear.run(flat, flat, linear.Settings(), seed=0)
+    assert outcome.converged and outcome.metrics["top1"][0] == 0.25
+
+
+@pytest.mark.parametrize("target", [-3.3, -1.8, 0.4])
+def test_the_refined_search_closes_in_on_the_best_from_either_side(target, monkeypatch):
+    monkeypatch.setattr(_logistic_path, "fit", lambda problem, variance, c, **given: c)
+    monkeypatch.setattr(_logistic_path, "_start", lambda tried, c: None)
+
+    def judge(c):
+        return -abs(np.log10(c) - target), 0.0
+
+    best, tried = _logistic_path.search(
+        None, None, [1e-6, 1e-4, 1e-2, 1.0, 1e2], judge, refine=4, max_iter=1, tolerance=1.0
+    )
+    assert abs(np.log10(best.c) - target) <= 1 / 16 + 1e-9, "eight values per decade"
+    assert len(tried) == 5 + 8 and [p.c for p in tried] == sorted(p.c for p in tried)
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_the_curvature_is_the_derivative_of_the_gradient(blobs, multi):
+    train, _ = blobs(80, multi=multi)
+    axes = _logistic.principal_axes(train.x)
+    problem = linear._problem(axes.project(train.x), train.labels, np.arange(4))
+    rng = np.random.default_rng(0)
+    at, along = 0.3 * rng.normal(size=(11, 4)), rng.normal(size=(11, 4))
+
+    def gradient(point):
+        _, by_weight, by_bias = problem.loss_and_gradient(problem.x, point[:-1], point[-1])
+        return np.vstack([by_weight, by_bias])
+
+    expected = (gradient(at + 1e-5 * along) - gradient(at - 1e-5 * along)) / 2e-5
+    found = _logistic_newton.Curvature(problem, at[:-1], at[-1]).product(along)
+    np.testing.assert_allclose(found, expected, atol=1e-5)

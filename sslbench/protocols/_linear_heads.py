@@ -1,0 +1,239 @@
+"""Many linear heads trained at once: heads that see the same input are one matrix product.
+
+The heads do not influence each other. Each has parameters of its own, views of one tensor per bank, so that any
+optimizer treats it as if it were alone.
+
+Shapes: B images, D features, H heads of a bank, C classes.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812  the name everyone uses
+from torch import Tensor, nn
+
+from sslbench.distributed.collectives import sum_
+from sslbench.train.optimizers import OptimizerSettings, scaled_lr
+
+Norm = Literal["none", "batch", "affine"]
+Init = Literal["normal", "zeros", "uniform"]
+
+_STD = 0.01
+_MOMENTUM = 0.1  # of the running statistics, torch's own
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """One head of a bank: how it is trained.
+
+    Attributes:
+        lr: learning rate at the batch size that the rates are meant for.
+        weight_decay: of its weights.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+
+
+class Bank(nn.Module):
+    """Heads with one input and one kind of normalisation: (B, D) -> (B, H, C).
+
+    Attributes:
+        input: name of the input.
+        heads: how each is trained.
+        norm: 'none'; 'batch': BatchNorm without parameters; 'affine': BatchNorm with a scale and a shift per channel.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self,
+        input: str,
+        heads: Sequence[Head],
+        *,
+        widths: tuple[int, int],
+        classes: int,
+        norm: Norm = "none",
+        eps: float = 1e-5,
+        init: Init = "normal",
+        seed: int = 0,
+    ) -> None:
+        """Fresh heads: all begin with the same values, which depend on shape and seed alone.
+
+        Args:
+            input: name of what they see.
+            heads: how each is trained.
+            widths: D, and how many channels a normalisation sees.
+            classes: C.
+            norm: see above.
+            eps: of the normalisation.
+            init: of the weights.
+            seed: of the weights.
+        """
+        super().__init__()
+        width, self.channels = widths
+        self.input, self.heads, self.norm, self._eps = input, tuple(heads), norm, eps
+        weight, bias = _initial(classes, width, init, torch.Generator().manual_seed(seed))
+        self.weight = nn.Parameter(weight.expand(len(heads), -1, -1).clone())
+        self.bias = nn.Parameter(bias.expand(len(heads), -1).clone())
+        if norm == "affine":
+            self.scale = nn.Parameter(torch.ones(len(heads), self.channels))
+            self.shift = nn.Parameter(torch.zeros(len(heads), self.channels))
+        if norm != "none":
+            self.register_buffer("running_mean", torch.zeros(self.channels))
+            self.register_buffer("running_var", torch.ones(self.channels))
+
+    def forward(self, x: Tensor, total: int | None = None) -> Tensor:
+        """Logits (B, H, C) of features (B, D).
+
+        Args:
+            x: of this process's images.
+            total: images of all processes together: statistics are those of the batch, and the running ones move; every
+                process calls this. None: the running statistics are used.
+        """
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if self.norm != "none":
+            x = self._normalised(x, total)
+        if self.norm == "affine":
+            # Folded into the head: scaling its weights is the same as scaling what it sees, for all heads at once.
+            repeats = weight.shape[2] // self.channels
+            bias = bias + (weight @ self.shift.repeat_interleave(repeats, dim=1)[:, :, None]).squeeze(2)
+            weight = weight * self.scale.repeat_interleave(repeats, dim=1)[:, None, :]
+        scores: Tensor = F.linear(x, weight.flatten(0, 1), bias.flatten())
+        return scores.view(-1, *weight.shape[:2])
+
+    def _normalised(self, x: Tensor, total: int | None) -> Tensor:
+        maps = x.reshape(len(x), self.channels, -1)
+        mean, variance = self.running_mean, self.running_var
+        if total is not None:
+            n = total * maps.shape[2]
+            mean = sum_(maps.sum((0, 2))) / n
+            variance = sum_((maps - mean[:, None]).square().sum((0, 2))) / n
+            self.running_mean.lerp_(mean, _MOMENTUM)
+            self.running_var.lerp_(variance * (n / (n - 1)), _MOMENTUM)
+        normalised: Tensor = (maps - mean[:, None]) * (variance + self._eps).rsqrt()[:, None]
+        return normalised.flatten(1)
+
+
+def _initial(classes: int, width: int, init: Init, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    if init == "uniform":  # nn.Linear's own
+        bound = 1 / math.sqrt(width)
+        values = torch.rand((classes, width + 1), generator=generator) * 2 * bound - bound
+        return values[:, :-1], values[:, -1]
+    weight = (
+        torch.zeros(classes, width) if init == "zeros" else _STD * torch.randn((classes, width), generator=generator)
+    )
+    return weight, torch.zeros(classes)
+
+
+class Heads(nn.Module):
+    """All banks of a run, and the parameters of each head as an optimizer wants them."""
+
+    def __init__(self, banks: Sequence[Bank]) -> None:
+        super().__init__()
+        self.banks = nn.ModuleList(banks)
+        self._views: list[tuple[nn.Parameter, int, nn.Parameter]] = []
+
+    def all_heads(self) -> list[tuple[Bank, int, Head]]:
+        """Every head with its bank and its number there, in the order of `losses`."""
+        return [(bank, h, head) for bank in self.all_banks() for h, head in enumerate(bank.heads)]
+
+    def losses(self, features: Mapping[str, Tensor], labels: Tensor, total: int) -> Tensor:
+        """(H of all banks,): this process's part of each head's mean loss; the sum over processes is the loss.
+
+        Args:
+            features: name of an input -> (B, D).
+            labels: int64 (B,) classes, or int8 (B, C) with 1 present, 0 absent, -1 ignore.
+            total: images of the batch, of all processes together.
+        """
+        known = sum_((labels >= 0).sum(0)) if labels.ndim == 2 else None
+        return torch.cat(
+            [head_losses(bank(features[bank.input], total), labels, total, known) for bank in self.all_banks()]
+        )
+
+    def groups(self, settings: OptimizerSettings, batch_size: int) -> list[dict[str, Any]]:
+        """Parameter groups for `train.optimizers.make_optimizer`: one or two per head, with its own rate and decay.
+
+        The rates are in `lr_factor`: the optimizer's own rate is the factor of the schedule.
+        """
+        self._views = []
+        groups = []
+        for bank, h, head in self.all_heads():
+            rate = scaled_lr(dataclasses.replace(settings, lr=head.lr), batch_size)
+            own: dict[str, nn.Parameter] = {
+                name: self._view(getattr(bank, name), h)
+                for name in ("weight", "bias", "scale", "shift")
+                if name in bank._parameters
+            }
+            plain = {"bias"} if not settings.decay_bias else set()
+            plain |= {"scale", "shift"} if not settings.decay_norm else set()
+            plain |= {"shift"} if not settings.decay_bias else set()
+            for decayed in (True, False):
+                names = [name for name in own if (name not in plain) == decayed]
+                if names:
+                    groups.append(_group(names, [own[name] for name in names], rate, head.weight_decay, decayed))
+        return groups
+
+    def share_gradients(self) -> None:
+        """After the backward pass: sums gradients over processes and gives each head its own."""
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                sum_(parameter.grad)
+        for whole, h, own in self._views:
+            own.grad = None if whole.grad is None else whole.grad[h]
+
+    def forget_gradients(self) -> None:
+        """After the update."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def finite(self) -> list[bool]:
+        """Which heads still have parameters that are numbers."""
+        return [all(bool(torch.isfinite(p[h]).all()) for p in bank.parameters()) for bank, h, _ in self.all_heads()]
+
+    def all_banks(self) -> Sequence[Bank]:
+        """In order."""
+        return [bank for bank in self.banks if isinstance(bank, Bank)]
+
+    def _view(self, whole: nn.Parameter, h: int) -> nn.Parameter:
+        own = nn.Parameter(whole.data[h])
+        self._views.append((whole, h, own))
+        return own
+
+
+def _group(names: Sequence[str], params: list[nn.Parameter], rate: float, decay: float, decayed: bool) -> dict[str, Any]:
+    return {
+        "params": params,
+        "names": names,
+        "lr_factor": rate,
+        "weight_decay_factor": float(decayed),
+        "own_weight_decay": decay,
+        "constant_lr": False,
+        "layer": 0,
+    }
+
+
+def head_losses(logits: Tensor, labels: Tensor, total: int, known: Tensor | None) -> Tensor:
+    """(H,): cross-entropy; for several labels binary cross-entropy, the mean over known labels, summed over classes.
+
+    The latter is VISSL's (`bce_logits_multiple_output_single_target`): each class is a problem of its own, to which
+    further classes make no difference.
+
+    Args:
+        logits: (B, H, C).
+        labels: int64 (B,), or int8 (B, C) with 1 present, 0 absent, -1 ignore.
+        total: images of the batch, of all processes together.
+        known: (C,), of those images the ones whose label is known; None for one label per image.
+    """
+    heads = logits.shape[1]
+    if known is None:
+        targets = labels[:, None].expand(-1, heads).reshape(-1)
+        return F.cross_entropy(logits.flatten(0, 1), targets, reduction="none").view(-1, heads).sum(0) / total
+    targets = labels.clamp(min=0).to(logits.dtype)[:, None, :].expand_as(logits)
+    each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return ((each * (labels >= 0)[:, None, :]).sum(0) / known.clamp(min=1)).sum(1)

@@ -1,0 +1,103 @@
+"""The choice of a linear probe's regularisation: a path of fits, each scored on samples that it was not fitted on."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.protocols._common import is_better
+from sslbench.protocols._logistic import Fit, Problem, ahead, fit
+
+FloatArray = npt.NDArray[np.float64]
+
+_PATIENCE = 4
+_TOLERANCE = 1e-4  # of a fit that is only compared; its objective is then within 1e-5 of the lowest
+_AHEAD = 2.0  # a guess at the next fit goes on by at most so many times the last step
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One strength, its fit, and how that does on the other samples: the leading metric, and the mean loss."""
+
+    c: float
+    fit: Fit
+    score: float
+    loss: float
+
+
+def search(
+    problem: Problem,
+    variance: FloatArray,
+    grid: Sequence[float],
+    judge: Callable[[Fit], tuple[float, float]],
+    *,
+    refine: int,
+    max_iter: int,
+    tolerance: float,
+) -> tuple[Point, list[Point]]:
+    """The strength with the best score, of equals the smallest; and all that were tried, by strength.
+
+    The path runs from strong to weak regularisation. Each fit begins where the two before it point to, which saves most
+    of the steps. The path ends early when `_PATIENCE` values in a row brought a worse loss and no better score.
+
+    Args:
+        problem: what is fitted.
+        variance: (R,) of its coordinates.
+        grid: strengths (scikit-learn's C), ascending.
+        judge: score and loss of a fit on other samples.
+        refine: how often the spacing is halved afterwards, the two neighbours of the best being tried each time.
+        max_iter: of a fit.
+        tolerance: of the final fit; those compared here need not be as exact.
+    """
+    tried: list[Point] = []
+
+    def attempt(c: float, start: Fit | None) -> None:
+        found = fit(problem, variance, c, start=start, max_iter=max_iter, tolerance=max(tolerance, _TOLERANCE))
+        tried.append(Point(c, found, *judge(found)))
+
+    for c in grid:
+        attempt(c, _start(tried, c))
+        if _getting_worse(tried):
+            break
+    step = _spacing(grid)
+    for _ in range(refine if len(grid) > 1 else 0):
+        step /= 2
+        best = _best(tried)
+        for sign in (-1, 1):
+            attempt(best.c * math.exp(sign * step), best.fit)
+    tried.sort(key=lambda point: point.c)
+    return _best(tried), tried
+
+
+def _start(tried: Sequence[Point], c: float) -> Fit | None:
+    if len(tried) < 2:
+        return tried[-1].fit if tried else None
+    before, last = tried[-2:]
+    steps = math.log(c / last.c) / math.log(last.c / before.c)
+    return ahead(before.fit, last.fit, min(steps, _AHEAD))
+
+
+def _spacing(grid: Sequence[float]) -> float:
+    """The median distance of neighbours, as the logarithm of their ratio."""
+    return float(np.median([math.log(b / a) for a, b in itertools.pairwise(grid)])) if len(grid) > 1 else 0.0
+
+
+def _best(tried: Sequence[Point]) -> Point:
+    best = None
+    for point in sorted(tried, key=lambda point: point.c):
+        if best is None or is_better(point.score, best.score):
+            best = point
+    if best is None:
+        raise ValueError("no strength was tried")
+    return best
+
+
+def _getting_worse(tried: Sequence[Point]) -> bool:
+    if len(tried) <= _PATIENCE:
+        return False
+    earlier, late = tried[:-_PATIENCE], tried[-_PATIENCE:]
+    rising = all(b.loss > a.loss for a, b in itertools.pairwise(tried[-_PATIENCE - 1 :]))
+    return rising and max(point.score for point in late) <= max(point.score for point in earlier)

@@ -1,0 +1,112 @@
+"""What features look like without a classifier; no labels are needed.
+
+How many directions they use (RankMe, effective rank, alpha-ReQ), how evenly they fill the sphere (uniformity, feature
+std) and, where there is one label per sample, how close those of one class are (alignment). One part of the data is
+looked at; data without parts of its own is not split. None of these is better the higher it is: RankMe and uniformity
+order networks of one kind and size, and a collapsed network shows in all of them.
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from sslbench.config import setting
+from sslbench.data.source import Labels
+from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.metrics import spectrum
+from sslbench.protocols._common import check_finite
+from sslbench.results import Outcome
+
+VERSION = 1
+NEEDS_LABELS = False
+
+_FEWEST = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of geometry."""
+
+    part: Literal["train", "test"] = setting("test", "part of the data that is looked at")
+    samples: int = setting(25600, "of more samples, so many are drawn at random; RankMe's authors use as many")
+    alpha_ranks: tuple[int, int] = setting(
+        (4, 100), "first and last rank of the eigenvalues that alpha-ReQ is fitted to"
+    )
+
+
+def part(settings: Settings) -> Literal["train", "test"]:
+    """The only part of the data that is looked at."""
+    return settings.part
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuses settings that are not possible, before any feature is computed; any labels will do, and none.
+
+    Raises:
+        UsageError: too few samples, or ranks that are no range.
+    """
+    if settings.samples < _FEWEST:
+        raise UsageError(f"geometry: samples should be at least {_FEWEST}, not {settings.samples}")
+    first, last = settings.alpha_ranks
+    if not 1 <= first < last - 1:
+        raise UsageError(f"geometry: alpha_ranks should be two ranks from 1 on, three apart, not [{first}, {last}]")
+
+
+def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+    """Measure one part.
+
+    Args:
+        train: looked at with `part=train`.
+        test: looked at with `part=test`.
+        settings: see `Settings`.
+        seed: of the samples that are drawn.
+
+    Returns:
+        Metrics that are no rates; there is no score per sample and class: `scores` is (N_test, 0).
+
+    Raises:
+        DataError: features that are not finite, or fewer than two samples.
+        UsageError: settings that are not possible.
+    """
+    looked_at = train if settings.part == "train" else test
+    check(settings, train.labels)
+    if len(looked_at) < _FEWEST:
+        raise DataError(
+            f"geometry: there are {len(looked_at)} {settings.part} samples, and it takes at least {_FEWEST}"
+        )
+    check_finite(train, "train")
+    check_finite(test, "test")
+    notes = []
+    if len(looked_at) > settings.samples:
+        notes.append(f"{settings.samples} of {len(looked_at)} samples were drawn and looked at.")
+        rows = np.random.default_rng(seed).choice(len(looked_at), settings.samples, replace=False)
+        looked_at = looked_at.select(np.sort(rows))
+    width = looked_at.x.shape[1]
+    if len(looked_at) < width:
+        notes.append(f"There are fewer samples ({len(looked_at)}) than features ({width}), which bounds the ranks.")
+    metrics = _metrics(looked_at, settings)
+    return Outcome(
+        metrics=metrics,
+        headline="rankme",
+        scores=np.zeros((len(test), 0), dtype=np.float32),
+        per_class={},
+        notes=tuple(notes),
+        absolute=frozenset(metrics),
+    )
+
+
+def _metrics(given: Features, settings: Settings) -> dict[str, tuple[float, float, float]]:
+    centred = spectrum.spectrum(given.x, centred=True)
+    metrics = {
+        "rankme": spectrum.rankme(spectrum.spectrum(given.x, centred=False)),
+        "effective_rank": spectrum.effective_rank(centred),
+        "alpha_req": spectrum.alpha_req(centred, settings.alpha_ranks),
+    }
+    unit = spectrum.unit_length(given.x)
+    metrics["uniformity"] = spectrum.uniformity(unit)
+    metrics["feature_std"] = spectrum.feature_std(unit)
+    if given.labels.kind == "single":
+        metrics["alignment"] = spectrum.alignment(unit, given.labels.values)
+    return metrics

@@ -1,0 +1,81 @@
+"""The neighbour search against faiss.IndexFlatIP and the bare matrix product: `make bench`.
+
+All run in this process, in turn, and are compared by the processor time they take on all cores together, which other
+work on the machine changes less than wall time; of a few rounds each one's best counts. The index of faiss is built
+before its time is taken.
+"""
+
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from sslbench.protocols._neighbours import Engine, nearest
+
+pytestmark = pytest.mark.speed
+
+TRAIN, TEST, WIDTH = 50_000, 1_000, 2_048
+ROUNDS = 6
+
+
+def timed(function):
+    """Its result, seconds of all cores, and how much memory it added at its peak, in MiB."""
+    process, done, peak = psutil.Process(), threading.Event(), [0]
+    before = process.memory_info().rss
+
+    def watch():
+        while not done.wait(0.005):
+            peak[0] = max(peak[0], process.memory_info().rss - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    cpu = time.process_time()
+    result = function()
+    cpu = time.process_time() - cpu
+    done.set()
+    watcher.join()
+    return result, cpu, peak[0] / 2**20
+
+
+def test_50k_by_2048_against_1000_queries():
+    import faiss
+
+    generator = np.random.default_rng(0)
+    train, test = (generator.standard_normal((n, WIDTH), dtype=np.float32) for n in (TRAIN, TEST))
+    index = faiss.IndexFlatIP(WIDTH)
+    index.add(train)
+    # Products all at once, into memory that is there: what no search can do without.
+    products = np.empty((TEST, TRAIN), dtype=np.float32)
+    ways = {
+        "bare product": lambda: np.matmul(test, train.T, out=products),
+        "faiss.IndexFlatIP, k=20": lambda: index.search(test, 20),
+        "dot, k=20": lambda: nearest(train, test, 20, metric="dot", max_memory=1.0),
+        "cosine, k=20": lambda: nearest(train, test, 20, metric="cosine", max_memory=1.0),
+        "l2, k=20": lambda: nearest(train, test, 20, metric="l2", max_memory=1.0),
+        "dot, k=200": lambda: nearest(train, test, 200, metric="dot", max_memory=1.0),
+        "dot, k=20, by faiss": lambda: nearest(train, test, 20, metric="dot", max_memory=1.0, engine=Engine("faiss")),
+        "dot, k=20, 0.1 GB": lambda: nearest(train, test, 20, metric="dot", max_memory=0.1),
+    }
+    # Libraries are loaded, and take their own memory, when they are first used.
+    nearest(train[:5000], test, 20, metric="cosine", max_memory=0.05)
+    results = {}
+    best = dict.fromkeys(ways, (float("inf"), 0.0))
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            results[name], cpu, memory = timed(way)
+            best[name] = (min(best[name][0], cpu), max(best[name][1], memory))
+    bare = best["bare product"][0]
+    print(f"\n{TRAIN:,} x {WIDTH:,} against {TEST:,} queries, best of {ROUNDS} rounds")
+    for name, (cpu, memory) in best.items():
+        print(
+            f"  {name:24} {cpu:5.2f} s of cores, {100 * bare / cpu:3.0f} % of the bare product; peak {memory:.0f} MiB"
+        )
+    found = results["dot, k=20"][1]
+    assert (np.sort(found, axis=1) == np.sort(results["faiss.IndexFlatIP, k=20"][1], axis=1)).mean() > 0.9999
+    for name in ("dot, k=20, by faiss", "dot, k=20, 0.1 GB"):
+        np.testing.assert_array_equal(results[name][1], found)
+    assert best["dot, k=20"][0] <= 1.02 * best["faiss.IndexFlatIP, k=20"][0]
+    assert bare / best["dot, k=20"][0] >= 0.9
+    assert best["dot, k=20"][1] < 1000 and best["dot, k=20, 0.1 GB"][1] < 150
