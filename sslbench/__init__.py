@@ -7,10 +7,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sslbench.api import evaluate, extract_features, load_backbone, make_leaderboard, pretrain
+    from sslbench.api import (
+        compare,
+        evaluate,
+        evaluate_detection,
+        extract_features,
+        load_backbone,
+        load_detector,
+        make_leaderboard,
+        pretrain,
+    )
     from sslbench.names import list_names
 
-__all__ = ["evaluate", "extract_features", "list_names", "load_backbone", "make_leaderboard", "pretrain"]
+__all__ = [
+    "compare",
+    "evaluate",
+    "evaluate_detection",
+    "extract_features",
+    "list_names",
+    "load_backbone",
+    "load_detector",
+    "make_leaderboard",
+    "pretrain",
+]
 
 _HOME = dict.fromkeys(__all__, "sslbench.api") | {"list_names": "sslbench.names"}
 

@@ -12,14 +12,26 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import from_module
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
+from sslbench.detection.predict import load_detector
 from sslbench.features.array import Features
 from sslbench.leaderboard import Board, table
+from sslbench.leaderboard.compare import Comparison
+from sslbench.leaderboard.compare import compare as compare_results
 from sslbench.preprocessing import Preprocessing
 from sslbench.recipes import compose_pretraining
 from sslbench.results import Result
 from sslbench.train.observers.always import always
 
-__all__ = ["evaluate", "extract_features", "load_backbone", "make_leaderboard", "pretrain"]
+__all__ = [
+    "compare",
+    "evaluate",
+    "evaluate_detection",
+    "extract_features",
+    "load_backbone",
+    "load_detector",
+    "make_leaderboard",
+    "pretrain",
+]
 
 
 def evaluate(
@@ -64,6 +76,64 @@ def evaluate(
     prepared = evaluation.prepare(asked, run, backbone=backbone)
     store = paths.cache_dir() / "features"
     return evaluation.evaluate(prepared, store=store, out=Path(out), command="sslbench.evaluate(...)")
+
+
+def evaluate_detection(
+    model: str | Path | nn.Module,
+    train: str | Path,
+    test: str | Path | None = None,
+    *,
+    recipe: str | Path = "detection/small",
+    settings: Mapping[str, Any] | None = None,
+    baselines: Sequence[str | Path] = (),
+    out: str | Path = "results",
+    run: evaluation.RunSettings | None = None,
+    **request: Any,
+) -> list[Result]:
+    """Trains a detector around a backbone and scores it, as `sslbench eval detection` does; everything is written too.
+
+    Called again after an interruption, it continues.
+
+    Args:
+        model: a weights file, 'random', or a ResNet (of sslbench or torchvision) or a vision transformer of timm, whose
+            tensors are copied: the module, its gradients and the global random state stay as they are.
+        train: a COCO or kwcoco manifest, a Pascal VOC tree, 'kwcoco:shapes64-128', as for `--data`.
+        test: the test part, as for `--test-data`; without it `train` has one inside or is split.
+        recipe: a benchmark of detection, by its name or its YAML file.
+        settings: what differs from the recipe: {"iterations": 500, "freeze_at": 5}.
+        baselines: 'random' for the untrained backbone, or weights files: trained alike, to stand beside.
+        out: folder for the records.
+        run: device, workers, seed, ...
+        **request: other fields of `evaluation.detection.DetectionRequest`: backbone, format, stem, ...
+
+    Returns:
+        Results of the baselines, then that of the model; rates in percent.
+
+    Raises:
+        SslbenchError: anything that is wrong with the arguments, the weights or the data.
+    """
+    from sslbench.benchmarks import load_benchmark
+    from sslbench.evaluation import detection
+    from sslbench.evaluation.detection_module import from_user
+
+    made, origins, benchmark = detection.make_recipe(settings or {}, load_benchmark(str(recipe)))
+    backbone = from_user(model, request.get("backbone")) if isinstance(model, nn.Module) else None
+    given: dict[str, Any] = {
+        "recipe": made,
+        "origins": origins,
+        "benchmark": benchmark,
+        "baselines": tuple(map(str, baselines)),
+    }
+    asked = detection.DetectionRequest(
+        weights=backbone.name if backbone is not None else str(model),
+        data=str(train),
+        test_data=None if test is None else str(test),
+        **given,
+        **request,
+    )
+    evaluation.check_writable(Path(out))
+    prepared = detection.prepare_detection(asked, run or evaluation.RunSettings(), backbone=backbone)
+    return detection.evaluate_detection(prepared, out=Path(out), command="sslbench.evaluate_detection(...)")
 
 
 def extract_features(
@@ -127,6 +197,25 @@ def pretrain(
     asked = pretraining.PretrainRequest(settings=checked, data=str(data), out=Path(out), **request)
     standard = always(asked.out, mean=checked.augment.mean, std=checked.augment.std)
     return pretraining.pretrain(asked, command="sslbench.pretrain(...)", observers=[*standard, *observers])
+
+
+def compare(a: str | Path | Result, b: str | Path | Result, *, metric: str | None = None, seed: int = 0) -> Comparison:
+    """Says whether the difference between two results is real, as `sslbench compare` does.
+
+    Args:
+        a: a record, or its file; the scores lie beside it.
+        b: the same of the other result.
+        metric: to compare by, default the leading one.
+        seed: of the resamples.
+
+    Returns:
+        Difference, interval, McNemar's p value and the verdict: 'tied', 'A better' or 'B better'.
+
+    Raises:
+        ResultError: they were not measured in the same way on the same samples; the message says what differs.
+    """
+    given = [one if isinstance(one, Result) else records.read(Path(one)) for one in (a, b)]
+    return compare_results(given[0], given[1], metric=metric, seed=seed)
 
 
 def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:

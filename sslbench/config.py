@@ -15,12 +15,20 @@ from sslbench.names import did_you_mean
 T = TypeVar("T")
 
 
-def setting(default: Any, meaning: str, *, unit: str = "") -> Any:
+def setting(default: Any, meaning: str, *, unit: str = "", changes_result: bool = True) -> Any:
     """A dataclass field that documents itself.
 
-    Example: `k: int = setting(20, "neighbours that vote")`.
+    Example: `k: int = setting(20, "neighbours that vote")`. One that only says how the same numbers are computed
+    (memory, library) has `changes_result=False`: it is not part of what was measured, and records leave it out.
     """
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "unit": unit})
+    metadata = {"meaning": meaning, "unit": unit, "changes_result": changes_result}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def result_settings(settings: Any) -> dict[str, Any]:
+    """The settings, by name, that a result depends on."""
+    fields = dataclasses.fields(settings)
+    return {f.name: getattr(settings, f.name) for f in fields if f.metadata.get("changes_result", True)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sslbench import paths
 from sslbench.errors import UsageError
 
 ModuleKind = Literal["protocol", "source", "method"]
-FileKind = Literal["benchmark", "suite", "method", "format", "augment", "optimizer", "schedule", "launcher"]
+FileKind = Literal["benchmark", "suite", "preset", "method", "format", "augment", "optimizer", "schedule", "launcher"]
 
 _PACKAGES: dict[str, str] = {
     "protocol": "sslbench.protocols",
@@ -23,6 +23,7 @@ _PACKAGES: dict[str, str] = {
 _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
     "benchmark": ("benchmarks", ""),
     "suite": ("benchmarks", "suites/"),
+    "preset": ("benchmarks", "presets/"),
     "format": ("model_converters", ""),
     "method": ("configs", "method/"),
     "augment": ("configs", "augment/"),

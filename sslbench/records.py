@@ -59,7 +59,7 @@ def write(
 
     Args:
         result: its `scores_file` is filled in here.
-        scores: (N, C), columns in the order of `result.data.test.classes`.
+        scores: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores.
         ids: of the N test samples.
         labels: int64 (N,), or int8 (N, C).
         folder: the tree of results; made if missing.
@@ -71,7 +71,7 @@ def write(
         ValueError: the arrays do not fit each other.
         ResultError: the folder cannot be written.
     """
-    classes = result.data.test.classes
+    classes = result.data.test.classes if scores.shape[1] else ()
     if scores.shape != (len(ids), len(classes)) or len(labels) != len(ids):
         raise ValueError(f"scores {scores.shape}, {len(ids)} ids, {len(labels)} labels, {len(classes)} classes")
     stem = path_of(result, folder).stem

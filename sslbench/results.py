@@ -4,12 +4,55 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from sslbench.record_parts import (
+    BenchmarkUsed,
+    Costs,
+    DataPart,
+    DataUsed,
+    Group,
+    Hardware,
+    Metric,
+    PresetUsed,
+    ProtocolUsed,
+    Stage,
+    Unreadable,
+    WeightsUsed,
+)
+
+__all__ = [
+    "ABSOLUTE",
+    "SCHEMA",
+    "BenchmarkUsed",
+    "Comparability",
+    "Costs",
+    "DataPart",
+    "DataUsed",
+    "Group",
+    "Hardware",
+    "Metric",
+    "Outcome",
+    "PresetUsed",
+    "ProtocolUsed",
+    "Result",
+    "Stage",
+    "Unreadable",
+    "WeightsUsed",
+    "as_recorded",
+    "canonical",
+    "comparability_key",
+    "measurement_id",
+    "percent",
+    "percent_metrics",
+    "plain",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +70,10 @@ class Outcome:
         variants: results of the settings that were not chosen, e.g. {'k=10': {'top1': 0.9}}; for information.
         converged: False marks the row; None for protocols without an iterative solver.
         notes: anything a reader of the number must know, one sentence each.
-        absolute: the metrics that are no fractions (a rank, an exponent, a log likelihood); records hold them as they
-            are, not in percent.
+        absolute: the metrics that are no fractions (a rank, an exponent, a log likelihood), beside those that never
+            are (`ABSOLUTE`); records hold them as they are, not in percent.
+        probabilities: how the scores become probabilities: their 'softmax', or 'scores': they are some already; None
+            where they do not, as the decision values of SVMs.
     """
 
     metrics: dict[str, tuple[float, float, float]]
@@ -41,105 +86,14 @@ class Outcome:
     converged: bool | None = None
     notes: tuple[str, ...] = ()
     absolute: frozenset[str] = frozenset()
+    probabilities: Literal["softmax", "scores"] | None = None
+
+
+ABSOLUTE = frozenset({"nll", "brier", "mae", "rmse"})
+"""Metrics that are no fractions whoever computes them."""
 
 
 SCHEMA = 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WeightsUsed:
-    """The weights that were measured.
-
-    Attributes:
-        name: as the user calls them, normally the file name.
-        sha256: of the tensors as they were given to the backbone, so a copy of the file in another format agrees.
-        format: whose key names the file has ('torchvision', 'vissl', ...).
-        loaded: how many of the backbone's `total` tensors came from the file.
-        partial: the user allowed tensors to be missing.
-        untrained: the backbone was left as it is initialised.
-        changed: what loading did to tensors of the file, in words: another dtype, positions resized, a stem mapped to
-            another number of channels.
-    """
-
-    name: str
-    path: str | None
-    sha256: str
-    format: str
-    backbone: str
-    loaded: int
-    total: int
-    partial: bool = False
-    untrained: bool = False
-    changed: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProtocolUsed:
-    """The protocol with all its settings, also those left at their default."""
-
-    name: str
-    version: int
-    settings: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchmarkUsed:
-    """The named benchmark; `sha256` is of its resolved text, `modified` says that the user overrode some of it."""
-
-    name: str
-    version: int
-    sha256: str
-    modified: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataPart:
-    """One side of the data: `n` samples were there, `n_used` of them could be read and were used."""
-
-    name: str
-    fingerprint: str
-    n: int
-    n_used: int
-    classes: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Unreadable:
-    """One image that was left out because it cannot be read."""
-
-    id: str
-    path: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataUsed:
-    """What was trained and tested on; `how` is one sentence about where the split comes from."""
-
-    train: DataPart
-    test: DataPart
-    how: str
-    labels: Literal["single", "multi", "value", "none"]
-    unreadable: tuple[Unreadable, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A value (percent for rates) with its 95 % interval over `n` test samples; null where not computable."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    n: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hardware:
-    """What it ran on; not part of the measurement's identity."""
-
-    device: str
-    cpu: str
-    threads: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,7 +110,13 @@ class Result:
         preprocessing: the values of `Preprocessing`, with their origin.
         precision: of the forward pass ('fp32', 'bf16').
         headline: the metric that leads; a key of `metrics`.
+        per_class_metrics: metric -> class -> value, of the per-sample scores beside the record: 'n' (samples),
+            'recall', 'precision', 'f1', 'average_precision', 'auroc', ...
+        groups: column of the manifest -> the headline metric on each of its groups, the worst first. The worst is also
+            a metric of its own, `worst_group(COLUMN).METRIC`.
         train: the headline metric on the training samples.
+        probabilities: see `Outcome`.
+        costs: time, memory and work.
         floors: 'chance', 'majority', 'pixels', 'untrained' -> metric -> value.
         timings: stage -> seconds.
         scores_file: name of the per-sample scores beside the record.
@@ -173,11 +133,15 @@ class Result:
     precision: str
     protocol: ProtocolUsed
     benchmark: BenchmarkUsed | None = None
+    preset: PresetUsed | None = None
     data: DataUsed
     headline: str
     metrics: dict[str, Metric]
     per_class: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    per_class_metrics: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
+    groups: dict[str, tuple[Group, ...]] = dataclasses.field(default_factory=dict)
     train: float | None = None
+    probabilities: Literal["softmax", "scores"] | None = None
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)
     variants: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     converged: bool | None = None
@@ -186,6 +150,7 @@ class Result:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     hardware: Hardware | None = None
     timings: dict[str, float] = dataclasses.field(default_factory=dict)
+    costs: Costs | None = None
     notes: tuple[str, ...] = ()
     scores_file: str | None = None
     file: Path | None = dataclasses.field(default=None, compare=False)
@@ -211,7 +176,7 @@ _PARTS = ("value", "low", "high")
 
 def as_recorded(name: str, value: float, absolute: Collection[str]) -> float | None:
     """A metric's value as records hold it: percent, unless it is `absolute`; None when it is NaN."""
-    if name not in absolute:
+    if name not in absolute and name not in ABSOLUTE:
         return percent(value)
     return None if math.isnan(value) else float(value)
 
@@ -281,6 +246,7 @@ class Comparability:
     n_test: int
     unreadable: int
     metric: str
+    groups: str = ""
 
 
 def comparability_key(result: Result, metric: str | None = None) -> Comparability:
@@ -296,4 +262,12 @@ def comparability_key(result: Result, metric: str | None = None) -> Comparabilit
         n_test=data.test.n_used,
         unreadable=len(data.unreadable),
         metric=metric or result.headline,
+        groups=_groups(result, metric or result.headline),
     )
+
+
+def _groups(result: Result, metric: str) -> str:
+    """For the metric of a worst group: which groups there are and of what size."""
+    found = re.fullmatch(r"worst_group\((.*)\)\.\w+", metric)
+    groups = result.groups.get(found[1], ()) if found else ()
+    return ", ".join(sorted(f"{group.name} {group.metric.n}" for group in groups))

@@ -1,61 +1,40 @@
 """Named benchmarks: every shipped one is complete, and changes to them are seen."""
 
+import collections
+import csv
 import dataclasses
 
 import pytest
 
-from sslbench.benchmarks import load_benchmark, load_suite
+from sslbench import paths
+from sslbench.benchmarks import data_of, load_benchmark, load_suite
 from sslbench.config import build
+from sslbench.data.sources import sklearn, torchvision
 from sslbench.detection.recipe import load_recipe
 from sslbench.errors import UsageError
+from sslbench.leaderboard.published import Published, read_file
+from sslbench.metrics.summary import summarise
 from sslbench.names import find_module, list_names
 
-SHIPPED = {
-    "detection/coco_c4_1x",
-    "detection/coco_c4_2x",
-    "detection/coco_fpn_1x",
-    "detection/coco_fpn_2x",
-    "detection/small",
-    "detection/toy",
-    "detection/voc07",
-    "detection/voc07_12",
-    "detection/voc07_12_fpn",
-    "detection/voc07_12_iccv19",
-    "detection/voc07_12_iccv19_pirl",
-    "detection/voc07_12_mocov2",
-    "detection/voc07_12_simclr_swav",
-    "detection/voc07_12_vit",
-    "detection/voc07_pirl",
-    "knn/cifar10",
-    "knn/digits",
-    "knn/fashion_mnist",
-    "knn/imagenet1k",
-    "linear/cifar10",
-    "linear/digits",
-    "linear/imagenet1k",
-    "low_shot/cifar10",
-    "low_shot/digits",
-    "low_shot/imagenet1k",
-    "low_shot/places205",
-    "low_shot/voc07",
-    "low_shot/voc07_vissl",
-    "lsr/cifar100",
-    "lsr/digits",
-    "svm/digits",
-    "svm/voc07",
-    "svm/voc07_goyal19",
-}
+FILES = {"detection": 15, "knn": 42, "linear": 42, "low_shot": 6, "lsr": 6, "svm": 4}
+"""Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
+DATA_SETS = 42
+SUITES = "digits imagenet small transfer vissl vtab_natural vtab_specialized vtab_structured".split()
+PUBLISHED = {"dinov2.csv": 16, "lightly.csv": 28, "mmpretrain.csv": 14, "solo_learn.csv": 3, "vissl.csv": 76}
+NAMES = list_names("benchmark")
 
 
-def all_benchmarks():
-    return set(list_names("benchmark"))
+def on_features():
+    return [name for name in NAMES if not name.startswith("detection/")]
 
 
-def test_the_shipped_benchmarks_are_the_expected_ones():
-    assert all_benchmarks() == SHIPPED
+def test_the_numbers_of_benchmarks_are_the_expected_ones():
+    assert dict(collections.Counter(name.split("/")[0] for name in NAMES)) == FILES
+    assert len(list((paths.builtin_dir("benchmarks") / "data").glob("*.yaml"))) == DATA_SETS
+    assert list_names("suite") == SUITES
 
 
-@pytest.mark.parametrize("name", sorted(SHIPPED))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_shipped_benchmark_is_complete(name):
     benchmark = load_benchmark(name)
     assert benchmark.protocol == name.split("/")[0].replace("_", "-")
@@ -64,29 +43,142 @@ def test_every_shipped_benchmark_is_complete(name):
         load_recipe(name)
     else:
         build(find_module("protocol", benchmark.protocol).Settings, benchmark.settings, name)
-    assert benchmark.data or benchmark.samples, "says neither what the data is nor how large"
     assert all(reference.source for reference in benchmark.reference)
+    assert benchmark.data or benchmark.samples, "says neither what the data is nor how large"
+
+
+@pytest.mark.parametrize("name", on_features())
+def test_what_a_benchmark_says_about_its_data_is_plausible(name):
+    benchmark = load_benchmark(name)
+    assert benchmark.classes >= 2
+    assert benchmark.data == "sklearn:digits" or set(benchmark.samples) == {"train", "test"}
+    assert all(n >= 2 * benchmark.classes or benchmark.test_classes != "same" for n in benchmark.samples.values())
+    if benchmark.data:
+        known = [f"torchvision:{set_name}" for set_name in torchvision.all_sets()]
+        assert benchmark.data in [*known, f"{sklearn.PREFIX}digits"]
+        assert not benchmark.folder and not benchmark.page, "the source says where its data are and come from"
+    else:
+        assert benchmark.folder and benchmark.page.startswith("http"), "nobody could find the data"
+    assert not benchmark.folder.startswith(("/", ".")), "a benchmark names no path of a machine"
+    files = (paths.builtin_dir("benchmarks") / f"{name}.yaml").read_text().splitlines()
+    assert len(files) <= 12
+
+
+def test_one_data_set_has_one_description_whatever_the_protocol():
+    described = collections.defaultdict(set)
+    for name in on_features():
+        b = load_benchmark(name)
+        described[b.data or (b.folder, b.test_folder)].add((tuple(b.samples.items()), b.classes, b.test_classes))
+    assert all(len(found) == 1 for found in described.values())
+
+
+def test_a_leading_metric_is_one_that_single_labels_have():
+    import numpy as np
+
+    wanted = {load_benchmark(name).metric for name in on_features()} - {""}
+    metrics, _, _ = summarise("single", ("a", "b"), np.array([0, 1]), np.eye(2), seed=0, resamples=10)
+    assert wanted == {"balanced_accuracy"} <= set(metrics)
+    assert load_benchmark("linear/pets").metric == "balanced_accuracy" and load_benchmark("linear/cars").metric == ""
 
 
 def test_no_two_benchmarks_measure_the_same():
-    hashes = [
-        dataclasses.replace(load_benchmark(name), name="", title="", sha256="") for name in sorted(all_benchmarks())
-    ]
+    hashes = [dataclasses.replace(load_benchmark(name), name="", title="", sha256="") for name in NAMES]
     assert all(hashes.count(one) == 1 for one in hashes)
 
 
-def test_suites_name_benchmarks_that_exist():
-    assert list_names("suite") == ["digits"]
-    assert set(load_suite("digits")) <= SHIPPED
+@pytest.mark.parametrize("name", SUITES)
+def test_suites_name_benchmarks_that_exist_once(name):
+    benchmarks = load_suite(name)
+    assert len(benchmarks) >= 3 and len(set(benchmarks)) == len(benchmarks)
+    assert set(benchmarks) <= set(NAMES)
+
+
+def test_a_mistyped_suite_is_answered_with_the_nearest():
     with pytest.raises(UsageError, match="Did you mean 'digits'"):
         load_suite("digit")
+
+
+def test_published_rows_belong_to_benchmarks_and_have_sources():
+    folder = paths.builtin_dir("benchmarks") / "published"
+    rows = {file.name: read_file(file) for file in sorted(folder.glob("*.csv"))}
+    assert {name: len(found) for name, found in rows.items()} == PUBLISHED
+    every = [row for found in rows.values() for row in found]
+    for row in every:
+        assert row.benchmark in NAMES and 0 < row.value < 100 and row.metric == "top1"
+        assert row.weights and row.backbone and row.protocol and " at " in row.source and row.where
+    keys = [(r.benchmark, r.weights, r.backbone, r.metric, r.source) for r in every]
+    assert len(set(keys)) == len(keys)
+    by_name = {(r.benchmark, r.weights, r.backbone): r.value for r in every}
+    assert by_name["linear/imagenet1k", "supervised, torchvision", "resnet50"] == 76.1
+    assert by_name["knn/imagenet1k", "DINOv2, distilled", "vit_large_patch14"] == 83.5
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("linear/x,w,b,top1,much,p,s,t", "line 2: the value 'much' is no number"),
+        ("linear/x,w,b,top1,nan,p,s,t", "line 2: the value 'nan' is no number"),
+        ("linear/x,w,b,top1,5,p,,t", "line 2: source is empty"),
+        ("linear/x,w,b,top1,5,p,s,t,u", "line 2: more values than columns"),
+    ],
+)
+def test_a_published_row_that_is_wrong_is_named(tmp_path, line, message):
+    file = tmp_path / "mine.csv"
+    header = ",".join(field.name for field in dataclasses.fields(Published))
+    file.write_text(f"{header}\n{line}\n")
+    with pytest.raises(UsageError, match=message):
+        read_file(file)
+    file.write_text("benchmark,weights\n")
+    with pytest.raises(UsageError, match="the columns should be benchmark,weights,backbone,metric,value"):
+        read_file(file)
+
+
+def test_the_published_files_are_plain_csv():
+    for file in (paths.builtin_dir("benchmarks") / "published").glob("*.csv"):
+        with file.open(newline="") as opened:
+            assert {len(row) for row in csv.reader(opened)} == {8}
+        assert "\r" not in file.read_text()
+
+
+def test_a_benchmark_takes_what_it_does_not_say_from_its_bases_the_later_ones_first(tmp_path, monkeypatch):
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
+    (folder / "_one.yaml").write_text("title: one\nprotocol: knn\nversion: 1\nsettings: {k: [1], temperature: 0.1}\n")
+    (folder / "_two.yaml").write_text("title: two\nclasses: 3\nsettings: {k: [2]}\n")
+    (folder / "mine.yaml").write_text("extends: [_one, _two]\nversion: 4\nsettings: {vote: uniform}\n")
+    mine = load_benchmark("mine")
+    assert (mine.title, mine.version, mine.classes) == ("two", 4, 3)
+    assert mine.settings == {"k": [2], "temperature": 0.1, "vote": "uniform"}
+    (folder / "_two.yaml").write_text("extends: _one\n")
+    with pytest.raises(UsageError, match="which itself extends another file"):
+        load_benchmark("mine")
+    (folder / "mine.yaml").write_text("extends: [_one, _three]\n")
+    with pytest.raises(UsageError, match=r"mine.yaml: extends '_three', which does not exist"):
+        load_benchmark("mine")
+
+
+def test_data_are_looked_for_in_the_users_data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_DATA", str(tmp_path))
+    sketch = load_benchmark("knn/imagenet_sketch")
+    (tmp_path / "imagenet").mkdir()
+    with pytest.raises(UsageError) as error:
+        data_of(sketch)
+    assert str(tmp_path / "imagenet-sketch") in str(error.value) and "HaohanWang" in str(error.value)
+    assert str(tmp_path / "imagenet\n") not in str(error.value), "that one is there"
+    (tmp_path / "imagenet-sketch").mkdir()
+    assert data_of(sketch) == (str(tmp_path / "imagenet"), str(tmp_path / "imagenet-sketch"))
+    assert data_of(sketch, "a", "b") == ("a", "b")
+    with pytest.raises(UsageError, match="Give --test-data"):
+        data_of(sketch, "a")
+    assert data_of(load_benchmark("knn/cifar10")) == ("torchvision:CIFAR10", None)
 
 
 def test_a_users_copy_is_marked_modified_only_when_it_differs(tmp_path, monkeypatch):
     folder = tmp_path / "benchmarks" / "knn"
     folder.mkdir(parents=True)
     monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
-    text = "extends: knn/_base\ntitle: knn on scikit-learn's handwritten digits\ndata: sklearn:digits\nclasses: 10\n"
+    text = "extends: [knn/_base, data/_digits]\n"
     (folder / "digits.yaml").write_text(text)
     same = load_benchmark("knn/digits")
     (folder / "digits.yaml").write_text(text + "settings: {temperature: 0.1}\n")

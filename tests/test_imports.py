@@ -12,7 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent / "sslbench"
 # A part is a module or package directly below sslbench; it imports from rows above its own, and from itself.
 ROWS = (
     {"errors", "paths", "names"},
-    {"config", "preprocessing", "metrics", "schedules", "results", "records", "weights", "benchmarks", "recipes"},
+    {
+        *("config", "preprocessing", "metrics", "schedules", "results", "records", "holes", "weights"),
+        *("record_parts", "benchmarks", "presets", "recipes"),
+    },
     {"data", "backbones", "distributed"},
     {"features", "methods", "train"},
     {"protocols", "detection"},
@@ -25,11 +28,13 @@ LEVEL = {part: level for level, parts in enumerate(ROWS) for part in parts}
 WITHIN_ROW = {
     "paths": {"errors"},
     "names": {"errors", "paths"},
-    "results": {"preprocessing"},
+    "results": {"preprocessing", "record_parts"},
     "records": {"config", "results"},
+    "holes": {"records"},
     "weights": {"config"},
     "schedules": {"config"},
     "benchmarks": {"config"},
+    "presets": {"config"},
     "recipes": {"config"},
     "methods": {"train"},
     "pretraining": {"evaluation"},
@@ -40,8 +45,8 @@ WITHIN_ROW = {
 
 # Read by `--help`, completion and `import sslbench`, so they must load in a moment.
 LIGHT = (
-    *("errors", "paths", "names", "config", "preprocessing", "benchmarks", "recipes", "results", "records"),
-    *("cli", "__init__"),
+    *("errors", "paths", "names", "config", "preprocessing", "benchmarks", "presets", "recipes", "results"),
+    *("record_parts", "records", "holes", "cli", "__init__"),
 )
 HEAVY = {
     *("torch", "torchvision", "timm", "sklearn", "scipy", "pandas", "faiss", "kwcoco", "matplotlib", "hydra", "cv2"),

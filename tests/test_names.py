@@ -7,11 +7,12 @@ from sslbench.errors import UsageError
 
 
 def test_every_kind_lists_what_is_there():
-    kinds = "augment benchmark format launcher method optimizer protocol schedule source suite"
+    kinds = "augment benchmark format launcher method optimizer preset protocol schedule source suite"
     assert list(names.KINDS) == kinds.split()
-    assert names.list_names("protocol") == ["knn", "linear", "low-shot", "lsr", "svm"]
+    assert {"clustering", "geometry", "knn", "linear", "low-shot", "lsr", "svm"} <= set(names.list_names("protocol"))
     assert names.list_names("source") == [
-        *("coco", "folder", "hf", "sklearn", "table", "tar", "tfds", "torchvision", "tsv", "vissl", "voc", "zip"),
+        *("coco", "folder", "hf", "kwcoco", "sklearn", "table", "tar", "tfds", "torchvision", "tsv", "vissl", "voc"),
+        "zip",
     ]
     assert {"simclr", "moco_v1", "moco_v2", "swav", "rotnet"} <= set(names.list_names("method"))
     assert {"simclr", "small"} <= set(names.list_names("augment"))

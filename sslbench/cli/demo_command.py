@@ -60,7 +60,7 @@ def command(out: str) -> None:
         )
     result_table.print_results(results, folder / "results")
     click.echo()
-    write_board(folder / "results", csv_path=str(folder / "leaderboard.csv"))
+    write_board(folder / "results", {"csv": str(folder / "leaderboard.csv")})
     for name in ("views.png", "curve.png"):
         click.echo(f"{name.removesuffix('.png')}: {(folder / 'pretrained' / name).resolve()}")
     click.echo()

@@ -2,15 +2,22 @@
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sslbench.cli.eval_command import show_value
 from sslbench.evaluation import Prepared
 
+if TYPE_CHECKING:
+    from sslbench.benchmarks import Benchmark
+    from sslbench.evaluation import Request
+    from sslbench.presets import Preset
+
 
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> None:
     """The whole plan of one evaluation on stdout; nothing has been decoded."""
+    from sslbench.evaluation.images import is_on_images
     from sslbench.features.extract import store_key
     from sslbench.features.store import open_entry, what_changed
 
@@ -18,23 +25,28 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
     loaded = backbone.report.line() if backbone.report else "nothing loaded"
     section("weights", [(request.weights, f"{backbone.name}: {loaded}", "")])
     rows = [
-        (name, str(getattr(backbone.preprocessing, name)), origin)
+        (name, str(getattr(backbone.preprocessing, name)), _asked_by(request, name, origin))
         for name, origin in prepared.preprocessing_origins.items()
     ]
     section("preprocessing", rows)
-    given = "flag --layers" if request.layers else "the backbone's default"
+    fixed = [p for p in _published(request) if p.layers and p.layers == request.layers]
+    given = _called(fixed[0]) if fixed else "flag --layers" if request.layers else "the backbone's default"
     section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
-    parts = [
+    sizes = [
         (part.name, f"{len(part)} images, {len(part.labels.classes)} classes, {part.labels.kind} label", "")
         for part in (data.train, data.test)
     ]
-    section("data", [*parts, ("split", data.how, "")])
+    section("data", [*sizes, ("split", data.how, "")])
     for task in request.tasks:
         settings = dataclasses.asdict(task.settings)
-        name = f"{task.protocol} ({task.benchmark.name} v{task.benchmark.version})" if task.benchmark else task.protocol
+        parts = [f"{p.name} v{p.version}" for p in (task.benchmark, task.preset) if p is not None]
+        name = f"{task.protocol} ({', '.join(parts)})" if parts else task.protocol
         section(name, [(key, show_value(value), task.origins[key]) for key, value in settings.items()])
     run = dataclasses.asdict(prepared.run)
     section("run", [(key, show_value(value), run_origins[key]) for key, value in run.items()])
+    if all(is_on_images(task) for task in request.tasks):
+        section("features", [(part.name, "none: heads are trained on images", "") for part in (data.train, data.test)])
+        return
     rows = []
     for part in [data.whole] if data.whole is not None else [data.train, data.test]:
         key = store_key(backbone, part, prepared.run.extract_settings())
@@ -44,6 +56,24 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
         changed = what_changed(store, key, part) if missing and not entry.layers() else None
         rows.append((part.name, state, changed or ""))
     section("features", rows)
+
+
+def _published(request: "Request") -> list["Preset | Benchmark"]:
+    """The presets and benchmarks of a request, the stronger first."""
+    presets = [task.preset for task in request.tasks if task.preset is not None]
+    return [*presets, *(task.benchmark for task in request.tasks if task.benchmark is not None)]
+
+
+def _called(published: "Preset | Benchmark") -> str:
+    return f"{type(published).__name__.lower()} {published.name}"
+
+
+def _asked_by(request: "Request", name: str, origin: str) -> str:
+    """Who fixes a value of the preprocessing: a preset or benchmark with that very value, else what is known."""
+    if name not in request.preprocessing:
+        return origin
+    value = request.preprocessing[name]
+    return next((_called(p) for p in _published(request) if p.preprocessing.get(name, ...) == value), origin)
 
 
 def section(title: str, rows: list[tuple[str, str, str]]) -> None:

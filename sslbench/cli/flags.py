@@ -43,14 +43,16 @@ _WEIGHTS = [
 _DATA = [
     click.option("--data", help="Folder, table (.csv .tsv .parquet), COCO/kwcoco manifest, torchvision:NAME, ..."),
     click.option("--test-data", help="The same for the test part, when it lies elsewhere."),
-    click.option("--image-col", "image_column", help="Column of a table that holds the image paths."),
-    click.option("--label-col", "label_column", help="Column of a table that holds the labels."),
+    click.option("--image-col", "--image-column", "image_column", help="Column of a table that holds the image paths."),
+    click.option("--label-col", "--label-column", "label_column", help="Column of a table that holds the labels."),
     click.option("--limit", type=click.IntRange(1), help="At most this many samples per part: a first look."),
 ]
 _PREPROCESSING = [
     click.option("--resize", help="Shorter side in pixels, or HEIGHTxWIDTH. Default: the backbone's own."),
     click.option("--crop", help="Centre crop in pixels, HEIGHTxWIDTH, or 'none'."),
     click.option("--interpolation", help="Filter of the resize: nearest, bilinear, bicubic, lanczos."),
+    click.option("--mean", help="Per channel, of values from 0 to 1: 0.1,0.2,0.15,0.3. Default: the backbone's own."),
+    click.option("--std", help="The same for the standard deviation that is divided by."),
 ]
 _RUN = [
     click.option("--device", help="auto, cpu, cuda, cuda:1, mps."),
@@ -60,6 +62,13 @@ _RUN = [
     click.option("--workers", type=int, help="Processes that decode images; 0: none."),
     click.option("--seed", type=int, help="Of splits, held-out parts, untrained weights and bootstrap."),
     click.option("--on-error", help="stop, skip: what to do about images that cannot be read."),
+    click.option(
+        "--decoder",
+        callback=lambda _, __, value: value and [name.strip() for name in value.split(",")],
+        help="reference; fast: large JPEGs at a reduced size; my_module.my_function: yours, asked first.",
+    ),
+    click.option("--max-pixels", type=int, help="Larger pictures count as unreadable. Default: 178956970."),
+    click.option("--start-method", help="Of the processes that decode: auto, fork, spawn, forkserver."),
     click.option("--store", help="Folder of the feature store. Default: in the user's cache folder."),
 ]
 
@@ -79,7 +88,10 @@ preprocessing_flags = _add(_PREPROCESSING)
 run_flags = _add(_RUN)
 
 WEIGHTS_KEYS = ("weights", "backbone", "format", "allow_partial", "trust_pickle", "stem")
-RUN_KEYS = ("device", "precision", "feature_dtype", "batch_size", "workers", "seed", "on_error")
+RUN_KEYS = (
+    *("device", "precision", "feature_dtype", "batch_size", "workers", "seed", "on_error"),
+    *("decoder", "max_pixels", "start_method"),
+)
 
 
 def given(flags: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
@@ -88,10 +100,10 @@ def given(flags: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def preprocessing_values(flags: dict[str, Any]) -> dict[str, Any]:
-    """What --resize, --crop and --interpolation ask for, as values of a Preprocessing.
+    """What --resize, --crop, --interpolation, --mean and --std ask for, as values of a Preprocessing.
 
     Raises:
-        UsageError: a size that is no size.
+        UsageError: a size that is no size, or a number that is none.
     """
     from sslbench.errors import UsageError
 
@@ -110,7 +122,32 @@ def preprocessing_values(flags: dict[str, Any]) -> dict[str, Any]:
         values["crop"] = crop * 2 if crop is not None and len(crop) == 1 else crop
     if flags.get("interpolation") is not None:
         values["interpolation"] = flags["interpolation"]
+    for key in ("mean", "std"):
+        if flags.get(key) is not None:
+            try:
+                values[key] = [float(part) for part in flags[key].split(",")]
+            except ValueError:
+                raise UsageError(f"--{key} {flags[key]}: should be numbers, one per channel: 0.1,0.2,0.15") from None
     return values
+
+
+def gigabytes(text: str) -> float:
+    """What --max-memory asks for, in GB (10^9 bytes): '8', '8GB', '500MB'.
+
+    Raises:
+        UsageError: it is no size.
+    """
+    from sslbench.errors import UsageError
+
+    number = text.upper().replace(" ", "").removesuffix("B")
+    scale = {"M": 1e-3, "G": 1.0, "T": 1e3}.get(number[-1:])
+    try:
+        size = float(number if scale is None else number[:-1]) * (scale or 1.0)
+    except ValueError:
+        size = 0.0
+    if not 0 < size < float("inf"):
+        raise UsageError(f"--max-memory {text}: should be a size such as 8GB or 500MB")
+    return size
 
 
 def default_data() -> str:

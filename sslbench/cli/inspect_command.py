@@ -1,10 +1,14 @@
 """`sslbench inspect`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sslbench.cli import flags
+
+if TYPE_CHECKING:
+    from sslbench.weights.files import WeightsFile
 
 WEIGHT_SUFFIXES = (".pth", ".pt", ".th", ".torch", ".tar", ".ckpt", ".safetensors", ".bin", ".pkl", ".npy", ".npz")
 _DATA_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".zip", ".jsonl")
@@ -17,15 +21,19 @@ _DATA_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".zip", ".jsonl")
 @click.option("--json", "as_json", is_flag=True, help="Print what is known of a weights file as JSON.")
 @flags.trust_pickle
 def command(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
-    """Say what WHAT is: a weights file, a data set, or a folder of the feature store.
+    """Say what WHAT is: a weights file, a detector, a data set, or a folder of the feature store.
 
     Of weights: format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
+    Of a trained detector, or a checkpoint of its training: architecture, classes, iterations, recipe.
     """
     from sslbench.cli import terminal
     from sslbench.errors import UsageError
 
     terminal.show_messages()
     path = Path(what)
+    if "://" in what:
+        _data(what)
+        return 0
     if path.suffix.lower() in WEIGHT_SUFFIXES or backbone or format_ or _is_other_file(path):
         return _weights(path, backbone, format_, as_json, trust_pickle)
     if as_json:
@@ -47,9 +55,31 @@ def _weights(path: Path, backbone: str | None, format_: str | None, as_json: boo
     from sslbench.cli import weights_page
     from sslbench.weights.files import read
 
-    known = describe(read(path, trust_pickle=trust_pickle), backbone=backbone, format=format_)
+    file = read(path, trust_pickle=trust_pickle)
+    # Tensors at the top of a detector's file are its backbone; a checkpoint of its training has none to load.
+    if file.content.keys() & {"detector", "about"} and not _detector(file, path, as_json) and not (backbone or format_):
+        return 0
+    known = describe(file, backbone=backbone, format=format_)
     click.echo(weights_page.as_json(path, known) if as_json else weights_page.page(path, known))
     return 1 if known.problem else 0
+
+
+def _detector(file: "WeightsFile", path: Path, as_json: bool) -> bool:
+    """Says what detector is in a file; whether what else is in it is worth a page."""
+    import json
+
+    from sslbench.detection import saved
+
+    about = saved.about_of(file)
+    if about is None:
+        return True
+    rows = saved.rows(file, about)
+    if as_json:
+        described = dict(rows) | {"path": str(path), "settings": json.loads(about.text())}
+        click.echo(json.dumps(described, indent=1, allow_nan=False))
+        return False
+    click.echo("\n".join([str(path), *(f"  {label:<13}{value}" for label, value in rows)]))
+    return "state_dict" in file.content
 
 
 def _data(what: str) -> None:

@@ -9,7 +9,7 @@ from sslbench.names import KINDS, did_you_mean, list_names
 @click.command("list")
 @click.argument("kind", required=False)
 def command(kind: str | None) -> None:
-    """List names of one KIND: methods, protocols, benchmarks, formats, augments, ... Without KIND: all of them."""
+    """List names of one KIND: methods, protocols, presets, benchmarks, formats, ... Without KIND: all of them."""
     from sslbench.errors import UsageError
 
     kinds = KINDS

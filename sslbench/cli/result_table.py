@@ -1,16 +1,24 @@
 """The table that `eval` ends with."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sslbench.results import Metric, Result
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SHOWN = 10  # groups of a column
 
 
 def print_results(results: list[Result], out: Path) -> None:
     """One row per result on stdout: the headline metric with its interval, what was chosen, and the floors."""
     from rich.console import Console
     from rich.table import Table
+
+    from sslbench.leaderboard.flags import underfitted
 
     table = Table(box=None, pad_edge=False)
     names = ["weights", "layer", "protocol", "metric", "value", "95 % interval", "train"]
@@ -20,12 +28,14 @@ def print_results(results: list[Result], out: Path) -> None:
     for result in results:
         metric = result.metrics[result.headline]
         flags = [] if result.converged is not False else ["not converged"]
+        flags += ["selected on test"] if str(result.selected.get("on", "")).startswith("test") else []
+        flags += ["underfitted"] if underfitted(result) else []
         flags += ["partial weights"] if result.weights.partial else []
         flags += [f"n = {result.data.test.n_used} of {result.data.test.n}"] if result.data.unreadable else []
         table.add_row(
             result.weights.name,
             result.layer,
-            result.protocol.name,
+            _protocol(result),
             result.headline,
             _number(metric.value) + (f" ({', '.join(flags)})" if flags else ""),
             _interval(metric),
@@ -37,9 +47,39 @@ def print_results(results: list[Result], out: Path) -> None:
     if not console.is_terminal:
         console = Console(width=160)
     console.print(table)
+    groups = _groups(results)
+    if groups is not None:
+        click.echo("")
+        console.print(groups)
     for result in results:
         click.echo(f"{result.protocol.name}: {result.file}")
     click.echo(f"\nsslbench leaderboard {out}  makes one table of all results there", err=True)
+
+
+def _groups(results: list[Result]) -> "Table | None":
+    """The groups of every column asked for, the worst first; the rest are in the record."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("by", "weights", "layer", "protocol", "metric", "group", "value", "95 % interval", "n"):
+        table.add_column(name, justify="right" if name in ("value", "n") else "left", overflow="fold")
+    for result in results:
+        fixed = (result.weights.name, result.layer, _protocol(result), result.headline)
+        for column, groups in result.groups.items():
+            for i, group in enumerate(groups[:_SHOWN]):
+                name = f"{group.name} (worst of {len(groups)})" if i == 0 else group.name
+                value, interval = _number(group.metric.value), _interval(group.metric)
+                table.add_row(column, *fixed, name, value, interval, f"{group.metric.n:,}")
+            if len(groups) > _SHOWN:
+                table.add_row(column, *fixed, f"... and {len(groups) - _SHOWN} more")
+    return table if table.row_count else None
+
+
+def _protocol(result: Result) -> str:
+    """The protocol, with the preset it was run with: 'knn (knn/dino)'."""
+    if result.preset is None:
+        return result.protocol.name
+    return f"{result.protocol.name} ({result.preset.name}{', modified' if result.preset.modified else ''})"
 
 
 def _number(value: float | None) -> str:

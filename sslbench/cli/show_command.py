@@ -11,7 +11,7 @@ from sslbench.names import FileKind, did_you_mean, find_file, list_names
 @click.command("show")
 @click.argument("name")
 def command(name: str) -> None:
-    """Print what is behind NAME: a recipe, benchmark, suite, weight format or building block, a protocol's settings.
+    """Print what is behind NAME: a recipe, benchmark, suite, preset, weight format, building block or protocol.
 
     Names of several kinds are told apart as KIND/NAME: augment/simclr.
     """
@@ -25,10 +25,27 @@ def command(name: str) -> None:
         if name.removeprefix(f"{kind}/") in list_names(kind):
             path = find_file(kind, name.removeprefix(f"{kind}/"))
             click.echo(f"# {path}")
-            click.echo(path.read_text(encoding="utf-8").rstrip())
+            text = path.read_text(encoding="utf-8").rstrip()
+            click.echo(text)
+            if kind == "benchmark" and "\nextends:" in f"\n{text}":
+                _show_resolved(name.removeprefix("benchmark/"))
             return
     known = {*all_protocols(), *(n for kind in kinds for n in list_names(kind))}
     raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
+
+
+def _show_resolved(name: str) -> None:
+    """What the file and those it extends say together."""
+    import yaml
+
+    from sslbench.benchmarks import load_benchmark
+    from sslbench.results import plain
+
+    content = {
+        key: value for key, value in plain(load_benchmark(name)).items() if value not in (None, "", 0, [], {}, False)
+    }
+    click.echo("\n# with what it extends:")
+    click.echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).rstrip())
 
 
 def _show_protocol(name: str) -> None:

@@ -10,7 +10,8 @@ from sslbench import paths, records
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.data.source import Labels
-from sslbench.results import Result
+from sslbench.metrics import regression
+from sslbench.results import Result, as_recorded
 
 log = logging.getLogger("sslbench")
 
@@ -24,15 +25,24 @@ def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
     """What guessing scores, in percent: 'chance' picks a class at random, 'majority' always the most frequent one.
 
     Single label: top-1, and top-5 where there are at least five classes. Multi-label: a random order of the samples has
-    an expected average precision of about the share of positives; there is no majority class.
+    an expected average precision of about the share of positives; there is no majority class. Numbers: 'chance' is the
+    mean of train for every sample; errors are in the units of the labels.
     """
+    if test.kind == "none":
+        return {}
+    if test.kind == "value":
+        errors = regression.Errors(test.values, np.broadcast_to(train.values.mean(axis=0), test.values.shape))
+        found = errors.statistic(np.ones((1, len(test))))[0]
+        recorded = (as_recorded(name, float(v), ("mae", "rmse")) for name, v in zip(errors.names, found, strict=True))
+        return {"chance": dict(zip(errors.names, recorded, strict=True))}
     if test.kind == "multi":
         known = (test.values >= 0).sum(axis=0)
         positive = (test.values == 1).sum(axis=0)
         rates = positive[positive > 0] / known[positive > 0]
         return {"chance": {"mAP": 100.0 * float(rates.mean()) if len(rates) else None}}
-    classes = len(train.classes)
-    counts = np.bincount(train.values, minlength=classes)
+    classes = len(test.classes)
+    number = {name: i for i, name in enumerate(train.classes)}
+    counts = np.bincount(train.values, minlength=len(number))[[number[name] for name in test.classes]]
     order = np.argsort(-counts, kind="stable")
     floors: dict[str, dict[str, float | None]] = {"chance": {}, "majority": {}}
     for k in (1, 5):
@@ -52,11 +62,19 @@ def floor_backbones(backbone: Backbone, *, is_floor: bool) -> dict[str, Backbone
     found: dict[str, Backbone] = {}
     if backbone.builder == "pixels":
         return found
-    found["pixels"] = load_backbone(PIXELS)
+    found["pixels"] = _pixels_like(backbone)
     if not is_floor:
         untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
         found["untrained"] = dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
     return found
+
+
+def _pixels_like(backbone: Backbone) -> Backbone:
+    """The pixels of the same pictures: decoded in the same way, with as many channels (RGB where it takes one)."""
+    pixels, same = load_backbone(PIXELS), backbone.preprocessing
+    own = pixels.preprocessing if same.channels == 1 else pixels.preprocessing.for_channels(same.channels)
+    own = dataclasses.replace(own, decoder=same.decoder, max_pixels=same.max_pixels)
+    return dataclasses.replace(pixels, preprocessing=own)
 
 
 def cached(measurement: str) -> tuple[Result, records.Scores] | None:
@@ -78,7 +96,7 @@ def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], s
     from sslbench.metrics.intervals import paired_difference
 
     other = untrained[1]
-    if scores.ids != other.ids or scores.labels.ndim != 1:
+    if scores.ids != other.ids or scores.labels.ndim != 1 or not scores.scores.shape[1]:
         return None
     right = (scores.scores.argmax(axis=1) == scores.labels).astype(np.float64)
     right_untrained = (other.scores.argmax(axis=1) == other.labels).astype(np.float64)

@@ -12,10 +12,14 @@ from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.benchmarks import Benchmark
 from sslbench.config import convert
-from sslbench.data import preflight, transforms
-from sslbench.data.splits import TrainTest, limit, match_classes, train_test
+from sslbench.data import preflight
+from sslbench.data.decoder import identified
+from sslbench.data.splits import TrainTest, limit, match_classes, name_numbered, train_test
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation import subset
+from sslbench.evaluation.details import check_groups
+from sslbench.evaluation.parts import fitted_labels, needs_labels, only_part, without_useless_labels
+from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.preprocessing import Preprocessing
 
 log = logging.getLogger("sslbench")
@@ -55,20 +59,52 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     """
     run.extract_settings()
     loaded = load(request, run) if backbone is None else backbone
-    backbone, origins = with_preprocessing(loaded, request.preprocessing)
+    backbone, origins = with_preprocessing(loaded, {**request.preprocessing, **run.decoding()})
     layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
     data = open_train_test(request, run)
-    findings = tuple(preflight.check(data.train, data.test))
+    if request.test_classes == "numbers":
+        data = dataclasses.replace(data, test=name_numbered(data.train, data.test))
+    check_groups(data.test, request.groups)
+    labels = any(needs_labels(task) for task in request.tasks)
+    data = data if labels else without_useless_labels(data)
+    findings = tuple(preflight.check(data.train, data.test, labels=labels))
     preflight.raise_on_errors(findings)
-    train, test = match_classes(data.train, data.test)
-    data = dataclasses.replace(data, train=train, test=test)
-    log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}")
+    if labels or data.train.labels.kind != "none":
+        train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
+        data = dataclasses.replace(data, train=train, test=test)
+    if data.whole is not None and all(only_part(task) for task in request.tasks):
+        log.info(f"{len(data.whole)} samples, not split")
+    else:
+        log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}")
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
     for task in request.tasks:
-        names.find_module("protocol", task.protocol).check(task.settings, data.train.labels)
+        module = names.find_module("protocol", task.protocol)
+        check_label_kind(task, data.train.labels.kind)
+        module.check(task.settings, fitted_labels(task, data))
+        if request.test_classes == "subset":
+            subset.check(task.protocol, task.settings)
+        if getattr(module, "ON_IMAGES", False):
+            module.check_images(backbone, layers, data.train, task.settings, seed=run.seed)
         _check_expected(task.benchmark, data)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
+
+
+def check_label_kind(task: Task, kind: str) -> None:
+    """Refuses labels that are numbers where the protocol predicts classes.
+
+    Raises:
+        DataError: they are numbers, and the protocol's module does not name 'value' among its `LABEL_KINDS`.
+    """
+    module = names.find_module("protocol", task.protocol)
+    if kind != "value" or "value" in getattr(module, "LABEL_KINDS", ()) or not getattr(module, "NEEDS_LABELS", True):
+        return
+    others = names.list_names("protocol")
+    able = [name for name in others if "value" in getattr(names.find_module("protocol", name), "LABEL_KINDS", ())]
+    raise DataError(
+        f"{task.protocol} predicts classes, and these samples are labelled with numbers",
+        f"Protocols for numbers: {', '.join(able)}. For classes name the column with --label-col.",
+    )
 
 
 def load(request: Request, run: RunSettings) -> Backbone:
@@ -100,6 +136,8 @@ def open_train_test(request: Request, run: RunSettings) -> TrainTest:
         test_fraction=run.test_fraction,
         image_column=request.image_column,
         label_column=request.label_column,
+        attribute_columns=request.groups,
+        value_columns=request.value_columns,
     )
     if request.limit is None:
         return data
@@ -114,22 +152,28 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
     """The backbone with some values of its preprocessing replaced, and where each value comes from.
 
     Raises:
-        UsageError: there is no such value, or it is for pictures of more channels than are decoded.
+        UsageError: there is no such value or decoder, or it is for another number of channels than the backbone takes.
     """
     fields = {f.name: f for f in dataclasses.fields(Preprocessing) if f.name != "origin"}
     origins = dict.fromkeys(fields, backbone.preprocessing.origin)
     if not values:
-        transforms.check_channels(backbone.preprocessing)
         return backbone, origins
     hints = typing.get_type_hints(Preprocessing)
     for key in values:
         if key not in fields:
             raise UsageError(f"preprocessing has no '{key}'", names.did_you_mean(key, fields))
     changed = {key: convert(value, hints[key], f"preprocessing: {key}") for key, value in values.items()}
+    if "decoder" in changed:
+        changed["decoder"] = identified(changed["decoder"])
     origins.update(dict.fromkeys(changed, "asked for"))
     changed["origin"] = f"{backbone.preprocessing.origin}, changed: {', '.join(values)}"
     used = dataclasses.replace(backbone.preprocessing, **changed)
-    transforms.check_channels(used)
+    if {len(used.mean), len(used.std)} != {backbone.preprocessing.channels} or min(used.std) <= 0:
+        raise UsageError(
+            f"preprocessing: mean {used.mean} and std {used.std} do not fit {backbone.name}, which takes "
+            f"{backbone.preprocessing.channels} channels",
+            "Give one mean and one positive std per channel.",
+        )
     return dataclasses.replace(backbone, preprocessing=used), origins
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import platform
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,27 @@ import torch
 
 from sslbench import names, records
 from sslbench.backbones.backbone import Backbone
-from sslbench.evaluation import floors
+from sslbench.benchmarks import Benchmark
+from sslbench.config import result_settings
+from sslbench.errors import UsageError
+from sslbench.evaluation import floors, subset
+from sslbench.evaluation.costs import measured
+from sslbench.evaluation.details import groups_of, with_details
 from sslbench.evaluation.prepare import Prepared
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
+from sslbench.names import did_you_mean
 from sslbench.results import (
     BenchmarkUsed,
+    Costs,
     DataPart,
     DataUsed,
     Hardware,
+    Outcome,
+    PresetUsed,
     ProtocolUsed,
     Result,
+    Stage,
     Unreadable,
     WeightsUsed,
     measurement_id,
@@ -35,18 +45,25 @@ log = logging.getLogger("sslbench")
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """Features of both parts for every layer, and what it took."""
+    """Features of both parts for every layer, and what it took; `whole` where both were cut from one."""
 
     train: dict[str, Features]
     test: dict[str, Features]
     unreadable: tuple[Unreadable, ...]
     seconds: float
     decoded: int
+    costs: Costs | None = None
+    whole: dict[str, Features] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is measured, but for the protocol: the parts of a record that all its results share."""
+    """What is measured, but for the protocol: the parts of a record that all its results share.
+
+    Attributes:
+        groups: column of the manifest -> the group of every test sample that is scored.
+        costs: of everything but the protocol.
+    """
 
     weights: WeightsUsed
     layer: str
@@ -55,16 +72,42 @@ class Subject:
     run: RunSettings
     command: str
     timings: dict[str, float]
+    groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    costs: Costs | None = None
 
 
 def score(subject: Subject, task: Task, train: Features, test: Features) -> tuple[Result, records.Scores]:
     """Runs one protocol and makes the record of it; nothing is written yet."""
-    started = time.perf_counter()
-    outcome = names.find_module("protocol", task.protocol).run(train, test, task.settings, seed=subject.run.seed)
-    seconds = time.perf_counter() - started
+    with measured(subject.run.torch_device()) as meter:
+        outcome = _run(task, train, test, subject.run)
+    return recorded(subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage)
+
+
+def recorded(
+    subject: Subject,
+    task: Task,
+    outcome: Outcome,
+    train: Features,
+    test: Features,
+    *,
+    seconds: float,
+    stage: Stage | None = None,
+) -> tuple[Result, records.Scores]:
+    """The record of an outcome; nothing is written yet.
+
+    Args:
+        subject: what was measured.
+        task: the protocol.
+        outcome: of it.
+        train: their labels and ids are used; a protocol on images has no columns of features.
+        test: the same.
+        seconds: that the protocol took.
+        stage: the same with its memory, where that was measured.
+    """
+    outcome = _led_by(task.benchmark, outcome)
     for note in outcome.notes:
         log.info(f"{task.protocol}: {note}")
-    benchmark = task.benchmark
+    benchmark, preset = task.benchmark, task.preset
     result = Result(
         id=identity(subject, task),
         created=records.now(),
@@ -79,11 +122,21 @@ def score(subject: Subject, task: Task, train: Features, test: Features) -> tupl
         else BenchmarkUsed(
             name=benchmark.name, version=benchmark.version, sha256=benchmark.sha256, modified=benchmark.modified
         ),
+        preset=None
+        if preset is None
+        else PresetUsed(
+            name=preset.name,
+            version=preset.version,
+            source=preset.source,
+            sha256=preset.sha256,
+            modified=preset.modified,
+        ),
         data=subject.data,
         headline=outcome.headline,
         metrics=percent_metrics(outcome, len(test)),
         per_class={name: percent(value) for name, value in outcome.per_class.items()},
         train=percent(outcome.train),
+        probabilities=outcome.probabilities,
         selected=plain(outcome.selected),
         variants={
             name: {metric: percent(value) for metric, value in values.items()}
@@ -95,14 +148,62 @@ def score(subject: Subject, task: Task, train: Features, test: Features) -> tupl
         versions=records.versions(),
         hardware=hardware(subject.run),
         timings={**subject.timings, task.protocol: round(seconds, 3)},
+        costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
         notes=outcome.notes,
     )
-    return result, records.Scores(test.ids, outcome.scores, test.labels.values, test.labels.classes)
+    scores = records.Scores(test.ids, outcome.scores, test.labels.values, test.labels.classes)
+    return with_details(result, scores, subject.groups), scores
+
+
+def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
+    known = subject.costs or Costs()
+    return dataclasses.replace(known, stages={**known.stages, task.protocol: stage})
+
+
+def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outcome:
+    """The protocol's outcome; if test has a part of train's classes only, as one in which no other can be predicted."""
+    module = names.find_module("protocol", task.protocol)
+    given: dict[str, Any] = {"seed": run.seed}
+    if getattr(module, "USES_DEVICE", False):
+        given["device"] = str(run.torch_device())
+    outcome: Outcome
+    if not subset.is_subset(train.labels, test.labels):
+        outcome = module.run(train, test, task.settings, **given)
+        return outcome
+    outcome = module.run(train, subset.widened(train.labels, test), task.settings, **given)
+    return subset.restricted(outcome, task.protocol, train.labels, test, seed=run.seed)
+
+
+def _led_by(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
+    """The outcome with the metric that the benchmark puts first; the score on train is known for the usual one only."""
+    wanted = benchmark.metric if benchmark is not None else ""
+    if not wanted or wanted == outcome.headline:
+        return outcome
+    if benchmark is not None and wanted not in outcome.metrics:
+        raise UsageError(f"{benchmark.name}: there is no metric '{wanted}'", did_you_mean(wanted, outcome.metrics))
+    return dataclasses.replace(outcome, headline=wanted, train=float("nan"))
+
+
+def finish(
+    result: Result, scores: records.Scores, floor_results: Mapping[str, tuple[Result, records.Scores]], out: Path
+) -> Result:
+    """Puts the floors beside a result, warns when it is not above the untrained backbone, and writes the record."""
+    beside = dict(result.floors.items())
+    beside |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
+    notes = list(result.notes)
+    if "untrained" in floor_results and (
+        warning := floors.warn_if_at_floor(result, floor_results["untrained"], scores)
+    ):
+        log.warning(warning)
+        notes.append(warning)
+    result = dataclasses.replace(result, floors=beside, notes=tuple(notes))
+    path = records.write(result, scores.scores, scores.ids, scores.labels, out)
+    return dataclasses.replace(result, file=path)
 
 
 def _protocol(task: Task) -> ProtocolUsed:
     version = names.find_module("protocol", task.protocol).VERSION
-    return ProtocolUsed(name=task.protocol, version=version, settings=plain(task.settings))
+    return ProtocolUsed(name=task.protocol, version=version, settings=plain(result_settings(task.settings)))
 
 
 def identity(subject: Subject, task: Task) -> str:
@@ -138,9 +239,10 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     used = DataUsed(
         train=parts[0], test=parts[1], how=data.how, labels=data.train.labels.kind, unreadable=encoded.unreadable
     )
-    preprocessing = dataclasses.asdict(backbone.preprocessing)
+    preprocessing = backbone.preprocessing.record()
     timings = {"extract": round(encoded.seconds, 3), "images decoded": float(encoded.decoded)}
-    return Subject(weights, layer, preprocessing, used, prepared.run, command, timings)
+    groups = groups_of(data.test, encoded.test[layer].ids, request.groups)
+    return Subject(weights, layer, preprocessing, used, prepared.run, command, timings, groups, encoded.costs)
 
 
 def weights_used(backbone: Backbone, given: str) -> WeightsUsed:

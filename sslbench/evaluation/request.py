@@ -8,11 +8,13 @@ import torch
 
 from sslbench import names
 from sslbench.benchmarks import Benchmark
-from sslbench.config import resolve, setting
+from sslbench.config import resolve, result_settings, setting
 from sslbench.data import loader
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.features.job import ExtractSettings
+from sslbench.preprocessing import MAX_PIXELS
+from sslbench.presets import Preset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,15 @@ class RunSettings:
     seed: int = setting(0, "of splits, held-out parts, untrained weights and bootstrap resamples")
     test_fraction: float = setting(0.2, "part of the data that is tested on when it has no test part")
     on_error: Literal["stop", "skip"] = setting("stop", "what to do about images that cannot be read")
+    decoder: tuple[str, ...] = setting(
+        ("reference",), "reference, fast (large JPEGs at a reduced size), before them my_module.my_function"
+    )
+    max_pixels: int = setting(MAX_PIXELS, "larger pictures count as unreadable", unit="pixels")
+    start_method: Literal["auto", "fork", "spawn", "forkserver"] = setting("auto", "of the processes that decode")
     floors: bool = setting(True, "compute chance, majority, pixels and the untrained backbone beside the result")
+    baseline: bool = setting(
+        False, "protocols that train on images: train on the untrained backbone too; twice the time"
+    )
 
     def torch_device(self) -> torch.device:
         """The device, 'auto' resolved: cuda (this process's own), else mps, else cpu.
@@ -65,8 +75,25 @@ class RunSettings:
         if self.batch_size < 1 or workers < 0:
             raise UsageError(f"batch_size {self.batch_size} and workers {workers} must be positive")
         return ExtractSettings(
-            self.torch_device(), self.precision, self.feature_dtype, self.batch_size, workers, self.on_error
+            self.torch_device(),
+            self.precision,
+            self.feature_dtype,
+            self.batch_size,
+            workers,
+            self.on_error,
+            self.start_method,
         )
+
+    def decoding(self) -> dict[str, Any]:
+        """The values of the preprocessing that these settings change: what was asked for of `decoder` and `max_pixels`.
+
+        Raises:
+            UsageError: a limit below one pixel.
+        """
+        if self.max_pixels < 1:
+            raise UsageError(f"max_pixels {self.max_pixels} must be positive")
+        found: dict[str, Any] = {} if self.max_pixels == MAX_PIXELS else {"max_pixels": self.max_pixels}
+        return found if self.decoder == ("reference",) else {**found, "decoder": self.decoder}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +104,7 @@ class Task:
     settings: Any
     origins: dict[str, str]
     benchmark: Benchmark | None = None
+    preset: Preset | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,20 +125,38 @@ class Request:
     label_column: str | None = None
     limit: int | None = None
     preprocessing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    test_classes: Literal["same", "subset", "numbers"] = "same"
+    groups: tuple[str, ...] = ()
+    value_columns: tuple[str, ...] = ()
 
 
-def make_task(protocol: str, overrides: Mapping[str, Any], benchmark: Benchmark | None = None) -> Task:
-    """A protocol with its settings: the module's defaults, then the benchmark's, then the user's.
+def make_task(
+    protocol: str,
+    overrides: Mapping[str, Any],
+    benchmark: Benchmark | None = None,
+    preset: Preset | None = None,
+) -> Task:
+    """A protocol with its settings: the module's defaults, then the benchmark's, then the preset's, then the user's.
+
+    What a later one changes marks the earlier ones modified. The settings of a benchmark for another protocol than the
+    preset's (linear, where the preset trains on images) do not fit it and are left out.
 
     Raises:
         UsageError: no such protocol or setting.
     """
     module = names.find_module("protocol", protocol)
     layers: list[tuple[str, Mapping[str, Any]]] = []
-    if benchmark is not None:
+    if benchmark is not None and benchmark.protocol == protocol:
         layers.append((f"benchmark {benchmark.name}", benchmark.settings))
+    alone, _ = resolve(module.Settings, layers)
+    if preset is not None:
+        layers.append((f"preset {preset.name}", preset.settings))
+    published, _ = resolve(module.Settings, layers)
     layers.append(("command line", overrides))
     settings, origins = resolve(module.Settings, layers)
-    if benchmark is not None and overrides:
+    changed = set(overrides) & set(result_settings(settings))
+    if benchmark is not None and (changed or alone != published or benchmark.protocol != protocol):
         benchmark = dataclasses.replace(benchmark, modified=True)
-    return Task(protocol, settings, origins, benchmark)
+    if preset is not None and result_settings(settings) != result_settings(published):
+        preset = dataclasses.replace(preset, modified=True)
+    return Task(protocol, settings, origins, benchmark, preset)

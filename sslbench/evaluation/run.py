@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +17,19 @@ from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors
-from sslbench.evaluation.prepare import Prepared, load, open_train_test, with_preprocessing
-from sslbench.evaluation.record import Encoded, Subject, describe, identity, score
+from sslbench.evaluation.costs import encoding_costs, measured
+from sslbench.evaluation.details import with_details
+from sslbench.evaluation.embeddings import seen_of_embeddings
+from sslbench.evaluation.images import evaluate_on_images, is_on_images
+from sslbench.evaluation.parts import one_part, one_part_of_features, only_part
+from sslbench.evaluation.prepare import Prepared, check_label_kind, load, open_train_test, with_preprocessing
+from sslbench.evaluation.record import Encoded, Subject, describe, finish, identity, score
 from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
-from sslbench.results import DataPart, DataUsed, Result, Unreadable, WeightsUsed
+from sslbench.features.skipped import note_skipped
+from sslbench.results import Result, Unreadable
 
 log = logging.getLogger("sslbench")
 
@@ -66,9 +73,9 @@ def extract_only(
         Name of the part ('train', 'test', 'all') -> its extraction.
     """
     loaded = load(request, run) if backbone is None else backbone
-    backbone, _ = with_preprocessing(loaded, request.preprocessing)
+    backbone, _ = with_preprocessing(loaded, {**request.preprocessing, **run.decoding()})
     layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
-    columns = {"image_column": request.image_column, "label_column": request.label_column}
+    columns: dict[str, Any] = {"image_column": request.image_column, "label_column": request.label_column}
     if request.limit is not None:
         both = open_train_test(request, run)
         parts = {"train": both.train, "test": both.test}
@@ -95,23 +102,36 @@ def evaluate(
         progress: see there.
 
     Returns:
-        The results, as they were written. Empty on processes other than the first, which only help to encode.
+        The results, as they were written, those of protocols on images first. Empty on processes other than the first,
+        which only help to encode and to train.
 
     Raises:
         DataError: unreadable images, features that are not finite, labels that a protocol cannot use.
     """
-    encoded = _encode(prepared.backbone, prepared.data, prepared.layers, prepared.run, store, progress)
+    on_images = [task for task in prepared.request.tasks if is_on_images(task)]
+    results = evaluate_on_images(prepared, on_images, out=out, command=command, progress=progress) if on_images else []
+    on_features = [task for task in prepared.request.tasks if not is_on_images(task)]
+    if on_features:
+        results += _evaluate_on_features(prepared, on_features, store, out, command, progress)
+    return results
+
+
+def _evaluate_on_features(
+    prepared: Prepared, tasks: Sequence[Task], store: Path, out: Path, command: str, progress: Progress | None
+) -> list[Result]:
+    """Encodes the images once, then runs every protocol on every layer."""
+    encoded = _encode(prepared.backbone, prepared.data, prepared.layers, prepared.run, store, progress, work=True)
     floor_features = {
         name: (backbone, _encode_floor(backbone, prepared, store, progress))
         for name, backbone in _floor_backbones(prepared).items()
     }
     if this_process().rank != 0:
         return []
+    note_skipped(out, (prepared.data.train, prepared.data.test), [dataclasses.asdict(u) for u in encoded.unreadable])
     results = []
     for layer in prepared.layers:
-        subject = describe(prepared, prepared.backbone, layer.text, encoded, command)
-        train, test = encoded.train[layer.text], encoded.test[layer.text]
-        for task in prepared.request.tasks:
+        for task in tasks:
+            subject, train, test = _seen(prepared, prepared.backbone, layer.text, encoded, task, command)
             floor_results = {
                 name: _floor(prepared, backbone, features, layer.text, task, out, command)
                 for name, (backbone, features) in floor_features.items()
@@ -123,20 +143,23 @@ def evaluate(
 def evaluate_features(
     pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, *, out: Path, command: str
 ) -> list[Result]:
-    """The same for embeddings made elsewhere; the floors are chance and majority only."""
-    parts = [
-        DataPart(
-            name=f"{pair.name} ({split})", fingerprint=fingerprint, n=len(f), n_used=len(f), classes=f.labels.classes
-        )
-        for split, f, fingerprint in zip(("train", "test"), (pair.train, pair.test), pair.fingerprints, strict=True)
-    ]
-    data = DataUsed(train=parts[0], test=parts[1], how=pair.how, labels=pair.train.labels.kind)
-    digest = "".join(pair.fingerprints)
-    weights = WeightsUsed(
-        name=pair.name, path=None, sha256=digest, format="features", backbone="features", loaded=0, total=0
-    )
-    subject = Subject(weights, "features", {}, data, run, command, {})
-    return [_measure(subject, task, pair.train, pair.test, out, {}) for task in tasks]
+    """The same for embeddings made elsewhere; the floors are chance and majority only.
+
+    Raises:
+        UsageError: a protocol that takes images.
+    """
+    for task in tasks:
+        check_label_kind(task, pair.train.labels.kind)
+        if is_on_images(task):
+            raise UsageError(
+                f"{task.protocol} trains on images, and these are features",
+                "Give --weights and --data, or take a protocol on features: linear.",
+            )
+    results = []
+    for task in tasks:
+        subject, train, test = seen_of_embeddings(pair, task, run, command)
+        results.append(_measure(subject, task, train, test, out, {}))
+    return results
 
 
 def _extract(
@@ -172,18 +195,18 @@ def _encode(
     run: RunSettings,
     store: Path,
     progress: Progress | None,
+    *,
+    work: bool = False,
 ) -> Encoded:
     """Features of train and test; when both were cut from one source, that source is encoded and then cut.
 
     So `sslbench extract` and evaluations with other seeds or test fractions share one entry of the store.
     """
-    if data.whole is not None:
-        extractions = [_extract(backbone, data.whole, layers, run, store, "all", progress)]
-        cut = extractions * 2
-    else:
-        parts = (("train", data.train), ("test", data.test))
+    whole = data.whole
+    parts = [("all", whole)] if whole is not None else [("train", data.train), ("test", data.test)]
+    with measured(run.torch_device()) as meter:
         extractions = [_extract(backbone, part, layers, run, store, split, progress) for split, part in parts]
-        cut = extractions
+    cut = extractions * 2 if whole is not None else extractions
     if this_process().rank != 0:
         return Encoded({}, {}, (), 0.0, 0)
     both = [
@@ -192,7 +215,20 @@ def _encode(
     ]
     unreadable = tuple(Unreadable(**row) for extraction in extractions for row in extraction.unreadable)
     seconds, decoded = sum(e.seconds for e in extractions), sum(e.decoded for e in extractions)
-    return Encoded(both[0], both[1], unreadable, seconds, decoded)
+    costs = encoding_costs(backbone, decoded=decoded, seconds=seconds, stage=meter.stage, work=work)
+    uncut = {} if whole is None else {layer: _rows(found, whole) for layer, found in extractions[0].features.items()}
+    return Encoded(both[0], both[1], unreadable, seconds, decoded, costs, uncut)
+
+
+def _seen(
+    prepared: Prepared, backbone: Backbone, layer: str, encoded: Encoded, task: Task, command: str
+) -> tuple[Subject, Features, Features]:
+    """What a protocol looks at: both parts, or one of them in the place of both."""
+    train, test = one_part_of_features(encoded.train[layer], encoded.test[layer], encoded.whole.get(layer), task)
+    if part := only_part(task):
+        prepared = dataclasses.replace(prepared, data=one_part(prepared.data, part))
+        encoded = dataclasses.replace(encoded, train={layer: train}, test={layer: test})
+    return describe(prepared, backbone, layer, encoded, command), train, test
 
 
 def _rows(features: Features, part: Source) -> Features:
@@ -227,11 +263,13 @@ def _floor(
 ) -> tuple[Result, records.Scores]:
     """A floor's result at the same layer (the pixels have one of their own), from the cache where it is there."""
     layer = layer if layer in encoded.train else next(iter(encoded.train))
-    subject = describe(prepared, backbone, layer, encoded, command)
+    subject, train, test = _seen(prepared, backbone, layer, encoded, task, command)
     found = floors.cached(identity(subject, task))
     if found is None:
-        result, scores = score(subject, task, encoded.train[layer], encoded.test[layer])
+        result, scores = score(subject, task, train, test)
         found = (result, scores)
+    # The cache may hold it without these groups.
+    found = (with_details(found[0], found[1], subject.groups), found[1])
     floors.keep(*found, out)
     return found
 
@@ -245,15 +283,4 @@ def _measure(
     floor_results: Mapping[str, tuple[Result, records.Scores]],
 ) -> Result:
     """One protocol on one layer: score, put the floors beside it, write the record."""
-    result, scores = score(subject, task, train, test)
-    beside = dict(result.floors.items())
-    beside |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
-    notes = list(result.notes)
-    if "untrained" in floor_results and (
-        warning := floors.warn_if_at_floor(result, floor_results["untrained"], scores)
-    ):
-        log.warning(warning)
-        notes.append(warning)
-    result = dataclasses.replace(result, floors=beside, notes=tuple(notes))
-    path = records.write(result, scores.scores, scores.ids, scores.labels, out)
-    return dataclasses.replace(result, file=path)
+    return finish(*score(subject, task, train, test), floor_results, out)

@@ -8,6 +8,7 @@ import torch
 from sslbench import schedules
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.sizes import accept_sizes, feature_dim
+from sslbench.data.decoder import Reading
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
@@ -74,6 +75,8 @@ def prepare(request: PretrainRequest) -> Prepared:
         seed=settings.seed,
         workers=_workers(settings, device),
         prefetch=settings.prefetch,
+        reading=_reading(settings),
+        sampler=settings.sampler,
     )
     plan = _plan(settings, data.steps_per_epoch)
     backbone = make_backbone(request)
@@ -143,6 +146,17 @@ def _open(request: PretrainRequest) -> Source:
     others = ", ".join(part for part in parts if parts[part] is not source and part != name)
     log.info(f"{len(source)} images of {source.name}" + (f" (not used: {others})" if others else ""))
     return source
+
+
+def _reading(settings: PretrainSettings) -> Reading:
+    if settings.max_pixels < 1:
+        raise UsageError(f"max_pixels {settings.max_pixels} must be positive")
+    if "fast" in settings.decoder:
+        raise UsageError(
+            "decoder fast is for evaluation: the views of pretraining are cut out of the whole picture",
+            "Leave it out; JPEGs are decoded by libjpeg-turbo in any case.",
+        )
+    return Reading(settings.decoder, settings.max_pixels, settings.start_method)
 
 
 def _workers(settings: PretrainSettings, device: torch.device) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from sslbench.config import setting
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
+from sslbench.preprocessing import MAX_PIXELS
 from sslbench.train.optimizers import OptimizerSettings
 
 Spec = dict[str, Any] | float
@@ -53,6 +54,12 @@ class PretrainSettings:
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, mps")
     workers: int | Literal["auto"] = setting("auto", "processes that decode and augment, per training process")
     prefetch: int = setting(4, "batches that every worker prepares ahead")
+    start_method: Literal["auto", "fork", "spawn", "forkserver"] = setting("auto", "of those processes")
+    decoder: tuple[str, ...] = setting((), "functions of yours that decode images: my_module.my_function")
+    max_pixels: int = setting(MAX_PIXELS, "larger images count as unreadable", unit="pixels")
+    sampler: Literal["shuffled", "balanced", "stratified"] = setting(
+        "shuffled", "order of the images; balanced shows every class equally often, stratified mixes them evenly"
+    )
     log_every: int = setting(10, "between lines of the log", unit="updates")
     save_every: str = setting("1 epoch", "between checkpoints: 'N epochs' or 'N updates'")
     keep: int = setting(2, "checkpoints that stay; older ones are removed")
@@ -65,6 +72,7 @@ FREE = (
     "device",
     "workers",
     "prefetch",
+    "start_method",
     "log_every",
     "save_every",
     "keep",
@@ -129,8 +137,13 @@ def updates(text: str, per_epoch: int) -> int:
 
 
 def plain(settings: PretrainSettings) -> dict[str, Any]:
-    """The settings as mappings, lists, numbers and text, as YAML and checkpoints hold them."""
-    return _plain(dataclasses.asdict(settings))  # type: ignore[no-any-return]
+    """The settings as mappings, lists, numbers and text, as YAML and checkpoints hold them.
+
+    Those of reading are left out where they are the defaults, so that runs from before there were any can be continued.
+    """
+    usual = {"decoder": (), "max_pixels": MAX_PIXELS, "sampler": "shuffled"}
+    values = dataclasses.asdict(settings)
+    return {key: _plain(value) for key, value in values.items() if key not in usual or value != usual[key]}
 
 
 def _plain(value: Any) -> Any:

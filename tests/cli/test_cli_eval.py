@@ -153,6 +153,7 @@ def test_unreadable_images_stop_or_are_left_out_and_counted(world, sslbench):
     assert (result.data.train.n, result.data.train.n_used) == (36, 35)
     assert (result.data.test.n, result.data.test.n_used) == (15, 14)
     assert {u.id for u in result.data.unreadable} == {"red/3.png", "red/0.png"}
+    assert set(pd.read_csv("results/skipped.csv")["reason"]) == {"empty file", "not an image (text)"}
     assert "n = 14 of 15" in out
 
 
@@ -241,8 +242,11 @@ def test_bad_input_is_one_message_before_decoding(world, sslbench, monkeypatch, 
     def decode(*_):
         raise AssertionError("an image was decoded")
 
-    monkeypatch.setattr("sslbench.data.loader.decode", decode)
+    monkeypatch.setattr("sslbench.data.loader.read", decode)
     given = [a for a in KNN if not (a == "k=3" and any(x.startswith("k=") for x in arguments))]
+    if "--weights" in arguments:
+        at = given.index("--weights")
+        del given[at : at + 2]
     data = () if "--data" in arguments else ("--data", "photos")
     code, out, err = sslbench(*given, *data, *arguments, "--workers", "0")
     assert code in (1, 2), err

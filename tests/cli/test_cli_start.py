@@ -34,7 +34,8 @@ def test_help_loads_nothing_heavy(arguments):
 
 def test_every_command_is_there_and_helps(capsys):
     assert set(COMMANDS) == {
-        *"pretrain eval extract inspect convert diff check-data leaderboard list show demo".split()
+        *"pretrain eval extract inspect convert diff cka diff-preset check-data data leaderboard compare".split(),
+        *"list show demo".split(),
     }
     for name in COMMANDS:
         code, out, _ = run(capsys, name, "--help")
@@ -90,7 +91,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(capsys, tmp_path, monkeypatch,
 
 def test_list_and_show_print_what_there_is(capsys):
     _, out, _ = run(capsys, "list", "protocols")
-    assert out.split() == ["detection", "knn", "linear", "low-shot", "lsr", "svm"]
+    assert out.split() == "clustering detection geometry knn linear linear-online low-shot lsr svm".split()
     _, out, _ = run(capsys, "show", "knn/digits")
     assert "sklearn:digits" in out
     _, out, _ = run(capsys, "show", "knn")

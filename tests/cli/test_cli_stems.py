@@ -58,9 +58,9 @@ def test_a_converted_stem_gives_the_features_of_one_that_is_mapped_on_loading(we
         (["eval", "knn", "--weights", "rgb.pth", "--backbone", f"{SMALL},in_chans=13"], "takes 13 channels"),
         (
             ["eval", "knn", "--weights", "rgb.pth", "--backbone", f"{SMALL},in_chans=13", "--stem", "repeat"],
-            "these are decoded to 3",
+            "has 3 channels",
         ),
-        (["extract", "--weights", "random", "--backbone", f"{SMALL},in_chans=4"], "these are decoded to 3"),
+        (["extract", "--weights", "random", "--backbone", f"{SMALL},in_chans=4"], "has 3 channels"),
         (["convert", "rgb.pth", "x.pth", "--to", "timm", "--in-chans", "4"], "--in-chans needs --stem"),
         (["convert", "rgb.pth", "x.pth", "--to", "timm", "--stem", "repeat"], "Say it: --in-chans 4"),
         (["convert", "rgb.pth", "x.pth", "--to", "timm", "--stem", "random"], "not new ones"),

@@ -1,0 +1,106 @@
+"""What an evaluation costs: the size and work of the backbone, time and peak memory of every stage."""
+
+import contextlib
+import logging
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.speed import probe_images
+from sslbench.results import Costs, Stage
+
+log = logging.getLogger("sslbench")
+
+_RESET = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+class Meter:
+    """Filled in when the stage that it measures has ended."""
+
+    def __init__(self) -> None:
+        self.stage = Stage(seconds=0.0)
+
+
+@contextlib.contextmanager
+def measured(device: torch.device) -> Iterator[Meter]:
+    """Time and peak memory of what happens inside.
+
+    Linux tells the peak of a stage; elsewhere it is that of the process from its start to the end of the stage.
+
+    Args:
+        device: whose memory counts as the GPU's, where it is a CUDA device.
+    """
+    meter = Meter()
+    _forget_peak()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    started = time.perf_counter()
+    yield meter
+    seconds = time.perf_counter() - started
+    gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+    meter.stage = Stage(
+        seconds=round(seconds, 3), ram_mib=round(_peak(), 1), gpu_mib=None if gpu is None else round(gpu, 1)
+    )
+
+
+def _forget_peak() -> None:
+    # Some containers mount /proc read-only; the peak is then that since the process began.
+    with contextlib.suppress(OSError):
+        _RESET.write_text("5")
+
+
+def _peak() -> float:
+    """MiB."""
+    try:
+        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 2**20 if sys.platform == "darwin" else 2**10
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return int(line.split()[1]) / 2**10
+
+
+def encoding_costs(backbone: Backbone, *, decoded: int, seconds: float, stage: Stage, work: bool) -> Costs:
+    """The costs of encoding.
+
+    Args:
+        backbone: that encoded.
+        decoded: images that were decoded and encoded.
+        seconds: that it took.
+        stage: of it.
+        work: count the operations for one image, which takes a moment.
+    """
+    return Costs(
+        parameters=sum(parameter.numel() for parameter in backbone.module.parameters()),
+        gflops=gflops(backbone) if work else None,
+        images_per_second=round(decoded / seconds, 2) if decoded and seconds > 0 else None,
+        stages={"extract": stage},
+    )
+
+
+def gflops(backbone: Backbone) -> float | None:
+    """10^9 floating-point operations for one image of the size that the backbone takes; a multiply-add is two.
+
+    Counted by PyTorch on tensors without values: matrix products, convolutions and attention, which is nearly all. None
+    for a module whose steps depend on values.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    image, module = probe_images(backbone.preprocessing), backbone.module
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    counter = FlopCounterMode(display=False)
+    try:
+        with torch.no_grad(), counter, FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            # With tensors without values in their place, a module that changes its buffers changes none of its own.
+            empty: dict[str, torch.Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
+            torch.func.functional_call(module, empty, (fake.from_tensor(image),))
+    except (RuntimeError, TypeError, ValueError) as error:
+        log.info(f"{backbone.name}: its operations were not counted ({str(error).splitlines()[0]})")
+        return None
+    return float(counter.get_total_flops()) / 1e9

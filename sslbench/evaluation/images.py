@@ -1,0 +1,180 @@
+"""Protocols that train on images through the frozen backbone: what is around them, from data to record."""
+
+import dataclasses
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sslbench import names, records
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.load import load_backbone
+from sslbench.data import loader
+from sslbench.data.decoder import Reading
+from sslbench.data.source import Source
+from sslbench.distributed.collectives import barrier, process_group, rank
+from sslbench.evaluation import floors, subset
+from sslbench.evaluation.prepare import Prepared
+from sslbench.evaluation.record import Encoded, Subject, describe, finish, identity, recorded
+from sslbench.evaluation.request import Task
+from sslbench.features.array import Features
+from sslbench.results import Result, Unreadable
+
+log = logging.getLogger("sslbench")
+
+Progress = Callable[[str, int, int], None]
+
+_NO_BASELINE = "The untrained backbone was not evaluated for comparison (baseline=true does that, in twice the time)."
+
+
+def is_on_images(task: Task) -> bool:
+    """Whether a protocol takes images in place of features."""
+    return bool(getattr(names.find_module("protocol", task.protocol), "ON_IMAGES", False))
+
+
+def evaluate_on_images(
+    prepared: Prepared, tasks: Sequence[Task], *, out: Path, command: str, progress: Progress | None = None
+) -> list[Result]:
+    """Runs protocols on images and writes one record per row of each; every process of a run calls this.
+
+    Args:
+        prepared: from `prepare`.
+        tasks: of it, those on images.
+        out: folder for the records, and for checkpoints while a protocol runs.
+        command: what the user typed, for the record.
+        progress: called with what, images done and images in all.
+
+    Returns:
+        The results, as they were written; empty on processes other than the first.
+
+    Raises:
+        SslbenchError: as the protocol.
+    """
+    images = _Run(prepared, out, command, progress)
+    results = []
+    with process_group(prepared.run.torch_device()):
+        for task in tasks:
+            results += images.measure(task)
+    return results
+
+
+class _Run:
+    """The data of a request, readable images only."""
+
+    def __init__(self, prepared: Prepared, out: Path, command: str, progress: Progress | None) -> None:
+        self.prepared, self.out, self.command, self.progress = prepared, out, command, progress
+        self.engine = prepared.run.extract_settings()
+        found = [self._readable(part) for part in (prepared.data.train, prepared.data.test)]
+        self.train, self.test = found[0][0], found[1][0]
+        self.unreadable = found[0][1] + found[1][1]
+        self._known: dict[str, Subject] = {}
+
+    def measure(self, task: Task) -> list[Result]:
+        """The rows of one protocol, with their floors beside them."""
+        run = self.prepared.run
+        beside = self._baseline(task) if run.floors and run.baseline else {}
+        rows = self._rows(task, self.prepared.backbone)
+        results = []
+        for row, (result, scores) in rows.items():
+            if run.floors and not run.baseline:
+                result = dataclasses.replace(result, notes=(*result.notes, _NO_BASELINE))
+            found = {"untrained": beside[row]} if row in beside else {}
+            results.append(finish(result, scores, found, self.out))
+        if rank() == 0:
+            shutil.rmtree(self._folder(task, self.prepared.backbone), ignore_errors=True)
+        return results
+
+    def _rows(self, task: Task, backbone: Backbone) -> dict[str, tuple[Result, records.Scores]]:
+        """Row -> its record, not yet written; {} on processes other than the first."""
+        module, seed = names.find_module("protocol", task.protocol), self.prepared.run.seed
+        layers, own = self.prepared.layers, _carrier(self.test)
+        train, test = _carrier(self.train), _carrier(self.test)
+        narrow = subset.is_subset(train.labels, own.labels)
+        if narrow:
+            test = subset.widened(train.labels, own)
+        started = time.perf_counter()
+        outcomes = module.run_on_images(
+            backbone,
+            layers,
+            self.train,
+            dataclasses.replace(self.test, labels=test.labels),
+            task.settings,
+            seed=seed,
+            engine=self.engine,
+            folder=self._folder(task, backbone),
+            progress=self.progress,
+        )
+        seconds = time.perf_counter() - started
+        if narrow:
+            outcomes = {
+                row: subset.restricted(outcome, task.protocol, train.labels, own, seed=seed)
+                for row, outcome in outcomes.items()
+            }
+        rows = {}
+        for row, outcome in outcomes.items():
+            rows[row] = recorded(self._described(backbone, row), task, outcome, train, own, seconds=seconds)
+        return rows
+
+    def _baseline(self, task: Task) -> dict[str, tuple[Result, records.Scores]]:
+        """The same heads on the same architecture untrained, from the cache where it is there."""
+        backbone = self.prepared.backbone
+        if self.prepared.request.weights in ("random", "pixels"):
+            return {}
+        untrained = load_backbone("random", backbone=backbone.name, seed=floors.UNTRAINED_SEED)
+        untrained = dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
+        rows = self._row_names(task, untrained)
+        found = {row: floors.cached(identity(self._described(untrained, row), task)) for row in rows}
+        known = {row: cached for row, cached in found.items() if cached is not None}
+        barrier()  # nobody writes into the cache before everybody has looked
+        if len(known) < len(rows):
+            known = self._rows(task, untrained)
+        if rank() == 0:
+            for each in known.values():
+                floors.keep(*each, self.out)
+            shutil.rmtree(self._folder(task, untrained), ignore_errors=True)
+        return known
+
+    def _row_names(self, task: Task, backbone: Backbone) -> tuple[str, ...]:
+        module = names.find_module("protocol", task.protocol)
+        found: tuple[str, ...] = module.check_images(
+            backbone, self.prepared.layers, self.train, task.settings, seed=self.prepared.run.seed
+        )
+        return found
+
+    def _folder(self, task: Task, backbone: Backbone) -> Path:
+        """For checkpoints: named after all that is measured in one training, so that no other training finds them."""
+        subject = self._described(backbone, "+".join(self._row_names(task, backbone)))
+        name = f"{records.slug(subject.weights.name)}-{identity(subject, task)}.checkpoints"
+        return self.out / records.slug(task.protocol) / name
+
+    def _described(self, backbone: Backbone, row: str) -> Subject:
+        """What a record says about what was measured; hashing the data takes a while, so it is done once."""
+        if backbone.name + backbone.weights_sha256 not in self._known:
+            used = Encoded({"": _carrier(self.train)}, {"": _carrier(self.test)}, self.unreadable, 0.0, 0)
+            subject = describe(self.prepared, backbone, "", used, self.command)
+            self._known[backbone.name + backbone.weights_sha256] = dataclasses.replace(subject, timings={})
+        return dataclasses.replace(self._known[backbone.name + backbone.weights_sha256], layer=row)
+
+    def _readable(self, source: Source) -> tuple[Source, tuple[Unreadable, ...]]:
+        """The images that can be read. Where unreadable ones are to stop the run, the protocol itself notices them."""
+        if self.engine.on_error == "stop":
+            return source, ()
+        what = f"looking for unreadable images in {source.name}"
+        progress = self.progress
+        report = None if progress is None else lambda done, total: progress(what, done, total)
+        rows, how = np.arange(len(source)), self.prepared.backbone.preprocessing
+        reading = Reading(start_method=self.engine.start_method)
+        found = loader.scan(source, rows, self.engine.workers, report, preprocessing=how, reading=reading)
+        if not found:
+            return source, ()
+        log.warning(f"{source.name}: {len(found)} of {len(source)} images cannot be read and are left out")
+        kept = np.setdiff1d(np.arange(len(source)), [index for index, _, _ in found])
+        return source.select(kept), tuple(Unreadable(id=source.ids[i], path=p, reason=r) for i, p, r in found)
+
+
+def _carrier(source: Source) -> Features:
+    """Labels and ids as features without columns carry them."""
+    return Features(np.zeros((len(source), 0), dtype=np.float32), source.labels, source.ids)

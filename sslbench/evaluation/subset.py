@@ -1,0 +1,98 @@
+"""Scoring a test part that has only some of the classes of train: what is learnt is learnt on all of them.
+
+The published way for ImageNet-A and ImageNet-R (Hendrycks et al. 2021, their evaluation code; VISSL's logits mask): the
+classifier is trained on all 1,000 classes, and at test time only the 200 that the test part has can be predicted.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench import names
+from sslbench.data.source import Labels
+from sslbench.errors import UsageError
+from sslbench.features.array import Features
+from sslbench.results import Outcome
+
+
+def is_subset(train: Labels, test: Labels) -> bool:
+    """Whether the data were matched so that test keeps only its own classes (`match_classes(..., subset=True)`)."""
+    return train.classes != test.classes
+
+
+def check(protocol: str, settings: Any) -> None:
+    """Refuses protocols whose metrics cannot be restricted to some classes afterwards, before any work.
+
+    Raises:
+        UsageError: it trains on images, or reports a mean over several classifiers.
+    """
+    if getattr(names.find_module("protocol", protocol), "ON_IMAGES", False) or hasattr(settings, "draws"):
+        raise _refused(protocol)
+
+
+def _refused(protocol: str) -> UsageError:
+    return UsageError(
+        f"{protocol} cannot be scored on test data with a part of train's classes only", "knn, linear and svm can."
+    )
+
+
+def widened(train: Labels, test: Features) -> Features:
+    """The test features with labels numbered as train numbers its classes, which is what protocols work with."""
+    columns = _columns(train, test.labels)
+    values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
+    if test.labels.kind == "single":
+        values = columns[test.labels.values]
+    else:
+        values = np.zeros((len(test), len(train.classes)), dtype=np.int8)
+        values[:, columns] = test.labels.values
+    return dataclasses.replace(test, labels=Labels(test.labels.kind, train.classes, values))
+
+
+def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *, seed: int) -> Outcome:
+    """An outcome over all of train's classes as one in which only the classes of test can be predicted.
+
+    Args:
+        outcome: of the protocol on `widened(train, test)`.
+        protocol: its name, for messages.
+        train: the labels that it was trained with.
+        test: the features with labels of their own classes.
+        seed: of the intervals.
+
+    Raises:
+        UsageError: the protocol's metrics are not those of its scores (a mean over draws is not), so they cannot be
+            restricted afterwards.
+    """
+    from sslbench.metrics.summary import headline, summarise
+
+    whole = widened(train, test).labels
+    value = outcome.metrics[outcome.headline][0]
+    if outcome.scores.shape != (len(test), len(train.classes)) or not np.isclose(
+        value, headline(whole.kind, whole.values, outcome.scores), atol=1e-6, equal_nan=True
+    ):
+        raise _refused(protocol)
+    scores = outcome.scores[:, _columns(train, test.labels)]
+    # Logits of some classes are logits; shares of some classes do not sum to 1.
+    how: Literal["softmax"] | None = "softmax" if outcome.probabilities == "softmax" else None
+    kind, classes, values = test.labels.kind, test.labels.classes, test.labels.values
+    metrics, name, per_class = summarise(kind, classes, values, scores, seed=seed, probabilities=how)
+    n = len(test.labels.classes)
+    note = f"Only the {n:,} of {len(train.classes):,} classes that test has could be predicted."
+    # What was not chosen is known for all classes only.
+    return dataclasses.replace(
+        outcome,
+        metrics=metrics,
+        headline=name,
+        per_class=per_class,
+        scores=scores,
+        variants={},
+        notes=(*outcome.notes, note),
+        probabilities=how,
+    )
+
+
+def _columns(train: Labels, test: Labels) -> npt.NDArray[np.int64]:
+    """The number that train gives to each class of test."""
+    number = {name: i for i, name in enumerate(train.classes)}
+    return np.array([number[name] for name in test.classes], dtype=np.int64)

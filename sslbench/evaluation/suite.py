@@ -1,0 +1,155 @@
+"""Many cells (weights on a benchmark), each written when done; what cannot be computed is a hole with its reason."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from sslbench import holes as holes_file
+from sslbench import records
+from sslbench.backbones.backbone import Backbone
+from sslbench.distributed import this_process
+from sslbench.errors import SslbenchError
+from sslbench.evaluation.prepare import Prepared, load, prepare
+from sslbench.evaluation.record import Encoded, describe, identity
+from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.evaluation.run import Progress, evaluate
+from sslbench.holes import Hole
+from sslbench.results import Result
+
+log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One pair of weights and benchmark.
+
+    Attributes:
+        weights: as the user gave them.
+        benchmark: its name; the protocols where no benchmark was named.
+        requests: what to evaluate, mostly one.
+        problem: why there is nothing to evaluate: the data are not on this machine.
+    """
+
+    weights: str
+    benchmark: str
+    requests: tuple[Request, ...] = ()
+    problem: SslbenchError | None = None
+
+
+@dataclasses.dataclass
+class _Loaded:
+    """The weights that are in memory, or why they are not: one at a time, for all their cells."""
+
+    weights: str = ""
+    backbone: Backbone | None = None
+    problem: SslbenchError | None = None
+
+
+def run_suite(
+    cells: Sequence[Cell],
+    run: RunSettings,
+    *,
+    store: Path,
+    out: Path,
+    command: str,
+    progress: Progress | None = None,
+) -> tuple[list[Result], list[Hole]]:
+    """Evaluates every cell; one that fails leaves a hole, and the others go on.
+
+    A cell whose records were in `out` before, of the same measurement and benchmark, is not computed again. The holes
+    stand in `holes.csv` beside the records from the moment they are found.
+
+    Args:
+        cells: those of one weights file in a row, so that it is loaded once.
+        run: how.
+        store: folder of the feature store.
+        out: folder for the records.
+        command: what the user typed, for the records.
+        progress: as for `evaluate`.
+
+    Returns:
+        The results, those that were there too, and the holes.
+
+    Raises:
+        ResultError: `holes.csv` cannot be written.
+    """
+    before = {path.stem.rpartition("-")[2]: path for path in sorted(out.glob("*/*.json"))}
+    loaded = _Loaded()
+    results: list[Result] = []
+    holes: list[Hole] = []
+    _write(out, cells, holes)
+    for number, cell in enumerate(cells, 1):
+        log.info(f"{number} of {len(cells)}: {cell.weights} on {cell.benchmark}")
+        try:
+            if cell.problem is not None:
+                raise cell.problem
+            for request in cell.requests:
+                prepared = _prepared(request, run, loaded)
+                found = _there(prepared, before)
+                if found is None:
+                    found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
+                else:
+                    log.info(f"not computed again: {', '.join(str(result.file) for result in found)}")
+                results += found
+        # Memory, disk or GPU errors concern this cell; what is a fault of sslbench stops the suite.
+        except (SslbenchError, OSError, MemoryError, RuntimeError) as error:
+            holes.append(_hole(cell, error))
+            log.warning(f"{cell.weights} on {cell.benchmark}: {holes[-1].reason}; going on")
+            _write(out, cells, holes)
+    return results, holes
+
+
+def _prepared(request: Request, run: RunSettings, loaded: _Loaded) -> Prepared:
+    """Opens and checks one request; weights that cannot be loaded are tried once."""
+    if loaded.weights != request.weights:
+        loaded.weights, loaded.backbone, loaded.problem = request.weights, None, None
+        try:
+            loaded.backbone = load(request, run)
+        except SslbenchError as error:
+            loaded.problem = error
+    if loaded.problem is not None:
+        raise loaded.problem
+    return prepare(request, run, backbone=loaded.backbone)
+
+
+def _there(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
+    """The records of everything that was asked for, if all of them were there."""
+    found = []
+    for layer in prepared.layers:
+        # Only the numbers of samples are looked at, and they are not part of a measurement's identity.
+        train, test = ({layer.text: cast(Any, part)} for part in (prepared.data.train, prepared.data.test))
+        subject = describe(prepared, prepared.backbone, layer.text, Encoded(train, test, (), 0.0, 0), "")
+        for task in prepared.request.tasks:
+            path = before.get(identity(subject, task))
+            result = records.read(path) if path is not None else None
+            if result is None or not _same_name(result, task) or set(prepared.request.groups) - set(result.groups):
+                return None
+            found.append(result)
+    return found
+
+
+def _same_name(result: Result, task: Task) -> bool:
+    """Whether a record was made for the same benchmark and preset: they decide its column and its leading metric."""
+    for used, wanted in ((result.benchmark, task.benchmark), (result.preset, task.preset)):
+        if (used is None) != (wanted is None):
+            return False
+        if used and wanted and (used.name, used.sha256, used.modified) != (wanted.name, wanted.sha256, wanted.modified):
+            return False
+    return True
+
+
+def _hole(cell: Cell, error: Exception) -> Hole:
+    if isinstance(error, SslbenchError):
+        return Hole(cell.weights, cell.benchmark, _one_line(error.message), _one_line(error.remedy or ""))
+    return Hole(cell.weights, cell.benchmark, f"{type(error).__name__}: {_one_line(str(error))}".rstrip(": "))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _write(out: Path, cells: Sequence[Cell], holes: Sequence[Hole]) -> None:
+    if this_process().rank == 0:
+        holes_file.write(out, [(cell.weights, cell.benchmark) for cell in cells], holes)

@@ -1,0 +1,150 @@
+"""What a result record is made of: plain values, as they stand in its JSON file."""
+
+import dataclasses
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightsUsed:
+    """The weights that were measured.
+
+    Attributes:
+        name: as the user calls them, normally the file name.
+        sha256: of the tensors as they were given to the backbone, so a copy of the file in another format agrees.
+        format: whose key names the file has ('torchvision', 'vissl', ...).
+        loaded: how many of the backbone's `total` tensors came from the file.
+        partial: the user allowed tensors to be missing.
+        untrained: the backbone was left as it is initialised.
+        changed: what loading did to tensors of the file, in words: another dtype, positions resized, a stem mapped to
+            another number of channels.
+    """
+
+    name: str
+    path: str | None
+    sha256: str
+    format: str
+    backbone: str
+    loaded: int
+    total: int
+    partial: bool = False
+    untrained: bool = False
+    changed: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProtocolUsed:
+    """The protocol with all its settings, also those left at their default."""
+
+    name: str
+    version: int
+    settings: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchmarkUsed:
+    """The named benchmark; `sha256` is of its resolved text, `modified` says that the user overrode some of it."""
+
+    name: str
+    version: int
+    sha256: str
+    modified: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PresetUsed:
+    """The published way that the protocol was run in; `modified` says that the user's settings came on top of it."""
+
+    name: str
+    version: int
+    source: str
+    sha256: str
+    modified: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataPart:
+    """One side of the data: `n` samples were there, `n_used` of them could be read and were used."""
+
+    name: str
+    fingerprint: str
+    n: int
+    n_used: int
+    classes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unreadable:
+    """One image that was left out because it cannot be read."""
+
+    id: str
+    path: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataUsed:
+    """What was trained and tested on; `how` is one sentence about where the split comes from."""
+
+    train: DataPart
+    test: DataPart
+    how: str
+    labels: Literal["single", "multi", "value", "none"]
+    unreadable: tuple[Unreadable, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A value (percent for rates) with its 95 % interval over `n` test samples; null where not computable."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """The headline metric on the test samples of one group; `n` of the metric says how many they are."""
+
+    name: str
+    metric: Metric
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What one stage of the work cost, at most so much memory being in use at once; None where that is not known.
+
+    Attributes:
+        ram_mib: of this process, all of it, in MiB; processes that decode images come on top.
+        gpu_mib: that torch had allocated on the CUDA device.
+    """
+
+    seconds: float
+    ram_mib: float | None = None
+    gpu_mib: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What the measurement cost; not part of its identity.
+
+    Attributes:
+        parameters: of the backbone, without a classifier.
+        gflops: 10^9 floating-point operations of the backbone for one image, a multiply-add counting as two.
+        images_per_second: encoded, decoding included; None when the features were stored already.
+        stages: 'extract' (of train and test, all layers) and the protocol's name.
+    """
+
+    parameters: int | None = None
+    gflops: float | None = None
+    images_per_second: float | None = None
+    stages: dict[str, Stage] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What it ran on; not part of the measurement's identity."""
+
+    device: str
+    cpu: str
+    threads: int

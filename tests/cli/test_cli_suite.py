@@ -1,0 +1,120 @@
+"""`sslbench eval --suite` and several weights, as a user types them."""
+
+import json
+from typing import NamedTuple
+
+import pytest
+
+from sslbench.cli.eval_suite import expand, take_weights
+from sslbench.errors import UsageError
+from sslbench.holes import read
+
+
+class Outcome(NamedTuple):
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(sslbench, tmp_path, monkeypatch):
+    """Runs a command in a folder of its own, with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    return lambda *words: Outcome(*sslbench(*words))
+
+
+@pytest.mark.parametrize(
+    ("args", "weights", "rest"),
+    [
+        ("knn --weights a b c --data d", "a b c", "knn --data d --weights a"),
+        ("--weights a b knn linear k=3", "a b", "knn linear k=3 --weights a"),
+        ("--weights a --suite small b", "a", "--suite small b --weights a"),
+        ("--weights a --data d --weights b", "a b", "--data d --weights a"),
+        ("--weights=a --suite s --weights=b", "a b", "--suite s --weights a"),
+        ("--weights knn knn", "knn", "knn --weights knn"),
+        ("knn --data d", "", "knn --data d"),
+    ],
+)
+def test_words_after_weights_are_weights_until_a_flag_a_protocol_or_a_setting(args, weights, rest):
+    assert take_weights(args.split()) == (weights.split(), rest.split())
+
+
+def test_a_file_may_have_an_equals_sign_in_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=0.1.torch").touch()
+    assert take_weights(["--weights", "a", "lr=0.1.torch", "k=3"]) == (["a", "lr=0.1.torch"], ["k=3", "--weights", "a"])
+
+
+def test_weights_without_a_value_are_clicks_own_error(run):
+    result = run("eval", "knn", "--weights")
+    assert result.code == 2 and "weights" in result.err
+
+
+def test_patterns_are_expanded_and_nothing_is_named_twice(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "w[1].torch").touch()
+    pattern = f"{tmp_path}/*/w*.torch"
+    first = str(tmp_path / "a" / "w[1].torch")
+    assert expand([pattern, "random", first]) == [first, str(tmp_path / "b" / "w[1].torch"), "random"]
+    assert expand([first]) == [first]
+    with pytest.raises(UsageError, match="no file fits this pattern"):
+        expand([f"{tmp_path}/*.pth"])
+
+
+def test_a_suite_leaves_holes_with_their_remedy_and_exits_with_1(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
+    (tmp_path / "benchmarks" / "suites").mkdir(parents=True)
+    suite = "title: t\nbenchmarks: [knn/digits, knn/dtd, knn/voc07]\n"
+    (tmp_path / "benchmarks" / "suites" / "mine.yaml").write_text(suite)
+    command = ("eval", "--suite", "mine", "--weights", "pixels:2", "pixels:3", "--no-floors", "--out", "out")
+    result = run(*command)
+    assert result.code == 1
+    assert "4 of 6 cells are holes" in result.err and "www.robots.ox.ac.uk/~vgg/data/dtd" in result.err
+    assert "knn/voc07 needs --data" in result.err and "pixels:3" in result.out
+    assert [(h.weights, h.benchmark) for h in read(tmp_path / "out")] == [
+        *(("pixels:2", "knn/dtd"), ("pixels:2", "knn/voc07"), ("pixels:3", "knn/dtd"), ("pixels:3", "knn/voc07")),
+    ]
+    records = sorted((tmp_path / "out" / "knn").glob("*.json"))
+    assert len(records) == 2 and json.loads(records[0].read_text())["benchmark"]["name"] == "knn/digits"
+    stamps = [file.stat().st_mtime_ns for file in records]
+    again = run(*command, "knn")
+    assert again.err.count("not computed again") == 2 and [file.stat().st_mtime_ns for file in records] == stamps
+    board = run("leaderboard", "out", "--published")
+    assert board.code == 0 and "Hole: pixels:2 on knn/dtd" in board.out and "Nothing is published" in board.out
+
+
+def test_several_weights_need_no_suite_and_the_backbone_is_not_for_pixels(run, tmp_path):
+    result = run(
+        *(
+            "eval",
+            "knn",
+            "--weights",
+            "pixels:2",
+            "random",
+            "--backbone",
+            "resnet18w0.25_cifar",
+            "--data",
+            "sklearn:digits",
+        ),
+        *("--dry-run", "--no-floors"),
+    )
+    assert result.code == 0 and "pixels:2 on knn" in result.out and "random on knn" in result.out
+
+
+def test_a_mistake_in_the_command_stops_before_any_cell(run):
+    result = run("eval", "--suite", "digits", "--weights", "pixels:2", "pixels:3", "knn.kk=3")
+    assert result.code == 2 and "knn has no setting 'kk'" in result.err
+    result = run("eval", "--suite", "digitz", "--weights", "pixels:2")
+    assert result.code == 2 and "Did you mean 'digits'" in result.err
+
+
+def test_a_suite_with_detection_says_to_run_it_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
+    (tmp_path / "benchmarks" / "suites").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "suites" / "m.yaml").write_text("title: t\nbenchmarks: [knn/digits, detection/toy]\n")
+    result = run("eval", "--suite", "m", "--weights", "pixels:2", "--no-floors")
+    assert result.code == 2 and "detection trains a network" in result.err

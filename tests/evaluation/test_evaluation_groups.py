@@ -1,0 +1,179 @@
+"""Numbers per group and class, and costs, from the manifest to the record and the leaderboard."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import sslbench
+from sslbench import records
+from sslbench.data.open import open_data
+from sslbench.errors import DataError, UsageError
+from sslbench.evaluation import RunSettings, costs
+from sslbench.evaluation.costs import gflops, measured
+from sslbench.leaderboard import table
+
+RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False)
+SMALL = {"resize": [8, 8], "crop": None}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, bias=False)
+
+    def forward(self, x):
+        return self.conv(x).flatten(1)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Bright and dark pictures; those of the site 'south' carry the wrong label in test."""
+    rng = np.random.default_rng(0)
+    rows, images = [], []
+    for i in range(90):
+        split, bright, site = ("train", "test")[i >= 50], i % 2, ("north", "south", "")[0 if i % 3 else 1 + (i == 60)]
+        label = bright ^ (split == "test" and site == "south")
+        Image.fromarray((rng.integers(0, 90, (8, 8, 3)) + 150 * bright).astype(np.uint8)).save(tmp_path / f"{i}.png")
+        rows.append((f"{i}.png", ("dark", "bright")[label], split, site, i % 2))
+        images.append({"id": i + 1, "file_name": f"{i}.png", "split": split, "site": site or None, "gain": i % 2})
+    with (tmp_path / "all.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "label", "split", "site", "gain"), *rows])
+    annotations = [
+        {"id": i + 1, "image_id": i + 1, "category_id": 1 + (row[1] == "bright")} for i, row in enumerate(rows)
+    ]
+    categories = [{"id": 1, "name": "dark"}, {"id": 2, "name": "bright"}]
+    manifest = {"images": images, "annotations": annotations, "categories": categories}
+    (tmp_path / "all.kwcoco.json").write_text(json.dumps(manifest))
+    return tmp_path
+
+
+def evaluate(photos, name="all.csv", **request):
+    torch.manual_seed(0)
+    settings = {"knn": {"k": 3}}
+    request = {
+        "protocols": ["knn"],
+        "settings": settings,
+        "out": photos / "r",
+        "run": RUN,
+        "preprocessing": SMALL,
+    } | request
+    return sslbench.evaluate(Net(), photos / name, **request)
+
+
+@pytest.mark.parametrize("name", ["all.csv", "all.kwcoco.json"])
+def test_the_worst_group_is_found_and_is_a_metric_of_its_own(photos, name):
+    (result,) = evaluate(photos, name, groups=("site", "gain"))
+    assert [(g.name, g.metric.n, g.metric.value) for g in result.groups["site"]] == [
+        ("south", 12, 0.0),
+        ("(empty)", 1, 100.0),
+        ("north", 27, 100.0),
+    ]
+    assert {g.name for g in result.groups["gain"]} == {"0", "1"}
+    assert result.metrics["worst_group(site).top1"].value == 0
+    assert "'south', has only 12 test samples" in " ".join(result.notes)
+    board = table([records.read(result.file)], metric="worst_group(site).top1")
+    assert board.rows[0].cells[0].best and not any("direction" in note or "not known" in note for note in board.notes)
+
+
+def test_groups_and_costs_are_no_part_of_what_is_measured(photos):
+    (plain,) = evaluate(photos)
+    (grouped,) = evaluate(photos, groups=("site",))
+    assert plain.id == grouped.id and plain.groups == {}
+    assert plain.metrics["top1"] == grouped.metrics["top1"]
+
+
+def test_the_record_holds_every_class_and_what_it_cost(photos):
+    (cold,), (warm,) = evaluate(photos), evaluate(photos)
+    assert cold.per_class_metrics["recall"] == cold.per_class and cold.per_class_metrics["n"] == {
+        "bright": 18,
+        "dark": 22,
+    }
+    assert cold.costs.parameters == 108 and cold.costs.gflops == pytest.approx(2 * 108 * 6 * 6 / 1e9)
+    assert cold.costs.images_per_second > 0 and warm.costs.images_per_second is None
+    assert set(cold.costs.stages) == {"extract", "knn"}
+    assert all(stage.ram_mib > 10 and stage.gpu_mib is None for stage in cold.costs.stages.values())
+    assert records.read(cold.file).costs == warm.costs, "the same measurement, made again"
+
+
+def test_what_is_no_column_is_refused_before_any_image_is_decoded(photos, monkeypatch):
+    monkeypatch.setattr("sslbench.evaluation.run._extract", None)
+    with pytest.raises(UsageError, match="Did you mean 'site'"):
+        evaluate(photos, groups=("sight",))
+    with pytest.raises(UsageError, match="Did you mean 'site'"):
+        evaluate(photos, "all.kwcoco.json", groups=("sight",))
+    with pytest.raises(DataError, match="40 different values among 40 samples"):
+        evaluate(photos, groups=("path",))
+    with pytest.raises(UsageError, match="no table and no manifest"):
+        open_data("sklearn:digits", attribute_columns=("site",))
+
+
+def test_only_the_columns_asked_for_are_kept_and_equal_cells_share_a_text(photos):
+    assert open_data(str(photos / "all.csv"))["test"].attributes == {}
+    column = open_data(str(photos / "all.csv"), attribute_columns=("site",))["test"].attributes["site"]
+    assert len({id(text) for text in column}) == len(set(column)) == 3
+    chosen = open_data(str(photos / "all.csv"), attribute_columns=("gain", "path"))["train"]
+    gains = zip(chosen.ids, chosen.attributes["gain"], strict=True)
+    assert all(int(name.removesuffix(".png")) % 2 == int(gain) for name, gain in gains)
+
+
+def test_a_column_to_group_by_is_no_class(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "t.csv").write_text("path,cat,dog,night\na.png,1,0,1\n")
+    source = open_data(str(tmp_path / "t.csv"), attribute_columns=("night",))["all"]
+    assert source.labels.classes == ("cat", "dog") and source.attributes == {"night": ("1",)}
+
+
+def test_groups_of_a_mean_over_draws_are_those_of_the_first_draw_and_the_record_says_so(photos):
+    settings = {"low-shot": {"k": 2, "draws": 2}}
+    (result,) = evaluate(photos, protocols=["low-shot"], settings=settings, groups=("site",))
+    assert result.metrics["worst_group(site).top1"].n == 12
+    scores = records.read_scores(result.file)
+    first = 100 * (scores.scores.argmax(1) == scores.labels).mean()
+    assert ("first draw" in " ".join(result.notes)) == (abs(first - result.metrics["top1"].value) > 0.001)
+
+
+def test_peak_memory_is_that_of_the_stage():
+    with measured(torch.device("cpu")) as large:
+        block = np.ones(40_000_000)
+        del block
+    with measured(torch.device("cpu")) as small:
+        pass
+    assert large.stage.ram_mib - small.stage.ram_mib > 200 or not costs._RESET.exists()
+
+
+def test_counting_operations_leaves_a_network_as_it_was():
+    class Moving(Net):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.norm.train()(self.conv(x)).flatten(1)
+
+    from sslbench.backbones.build import from_module
+    from sslbench.preprocessing import Preprocessing
+
+    module = Moving().eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert gflops(from_module("moving", module, Preprocessing(resize=(8, 8), crop=None))) > 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_a_network_that_looks_at_values_is_not_counted(caplog):
+    class Looking(Net):
+        def forward(self, x):
+            return super().forward(x) if float(x.sum()) > 0 else super().forward(-x)
+
+    from sslbench.backbones.build import from_module
+    from sslbench.preprocessing import Preprocessing
+
+    caplog.set_level("INFO", logger="sslbench")
+    assert gflops(from_module("looking", Looking(), Preprocessing(resize=(8, 8), crop=None))) is None
+    assert "not counted" in caplog.text

@@ -1,0 +1,150 @@
+"""Suites: a cell is written when it is done, what was done is not done again, a failure is a hole with its reason."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sslbench import evaluation, holes
+from sslbench.benchmarks import load_benchmark
+from sslbench.errors import DataError, ResultError, UsageError
+from sslbench.evaluation import Request, RunSettings, make_task
+from sslbench.evaluation import suite as suite_module
+from sslbench.evaluation.suite import Cell, run_suite
+from sslbench.holes import Hole
+
+RUN = RunSettings(workers=0, floors=False, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for c, name in enumerate(("cat", "dog", "eel")):
+        (root / name).mkdir()
+        for i in range(12):
+            pixels = rng.integers(0, 120, (8, 8, 3)) + np.eye(3, dtype=int)[c] * 100
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i}.png")
+    return str(root)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def cell(weights, data, protocol="knn", benchmark=None, **settings):
+    task = make_task(protocol, settings or {"k": (3,)}, benchmark)
+    name = benchmark.name if benchmark else protocol
+    return Cell(weights, name, (Request(weights=weights, data=data, tasks=(task,)),))
+
+
+def run(cells, folder, settings=RUN):
+    found = run_suite(cells, settings, store=folder / "store", out=folder / "out", command="test")
+    return found
+
+
+def test_a_cell_that_fails_is_a_hole_and_the_others_go_on(cache, photos):
+    missing = Cell("pixels:4", "knn/far", (), DataError("the files of FAR are not here", "Get them."))
+    cells = [cell("pixels:4", photos), missing, cell("gone.torch", photos), cell("pixels:2", photos)]
+    results, found = run(cells, cache)
+    assert [(r.weights.name, r.protocol.name) for r in results] == [("pixels:4", "knn"), ("pixels:2", "knn")]
+    assert [(h.weights, h.benchmark) for h in found] == [("pixels:4", "knn/far"), ("gone.torch", "knn")]
+    assert (found[0].reason, found[0].remedy) == ("the files of FAR are not here", "Get them.")
+    assert "gone.torch" in found[1].reason
+    assert holes.read(cache / "out") == found
+    assert len(list((cache / "out").glob("*/*.json"))) == 2
+
+
+def test_what_is_there_is_not_computed_again(cache, photos, monkeypatch, caplog):
+    cells = [cell("pixels:4", photos), cell("pixels:4", photos, k=(5,))]
+    first, _ = run(cells[:1], cache)
+    calls = []
+    original = suite_module.evaluate
+    monkeypatch.setattr(suite_module, "evaluate", lambda *a, **k: calls.append(a) or original(*a, **k))
+    with caplog.at_level("INFO", logger="sslbench"):
+        second, found = run(cells, cache)
+    assert len(calls) == 1 and not found
+    assert [r.id for r in second] == [first[0].id, second[1].id] and second[0].created == first[0].created
+    assert "not computed again" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["seed", "benchmark", "data"])
+def test_another_measurement_is_computed(cache, photos, monkeypatch, change):
+    own = cache / "own"
+    for path in Path(photos).rglob("*.png"):
+        target = own / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    run([cell("pixels:4", str(own))], cache)
+    calls = []
+    original = suite_module.evaluate
+    monkeypatch.setattr(suite_module, "evaluate", lambda *a, **k: calls.append(a) or original(*a, **k))
+    benchmark, settings = None, RUN
+    if change == "seed":
+        settings = RunSettings(workers=0, floors=False, device="cpu", seed=1)
+    elif change == "benchmark":
+        benchmark = load_benchmark("knn/digits")
+        benchmark = dataclasses.replace(benchmark, classes=3)
+    else:
+        Image.new("RGB", (8, 8)).save(own / "cat" / "0.png")
+    _, found = run([cell("pixels:4", str(own), benchmark=benchmark)], cache, settings)
+    assert len(calls) == 1 and not found
+
+
+def test_weights_that_cannot_be_loaded_are_tried_once(cache, photos, monkeypatch):
+    calls = []
+
+    def refuse(request, settings):
+        calls.append(request.weights)
+        raise UsageError("no such weights")
+
+    monkeypatch.setattr(suite_module, "load", refuse)
+    _, found = run([cell("a", photos), cell("a", photos, k=(5,)), cell("b", photos)], cache)
+    assert calls == ["a", "b"] and len(found) == 3
+
+
+def test_running_out_of_memory_is_a_hole_but_a_fault_of_the_program_is_not_hidden(cache, photos, monkeypatch):
+    def fail(error):
+        def evaluate(*args, **kwargs):
+            raise error
+
+        return evaluate
+
+    monkeypatch.setattr(suite_module, "evaluate", fail(MemoryError()))
+    _, found = run([cell("pixels:4", photos)], cache)
+    assert found == [Hole("pixels:4", "knn", "MemoryError")]
+    monkeypatch.setattr(suite_module, "evaluate", fail(TypeError("a bug")))
+    with pytest.raises(TypeError, match="a bug"):
+        run([cell("pixels:4", photos)], cache)
+
+
+def test_a_hole_that_is_filled_leaves_the_table_and_others_stay(tmp_path):
+    holes.write(tmp_path, [("a", "x"), ("a", "y")], [Hole("a", "x", 'why, "so"', ""), Hole("a", "y", "b", "c")])
+    assert holes.read(tmp_path) == [Hole("a", "x", 'why, "so"', ""), Hole("a", "y", "b", "c")]
+    holes.write(tmp_path, [("a", "x"), ("b", "x")], [Hole("b", "x", "r")])
+    assert holes.read(tmp_path) == [Hole("a", "y", "b", "c"), Hole("b", "x", "r")]
+    holes.write(tmp_path, [("a", "y"), ("b", "x")], [])
+    assert not (tmp_path / holes.HOLES).exists() and holes.read(tmp_path) == []
+    (tmp_path / holes.HOLES).write_text("one,two\n1,2\n")
+    with pytest.raises(ResultError, match=r"holes.csv is damaged"):
+        holes.read(tmp_path)
+
+
+def test_the_metric_that_a_benchmark_puts_first_leads(cache, photos):
+    base = dataclasses.replace(load_benchmark("knn/digits"), classes=3)
+    usual, led = (dataclasses.replace(base, metric=metric) for metric in ("", "balanced_accuracy"))
+    (first, second), _ = run(
+        [cell("pixels:4", photos, benchmark=usual), cell("pixels:2", photos, benchmark=led)], cache
+    )
+    assert (first.headline, second.headline) == ("top1", "balanced_accuracy")
+    assert second.train is None, "the score on train is known for the usual metric only"
+    _, found = run([cell("pixels:8", photos, benchmark=dataclasses.replace(base, metric="balanced"))], cache)
+    assert "there is no metric 'balanced'" in found[0].reason and "balanced_accuracy" in found[0].remedy
+
+
+def test_a_suite_of_nothing_is_done(tmp_path):
+    evaluation.check_writable(tmp_path / "out")
+    assert run([], tmp_path) == ([], [])
