@@ -93,7 +93,7 @@ def decode_tiff(data: bytes, path: str, wanted: Wanted) -> Decoded:
             check_size(page.imagewidth, page.imagelength, path, wanted.max_pixels)
             bands = _axis_of_bands(series, path, wanted)
             _check_channels(1 if bands is None else series.shape[bands], path, wanted)
-            pass
+            _check_complete(series, len(data), path)
             array = series.asarray()
             tag = page.tags.get(_ORIENTATION)
             turn = int(tag.value) if tag is not None else 1

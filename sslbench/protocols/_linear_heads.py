@@ -206,7 +206,9 @@ class Heads(nn.Module):
         return own
 
 
-def _group(names: Sequence[str], params: list[nn.Parameter], rate: float, decay: float, decayed: bool) -> dict[str, Any]:
+def _group(
+    names: Sequence[str], params: list[nn.Parameter], rate: float, decay: float, decayed: bool
+) -> dict[str, Any]:
     return {
         "params": params,
         "names": names,

@@ -38,7 +38,7 @@ __all__ = ["Engine", "Metric", "Scope", "nearest"]
 
 _DIGITS = 40  # binary ones, that similarities are rounded to before they are compared
 _CACHED = 65536  # numbers of train rows that are compared in float64 together: what fits into a processor's cache
-_MOST_QUERIES, _MOST_ROWS = 4096, 16384
+_MOST_QUERIES, _MOST_ROWS = 4096, 8192
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,10 +2,18 @@
 
 import itertools
 import json
+import multiprocessing
 
 import numpy as np
 import pytest
 from PIL import Image
+
+
+@pytest.fixture
+def decoding_processes():
+    """`decoding_processes()` is those that the test has started and that still run."""
+    before = {child.pid for child in multiprocessing.active_children()}
+    return lambda: [child for child in multiprocessing.active_children() if child.daemon and child.pid not in before]
 
 
 @pytest.fixture

@@ -137,6 +137,16 @@ def test_a_truncated_file_is_refused_in_one_line(kind, compression):
             assert kind not in ("npy", "npz")
 
 
+@pytest.mark.parametrize("tag", ["StripByteCounts", "StripOffsets"])
+def test_a_tiff_whose_pixels_are_not_there_gives_no_black_picture(tag):
+    data = bytearray(tiff(pixels(5)))
+    with tifffile.TiffFile(io.BytesIO(bytes(data))) as file:
+        at, size = file.pages.first.tags[tag].valueoffset, {3: 2, 4: 4}[int(file.pages.first.tags[tag].dtype)]
+    data[at : at + size] = (0 if tag == "StripByteCounts" else len(data) + 5000).to_bytes(size, "little")
+    with pytest.raises(UnreadableImage, match="truncated TIFF"):
+        decode(bytes(data), "a.tif", Wanted(5))
+
+
 @pytest.mark.parametrize("kind", ["npy", "npz", "interleaved", "separate"])
 def test_damage_gives_a_picture_or_a_reason_and_never_another_error(kind):
     array = pixels(5, np.uint8)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from children import decoding_processes
 from PIL import Image
 
 from sslbench.data import loader, workers
@@ -189,7 +188,7 @@ def test_the_callers_random_numbers_are_left_alone(workers):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_stopping_early_ends_the_workers():
+def test_stopping_early_ends_the_workers(decoding_processes):
     running = batches(mixed(), np.arange(23), TINY, batch_size=1, workers=2)
     next(running)
     running.close()

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from children import decoding_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -354,13 +353,13 @@ def test_a_killed_worker_is_explained():
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
-def test_workers_leave_signals_to_the_training_process(name):
+def test_workers_leave_signals_to_the_training_process(name, decoding_processes):
     data = TrainingData(source(Signalled(8, name)), STILL, batch_size=4, workers=2)
     assert len(stream(data, 0, 4)) == 4
     assert not decoding_processes()
 
 
-def test_stopping_early_ends_the_workers():
+def test_stopping_early_ends_the_workers(decoding_processes):
     running = TrainingData(textured(), STILL, batch_size=4, workers=2).batches(0, 10**6)
     next(running)
     assert len(decoding_processes()) == 2
@@ -368,7 +367,7 @@ def test_stopping_early_ends_the_workers():
     assert not decoding_processes()
 
 
-def test_workers_last_over_epochs():
+def test_workers_last_over_epochs(decoding_processes):
     running = TrainingData(textured(), STILL, batch_size=11, workers=2).batches(0, 10)
     seen = set()
     for _ in running:

@@ -1,11 +1,11 @@
 """Worker processes: started in any way, they give the same; when one dies, the run says so instead of hanging."""
 
+import signal
 import time
 
 import numpy as np
 import pytest
 import torch
-from children import decoding_processes
 from PIL import Image
 
 from sslbench.data import loader, workers
@@ -69,7 +69,7 @@ def training(source, decoder, workers, method):
     ],
 )
 def test_a_worker_that_dies_ends_the_run_within_a_minute_with_what_to_do(
-    photos, handlers, stream, death, method, workers
+    photos, handlers, stream, death, method, workers, decoding_processes
 ):
     """Until then, the batches are those that this process makes by itself."""
     expected = stream(photos, (), 0, "fork")
@@ -84,6 +84,12 @@ def test_a_worker_that_dies_ends_the_run_within_a_minute_with_what_to_do(
     assert count <= 7
     assert "try fewer --workers" in str(caught.value)
     assert not decoding_processes()
+
+
+def test_a_death_is_raised_where_images_are_waited_for_and_not_in_the_middle_of_a_step(photos):
+    next(training(photos, (), 1, "fork"))
+    handler = signal.getsignal(signal.SIGCHLD)
+    assert "torch" not in getattr(handler, "__module__", ""), "torch's raises wherever the program is"
 
 
 @pytest.mark.parametrize("method", METHODS)
