@@ -24,9 +24,9 @@ UNTRAINED_SEED = 0  # of the untrained backbone: the same for every evaluation, 
 def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
     """What guessing scores, in percent: 'chance' picks a class at random, 'majority' always the most frequent one.
 
-    Single label: top-1, and top-5 where there are at least five classes. Multi-label: a random order of the samples has
-    an expected average precision of about the share of positives; there is no majority class. Numbers: 'chance' is the
-    mean of train for every sample; errors are in the units of the labels.
+    Single label: top-1, top-5 where there are at least five classes, and balanced accuracy. Multi-label: a random order
+    of the samples has an expected average precision of about the share of positives; there is no majority class.
+    Numbers: 'chance' is the mean of train for every sample; errors are in the units of the labels.
     """
     if test.kind == "none":
         return {}
@@ -49,6 +49,10 @@ def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
         if classes >= k:
             floors["chance"][f"top{k}"] = 100.0 * k / classes
             floors["majority"][f"top{k}"] = 100.0 * float(np.isin(test.values, order[:k]).mean())
+    # Whatever is guessed independently of the sample: of every class the same share is right, and the shares sum to 1.
+    present = np.unique(test.values)
+    floors["chance"]["balanced_accuracy"] = 100.0 / classes
+    floors["majority"]["balanced_accuracy"] = 100.0 * float(order[0] in present) / len(present)
     return floors
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,11 +16,12 @@ from sslbench.data.decoder import Reading
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import barrier, process_group, rank
 from sslbench.evaluation import floors, subset
+from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.prepare import Prepared
 from sslbench.evaluation.record import Encoded, Subject, describe, finish, identity, recorded
 from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
-from sslbench.results import Result, Unreadable
+from sslbench.results import Result, Stage, Unreadable
 
 log = logging.getLogger("sslbench")
 
@@ -95,19 +95,18 @@ class _Run:
         narrow = subset.is_subset(train.labels, own.labels)
         if narrow:
             test = subset.widened(train.labels, own)
-        started = time.perf_counter()
-        outcomes = module.run_on_images(
-            backbone,
-            layers,
-            self.train,
-            dataclasses.replace(self.test, labels=test.labels),
-            task.settings,
-            seed=seed,
-            engine=self.engine,
-            folder=self._folder(task, backbone),
-            progress=self.progress,
-        )
-        seconds = time.perf_counter() - started
+        with measured(self.prepared.run.torch_device()) as meter:
+            outcomes = module.run_on_images(
+                backbone,
+                layers,
+                self.train,
+                dataclasses.replace(self.test, labels=test.labels),
+                task.settings,
+                seed=seed,
+                engine=self.engine,
+                folder=self._folder(task, backbone),
+                progress=self.progress,
+            )
         if narrow:
             outcomes = {
                 row: subset.restricted(outcome, task.protocol, train.labels, own, seed=seed)
@@ -115,7 +114,8 @@ class _Run:
             }
         rows = {}
         for row, outcome in outcomes.items():
-            rows[row] = recorded(self._described(backbone, row), task, outcome, train, own, seconds=seconds)
+            subject = self._described(backbone, row)
+            rows[row] = recorded(subject, task, outcome, train, own, seconds=meter.stage.seconds, stage=meter.stage)
         return rows
 
     def _baseline(self, task: Task) -> dict[str, tuple[Result, records.Scores]]:
@@ -153,7 +153,11 @@ class _Run:
     def _described(self, backbone: Backbone, row: str) -> Subject:
         """What a record says about what was measured; hashing the data takes a while, so it is done once."""
         if backbone.name + backbone.weights_sha256 not in self._known:
-            used = Encoded({"": _carrier(self.train)}, {"": _carrier(self.test)}, self.unreadable, 0.0, 0)
+            work = backbone is self.prepared.backbone
+            costs = encoding_costs(backbone, decoded=0, seconds=0.0, stage=Stage(seconds=0.0), work=work)
+            # Images are encoded while the heads are trained: there is no stage of its own.
+            costs = dataclasses.replace(costs, stages={})
+            used = Encoded({"": _carrier(self.train)}, {"": _carrier(self.test)}, self.unreadable, 0.0, 0, costs)
             subject = describe(self.prepared, backbone, "", used, self.command)
             self._known[backbone.name + backbone.weights_sha256] = dataclasses.replace(subject, timings={})
         return dataclasses.replace(self._known[backbone.name + backbone.weights_sha256], layer=row)

@@ -4,19 +4,41 @@ The system of a problem is (I + X' H X) d = -gradient, with X (N, R) the feature
 derivatives, 0 for the A samples outside the problem's margin removed. Which way is cheapest depends on A:
 
 - A small: by the Woodbury identity a system of A x A scalar products; A falls as the cost grows.
-- R small: the R x R system itself.
+- R small: the R x R system itself, whose matrix is brought up to date by the samples that crossed the margin.
 - Both large: conjugate gradients for all problems together, two shared matrix products per round, in single precision.
   On principal axes the system is nearly diagonal when most samples are inside the margin, so few rounds are needed.
   A problem whose rounds cost more than one of the direct ways is handed over to it.
 """
 
+import dataclasses
 import math
 
 import torch
 
+from sslbench.protocols._hinge_matrices import Matrices
+
 _GRAM_UP_TO = 2**26  # scalar products of samples that are kept (512 MB)
 _SLOWER = 1.5  # double against single precision; large factorisations run faster than narrow products
 _ROUNDS = 300  # conjugate gradients that a Newton step may take
+
+
+@dataclasses.dataclass(frozen=True)
+class Among:
+    """Which of the problems are meant.
+
+    Attributes:
+        matrices: of all problems.
+        numbers: which of them, P of them.
+        costs: (P,) C of each.
+    """
+
+    matrices: Matrices
+    numbers: list[int]
+    costs: torch.Tensor
+
+    def select(self, rows: torch.Tensor) -> "Among":
+        """Some of these."""
+        return Among(self.matrices, [self.numbers[i] for i in rows.tolist()], self.costs[rows])
 
 
 class Systems:
@@ -36,7 +58,12 @@ class Systems:
         self._gram = x @ x.T if keep_gram else None
 
     def solve(
-        self, curvature: torch.Tensor, gradient: torch.Tensor, accuracy: torch.Tensor, exactly: torch.Tensor
+        self,
+        curvature: torch.Tensor,
+        gradient: torch.Tensor,
+        accuracy: torch.Tensor,
+        exactly: torch.Tensor,
+        among: Among,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Newton directions.
 
@@ -45,13 +72,14 @@ class Systems:
             gradient: (P, R).
             accuracy: (P,) residual to solve to where conjugate gradients are used, of the right side, both scaled.
             exactly: (P,) for which to use a direct way at any price.
+            among: which problems these are.
 
         Returns:
             (P, R) directions, (P,) whether found by a direct way.
         """
         n, width = self._x.shape
-        inside = (curvature > 0).sum(dim=1).tolist()
-        price = torch.tensor([self._price(a) for a in inside]) / (4 * n * width)
+        inside = curvature > 0
+        price = torch.tensor([min(self._prices(among, p, inside[p])) for p in range(len(inside))]) / (4 * n * width)
         rounds = torch.where(exactly, 0.0, price.clamp(max=_ROUNDS).floor())
         direction = torch.empty_like(gradient)
         # Rounds that cannot be enough are not begun.
@@ -66,27 +94,30 @@ class Systems:
             direct[iterative[~solved & (price[iterative] <= _ROUNDS)]] = True
         rows = torch.nonzero(direct).flatten()
         if len(rows):
-            direction[rows] = self._direct(curvature[rows], gradient[rows])
+            direction[rows] = self._direct(curvature[rows], gradient[rows], among.select(rows))
         return direction, direct
 
-    def _price(self, inside: int) -> float:
-        """Operations of the cheaper direct way."""
-        width = self._x.shape[1]
-        form = 20 * inside**2 if self._gram is not None else 2 * inside**2 * width
-        return _SLOWER * min(inside**3 / 3 + form, width**3 / 3 + 2 * inside * width**2)
+    def _prices(self, among: Among, p: int, inside: torch.Tensor) -> tuple[float, float]:
+        """Operations of the two direct ways: a system of the samples inside the margin, and one of the features."""
+        width, count = self._x.shape[1], int(inside.sum())
+        form = 20 * count**2 if self._gram is not None else 2 * count**2 * width
+        update = among.matrices.crossing(among.numbers[p], inside)
+        return _SLOWER * (count**3 / 3 + form), _SLOWER * (width**3 / 3 + 2 * update * width**2)
 
-    def _direct(self, curvature: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    def _direct(self, curvature: torch.Tensor, gradient: torch.Tensor, among: Among) -> torch.Tensor:
         width = self._x.shape[1]
         direction = -gradient
         on_samples = gradient @ self._x.T
         correction = torch.zeros_like(on_samples)
         for p in range(len(gradient)):
-            rows = torch.nonzero(curvature[p]).flatten()
-            h = curvature[p, rows]
-            if len(rows) > width:
-                weighted = self._x[rows] * h.sqrt()[:, None]
-                direction[p] = -_solve(weighted.T @ weighted, torch.ones(width, dtype=h.dtype), gradient[p])
-            elif len(rows):
+            inside = curvature[p] > 0
+            of_samples, of_features = self._prices(among, p, inside)
+            if of_features < of_samples:
+                system = 2 * float(among.costs[p]) * among.matrices.at(among.numbers[p], inside)
+                direction[p] = -_solve(system, torch.ones(width, dtype=gradient.dtype), gradient[p])
+            elif inside.any():
+                rows = torch.nonzero(inside).flatten()
+                h = curvature[p, rows]
                 root = h.sqrt()
                 system = self._products(rows) * root[:, None] * root
                 correction[p, rows] = root * _solve(system, torch.ones_like(h), root * on_samples[p, rows])

@@ -13,7 +13,7 @@ from sslbench.backbones.layers import Layer
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank
 from sslbench.features.job import ExtractSettings
-from sslbench.metrics.summary import summarise
+from sslbench.metrics.summary import Probabilities, summarise
 from sslbench.protocols import _linear_plan as planning
 from sslbench.protocols._linear_choice import Chosen, candidates, choose
 from sslbench.protocols._linear_inputs import InputEncoder
@@ -115,7 +115,8 @@ def _outcome(
 ) -> Outcome:
     number, kind, classes = chosen.head.number, test.labels.kind, test.labels.classes
     logits = on_test.logits[number]
-    metrics, name, per_class = summarise(kind, classes, test.labels.values, logits, seed=seed)
+    how: Probabilities | None = "softmax" if kind == "single" else None
+    metrics, name, per_class = summarise(kind, classes, test.labels.values, logits, seed=seed, probabilities=how)
     selected: dict[str, Any] = {}
     if chosen.on:
         selected = {**chosen.head.choice, "on": chosen.on, "score": chosen.score}
@@ -131,6 +132,7 @@ def _outcome(
         selected=selected,
         variants=variants,
         notes=(*notes, *_notes(chosen, settings)),
+        probabilities=how,
     )
 
 

@@ -42,11 +42,11 @@ class Engine:
     """What ranks the rows first; neighbours do not depend on it.
 
     Attributes:
-        library: 'faiss' works on the processor only.
+        library: 'faiss' works on the processor only, where it is the faster one.
         device: where torch works: 'cpu', 'cuda', 'cuda:1', 'mps'.
     """
 
-    library: Literal["faiss", "torch"] = "torch"
+    library: Literal["faiss", "torch"] = "faiss"
     device: str = "cpu"
 
 

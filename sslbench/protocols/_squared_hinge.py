@@ -24,7 +24,8 @@ import numpy.typing as npt
 import torch
 
 from sslbench.protocols import _hinge_rescue
-from sslbench.protocols._hinge_steps import Systems
+from sslbench.protocols._hinge_matrices import Matrices
+from sslbench.protocols._hinge_steps import Among, Systems
 
 FloatArray = npt.NDArray[np.float64]
 SlopeAndBend = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -95,12 +96,14 @@ class Solutions:
         decision: (P, N) float64, v x for all samples, also those that a problem does not have.
         converged: (P,) whether the optimum was reached.
         steps: (P,) Newton steps.
+        matrices: of second derivatives, for whoever goes on from here with other costs.
     """
 
     v: torch.Tensor
     decision: torch.Tensor
     converged: torch.Tensor
     steps: torch.Tensor
+    matrices: Matrices
 
 
 def solve(
@@ -122,7 +125,7 @@ def solve(
         signs: (P, N) int8: 1 positive, -1 negative, 0 not in this problem.
         costs: (P,) float64, C of each problem.
         positive_weight: of the positives' losses; negatives weigh 1.
-        start: where to begin, e.g. the solutions for a smaller cost; else 0.
+        start: where to begin, e.g. the solutions of the same problems for a smaller cost; else 0.
         tolerance: a problem is solved when |v - optimum| <= tolerance |v|.
         max_iter: largest number of Newton steps.
     """
@@ -131,7 +134,9 @@ def solve(
     decision = start.decision.clone() if start else torch.zeros(signs.shape, dtype=torch.float64)
     converged, steps = torch.zeros(len(signs), dtype=torch.bool), torch.zeros(len(signs), dtype=torch.int64)
     doubtful = torch.zeros_like(converged)
-    weights = torch.where(signs > 0, positive_weight, 1.0).to(torch.float64) * costs[:, None] * (signs != 0)
+    unpriced = torch.where(signs > 0, positive_weight, 1.0).to(torch.float64) * (signs != 0)
+    weights = unpriced * costs[:, None]
+    matrices = start.matrices if start else Matrices(axes.x, unpriced)
     left = _Problems(torch.arange(len(signs)), v.clone(), decision.clone(), signs.to(torch.float64), weights)
     sizes = axes.x.norm(dim=1)
     for step in range(max_iter + 1):
@@ -152,11 +157,12 @@ def solve(
         left = left.select(~done) if done.any() else left
         accuracy = (0.3 * tolerance * left.v.norm(dim=1) / left.gradient.norm(dim=1)).clamp(1e-3, 0.1)
         exactly = left.direct | (step >= _DIRECT_AFTER)
-        direction, left.direct = systems.solve(left.curvature, left.gradient, accuracy, exactly)
+        among = Among(matrices, left.rows.tolist(), costs[left.rows])
+        direction, left.direct = systems.solve(left.curvature, left.gradient, accuracy, exactly, among)
         left.move(axes, direction)
         # An exact step this short says how far the optimum is, where the gradient is all rounding.
         left.close = left.direct & (direction.norm(dim=1) <= tolerance * left.v.norm(dim=1))
-    found = Solutions(v, decision, converged, steps)
+    found = Solutions(v, decision, converged, steps, matrices)
     _rescue(axes, found, torch.nonzero(doubtful).flatten().tolist(), signs, weights, max_iter)
     return found
 

@@ -55,7 +55,8 @@ class Settings:
     max_memory: float = setting(1.0, "working memory of the search", unit="GB", changes_result=False)
     backend: Literal["auto", "faiss", "torch"] = setting(
         "auto",
-        "library that searches, with the same result: torch (auto) on the run's device, faiss on the processor",
+        "library that searches, with the same result: faiss on the processor, torch on the run's device; auto: faiss "
+        "unless the run has a GPU",
         changes_result=False,
     )
 
@@ -134,7 +135,10 @@ class _Found:
 
 
 def _search(train: Features, test: Features, k: int, settings: Settings, device: str, scope: Scope) -> _Found:
-    engine = Engine("faiss") if settings.backend == "faiss" else Engine("torch", device)
+    library = settings.backend
+    if library == "auto":
+        library = "faiss" if device == "cpu" else "torch"
+    engine = Engine("faiss") if library == "faiss" else Engine("torch", device)
     memory = settings.max_memory
     return _Found(*nearest(train.x, test.x, k, metric=settings.metric, max_memory=memory, scope=scope, engine=engine))
 

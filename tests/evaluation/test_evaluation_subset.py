@@ -13,6 +13,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.floors import guessing
 from sslbench.evaluation.subset import check, is_subset, restricted, widened
 from sslbench.features.array import Features
+from sslbench.metrics import classification
 from sslbench.names import find_module
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
@@ -95,6 +96,18 @@ def test_guessing_is_among_the_classes_that_can_be_predicted():
     floors = guessing(train, single_labels(["eel", "bee", "bee", "eel"], ("bee", "eel")))
     assert floors["chance"]["top1"] == 50.0 and floors["majority"]["top1"] == 50.0
     assert guessing(train, single_labels(["ant", "bee"], CLASSES))["chance"]["top1"] == 20.0
+
+
+def test_the_balanced_accuracy_of_guessing_is_that_of_a_long_simulation():
+    train = single_labels(["ant"] * 9 + ["bee"] * 3 + ["cat", "dog", "eel"], CLASSES)
+    test = single_labels(["ant"] * 50 + ["bee"] * 10 + ["dog"] * 5, CLASSES)
+    floors = guessing(train, test)
+    guesses = np.random.default_rng(0).integers(0, len(CLASSES), (4000, len(test)))
+    found = np.mean([classification.balanced_accuracy(test.values, row, len(CLASSES)) for row in guesses])
+    assert floors["chance"]["balanced_accuracy"] == pytest.approx(100 * found, abs=0.5)
+    always = np.full(len(test), CLASSES.index("ant"))
+    most = classification.balanced_accuracy(test.values, always, len(CLASSES))
+    assert floors["majority"]["balanced_accuracy"] == pytest.approx(100 * most)
 
 
 @pytest.mark.parametrize("name", ["lsr", "low-shot", "linear-online"])

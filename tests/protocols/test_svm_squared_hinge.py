@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
 from sslbench.protocols import _hinge_rescue, _hinge_steps
+from sslbench.protocols._hinge_matrices import Matrices
 from sslbench.protocols._hinge_steps import Systems
 from sslbench.protocols._squared_hinge import principal_axes, solve
 
@@ -75,17 +76,25 @@ def test_it_is_the_optimum_of_lbfgs_and_of_linearsvc(n, width):
         assert np.linalg.norm(w - reference) <= 1e-3 * np.linalg.norm(reference)
 
 
-@pytest.mark.parametrize("ways", ["all", "conjugate gradients", "direct", "direct without kept products"])
+WAYS = ("conjugate gradients", "samples", "samples without kept products", "features")
+
+
+@pytest.mark.parametrize("ways", [*WAYS, "all"])
 @pytest.mark.parametrize(("n", "width"), [(150, 12), (40, 90)])
 def test_every_way_to_solve_a_newton_system_leads_to_the_same_optimum(n, width, ways, monkeypatch):
     x, signs = sample(n, width)
     expected, _ = newton(x, signs, [10.0] * len(signs), tolerance=1e-9)
-    price = {"all": None, "conjugate gradients": 1e30}.get(ways, 0.0)
-    if price is not None:
-        monkeypatch.setattr(Systems, "_price", lambda self, inside: price)
+    prices = {
+        "conjugate gradients": (1e30, 1e30),
+        "samples": (0.0, 1.0),
+        "samples without kept products": (0.0, 1.0),
+        "features": (1.0, 0.0),
+    }
+    if ways in prices:
+        monkeypatch.setattr(Systems, "_prices", lambda *_: prices[ways])
     if ways == "conjugate gradients":
         monkeypatch.setattr("sslbench.protocols._squared_hinge._DIRECT_AFTER", 10**6)
-    if ways == "direct without kept products":
+    if ways == "samples without kept products":
         monkeypatch.setattr(_hinge_steps, "_GRAM_UP_TO", 0)
     found, state = newton(x, signs, [10.0] * len(signs))
     assert state.converged.all()
@@ -166,6 +175,30 @@ def test_where_rounding_ends_the_joint_solver_another_takes_over(monkeypatch):
     monkeypatch.undo()
     mended = newton(x, [sign], [1e3])
     assert objective(mended[0][0], x, sign, 1e3)[0] < 0.99 * objective(alone[0][0], x, sign, 1e3)[0]
+
+
+def test_kept_matrices_are_those_made_anew():
+    rng = np.random.default_rng(3)
+    x, weights = torch.from_numpy(rng.normal(size=(60, 7))), torch.from_numpy(rng.uniform(1, 2, (2, 60)))
+    matrices = Matrices(x, weights)
+    inside = torch.from_numpy(rng.random((2, 60)) < 0.7)
+    for _ in range(200):
+        for p in range(2):
+            expected = (x * (weights[p] * inside[p])[:, None]).T @ x
+            torch.testing.assert_close(matrices.at(p, inside[p]), expected, rtol=0, atol=1e-12)
+            assert matrices.crossing(p, inside[p]) == 0
+        crossed = torch.from_numpy(rng.random((2, 60)) < 0.05)
+        inside = inside ^ crossed
+    assert matrices.crossing(0, inside[0]) == crossed[0].sum()
+
+
+def test_matrices_that_memory_has_no_room_for_are_made_anew(monkeypatch):
+    monkeypatch.setattr("sslbench.protocols._hinge_matrices._KEPT_UP_TO", 7**2)
+    x = torch.from_numpy(np.random.default_rng(3).normal(size=(60, 7)))
+    matrices, everything = Matrices(x, torch.ones(2, 60, dtype=torch.float64)), torch.ones(60, dtype=torch.bool)
+    for p in range(2):
+        torch.testing.assert_close(matrices.at(p, everything), x.T @ x, rtol=0, atol=1e-12)
+    assert [matrices.crossing(p, everything) for p in range(2)] == [0, 60]
 
 
 def test_a_warm_start_leads_to_the_same_optimum_in_fewer_steps():

@@ -55,7 +55,7 @@ def test_50k_by_2048_against_1000_queries():
         "cosine, k=20": lambda: nearest(train, test, 20, metric="cosine", max_memory=1.0),
         "l2, k=20": lambda: nearest(train, test, 20, metric="l2", max_memory=1.0),
         "dot, k=200": lambda: nearest(train, test, 200, metric="dot", max_memory=1.0),
-        "dot, k=20, by faiss": lambda: nearest(train, test, 20, metric="dot", max_memory=1.0, engine=Engine("faiss")),
+        "dot, k=20, by torch": lambda: nearest(train, test, 20, metric="dot", max_memory=1.0, engine=Engine("torch")),
         "dot, k=20, 0.1 GB": lambda: nearest(train, test, 20, metric="dot", max_memory=0.1),
     }
     # Libraries are loaded, and take their own memory, when they are first used.
@@ -75,7 +75,7 @@ def test_50k_by_2048_against_1000_queries():
         )
     found = results["dot, k=20"][1]
     assert (np.sort(found, axis=1) == np.sort(results["faiss.IndexFlatIP, k=20"][1], axis=1)).mean() > 0.9999
-    for name in ("dot, k=20, by faiss", "dot, k=20, 0.1 GB"):
+    for name in ("dot, k=20, by torch", "dot, k=20, 0.1 GB"):
         np.testing.assert_array_equal(results[name][1], found)
     assert best["dot, k=20"][0] <= 1.02 * best["faiss.IndexFlatIP, k=20"][0]
     assert bare / best["dot, k=20"][0] >= 0.9

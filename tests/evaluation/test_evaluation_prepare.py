@@ -1,0 +1,18 @@
+import pytest
+
+from sslbench.backbones.build import build
+from sslbench.errors import UsageError
+from sslbench.evaluation.prepare import with_preprocessing
+
+
+@pytest.mark.parametrize("resize", [32, [32, 500]])
+def test_a_resize_that_leaves_most_of_the_crop_black_is_refused(resize):
+    with pytest.raises(UsageError, match=r"do not fill the centre crop of 224x224") as caught:
+        with_preprocessing(build("resnet18w0.25"), {"resize": resize})
+    assert "--crop none" in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [{"resize": 32, "crop": None}, {"resize": 32, "crop": [224, 224]}, {"resize": 224}])
+def test_a_crop_that_was_asked_for_and_one_that_is_filled_are_taken(values):
+    used = with_preprocessing(build("resnet18w0.25"), values)[0].preprocessing
+    assert (used.resize, used.crop) == (values["resize"], tuple(values["crop"]) if values.get("crop") else used.crop)
