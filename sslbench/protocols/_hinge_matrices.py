@@ -25,6 +25,14 @@ class Matrices:
         self._most = _KEPT_UP_TO // x.shape[1] ** 2
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
 
+    def has(self, problem: int) -> bool:
+        """Whether the matrix of a problem is kept."""
+        return problem in self._kept
+
+    def has_room(self) -> bool:
+        """Whether another one can be kept."""
+        return len(self._kept) < self._most
+
     def crossing(self, problem: int, inside: torch.Tensor) -> int:
         """How many samples must be added up to get the matrix for the samples `inside`, (N,) bool."""
         kept, anew = self._kept.get(problem), int(inside.sum())
@@ -40,7 +48,7 @@ class Matrices:
             matrix, updates = self._sum(problem, inside, None), 0
         else:
             matrix, updates = kept[1] + self._sum(problem, inside ^ kept[0], inside), kept[2] + 1
-        if kept is not None or len(self._kept) < self._most:
+        if kept is not None or self.has_room():
             self._kept[problem] = inside.clone(), matrix, updates
         return matrix
 

@@ -20,6 +20,8 @@ from sslbench.protocols._hinge_matrices import Matrices
 _GRAM_UP_TO = 2**26  # scalar products of samples that are kept (512 MB)
 _SLOWER = 1.5  # double against single precision; large factorisations run faster than narrow products
 _ROUNDS = 300  # conjugate gradients that a Newton step may take
+_USES = 16  # Newton steps and costs that a matrix serves
+_DOUBT = 4  # how many times fewer rounds are tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,9 @@ class Systems:
         n, width = self._x.shape
         inside = curvature > 0
         price = torch.tensor([min(self._prices(among, p, inside[p])) for p in range(len(inside))]) / (4 * n * width)
-        rounds = torch.where(exactly, 0.0, price.clamp(max=_ROUNDS).floor())
+        # Where a direct way has been needed before, rounds are likely to be in vain.
+        doubt = torch.tensor([_DOUBT if among.matrices.has(number) else 1.0 for number in among.numbers])
+        rounds = torch.where(exactly, 0.0, (price / doubt).clamp(max=_ROUNDS).floor())
         direction = torch.empty_like(gradient)
         # Rounds that cannot be enough are not begun.
         direct = rounds < 4
@@ -101,7 +105,10 @@ class Systems:
         """Operations of the two direct ways: a system of the samples inside the margin, and one of the features."""
         width, count = self._x.shape[1], int(inside.sum())
         form = 20 * count**2 if self._gram is not None else 2 * count**2 * width
-        update = among.matrices.crossing(among.numbers[p], inside)
+        number = among.numbers[p]
+        # A matrix that is made is used many times.
+        shared = 1 if among.matrices.has(number) or not among.matrices.has_room() else _USES
+        update = among.matrices.crossing(number, inside) / shared
         return _SLOWER * (count**3 / 3 + form), _SLOWER * (width**3 / 3 + 2 * update * width**2)
 
     def _direct(self, curvature: torch.Tensor, gradient: torch.Tensor, among: Among) -> torch.Tensor:

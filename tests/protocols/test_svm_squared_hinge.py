@@ -166,9 +166,9 @@ def test_at_huge_costs_and_features_no_solver_of_scikit_learns_finds_less(n, wid
 
 
 def test_where_rounding_ends_the_joint_solver_another_takes_over(monkeypatch):
-    rng = np.random.default_rng(9)
-    x = 1e3 * (rng.normal(size=(19, 27)) + 100)
-    sign = rng.choice([-1, 1], 19)
+    rng = np.random.default_rng(0)
+    x = 1e3 * (rng.normal(size=(30, 20)) + 100)
+    sign = rng.choice([-1, 1], 30)
     assert newton(x, [sign], [1e3])[1].converged.all()
     monkeypatch.setattr(_hinge_rescue, "affordable", lambda samples, width: False)
     alone = newton(x, [sign], [1e3])
