@@ -119,7 +119,7 @@ def run(
     """Evaluates the cells, prints the table of their results and the holes.
 
     Returns:
-        The exit code: 1 if there is a hole.
+        The exit code: 1 if there is a hole. The first process alone tells: torchrun kills all when one ends with it.
 
     Raises:
         SslbenchError: the folder for the results cannot be written.
@@ -132,10 +132,11 @@ def run(
     evaluation.check_writable(out)
     with terminal.progress() as progress:
         results, holes = run_suite(cells, settings, store=store, out=out, command=command, progress=progress)
-    if this_process().rank == 0:
-        if results:
-            result_table.print_results(results, out)
-        _print_holes(holes, len(cells), out)
+    if this_process().rank != 0:
+        return 0
+    if results:
+        result_table.print_results(results, out)
+    _print_holes(holes, len(cells), out)
     return 1 if holes else 0
 
 

@@ -1,9 +1,11 @@
 """`sslbench eval --suite` and several weights, as a user types them."""
 
 import json
+import os
 from typing import NamedTuple
 
 import pytest
+import two_processes
 
 from sslbench.cli.eval_suite import expand, take_weights
 from sslbench.errors import UsageError
@@ -85,6 +87,24 @@ def test_a_suite_leaves_holes_with_their_remedy_and_exits_with_1(run, tmp_path, 
     assert again.err.count("not computed again") == 2 and [file.stat().st_mtime_ns for file in records] == stamps
     board = run("leaderboard", "out", "--published")
     assert board.code == 0 and "Hole: pixels:2 on knn/dtd" in board.out and "Nothing is published" in board.out
+
+
+def suite_in(rank, folder):
+    """What `sslbench eval --suite mine` in that folder exits with."""
+    from sslbench.cli.main import main
+
+    os.chdir(folder)
+    os.environ["SSLBENCH_CACHE"] = f"{folder}/cache"
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "--suite", "mine.yaml", "--weights", "pixels:2", "--no-floors", "--out", "out", "--workers", "0"])
+    return ended.value.code
+
+
+def test_of_two_processes_only_the_first_tells_of_a_hole(tmp_path):
+    (tmp_path / "mine.yaml").write_text("title: t\nbenchmarks: [knn/dtd, knn/digits]\n")
+    assert two_processes.run(suite_in, str(tmp_path)) == [1, 0], "torchrun would kill the first when the second fails"
+    assert [hole.benchmark for hole in read(tmp_path / "out")] == ["knn/dtd"]
+    assert len(list((tmp_path / "out" / "knn").glob("*.json"))) == 1
 
 
 def test_several_weights_need_no_suite_and_the_backbone_is_not_for_pixels(run, tmp_path):
