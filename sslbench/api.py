@@ -191,10 +191,11 @@ def pretrain(
     Raises:
         SslbenchError: anything that is wrong with the arguments, the data or the disk.
     """
-    values = compose_pretraining(method, settings or {}, {}).values
+    composed = compose_pretraining(method, settings or {}, {})
+    values, chosen = composed.values, tuple(key for key, origin in composed.origins.items() if origin == "key=value")
     values.pop("launcher")
     checked = build(pretraining.PretrainSettings, values, f"pretrain {method}")
-    asked = pretraining.PretrainRequest(settings=checked, data=str(data), out=Path(out), **request)
+    asked = pretraining.PretrainRequest(settings=checked, data=str(data), out=Path(out), chosen=chosen, **request)
     standard = always(asked.out, mean=checked.augment.mean, std=checked.augment.std)
     return pretraining.pretrain(asked, command="sslbench.pretrain(...)", observers=[*standard, *observers])
 

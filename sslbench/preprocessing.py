@@ -7,6 +7,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 MAX_PIXELS = 178_956_970
 """Largest picture that is decoded: the limit above which Pillow suspects a decompression bomb."""
+_AVERAGED = ", its mean and std averaged for "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +53,13 @@ class Preprocessing:
         if channels == self.channels:
             return self
         mean, std = (round(sum(values) / len(values), 6) for values in (self.mean, self.std))
-        origin = f"{self.origin}, its mean and std averaged for {channels} channel{'s' if channels > 1 else ''}"
+        origin = f"{self.origin}{_AVERAGED}{channels} channel{'s' if channels > 1 else ''}"
         return dataclasses.replace(self, mean=(mean,) * channels, std=(std,) * channels, origin=origin)
+
+    @property
+    def averaged(self) -> bool:
+        """Whether mean and std are those of other channels, averaged: nobody has looked at these."""
+        return _AVERAGED in self.origin
 
     def values(self) -> dict[str, object]:
         """What decides the pixels, without `origin`: the part that belongs in a feature store's key.

@@ -111,6 +111,28 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Overlaps:
+    """Test images that are suspected to be in train too; the record's own metrics are of all of them.
+
+    Attributes:
+        n: how many.
+        exact: those of them whose content is the same; the others look alike.
+        by: what the images were compared by.
+        without: the headline metric on the other test images; None where there are none, or the metric is not one of
+            per-sample scores.
+        problem: why images that look alike could not be told; empty if they could.
+        pairs_file: name of the CSV beside the record that lists the pairs; None if there are none.
+    """
+
+    n: int
+    exact: int
+    by: str
+    without: Metric | None = None
+    problem: str = ""
+    pairs_file: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
     """What one stage of the work cost, at most so much memory being in use at once; None where that is not known.
 

@@ -22,6 +22,8 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.results import SCHEMA, Result, plain
 
 _SCORES = ".scores.npz"
+OVERLAPS = ".overlaps.csv"
+"""How the name of the list of suspected overlaps beside a record ends."""
 PREDICTIONS = ".predictions.json"
 """How the name of a detector's COCO result file beside its record ends; `read_tree` passes it over."""
 _COMPRESSED_UP_TO = 64_000_000  # bytes of scores
@@ -115,6 +117,7 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
             if other != path:
                 other.unlink(missing_ok=True)
                 other.with_suffix(_SCORES).unlink(missing_ok=True)
+                other.with_suffix(OVERLAPS).unlink(missing_ok=True)
     except OSError as error:
         raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error
     return path

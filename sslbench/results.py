@@ -20,6 +20,7 @@ from sslbench.record_parts import (
     Group,
     Hardware,
     Metric,
+    Overlaps,
     PresetUsed,
     ProtocolUsed,
     Stage,
@@ -39,6 +40,7 @@ __all__ = [
     "Hardware",
     "Metric",
     "Outcome",
+    "Overlaps",
     "PresetUsed",
     "ProtocolUsed",
     "Result",
@@ -114,6 +116,7 @@ class Result:
             'recall', 'precision', 'f1', 'average_precision', 'auroc', ...
         groups: column of the manifest -> the headline metric on each of its groups, the worst first. The worst is also
             a metric of its own, `worst_group(COLUMN).METRIC`.
+        overlaps: test images that are suspected to be in train too; None: they were not looked for.
         train: the headline metric on the training samples.
         probabilities: see `Outcome`.
         costs: time, memory and work.
@@ -140,6 +143,7 @@ class Result:
     per_class: dict[str, float | None] = dataclasses.field(default_factory=dict)
     per_class_metrics: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     groups: dict[str, tuple[Group, ...]] = dataclasses.field(default_factory=dict)
+    overlaps: Overlaps | None = None
     train: float | None = None
     probabilities: Literal["softmax", "scores"] | None = None
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sslbench.errors import UsageError
 
 
-def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str) -> None:
+def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, channels: int = 3) -> None:
     """Makes sure that a backbone takes square images of all `sizes`.
 
     A timm vision transformer that was built for one size is told to interpolate its positions for the others, as with
@@ -24,7 +24,7 @@ def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str) -> N
             _interpolate_positions(backbone)
     for size in dict.fromkeys(sizes):
         try:
-            feature_dim(backbone, size)
+            feature_dim(backbone, size, channels)
         except (AssertionError, RuntimeError, ValueError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UsageError(
@@ -42,7 +42,7 @@ def _interpolate_positions(vit: VisionTransformer) -> None:
     vit.patch_embed.output_fmt = Format.NHWC
 
 
-def feature_dim(backbone: nn.Module, size: int) -> int:
+def feature_dim(backbone: nn.Module, size: int, channels: int = 3) -> int:
     """Length of the vector a backbone gives for one image of `size` x `size` pixels; the backbone stays as it is.
 
     Raises:
@@ -53,7 +53,7 @@ def feature_dim(backbone: nn.Module, size: int) -> int:
     backbone.eval()
     try:
         with torch.no_grad():
-            output = backbone(torch.zeros(2, 3, size, size, device=device))
+            output = backbone(torch.zeros(2, channels, size, size, device=device))
     finally:
         backbone.train(mode)
     if not isinstance(output, Tensor) or output.dim() != 2:

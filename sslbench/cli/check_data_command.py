@@ -9,12 +9,14 @@ from sslbench.cli import check_data_report
 
 if TYPE_CHECKING:
     from sslbench.data.checked import Checked
+    from sslbench.data.findings import Finding
+    from sslbench.data.near import Pair
 
 HASHED = 100_000
 """Up to so many images, equal ones are looked for unasked: every file has to be read once."""
 
-NEAR = {"pixels": 0.985, "features": 0.95}
-"""Cosine of the centred vectors from which on two images count as nearly the same."""
+DECODED = 2_000
+"""Up to so many images, nearly equal ones are looked for unasked: every image has to be decoded."""
 
 
 def _how_many(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
@@ -35,6 +37,12 @@ def _how_many(ctx: click.Context, param: click.Parameter, value: str) -> int | N
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the split, if there is no test part.")
 @click.option("--boxes", is_flag=True, help="Check the boxes of a manifest or VOC tree, as detection takes them.")
 @click.option(
+    "--label-maps/--no-label-maps",
+    default=None,
+    help="Check a class for every pixel: ADE20K, COCO panoptic, Cityscapes, VOC segmentation, images/ with masks/. "
+    "Default: where the layout can be nothing else.",
+)
+@click.option(
     "--decode",
     metavar="all|N",
     callback=_how_many,
@@ -51,14 +59,20 @@ def _how_many(ctx: click.Context, param: click.Parameter, value: str) -> int | N
 )
 @click.option(
     "--near-copies",
-    type=click.Choice(["pixels", "features"]),
-    help="Look for images that are nearly the same: by 16 x 16 pixels (all are decoded), or by stored features.",
+    type=click.Choice(["pixels", "features", "none"]),
+    help="Look for images that are nearly the same: by 16 x 16 pixels (all are decoded), or by stored features. "
+    f"Default: pixels, up to {DECODED:,} images.",
 )
 @click.option("--store", help="Folder of the feature store; with it, --near-copies features.")
 @click.option(
     "--near-threshold",
     type=click.FloatRange(0, 1),
-    help=f"Cosine from which on they are. Default: {NEAR['pixels']} for pixels, {NEAR['features']} for features.",
+    help="Cosine of their whitened pixels or features from which on they may be. Default: 0.85.",
+)
+@click.option(
+    "--pairs",
+    type=click.Path(path_type=Path),
+    help="Write the images of test that are suspected to be in train too to this CSV, with what they look like there.",
 )
 @click.option("--csv", type=click.Path(path_type=Path), help="Write images per class to this file.")
 @click.option("--sheet", type=click.Path(path_type=Path), help="Write a PNG with some pictures of every class.")
@@ -78,12 +92,14 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     \b
     seconds, always: classes and labels, hidden and flat folders, 100 images of each part decoded
     files read once: images of equal content (more than 100,000 images: --copies)
-    all decoded:     --decode all, --near-copies pixels
+    all decoded:     images that are nearly the same (more than 2,000: --near-copies pixels), --decode all
     """  # noqa: D301
     from sslbench.cli import terminal
     from sslbench.errors import DataError
 
     terminal.show_messages()
+    if _wants_maps(given):
+        ctx.exit(_check_maps(given))
     try:
         checked = _checked(given)
     except DataError as error:
@@ -91,7 +107,9 @@ def command(ctx: click.Context, /, **given: Any) -> None:
             raise
         click.echo(check_data_report.failed(given["data"], str(error)))
         ctx.exit(1)
-    check_data_report.write_files(checked, csv=given["csv"], sheet=given["sheet"], html=given["html"])
+    check_data_report.write_files(
+        checked, csv=given["csv"], sheet=given["sheet"], html=given["html"], pairs=given["pairs"]
+    )
     if given["as_json"]:
         click.echo(check_data_report.as_json(checked))
     else:
@@ -99,23 +117,69 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(1 if any(finding.level == "error" for finding in checked.findings) else 0)
 
 
-def _checked(given: dict[str, Any]) -> "Checked":
-    from sslbench.data import checked, loader
+def _wants_maps(given: dict[str, Any]) -> bool:
+    """Whether label maps are checked: asked for, or the data can be nothing else."""
+    from sslbench.data.label_maps import are_label_maps
+    from sslbench.errors import UsageError
+
+    others = {"--boxes": given["boxes"], "--label-col": given["label_column"], "--image-col": given["image_column"]}
+    others |= {"--test-data": given["test_data"], "--store": given["store"], "--pairs": given["pairs"]}
+    others |= {"--near-copies": given["near_copies"] not in (None, "none")}
+    named = [flag for flag, value in others.items() if value]
+    if given["label_maps"] and named:
+        raise UsageError(f"--label-maps and {named[0]} do not go together", "All splits of DATA are checked.")
+    return bool(given["label_maps"]) or (given["label_maps"] is None and not named and are_label_maps(given["data"]))
+
+
+def _check_maps(given: dict[str, Any]) -> int:
+    """Checks label maps; the exit code."""
+    from sslbench.cli import check_maps_report
+    from sslbench.data import map_checks
+    from sslbench.data.label_maps import open_label_maps
+    from sslbench.errors import DataError
+
+    reading, workers = _reading(given)
+    try:
+        parts = open_label_maps(given["data"])
+        copies = sum(map(len, parts.values())) <= HASHED if given["copies"] is None else given["copies"]
+        found = map_checks.check_maps(
+            given["data"], parts, copies=copies, read=given["decode"], workers=workers, reading=reading
+        )
+    except DataError as error:
+        if not given["as_json"]:
+            raise
+        click.echo(check_data_report.failed(given["data"], str(error)))
+        return 1
+    check_maps_report.write_files(found, csv=given["csv"], sheet=given["sheet"], html=given["html"])
+    if given["as_json"]:
+        click.echo(check_maps_report.as_json(found))
+    else:
+        check_maps_report.show(found)
+    return 1 if any(finding.level == "error" for finding in found.findings) else 0
+
+
+def _reading(given: dict[str, Any]) -> tuple[Any, int]:
+    """How pictures are read, and by how many processes."""
+    from sslbench.data import loader
     from sslbench.data.decoder import Reading, resolve
     from sslbench.preprocessing import MAX_PIXELS
 
     names = tuple(name.strip() for name in given["decoder"].split(",")) if given["decoder"] else ()
     resolve(names)
-    reading = Reading(names, given["max_pixels"] or MAX_PIXELS)
     workers = loader.default_workers() if given["workers"] is None else given["workers"]
+    return Reading(names, given["max_pixels"] or MAX_PIXELS), workers
+
+
+def _checked(given: dict[str, Any]) -> "Checked":
+    from sslbench.data import checked
+
+    reading, workers = _reading(given)
     opened = _opened(given)
     n = len(opened.data.train) + len(opened.data.test)
     copies = n <= HASHED if given["copies"] is None else given["copies"]
     found = checked.check_parts(opened, copies=copies, decode=given["decode"], workers=workers, reading=reading)
-    if near := given["near_copies"] or ("features" if given["store"] else None):
-        more = _near(near, given, opened.data, workers=workers, reading=reading)
-        found = found.with_findings(more)
-    return found
+    near = given["near_copies"] or ("features" if given["store"] else "pixels" if n <= DECODED else "none")
+    return found.with_near(*_near(near, given, opened.data, workers=workers, reading=reading))
 
 
 def _opened(given: dict[str, Any]) -> Any:
@@ -128,13 +192,23 @@ def _opened(given: dict[str, Any]) -> Any:
     return checked.open_parts(given["data"], given["test_data"], **split, **columns)
 
 
-def _near(by: str, given: dict[str, Any], data: Any, *, workers: int, reading: Any) -> list[Any]:
+def _near(
+    by: str, given: dict[str, Any], data: Any, *, workers: int, reading: Any
+) -> tuple[list["Finding"], tuple["Pair", ...]]:
+    """What is said about images that are nearly the same, and those of test that are nearly the same in train."""
     from sslbench.cli.flags import store_folder
     from sslbench.data.duplicates import near_copies, small_pictures
+    from sslbench.data.findings import Finding
+    from sslbench.data.near import THRESHOLD
     from sslbench.errors import UsageError
     from sslbench.features.stored import find_stored
 
-    threshold = NEAR[by] if given["near_threshold"] is None else given["near_threshold"]
+    threshold = THRESHOLD if given["near_threshold"] is None else given["near_threshold"]
+    if by == "none" or not len(data.train) or not len(data.test):
+        asked = given["near_copies"] == "none"
+        n = len(data.train) + len(data.test)
+        message = f"images that are nearly the same were not looked for: {n:,} would be decoded (--near-copies pixels)"
+        return [] if asked or by != "none" else [Finding("note", message)], ()
     if by == "pixels":
         train, test = (small_pictures(part, workers=workers, reading=reading) for part in (data.train, data.test))
         return near_copies(data.train, data.test, (train, test), threshold=threshold, by="16 x 16 pixels")

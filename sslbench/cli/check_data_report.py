@@ -73,6 +73,7 @@ def as_json(checked: "Checked") -> str:
         "decoded": checked.decoded,
         "unreadable": [{"path": path, "reason": reason} for path, reason in checked.unreadable],
         "copies_looked_for": checked.copies,
+        "overlaps": [suspect._asdict() for suspect in checked.overlaps()],
     }
     return json.dumps(found, indent=1)
 
@@ -82,10 +83,16 @@ def failed(data: str, message: str) -> str:
     return json.dumps({"data": data, "findings": [{"level": "error", "message": message}]}, indent=1)
 
 
-def write_files(checked: "Checked", *, csv: Path | None, sheet: Path | None, html: Path | None) -> None:
+def write_files(
+    checked: "Checked", *, csv: Path | None, sheet: Path | None, html: Path | None, pairs: Path | None = None
+) -> None:
     """The files that were asked for; each appears at once or not at all."""
     if csv is not None:
         _write_csv(checked, csv)
+    if pairs is not None:
+        from sslbench.data.overlap import as_csv
+
+        _write_text(as_csv(checked.overlaps()), pairs)
     if sheet is None and html is None:
         return
     from sslbench.data import check_page, class_sheet
@@ -118,14 +125,18 @@ def _write_csv(checked: "Checked", path: Path) -> None:
     import csv
     import io
 
-    from sslbench.weights.save import new_file
-
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["class", *checked.counts])
     for name in _names(checked):
         writer.writerow([name, *(column.get(name, 0) for column in checked.counts.values())])
+    _write_text(buffer.getvalue(), path)
+
+
+def _write_text(text: str, path: Path) -> None:
+    from sslbench.weights.save import new_file
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
-        temporary.write_text(buffer.getvalue(), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
     click.echo(f"wrote {path}", err=True)

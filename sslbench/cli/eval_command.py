@@ -78,6 +78,7 @@ def show_value(value: Any) -> str:
 @flags.run_flags
 @click.option("--max-memory", help="Of the kNN search: 8GB, 500MB; the same as max_memory=8.")
 @click.option("--no-floors", is_flag=True, help="Skip chance, pixels and the untrained backbone.")
+@click.option("--no-overlaps", is_flag=True, help="Do not look for test images that are in train too.")
 @click.option("--limit-iters", type=click.IntRange(1), help="detection: end training after so many iterations.")
 @click.option(
     "--baseline",
@@ -134,6 +135,7 @@ def command(words: tuple[str, ...], **given: Any) -> int | None:
     run_keys = [f.name for f in dataclasses.fields(RunSettings)] + ["machine"]
     routed = words_module.route(values, run_keys, list(dict.fromkeys(each.protocol for each in runs)))
     run_flags = flags.given(given, flags.RUN_KEYS) | ({"floors": False} if given["no_floors"] else {})
+    run_flags |= {"overlaps": False} if given["no_overlaps"] else {}
     run, origins = resolve(RunSettings, words_module.compose_run(routed.run, run_flags))
     out = Path(given["out"])
     if given["features"]:
@@ -227,9 +229,10 @@ def _evaluate(requests: list["Request"], run: "RunSettings", store: Path, out: P
     from sslbench import evaluation
     from sslbench.cli import result_table, terminal
     from sslbench.distributed import this_process
+    from sslbench.features.run_presence import announced
 
     backbone = None
-    with terminal.progress() as progress:
+    with announced(store), terminal.progress() as progress:
         written = []
         for request in requests:
             prepared = evaluation.prepare(request, run, backbone=backbone)
@@ -246,7 +249,7 @@ def _eval_features(runs: Sequence["Run"], routed: Any, run: "RunSettings", given
     from sslbench.cli.eval_presets import mark_changes
     from sslbench.features.external import read_train_test, read_unlabelled
 
-    for flag in ("weights", "data", "backbone", "layers", "groups"):
+    for flag in ("weights", "data", "backbone", "layers"):
         if given[flag]:
             raise UsageError(f"--features and --{flag} exclude each other: features made elsewhere need no {flag}")
     tasks = [
@@ -257,6 +260,8 @@ def _eval_features(runs: Sequence["Run"], routed: Any, run: "RunSettings", given
         text = "--features needs --labels: a .csv with a column 'label', one line per row of the features"
         raise UsageError(text, "Protocols that need none: geometry.")
     evaluation.check_writable(out)
+    if not given["labels"] and given["groups"]:
+        raise UsageError("--groups with --features needs --labels: a .csv that has these columns")
     if not given["labels"]:
         pair = read_unlabelled(Path(given["features"]))
         result_table.print_results(evaluation.evaluate_features(pair, tasks, run, out=out, command=_typed()), out)
@@ -268,6 +273,7 @@ def _eval_features(runs: Sequence["Run"], routed: Any, run: "RunSettings", given
         Path(given["test_labels"]) if given["test_labels"] else None,
         label_column=given["label_column"],
         value_columns=_value_columns(given),
+        attribute_columns=given["groups"],
         test_fraction=run.test_fraction,
         seed=run.seed,
     )

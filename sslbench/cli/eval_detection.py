@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 TOY = "detection/toy"
 _D2 = "d2."
 """How key=value for Detectron2's own configuration begins."""
-_RUN = ("device", "workers", "seed", "test_fraction", "machine")
+_FLAGS = ("device", "workers", "seed", "decoder", "max_pixels", "start_method")
+_RUN = (*_FLAGS, "test_fraction", "machine")
 _NOT_HERE = {
     **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "detection trains on images"),
     **dict.fromkeys(("resize", "crop", "interpolation"), "sizes are min_size_test=800, min_sizes_train=[640,800]"),
     **dict.fromkeys(("image_column", "label_column"), "boxes come from manifests and VOC trees"),
     **dict.fromkeys(("precision", "feature_dtype", "store"), "detection stores no features and computes in fp32"),
     **dict.fromkeys(("mean", "std"), "colours are normalised as the weights ask for it"),
-    **dict.fromkeys(("decoder", "max_pixels", "start_method"), "it is for protocols on features"),
     "batch_size": "the images per update are batch_size=16, a setting of the recipe",
     "groups": "objects are not scored by groups of images",
     "limit": "--limit-iters shortens the training",
-    "on_error": "an image that cannot be read stops it",
+    "on_error": "all images are read first, and one that cannot be read stops it",
     "presets": "published recipes are benchmarks: --benchmark detection/NAME",
 }
 
@@ -120,9 +120,7 @@ def _settings(
         if key not in (*known, *_RUN):
             raise UsageError(f"detection has no setting '{key}'", did_you_mean(key, (*known, *_RUN)))
     of_run = {key: value for key, value in plain.items() if key in _RUN}
-    settings, origins = resolve(
-        RunSettings, compose_run(of_run, flags.given(dict(given), ("device", "workers", "seed")))
-    )
+    settings, origins = resolve(RunSettings, compose_run(of_run, flags.given(dict(given), _FLAGS)))
     return settings, origins, {key: value for key, value in plain.items() if key not in _RUN}
 
 

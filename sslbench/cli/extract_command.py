@@ -13,6 +13,7 @@ from sslbench.cli import flags
 @flags.data_flags
 @flags.preprocessing_flags
 @flags.run_flags
+@click.option("--groups", multiple=True, metavar="COLUMN", help="Also write this column of the data into index.csv.")
 def command(**given: Any) -> None:
     """Write a backbone's features of a data set to disk: one .npy per layer, index.csv and meta.json beside it.
 
@@ -24,6 +25,7 @@ def command(**given: Any) -> None:
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
     from sslbench.errors import UsageError
+    from sslbench.features.run_presence import announced
 
     terminal.show_messages()
     if not given["weights"]:
@@ -36,10 +38,11 @@ def command(**given: Any) -> None:
         tasks=(),
         layers=tuple(split_layers(given["layers"])) if given["layers"] else (),
         preprocessing=flags.preprocessing_values(given),
+        groups=given["groups"],
     )
     store = flags.store_folder(given["store"])
     evaluation.check_writable(store)
-    with terminal.progress() as progress:
+    with announced(store), terminal.progress() as progress:
         for split, extraction in evaluation.extract_only(request, run, store=store, progress=progress).items():
             for layer, features in extraction.features.items():
                 path = extraction.entry.layer_file(layer)

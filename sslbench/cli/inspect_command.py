@@ -1,5 +1,6 @@
 """`sslbench inspect`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
 WEIGHT_SUFFIXES = (".pth", ".pt", ".th", ".torch", ".tar", ".ckpt", ".safetensors", ".bin", ".pkl", ".npy", ".npz")
 _DATA_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".zip", ".jsonl")
+_SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_OLD_TORCH = ("sys_info", "pickle", "storages", "tensors")
+"""Members of the tar files that torch.save wrote before version 0.4."""
 
 
 @click.command("inspect")
@@ -31,7 +35,7 @@ def command(what: str, backbone: str | None, format_: str | None, as_json: bool,
 
     terminal.show_messages()
     path = Path(what)
-    if "://" in what:
+    if "://" in what or _is_shard(path):
         _data(what)
         return 0
     if path.suffix.lower() in WEIGHT_SUFFIXES or backbone or format_ or _is_other_file(path):
@@ -43,6 +47,25 @@ def command(what: str, backbone: str | None, format_: str | None, as_json: bool,
     else:
         _data(what)
     return 0
+
+
+def _is_shard(path: Path) -> bool:
+    """Whether a name with .tar means images: checkpoints end like that as well (.pth.tar), but are seldom tar files."""
+    name = path.name.lower()
+    if not name.endswith(_SHARD_SUFFIXES):
+        return False
+    if not path.is_file():
+        return any(sign in name for sign in "{*?[")
+    if not name.endswith(".tar"):
+        return True
+    import tarfile
+
+    try:
+        with tarfile.open(path) as archive:
+            first = archive.next()
+    except (tarfile.TarError, OSError):
+        return False
+    return first is None or first.name not in _OLD_TORCH
 
 
 def _is_other_file(path: Path) -> bool:
@@ -94,6 +117,7 @@ def _data(what: str) -> None:
             click.echo("  " + ", ".join(shown[:20]) + (f", ... {len(shown) - 20} more" if len(shown) > 20 else ""))
         for note in source.notes:
             click.echo(f"  {note}")
+    click.echo(f"data: sslbench check-data {shlex.quote(what)} looks into it")
 
 
 def _features(path: Path) -> None:

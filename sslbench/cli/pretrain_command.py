@@ -49,7 +49,11 @@ class PretrainCommand(click.Command):
 @click.option(
     "--data", help="Images, as for eval; labels are not needed. Folder, table, manifest, torchvision:NAME, ..."
 )
-@click.option("--backbone", help="resnet50, a timm name, or my_module:callable. Default: the recipe's.")
+@click.option(
+    "--backbone",
+    help="resnet50, a timm name, or my_module:callable; resnet50,in_chans=13 for images of 13 channels. Default: the "
+    "recipe's.",
+)
 @click.option("--out", help="Folder of the run. Default: runs/METHOD-BACKBONE.")
 @click.option("--init", help="Weights to start from, in any format. Default: random ones.")
 @click.option("--format", "init_format", help="Whose key names --init has; recognised when left out.")
@@ -99,7 +103,7 @@ def command(words: tuple[str, ...], **given: Any) -> None:
         _submit(launcher, method, composed, given)
         return
     settings = _checked(composed, method)
-    request = _request(method, settings, given)
+    request = _request(method, settings, composed.origins, given)
     if given["dry_run"]:
         from sslbench.cli.pretrain_plan import print_plan
 
@@ -135,7 +139,9 @@ def _checked(composed: "Composed", method: str) -> "PretrainSettings":
     return build(PretrainSettings, composed.values, f"pretrain {method}")
 
 
-def _request(method: str, settings: "PretrainSettings", given: dict[str, Any]) -> "PretrainRequest":
+def _request(
+    method: str, settings: "PretrainSettings", origins: Mapping[str, str], given: dict[str, Any]
+) -> "PretrainRequest":
     from sslbench.pretraining import PretrainRequest
 
     if given["resume_from"] and not given["resume"]:
@@ -146,6 +152,7 @@ def _request(method: str, settings: "PretrainSettings", given: dict[str, Any]) -
         data=given["data"] or flags.default_data(),
         out=_out(method, settings.backbone, given),
         resume=given["resume_from"] or ("auto" if given["resume"] else "never"),
+        chosen=tuple(key for key, origin in origins.items() if origin in ("key=value", "flag")),
         **{key: given[key] for key in keys},
     )
 

@@ -13,13 +13,14 @@ from sslbench.recipes import leaves
 
 
 def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: Mapping[str, Any]) -> None:
-    """The whole plan on stdout; data were opened and networks built, no image was decoded.
+    """The whole plan on stdout; data were opened, networks built, and a few images looked at for their channels.
 
     Raises:
         SslbenchError: what the run itself would refuse.
     """
     prepared = prepare(request)
-    settings = dataclasses.asdict(request.settings)
+    settings = dataclasses.asdict(prepared.request.settings)
+    origins = {**origins, **prepared.changes}
     settings["method"] = _with_defaults(settings["method"])
     groups = {key: value for key, value in settings.items() if key in ("method", "augment", "optimizer", "schedule")}
     for name, values in groups.items():

@@ -31,7 +31,7 @@ def print_results(results: list[Result], out: Path) -> None:
         flags += ["selected on test"] if str(result.selected.get("on", "")).startswith("test") else []
         flags += ["underfitted"] if underfitted(result) else []
         flags += ["partial weights"] if result.weights.partial else []
-        flags += [f"n = {result.data.test.n_used} of {result.data.test.n}"] if result.data.unreadable else []
+        flags += _left_out(result)
         table.add_row(
             result.weights.name,
             result.layer,
@@ -51,6 +51,8 @@ def print_results(results: list[Result], out: Path) -> None:
     if groups is not None:
         click.echo("")
         console.print(groups)
+    for line in filter(None, map(_overlaps, results)):
+        click.echo(line)
     for result in results:
         click.echo(f"{result.protocol.name}: {result.file}")
     click.echo(f"\nsslbench leaderboard {out}  makes one table of all results there", err=True)
@@ -73,6 +75,26 @@ def _groups(results: list[Result]) -> "Table | None":
             if len(groups) > _SHOWN:
                 table.add_row(column, *fixed, f"... and {len(groups) - _SHOWN} more")
     return table if table.row_count else None
+
+
+def _left_out(result: Result) -> list[str]:
+    """How many images of a part that has some that cannot be read were used."""
+    train, test = result.data.train, result.data.test
+    found = [f"n = {test.n_used} of {test.n}"] if test.n_used < test.n else []
+    return found + ([f"train: {train.n_used} of {train.n}"] if train.n_used < train.n else [])
+
+
+def _overlaps(result: Result) -> str:
+    """What is suspected to be in train too, and the score without it."""
+    found = result.overlaps
+    if found is None or not found.n:
+        return ""
+    without = ""
+    if found.without is not None:
+        without = f"; {result.headline} without them {_number(found.without.value)} ({_interval(found.without)})"
+    overlaps = f"{found.n:,} suspected overlap{'s' if found.n > 1 else ''} between train and test"
+    where = f"{_protocol(result)} on {result.weights.name}, {result.layer}"
+    return f"{where}: {overlaps}{without}, listed in {found.pairs_file}"
 
 
 def _protocol(result: Result) -> str:

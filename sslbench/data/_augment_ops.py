@@ -4,6 +4,9 @@ The resize is torchvision's on the tensor; colour and blur are OpenCV's on inter
 on one core that was 10 times faster than Pillow for hue, 4 to 20 times for blur (by sigma) and nearly 3 times for the
 resize; tensors were slower than Pillow for hue and blur. The blur is also nearer to a Gaussian than Pillow's, which
 imitates one by box filters; hue is about as near as Pillow's.
+
+That is for three channels of 8 bits. Other numbers of channels, and samples of 16 bits (float32 from 0 to 255), go
+through `_band_ops`.
 """
 
 import math
@@ -15,10 +18,11 @@ import numpy.typing as npt
 import torch
 from torchvision.transforms.v2 import InterpolationMode, functional
 
+from sslbench.data import _band_ops
 from sslbench.data.views import Blur, Jitter, Solarize, View
 
 Pixels = npt.NDArray[np.uint8]
-"""(h, w, 3), contiguous."""
+"""(h, w, 3), contiguous; or another number of channels, or float32, where a function says so."""
 
 _MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 _CROP_ATTEMPTS = 10
@@ -41,14 +45,16 @@ class Uniform:
 
 
 def augment(view: View, image: torch.Tensor) -> torch.Tensor:
-    """One view: uint8 (3, H, W) to uint8 (3, size, size) with interleaved channels in memory."""
+    """One view: (C, H, W) to (C, size, size) of the same type, with interleaved channels in memory."""
     draw = Uniform()
     top, left, height, width = crop_box(image.shape[1], image.shape[2], view.scale, view.ratio, draw)
     crop = image[:, top : top + height, left : left + width]
     resized = functional.resize(crop, [view.size, view.size], interpolation=_MODES[view.interpolation], antialias=True)
     pixels = np.ascontiguousarray(resized.permute(1, 2, 0).numpy())
+    if pixels.dtype != np.uint8:
+        pixels = pixels.clip(0, 255)  # the bicubic filter reaches beyond
     if draw() < view.flip:
-        pixels = np.asarray(cv2.flip(pixels, 1), dtype=np.uint8)
+        pixels = np.asarray(cv2.flip(pixels, 1), dtype=np.uint8) if _is_rgb(pixels) else _band_ops.flip(pixels)
     for colour in view.order:
         pixels = _COLOURS[colour](pixels, view, draw)
     return torch.from_numpy(pixels).permute(2, 0, 1)
@@ -79,12 +85,19 @@ def crop_box(
 
 
 def adjust_brightness(pixels: Pixels, factor: float) -> Pixels:
-    """Every value times `factor`, as Pillow's ImageEnhance.Brightness."""
+    """Every value times `factor`, as Pillow's ImageEnhance.Brightness; any channels."""
+    if not _is_rgb(pixels):
+        return _band_ops.brightness(pixels, factor)
     return _look_up(pixels, _LEVELS * factor)
 
 
 def adjust_contrast(pixels: Pixels, factor: float) -> Pixels:
-    """Distances from the mean grey of the picture times `factor`, as Pillow's ImageEnhance.Contrast."""
+    """Distances from the mean grey of the picture times `factor`, as Pillow's ImageEnhance.Contrast.
+
+    Of other channels than RGB each has its own mean.
+    """
+    if not _is_rgb(pixels):
+        return _band_ops.contrast(pixels, factor)
     mean = int(cv2.mean(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY))[0] + 0.5)
     return _look_up(pixels, mean + factor * (_LEVELS - mean))
 
@@ -112,7 +125,7 @@ def gaussian_blur(pixels: Pixels, sigma: float, kernel: int | None = None) -> Pi
     """Convolution with a Gaussian of `sigma` pixels, mirrored at the borders.
 
     Args:
-        pixels: (h, w, 3).
+        pixels: (h, w, C).
         sigma: standard deviation in pixels.
         kernel: largest side of the kernel. 3 sigma to either side are enough: with 8 bits, more changes nothing.
     """
@@ -120,12 +133,21 @@ def gaussian_blur(pixels: Pixels, sigma: float, kernel: int | None = None) -> Pi
     if kernel is not None:
         reach = min(reach, kernel // 2)
     side = 2 * reach + 1
+    if not _is_rgb(pixels):
+        return _band_ops.blur(pixels, sigma, side)
     return np.asarray(cv2.GaussianBlur(pixels, (side, side), sigma, borderType=cv2.BORDER_REFLECT_101), dtype=np.uint8)
 
 
 def invert_from(pixels: Pixels, threshold: int) -> Pixels:
-    """Solarise: values of at least `threshold` are inverted, as Pillow's ImageOps.solarize."""
+    """Solarise: values of at least `threshold` are inverted, as Pillow's ImageOps.solarize; any channels."""
+    if not _is_rgb(pixels):
+        return _band_ops.invert_from(pixels, threshold)
     return _look_up(pixels, np.where(threshold <= _LEVELS, 255 - _LEVELS, _LEVELS))
+
+
+def _is_rgb(pixels: npt.NDArray[np.generic]) -> bool:
+    """Three channels of 8 bits."""
+    return pixels.shape[2] == 3 and pixels.dtype == np.uint8
 
 
 def _look_up(pixels: Pixels, table: npt.NDArray[np.generic]) -> Pixels:

@@ -56,6 +56,8 @@ def is_odd(note: str) -> bool:
 def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd) -> Objects:
     """One image's objects from dictionaries with name, box, label, crowd, difficult, area (or None), mask (or None).
 
+    They may have a number, the id of the annotation.
+
     Args:
         rows: boxes are x1, y1, x2, y2, finite.
         size: height and width of the image; zeros if not known, then nothing is clipped.
@@ -90,6 +92,7 @@ def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd)
         difficult=np.array([row["difficult"] for row in kept], dtype=np.bool_),
         areas=np.array(areas, dtype=np.float64),
         masks=masks if any(mask is not None for mask in masks) else None,
+        numbers=np.array([row["number"] for row in kept], dtype=np.int64) if rows and "number" in rows[0] else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from sslbench.data._boxes import Odd, checked_objects, size_in_file
 from sslbench.data._object_types import ObjectSource
 from sslbench.data.images import Files
+from sslbench.data.source import Images
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.masks import problem
@@ -21,9 +23,12 @@ def object_sources(
     spec: str,
     content: dict[str, Rows],
     ids: list[str],
-    files: Files,
+    files: Images,
     splits: dict[str, list[int]] | None,
     notes: tuple[str, ...],
+    *,
+    attributes: Mapping[str, Sequence[str]],
+    grouped_by: str,
 ) -> dict[str, ObjectSource]:
     """One source per split, or {"all": source}.
 
@@ -31,9 +36,11 @@ def object_sources(
         spec: the manifest, for messages.
         content: its lists images, annotations and categories, with consistent ids.
         ids: one per image.
-        files: one per image.
+        files: the images.
         splits: split -> positions of its images; None if there are none.
         notes: of the caller.
+        attributes: name -> one text per image.
+        grouped_by: the attribute whose images belong together.
 
     Raises:
         DataError: an annotation has no box, one with a coordinate that is no number, or a damaged segmentation.
@@ -43,7 +50,7 @@ def object_sources(
     class_of = {row["id"]: i for i, row in enumerate(categories)}
     without = sum(row.get("category_id") is None or row.get("image_id") is None for row in annotations)
     rows = _rows(spec, annotations, class_of)
-    sizes = [_size(spec, row, Path(files.root) / files.paths[i]) for i, row in enumerate(images)]
+    sizes = [_size(spec, row, files, i) for i, row in enumerate(images)]
     odd = Odd()
     objects = [checked_objects(rows[row["id"]], size, odd) for row, size in zip(images, sizes, strict=True)]
     notes = (*notes, *odd.notes(spec))
@@ -66,6 +73,8 @@ def object_sources(
             numbers=tuple(images[i]["id"] for i in chosen),
             class_numbers=tuple(row["id"] for row in categories),
             notes=notes,
+            attributes={key: tuple(column[i] for i in chosen) for key, column in attributes.items()},
+            grouped_by=grouped_by,
         )
     return sources
 
@@ -99,6 +108,7 @@ def _row(spec: str, annotation: dict[str, Any], class_of: dict[Any, int]) -> dic
         raise DataError(f"{spec}, {name}: its area is {area!r}, not a number of pixels")
     return {
         "name": name,
+        "number": annotation["id"],
         "box": (x, y, x + width, y + height),
         "label": class_of[annotation["category_id"]],
         "crowd": bool(annotation.get("iscrowd")),
@@ -119,11 +129,11 @@ def _numbers(spec: str, name: str, box: object) -> tuple[float, float, float, fl
     return float(box[0]), float(box[1]), float(box[2]), float(box[3])
 
 
-def _size(spec: str, image: dict[str, Any], path: Path) -> tuple[int, int]:
+def _size(spec: str, image: dict[str, Any], files: Images, index: int) -> tuple[int, int]:
     """Height and width that the manifest gives, else those in the image file."""
     given = image.get("height"), image.get("width")
     if given == (None, None):
-        return size_in_file(path)
+        return size_in_file(Path(files.root) / files.paths[index]) if isinstance(files, Files) else (0, 0)
     if not all(isinstance(side, int | float) and side >= 1 and side == int(side) for side in given):
         raise DataError(f"{spec}, image {image['id']}: height and width are {given[0]!r} and {given[1]!r}")
     return int(given[0] or 0), int(given[1] or 0)

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
-from sslbench.data._object_types import ObjectSource
+from sslbench.data._group_split import group_numbers
+from sslbench.data._object_types import Objects, ObjectSource
 from sslbench.data.labels import multi_labels
 from sslbench.data.splits import holdout
 from sslbench.data.wording import counted, some
@@ -82,14 +83,19 @@ def _own(spec: str, sources: Mapping[str, ObjectSource]) -> TrainTestObjects:
 def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObjects:
     present = [{source.classes[c] for c in objects.classes} for objects in source.objects]
     least = _FEWEST / len(source) if len(source) >= 2 * _FEWEST else 0.0
-    fit, held = holdout(multi_labels(present, classes=source.classes), max(fraction, least), seed)
+    names = source.attributes.get(source.grouped_by, ())
+    grouped = group_numbers(names) is not None
+    labels = multi_labels(present, classes=source.classes)
+    fit, held = holdout(labels, max(fraction, least), seed, groups=names)
     if min(len(fit), len(held)) < _FEWEST:
         raise DataError(
-            f"{source.name} has {counted(len(source), 'image')}, too few to split into train and test",
+            f"{source.name} has {counted(len(source), 'image')}, too few to split into train and test"
+            + (f" without tearing apart those of one {source.grouped_by}" if grouped else ""),
             "Both parts need two images or more; or give the test images with --test-data.",
         )
     percent = round(100 * len(held) / len(source))
-    how = f"seeded split by image: {100 - percent} % train, {percent} % test (seed {seed})"
+    by = source.grouped_by if grouped else "image"
+    how = f"seeded split by {by}: {100 - percent} % train, {percent} % test (seed {seed})"
     train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
     return TrainTestObjects(train, source.select(held, f"{source.name} (test, {percent} %)"), how)
 
@@ -136,11 +142,14 @@ def _matched(parts: TrainTestObjects) -> TrainTestObjects:
 def _kept(train: ObjectSource, names: tuple[str, ...], numbers: tuple[int, ...]) -> ObjectSource:
     """Train without the crowds of classes that have nothing else."""
     known = {i for i, name in enumerate(train.classes) if name in names}
-    objects = []
+    objects: list[Objects] = []
+    changed = False
     for one in train.objects:
         rows = [i for i, c in enumerate(one.classes) if int(c) in known]
         objects.append(one if len(rows) == len(one) else one.select(rows))
-    return dataclasses.replace(train, objects=tuple(objects)).with_classes(names, numbers)
+        changed = changed or len(rows) < len(one)
+    kept = dataclasses.replace(train, objects=tuple(objects)) if changed else train
+    return kept.with_classes(names, numbers)
 
 
 def _nearest(name: str, classes: set[str]) -> str:

@@ -3,55 +3,18 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.data._object_rows import NOTHING, Indices, ObjectRows
+from sslbench.data._object_rows import Objects as Objects
+from sslbench.data._object_rows import no_objects as no_objects
+from sslbench.data.reading import DEFAULT, Reading
 from sslbench.data.source import Images
 from sslbench.errors import DataError
 from sslbench.metrics import masks as rle
 from sslbench.metrics.detection import Truth
-
-Indices = npt.NDArray[np.int64]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Objects:
-    """The n objects of one image.
-
-    Attributes:
-        boxes: float32 (n, 4), x1, y1, x2, y2 in pixels of the upright image; the first pixel reaches from 0 to 1.
-        classes: int64 (n,), position in the source's classes.
-        crowd: bool (n,): a region with many objects (COCO's iscrowd). Not trained on, not counted.
-        difficult: bool (n,): VOC's difficult, kwcoco's ignore. Not counted.
-        areas: float64 (n,), pixels of the object, by which COCO tells small from large: of the mask where the manifest
-            says so, else of the box.
-        masks: per object the segmentation as the manifest has it, or None; None if no object has one.
-    """
-
-    boxes: npt.NDArray[np.float32]
-    classes: npt.NDArray[np.int64]
-    crowd: npt.NDArray[np.bool_]
-    difficult: npt.NDArray[np.bool_]
-    areas: npt.NDArray[np.float64]
-    masks: tuple[rle.Segmentation | None, ...] | None = None
-
-    def __post_init__(self) -> None:
-        lengths = [len(self.classes), len(self.crowd), len(self.difficult), len(self.areas)]
-        lengths += [len(self.masks)] if self.masks is not None else []
-        if self.boxes.shape != (len(self.boxes), 4) or set(lengths) != {len(self.boxes)}:
-            raise ValueError(f"boxes {self.boxes.shape} and {lengths} of the rest")
-
-    def __len__(self) -> int:
-        return len(self.boxes)
-
-    def select(self, rows: Sequence[int]) -> "Objects":
-        """Some of the objects."""
-        at = np.asarray(rows, dtype=np.int64)
-        masks = None if self.masks is None else tuple(self.masks[i] for i in rows)
-        flags = self.crowd[at], self.difficult[at]
-        return Objects(self.boxes[at], self.classes[at], *flags, self.areas[at], masks)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,25 +31,44 @@ class ObjectSource:
         numbers: the N image ids of the manifest (VOC: 1, 2, ...), as COCO's result files name them.
         class_numbers: the C category ids of the manifest (VOC: 1, 2, ...).
         notes: what was found on opening and may surprise, one sentence each.
+        attributes: as of a `Source`: name -> one text per image.
+        grouped_by: as of a `Source`: the attribute whose equal values a seeded split keeps on one side.
+        reading: how the images are decoded.
     """
 
     name: str
     ids: tuple[str, ...]
     images: Images
-    objects: tuple[Objects, ...]
+    objects: Sequence[Objects]
     sizes: Indices
     classes: tuple[str, ...]
     numbers: tuple[int, ...]
     class_numbers: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    grouped_by: str = ""
+    reading: Reading = DEFAULT
 
     def __post_init__(self) -> None:
-        lengths = {len(x) for x in (self.ids, self.images, self.objects, self.sizes, self.numbers)}
+        columns: tuple[Sized, ...] = (
+            self.ids,
+            self.images,
+            self.objects,
+            self.sizes,
+            self.numbers,
+            *self.attributes.values(),
+        )
+        lengths = {len(column) for column in columns}
         if len(lengths) != 1 or len(self.classes) != len(self.class_numbers):
             raise ValueError(f"{self.name}: parts of {lengths}, {len(self.classes)} classes")
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def _rows(self) -> ObjectRows | None:
+        """The objects, if they lie in files: what concerns all of them is then done column by column."""
+        return self.objects if isinstance(self.objects, ObjectRows) else None
 
     def select(self, indices: Sequence[int] | Indices, name: str | None = None) -> "ObjectSource":
         """Some of the images. `indices` must ascend, so that the ids still do."""
@@ -98,28 +80,41 @@ class ObjectSource:
             name=name or self.name,
             ids=tuple(self.ids[i] for i in chosen),
             images=self.images.select(chosen),
-            objects=tuple(self.objects[i] for i in chosen),
+            objects=self._rows.select(chosen) if self._rows is not None else tuple(self.objects[i] for i in chosen),
             sizes=self.sizes[chosen],
             numbers=tuple(self.numbers[i] for i in chosen),
+            attributes={key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()},
         )
 
     def with_classes(self, classes: tuple[str, ...], class_numbers: tuple[int, ...]) -> "ObjectSource":
         """The same with classes in another order, more of them, or without some that no object has."""
         place = {name: i for i, name in enumerate(classes)}
         moved = np.array([place.get(name, -1) for name in self.classes], dtype=np.int64)
-        objects = tuple(dataclasses.replace(o, classes=moved[o.classes]) for o in self.objects)
-        if any((o.classes < 0).any() for o in objects):
+        objects: Sequence[Objects]
+        if self._rows is not None:
+            objects = self._rows.with_classes(moved)
+            unknown = bool((objects.column("classes") < 0).any())
+        else:
+            objects = tuple(dataclasses.replace(o, classes=moved[o.classes]) for o in self.objects)
+            unknown = any((o.classes < 0).any() for o in objects)
+        if unknown:
             raise ValueError(f"{self.name} has objects of a class that is not among {classes}")
         return dataclasses.replace(self, objects=objects, classes=classes, class_numbers=class_numbers)
 
     def counts(self, *, crowds: bool = False) -> Indices:
         """(C,) objects of each class, with or without crowds."""
+        if self._rows is not None:
+            classes = self._rows.column("classes")
+            return np.bincount(classes if crowds else classes[~self._rows.column("crowd")], minlength=len(self.classes))
         kept = [o.classes if crowds else o.classes[~o.crowd] for o in self.objects]
         return np.bincount(np.concatenate([np.zeros(0, np.int64), *kept]), minlength=len(self.classes))
 
     @property
     def has_masks(self) -> bool:
         """Whether there are objects and every one has a segmentation."""
+        if self._rows is not None:
+            masked = self._rows.column("masked")
+            return bool(len(masked) and masked.all())
         some = [o.masks for o in self.objects if len(o)]
         return bool(some) and all(m is not None and all(part is not None for part in m) for m in some)
 
@@ -168,9 +163,15 @@ class ObjectSource:
         Raises:
             DataError: masks are asked for and one is missing or damaged.
         """
-        images = np.repeat(np.arange(len(self)), [len(o) for o in self.objects])
-        joined = [(o.boxes, o.classes, o.crowd, o.difficult, o.areas) for o in (*self.objects, _NOTHING)]
-        boxes, labels, crowd, difficult, areas = (np.concatenate(column) for column in zip(*joined, strict=True))
+        names = ("boxes", "classes", "crowd", "difficult", "areas")
+        if self._rows is not None:
+            counts: Sequence[int] | Indices = self._rows.counts()
+            boxes, labels, crowd, difficult, areas = (self._rows.column(name) for name in names)
+        else:
+            counts = [len(o) for o in self.objects]
+            joined = [[getattr(o, name) for o in (*self.objects, NOTHING)] for name in names]
+            boxes, labels, crowd, difficult, areas = map(np.concatenate, joined)
+        images = np.repeat(np.arange(len(self)), counts)
         found = tuple(m for i in range(len(self)) for m in self.masks_of(i)) if masks else None
         return Truth(len(self), self.classes, images, boxes, labels, crowd, difficult, areas, found)
 
@@ -184,12 +185,3 @@ class ObjectSource:
                 digest.update(np.ascontiguousarray(column).tobytes())
             digest.update(json.dumps(objects.masks, default=repr).encode())
         return digest.hexdigest()[:32]
-
-
-def no_objects() -> Objects:
-    """Of an image without any."""
-    flags = np.zeros(0, dtype=np.bool_)
-    return Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), flags, flags, np.zeros(0))
-
-
-_NOTHING = no_objects()

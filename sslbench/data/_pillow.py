@@ -17,6 +17,7 @@ from sslbench.data.picture import (
     UnreadableImage,
     Wanted,
     check_size,
+    declared_too_large,
     from_array,
     upright,
 )
@@ -89,7 +90,7 @@ def decode_with_pillow(data: bytes, path: str, wanted: Wanted, scale: int = 1) -
         _refuse_bands(data, path, wanted)
         raise UnreadableImage(path, _what_it_is(data)) from error
     except Image.DecompressionBombError as error:
-        raise UnreadableImage(path, f"declares more than {max(wanted.max_pixels, MAX_PIXELS):,} pixels") from error
+        raise declared_too_large(error, path, max(wanted.max_pixels, MAX_PIXELS)) from error
     except Exception as error:  # decoders raise almost anything on a damaged file
         if "raw mode" in str(error):
             _refuse_bands(data, path, wanted)

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from sslbench.data.decoder import DEFAULT, PictureDecoder, Reading, make_decoder
 from sslbench.data.loader import Unreadable
 from sslbench.data.picture import UnreadableImage, Wanted
 from sslbench.data.source import Images, Source
+from sslbench.data.transforms import luminance
 from sslbench.data.views import Augment, make_view
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
@@ -34,23 +35,53 @@ MOST_TRIES = 1000
 _AUGMENTATION, _STAND_IN = 1, 2  # tell the random numbers of different uses apart
 
 
+def rows_by_origin(origins: Sequence[str]) -> dict[str, Tensor]:
+    """Name of a source -> int64, the rows of a batch that are from it; by name."""
+    return {
+        name: torch.tensor([row for row, origin in enumerate(origins) if origin == name])
+        for name in sorted(set(origins))
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class RawBatch:
     """A batch as it comes from the workers.
 
     Attributes:
-        views: per view uint8 (B, 3, h, w), channels-last in memory; large views first.
+        views: per view (B, C, h, w), channels-last in memory, uint8, or float32 from 0 to 255 where a picture has
+            samples of 16 bits; large views first.
         labels: int64 (B,), positions in the classes; None unless every image has exactly one.
         indices: int64 (B,), positions in the source, of the images that are shown.
-        replaced: images that could not be read, and in whose place another one is shown.
+        stand_ins: bool (B,), images that are shown in the place of one that could not be read.
         unreadable: what could not be read on the way.
+        origins: B names, of several sources at once which one each image is from; else empty.
     """
 
     views: tuple[Tensor, ...]
     labels: Tensor | None
     indices: Tensor
-    replaced: int
+    stand_ins: Tensor
     unreadable: tuple[Unreadable, ...] = ()
+    origins: tuple[str, ...] = ()
+
+    @property
+    def replaced(self) -> int:
+        """How many could not be read."""
+        return int(self.stand_ins.sum())
+
+    def rows(self, rows: Tensor) -> "RawBatch":
+        """Some of the images: int64 (n,), positions in the batch. What could not be read on the way is left out."""
+        return RawBatch(
+            views=tuple(view[rows] for view in self.views),
+            labels=None if self.labels is None else self.labels[rows],
+            indices=self.indices[rows],
+            stand_ins=self.stand_ins[rows],
+            origins=tuple(self.origins[row] for row in rows.tolist()) if self.origins else (),
+        )
+
+    def by_origin(self) -> dict[str, "RawBatch"]:
+        """The images of each source, by its name: {"coco": ..., "photos": ...}; without those that have none here."""
+        return {name: self.rows(rows) for name, rows in rows_by_origin(self.origins).items()}
 
     def pin_memory(self) -> "RawBatch":
         """The same in page-locked memory (torch's DataLoader calls this); the indices stay where they are."""
@@ -63,6 +94,23 @@ def share_of(source: Source, rank: int, world: int) -> Source:
     if world == 1:
         return source
     return source.select(np.arange(rank, len(source) // world * world, world))
+
+
+def training_decoder(images: Images, reading: Reading, channels: int) -> PictureDecoder:
+    """The decoder for training on images of so many channels.
+
+    RGB has 8 bits. Other channels keep 16, where there are: what they measure often fills a small part of that range.
+
+    Raises:
+        UsageError: a decoder's name leads nowhere.
+    """
+    wanted = Wanted(3 if channels == 1 else channels, deep=channels != 3, max_pixels=reading.max_pixels)
+    return make_decoder(reading.decoder, wanted, images)
+
+
+def as_trained(image: Tensor, channels: int) -> Tensor:
+    """(C, H, W) as it was decoded; of a picture that is to have one channel, the luminance (1, H, W)."""
+    return luminance(image[None])[0].to(image.dtype) if channels == 1 else image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +126,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         rank: of the process.
         world: processes; image i of this one is number rank + world * i in the source.
         decoder: of the images.
+        channels: of the views.
     """
 
     name: str
@@ -88,16 +137,25 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
     rank: int
     world: int
     decoder: PictureDecoder
+    channels: int = 3
 
     @classmethod
     def of(
-        cls, share: Source, augment: Augment, *, seed: int, rank: int, world: int, reading: Reading = DEFAULT
+        cls,
+        share: Source,
+        augment: Augment,
+        *,
+        seed: int,
+        rank: int,
+        world: int,
+        reading: Reading = DEFAULT,
+        channels: int = 3,
     ) -> "BatchMaker":
         """For the images of one process."""
-        decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), share.images)
+        decoder = training_decoder(share.images, reading, channels)
         labels = np.asarray(share.labels.values, dtype=np.int64) if share.labels.kind == "single" else None
         views = tuple((view.size, make_view(view)) for view in augment.expanded())
-        return cls(share.name, share.images, labels, views, seed, rank, world, decoder)
+        return cls(share.name, share.images, labels, views, seed, rank, world, decoder, channels)
 
     def __getitem__(self, item: Item) -> RawBatch | SslbenchError:
         try:
@@ -107,7 +165,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             return error
 
     def _batch(self, epoch: int, chosen: Indices, before: Indices | None = None) -> RawBatch:
-        views = [torch.empty((len(chosen), size, size, 3), dtype=torch.uint8) for size, _ in self.views]
+        views = [torch.empty((len(chosen), size, size, self.channels), dtype=torch.uint8) for size, _ in self.views]
         shown = chosen.copy()
         taken = set(chosen.tolist())
         unreadable: list[Unreadable] = []
@@ -116,6 +174,8 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             if image is None:
                 position, image = self._stand_in(epoch, position, taken, unreadable)
                 shown[row] = position
+            if image.is_floating_point() and not views[0].is_floating_point():
+                views = [view.float() for view in views]
             self._seed(epoch, position, 0 if before is None else int(before[row]))
             for view, (_, make) in zip(views, self.views, strict=True):
                 view[row] = make(image).permute(1, 2, 0)
@@ -123,13 +183,13 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             views=tuple(view.permute(0, 3, 1, 2) for view in views),
             labels=None if self.labels is None else torch.from_numpy(self.labels[shown]),
             indices=torch.from_numpy(self.rank + self.world * shown),
-            replaced=int((shown != chosen).sum()),
+            stand_ins=torch.from_numpy(shown != chosen),
             unreadable=tuple(unreadable),
         )
 
     def _read(self, position: int, unreadable: list[Unreadable]) -> Tensor | None:
         try:
-            return loader.read(self.images, position, self.decoder).image
+            return as_trained(loader.read(self.images, position, self.decoder).image, self.channels)
         except UnreadableImage as error:
             unreadable.append((self._index(position), error.path, error.reason))
             return None

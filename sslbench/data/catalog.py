@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from sslbench import config
+from sslbench.data import several_text
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
@@ -73,7 +74,7 @@ def entries() -> dict[str, Named]:
     found: dict[str, Named] = {}
     for file in files():
         for name, entry in _read(file).items():
-            found.setdefault(name, Named(name, dataclasses.replace(entry, data=_absolute(entry.data, file)), file))
+            found.setdefault(name, Named(name, dataclasses.replace(entry, data=beside(entry.data, file)), file))
     return dict(sorted(found.items()))
 
 
@@ -164,10 +165,25 @@ def _plain(entry: Entry) -> str | dict[str, str]:
     return entry.data if list(given) == ["data"] else given
 
 
-def _absolute(data: str, file: Path) -> str:
-    """A path is relative to its catalog; what is no path stays as it is."""
+def beside(data: str, file: Path) -> str:
+    """A location as it stands in a file: a path is relative to the file, what is no path stays as it is.
+
+    Raises:
+        UsageError: it lists several sources, and the list is wrong.
+    """
+    if several_text.is_several(data):
+        return several_text.with_locations(data, lambda location: beside(location, file))
     if data.startswith("~"):
         return os.path.expanduser(data)  # noqa: PTH111 - a spec is no path yet
-    if os.path.isabs(data) or re.match(r"[A-Za-z][\w.+-]*:", data):  # noqa: PTH117
+    folder = file.absolute().parent
+    scheme = re.match(r"[A-Za-z][\w.+-]*:", data)
+    if scheme and _is_path_beside(folder, data[scheme.end() :]):
+        return scheme.group() + str(folder / data[scheme.end() :]) + ("/" if data.endswith("/") else "")
+    if os.path.isabs(data) or scheme:  # noqa: PTH117
         return data
-    return str(file.absolute().parent / data) + ("/" if data.endswith("/") else "")
+    return str(folder / data) + ("/" if data.endswith("/") else "")
+
+
+def _is_path_beside(folder: Path, rest: str) -> bool:
+    """Whether what stands behind a scheme is a path: vissl:lists/."""
+    return "/" in rest and not rest.startswith("/") and (folder / rest.partition("?")[0]).exists()

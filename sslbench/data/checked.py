@@ -1,7 +1,7 @@
 """A whole check of a data location: both parts opened, what was found, and counts per class."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -10,8 +10,10 @@ from sslbench.data.class_sheet import Boxes
 from sslbench.data.decoder import Reading
 from sslbench.data.findings import Finding, by_level
 from sslbench.data.labels import class_counts
+from sslbench.data.near import Pair
 from sslbench.data.object_checks import as_source, check_objects
 from sslbench.data.objects import TrainTestObjects, split_objects
+from sslbench.data.overlap import Suspect, named, suspects
 from sslbench.data.preflight import check
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, train_test
@@ -44,6 +46,7 @@ class Checked:
         unreadable: those that cannot be: path, reason.
         copies: equal images were looked for.
         reading: how images are decoded.
+        near: rows of test and train that are nearly the same, as far as that was looked for.
     """
 
     opened: Opened
@@ -53,6 +56,7 @@ class Checked:
     unreadable: tuple[tuple[str, str], ...]
     copies: bool
     reading: Reading
+    near: tuple[Pair, ...] = ()
 
     @property
     def parts(self) -> dict[str, Source]:
@@ -66,9 +70,15 @@ class Checked:
             return None
         return [image.boxes for image in (objects.train if part == "train" else objects.test).objects]
 
-    def with_findings(self, more: Sequence[Finding]) -> "Checked":
-        """The same with more findings."""
-        return dataclasses.replace(self, findings=tuple(by_level([*self.findings, *more])))
+    def with_near(self, more: Sequence[Finding], near: Iterable[Pair]) -> "Checked":
+        """The same with what was found about images that are nearly the same."""
+        findings = tuple(by_level([*self.findings, *more]))
+        return dataclasses.replace(self, findings=findings, near=(*self.near, *near))
+
+    def overlaps(self) -> list[Suspect]:
+        """Images of test that are suspected to be in train too."""
+        train, test = self.opened.data.train, self.opened.data.test
+        return suspects(train, test, named(self.near, test.ids, train.ids), exact=self.copies)
 
 
 def open_parts(

@@ -4,7 +4,6 @@ The design is that of torchvision's request for comments on decoding (torchvisio
 first, then the source's own (an attribute `handlers` of its `Images`), then the default, which reads every picture.
 """
 
-import dataclasses
 import hashlib
 import inspect
 import io
@@ -19,12 +18,14 @@ from PIL import Image
 
 from sslbench.data._pillow import from_pillow
 from sslbench.data.decode import decode
+from sslbench.data.joined import JoinedImages
 from sslbench.data.picture import RGB, Decoded, UnreadableImage, Wanted, as_wanted, from_array, from_fractions
+from sslbench.data.reading import DEFAULT as DEFAULT
+from sslbench.data.reading import Reading as Reading
 from sslbench.data.source import Images
-from sslbench.data.workers import StartMethod
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import did_you_mean, find_object
-from sslbench.preprocessing import MAX_PIXELS, Preprocessing
+from sslbench.preprocessing import Preprocessing
 
 Handler = Callable[[str, BinaryIO], Any]
 """(path, file) -> what the file holds, or None when it is for somebody else to decode.
@@ -35,24 +36,6 @@ point values from 0 to 1; a Pillow image; or a `Decoded`.
 
 WAYS = ("reference", "fast")
 """How the default decodes; see `Preprocessing.decoder`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """How images are read where no backbone says what it takes: for training, and to check them.
-
-    Attributes:
-        decoder: names of functions of the user's that decode; see `sslbench.data.decoder`.
-        max_pixels: larger pictures count as unreadable.
-        start_method: of the worker processes.
-    """
-
-    decoder: tuple[str, ...] = ()
-    max_pixels: int = MAX_PIXELS
-    start_method: StartMethod = "auto"
-
-
-DEFAULT = Reading()
 
 
 class Decoder:
@@ -129,10 +112,16 @@ class Pictures:
 
 
 class PictureDecoder:
-    """From what a source holds to a picture: arrays as they are, files through a `Decoder`."""
+    """From what a source holds to a picture: arrays as they are, files through a `Decoder`.
 
-    def __init__(self, decoder: Decoder, wanted: Wanted = RGB) -> None:
-        self.decoder, self.wanted = decoder, wanted
+    Attributes:
+        decoder: for all files.
+        wanted: see there.
+        parts: of several sources at once, that of each.
+    """
+
+    def __init__(self, decoder: Decoder, wanted: Wanted = RGB, parts: tuple["PictureDecoder", ...] = ()) -> None:
+        self.decoder, self.wanted, self.parts = decoder, wanted, parts
 
     def __call__(self, path: str, data: bytes | npt.NDArray[np.uint8]) -> Decoded:
         """The picture; what a handler other than the default gave is counted among its conversions.
@@ -150,6 +139,17 @@ class PictureDecoder:
             return value  # type: ignore[no-any-return]
         decoded = as_picture(value, path, self.wanted, name_of(handler))
         return Decoded(decoded.image, (f"decoded by {name_of(handler)}", *decoded.conversions), decoded.full)
+
+    def wanting(self, wanted: Wanted) -> "PictureDecoder":
+        """The same handlers for pictures that are wanted otherwise."""
+        handlers = [Pictures(wanted) if isinstance(h, Pictures) else h for h in self.decoder.handlers]
+        parts = tuple(part.wanting(wanted) for part in self.parts)
+        return PictureDecoder(Decoder(*handlers, must_decode=self.decoder.must_decode), wanted, parts)
+
+    def same_as(self, other: "PictureDecoder") -> bool:
+        """Whether both give the same pictures."""
+        own, others = ([h for h in d.decoder.handlers if not isinstance(h, Pictures)] for d in (self, other))
+        return self.wanted == other.wanted and own == others
 
 
 def picture_decoder(preprocessing: Preprocessing | None, images: Images) -> PictureDecoder:
@@ -178,7 +178,11 @@ def make_decoder(names: Iterable[str], wanted: Wanted, images: Images) -> Pictur
     Raises:
         UsageError: a handler's name leads nowhere.
     """
-    return PictureDecoder(Decoder(*resolve(names), *handlers_of(images), Pictures(wanted)), wanted)
+    names = tuple(names)
+    parts = (
+        tuple(make_decoder(names, wanted, part) for part in images.parts) if isinstance(images, JoinedImages) else ()
+    )
+    return PictureDecoder(Decoder(*resolve(names), *handlers_of(images), Pictures(wanted)), wanted, parts)
 
 
 def handlers_of(images: Images) -> tuple[Handler, ...]:

@@ -1,7 +1,5 @@
 """Images that are there more than once: exactly, by their content's hash, and nearly, by vectors that describe them."""
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -9,6 +7,7 @@ from sslbench.data import loader
 from sslbench.data.decoder import Reading
 from sslbench.data.findings import Finding
 from sslbench.data.images import EMPTY_DIGEST, UNREADABLE_DIGEST
+from sslbench.data.near import Pair, near_pairs
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.preprocessing import Preprocessing
@@ -19,8 +18,13 @@ _Contents = tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]
 def exact_copies(train: Source, test: Source) -> list[Finding]:
     """What is in both parts, and what is in one of them more than once; every file is read that was not hashed yet."""
     in_train, in_test = _contents(train), _contents(test)
-    overlap = _overlap(train, in_train, test, in_test)
+    overlap = _overlap(train, test, _shared(in_train, in_test), len(in_test[0]))
     return [*overlap, *_duplicates(train, in_train), *_duplicates(test, in_test)]
+
+
+def exact_pairs(train: Source, test: Source) -> list[tuple[int, int]]:
+    """(position in test, first position in train) of every image of test whose content is in train too."""
+    return _shared(_contents(train), _contents(test))
 
 
 def _contents(source: Source) -> _Contents:
@@ -32,22 +36,23 @@ def _contents(source: Source) -> _Contents:
     return kept, keys[kept]
 
 
-def _overlap(train: Source, in_train: _Contents, test: Source, in_test: _Contents) -> list[Finding]:
+def _shared(in_train: _Contents, in_test: _Contents) -> list[tuple[int, int]]:
     (train_rows, train_keys), (test_rows, test_keys) = in_train, in_test
     unique, first = np.unique(train_keys, return_index=True)
     if not len(unique) or not len(test_keys):
         return []
     place = np.minimum(np.searchsorted(unique, test_keys), len(unique) - 1)
     shared = np.flatnonzero(unique[place] == test_keys)
-    if not len(shared):
+    return list(zip(test_rows[shared].tolist(), train_rows[first[place[shared]]].tolist(), strict=True))
+
+
+def _overlap(train: Source, test: Source, shared: list[tuple[int, int]], readable: int) -> list[Finding]:
+    if not shared:
         return []
-    if len(shared) == len(test_keys):
+    if len(shared) == readable:
         message = f"all {len(test):,} images of {test.name} are in {train.name} too: a score would be from memory"
         return [Finding("error", message)]
-    pairs = [
-        f"{test.images.path(test_rows[i])} = {train.images.path(train_rows[first[place[i]]])}"
-        for i in shared[:3].tolist()
-    ]
+    pairs = [f"{test.images.path(i)} = {train.images.path(j)}" for i, j in shared[:3]]
     message = f"{len(shared):,} of {counted(len(test), 'image')} of {test.name} also in {train.name}: {some(pairs, 5)}"
     if len(shared) > len(pairs):
         message += f" and {len(shared) - len(pairs):,} more"
@@ -83,74 +88,6 @@ def _pairs(source: Source, pairs: list[tuple[int, int]]) -> str:
     return some(named, 5) + (f" and {len(pairs) - 3:,} more" if len(pairs) > 3 else "")
 
 
-class Pair(NamedTuple):
-    """Two images that look alike: their rows in the two arrays, and the cosine of their vectors."""
-
-    first: int
-    second: int
-    cosine: float
-
-
-def near_pairs(
-    first: npt.NDArray[np.floating],
-    second: npt.NDArray[np.floating] | None,
-    *,
-    threshold: float,
-    block: int = 2048,
-) -> list[Pair]:
-    """For every row of `first` the most similar row of `second`, where the cosine of the centred vectors is high.
-
-    The mean of the rows is taken off first: features behind a ReLU point all in nearly the same direction. Blocks of
-    rows are compared by one matrix product each, so memory does not grow with the square of the number of images.
-
-    Args:
-        first: (N, D), may be memory-mapped.
-        second: (M, D); None compares `first` with itself, every pair once and no row with itself.
-        threshold: cosine from which on a pair counts.
-        block: rows that are compared at once.
-
-    Returns:
-        At most one pair per row of `first`, in order of its rows.
-    """
-    other = first if second is None else second
-    centre = (_sum(first, block) + (0 if second is None else _sum(second, block))) / (
-        len(first) + (0 if second is None else len(second))
-    )
-    pairs: list[Pair] = []
-    for start in range(0, len(first), block):
-        rows = _unit(first[start : start + block], centre)
-        best = np.full(len(rows), -np.inf, dtype=np.float32)
-        place = np.zeros(len(rows), dtype=np.int64)
-        # With itself: only rows further down, so that a pair is found once.
-        for at in range(start if second is None else 0, len(other), block):
-            cosines = rows @ _unit(other[at : at + block], centre).T
-            if second is None and at == start:
-                cosines[np.tril_indices(len(rows))] = -np.inf
-            top = cosines.argmax(axis=1)
-            value = cosines[np.arange(len(rows)), top]
-            better = value > best
-            best[better], place[better] = value[better], at + top[better]
-        hits = np.flatnonzero(best >= threshold)
-        pairs += [Pair(start + i, int(place[i]), float(best[i])) for i in hits.tolist()]
-    return pairs
-
-
-def _sum(vectors: npt.NDArray[np.floating], block: int) -> npt.NDArray[np.float64]:
-    total = np.zeros(vectors.shape[1], dtype=np.float64)
-    for start in range(0, len(vectors), block):
-        total += vectors[start : start + block].sum(axis=0, dtype=np.float64)
-    return total
-
-
-def _unit(vectors: npt.NDArray[np.floating], centre: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Centred, of length 1; a vector that is the mean itself stays zero and is similar to nothing."""
-    centred = np.asarray(vectors, dtype=np.float64) - centre
-    lengths = np.linalg.norm(centred, axis=1, keepdims=True)
-    flat = lengths < 1e-6 * max(float(np.linalg.norm(centre)), 1e-30)
-    unit: npt.NDArray[np.float32] = (centred / np.where(flat, np.inf, lengths)).astype(np.float32)
-    return unit
-
-
 def near_copies(
     train: Source,
     test: Source,
@@ -158,31 +95,38 @@ def near_copies(
     *,
     threshold: float,
     by: str,
-) -> list[Finding]:
-    """What looks nearly alike in both parts or in one of them, and is no exact copy.
+) -> tuple[list[Finding], tuple[Pair, ...]]:
+    """What looks nearly alike in both parts or in one of them, and is no exact copy; see `near.near_pairs`.
 
     Args:
         train: N images.
         test: M images.
         vectors: (N, D) and (M, D), what describes them.
-        threshold: cosine from which on two images count as alike.
+        threshold: cosine of the whitened vectors from which on two images may be copies.
         by: what the vectors are, for the message.
+
+    Returns:
+        What is worth saying, and the pairs of rows in test and train, exact copies among them.
     """
     in_train, in_test = vectors
+    near = near_pairs(in_test, in_train, threshold=threshold)
+    if near.problem:
+        return [Finding("note", f"images nearly the same cannot be told by {by}: {near.problem}")], ()
     keys = [part.images.digests() for part in (train, test)]
-    across = [p for p in near_pairs(in_test, in_train, threshold=threshold) if (keys[1][p[0]] != keys[0][p[1]]).any()]
+    across = [p for p in near.pairs if (keys[1][p.first] != keys[0][p.second]).any()]
     findings = []
     if across:
         shown = [_alike(test, train, pair) for pair in _closest(across)]
         message = f"{counted(len(across), 'image')} of {test.name} nearly the same as one of {train.name} by {by}: "
         findings.append(Finding("warning", message + _listed(shown, len(across))))
     for part, rows, key in zip((train, test), vectors, keys, strict=True):
-        inside = [p for p in near_pairs(rows, None, threshold=threshold) if (key[p[0]] != key[p[1]]).any()]
+        within = near_pairs(rows, None, threshold=threshold).pairs
+        inside = [p for p in within if (key[p.first] != key[p.second]).any()]
         if inside:
             shown = [_alike(part, part, pair) for pair in _closest(inside)]
             message = f"{part.name}: {counted(len(inside), 'image')} nearly the same as another by {by}: "
             findings.append(Finding("note", message + _listed(shown, len(inside))))
-    return findings
+    return findings, near.pairs
 
 
 def _closest(pairs: list[Pair]) -> list[Pair]:
@@ -197,7 +141,7 @@ def _listed(shown: list[str], n: int) -> str:
     return some(shown, 5) + (f" and {n - len(shown):,} more" if n > len(shown) else "")
 
 
-def small_pictures(source: Source, *, workers: int, reading: Reading, side: int = 16) -> npt.NDArray[np.float32]:
+def small_pictures(source: Source, *, workers: int, reading: Reading, side: int = 16) -> npt.NDArray[np.float16]:
     """Every image as side x side RGB pixels: what still looks alike after another encoding or another size.
 
     Args:
@@ -207,17 +151,13 @@ def small_pictures(source: Source, *, workers: int, reading: Reading, side: int 
         side: pixels.
 
     Returns:
-        (N, side * side * 3); an image that cannot be read is the mean of the others, and so like no other.
+        (N, side * side * 3); NaN for an image that cannot be read.
     """
     preprocessing = Preprocessing(
         resize=(side, side), crop=None, decoder=reading.decoder or ("reference",), max_pixels=reading.max_pixels
     )
-    vectors = np.zeros((len(source), side * side * 3), dtype=np.float32)
-    missing = np.zeros(len(source), dtype=np.bool_)
+    vectors = np.full((len(source), side * side * 3), np.nan, dtype=np.float16)
     for batch in loader.batches(source, np.arange(len(source)), preprocessing, batch_size=64, workers=workers):
         if len(batch.indices):
             vectors[batch.indices] = batch.images.reshape(len(batch.indices), -1).float().numpy()
-        missing[[index for index, _, _ in batch.unreadable]] = True
-    if missing.any() and not missing.all():
-        vectors[missing] = vectors[~missing].mean(axis=0)
     return vectors

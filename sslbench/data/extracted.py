@@ -9,7 +9,9 @@ import numpy.typing as npt
 
 from sslbench.data._object_types import ObjectSource
 from sslbench.data.images import Files
+from sslbench.data.joined import located, sources_of
 from sslbench.data.source import Images, Source
+from sslbench.data.sources._asset_images import AssetImages
 from sslbench.data.sources._members import is_image, safe_name
 from sslbench.errors import DataError, UsageError
 
@@ -39,7 +41,7 @@ class Extractor:
         Raises:
             UsageError: images have to be extracted and no folder is given, or it holds such a split already.
         """
-        if isinstance(images, Files):
+        if isinstance(images, AssetImages) or all(isinstance(part, Files) for part in sources_of(images)):
             return
         if self._folder is None:
             raise UsageError(
@@ -56,14 +58,14 @@ class Extractor:
         Raises:
             DataError: it cannot be read or written.
         """
-        images = source.images
+        images, row = located(source.images, index)
         if isinstance(images, Files):
-            return self._shown(Path(images.root) / images.paths[index])
+            return self.shown(Path(images.root) / images.paths[row])
         folder = self._folder or Path()
         try:
-            content, suffix = _content(images.read(index))
+            content, suffix = _content(images.read(row))
         except OSError as error:
-            raise DataError(f"{images.path(index)} cannot be read: {error.strerror or error}") from error
+            raise DataError(f"{images.path(row)} cannot be read: {error.strerror or error}") from error
         target = folder / split / self._name(split, source.ids[index], suffix)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +73,7 @@ class Extractor:
         except OSError as error:
             raise DataError(f"cannot write {target}: {error.strerror}") from error
         self.written += 1
-        return self._shown(target)
+        return self.shown(target)
 
     def _name(self, split: str, sample: str, suffix: str) -> str:
         """The id as a path below the folder, with a suffix that fits, and other than all before."""
@@ -86,7 +88,8 @@ class Extractor:
         self._taken.add(f"{split}/{name}".casefold())
         return name
 
-    def _shown(self, file: Path) -> str:
+    def shown(self, file: Path) -> str:
+        """A file as the manifest names it."""
         if self._start is None:
             return os.path.abspath(file)  # noqa: PTH100 - links stay as they are
         return Path(os.path.relpath(file, self._start)).as_posix()

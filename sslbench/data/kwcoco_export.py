@@ -1,12 +1,14 @@
 """Any source as a kwcoco manifest: one file that lists the images, their labels and their splits.
 
 An image keeps its id under `sslbench_id`; the numbers under `id` count the images in order of split and id, as COCO
-wants numbers. What the labels were, and the classes that no image has, stand under `info`. Opened again, the manifest
-gives the same ids, labels and image contents, so that features that were extracted before are found again.
+wants numbers. What the labels were, the classes that no image has, and what a seeded split keeps together stand under
+`info`; an image in several files keeps them as `assets`. Opened again, the manifest gives the same ids, labels, groups
+and image contents, so that features that were extracted before are found again.
 """
 
 import dataclasses
 import json
+import re
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +20,9 @@ import numpy as np
 from sslbench.data._object_types import Objects, ObjectSource
 from sslbench.data.extracted import Extractor
 from sslbench.data.source import Labels, Source
-from sslbench.data.sources._coco_columns import ID_KEY, VALUES_KEY
-from sslbench.data.sources._coco_labels import INFO_TYPE
+from sslbench.data.sources._asset_images import AssetImages
+from sslbench.data.sources._coco_columns import CHANNELS_KEY, GROUPED_KEY, ID_KEY, INFO_TYPE, VALUES_KEY
+from sslbench.data.sources._coco_videos import FRAME, VIDEO
 from sslbench.errors import UsageError
 
 SUFFIXES = (".json", ".kwcoco.zip")
@@ -83,20 +86,25 @@ def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places:
     numbers = _category_numbers(sources)
     images: list[Row] = []
     annotations: list[Row] = []
+    videos: dict[str, int] = {}
     for split, source in sources.items():
         for i, sample in enumerate(source.ids):
-            row: Row = {"id": len(images) + 1, "file_name": places.file(source, split, i), ID_KEY: sample}
+            row: Row = {"id": len(images) + 1, **_files(source, split, i, places), ID_KEY: sample}
             if split != "all":
                 row["split"] = split
             if isinstance(source, ObjectSource):
                 height, width = (int(side) for side in source.sizes[i])
                 row |= {"height": height, "width": width} if height else {}
+                row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
                 found = _boxes(source.objects[i], source.classes)
             else:
                 row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
                 if source.labels.kind == "value":
                     row[VALUES_KEY] = source.labels.values[i].tolist()
                 found = _labels(source.labels, i)
+            if row.get(VIDEO) and (source.grouped_by == VIDEO or FRAME in source.attributes):
+                row["video_id"] = videos.setdefault(row[VIDEO], len(videos) + 1)
+                row[FRAME] = _whole(row.get(FRAME), len(images))
             images.append(row)
             for name, annotation in found:
                 number = {"id": len(annotations) + 1, "image_id": row["id"], "category_id": numbers[name]}
@@ -104,9 +112,31 @@ def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places:
     return {
         "info": _info(sources),
         "categories": [{"id": number, "name": name} for name, number in numbers.items()],
+        **({"videos": [{"id": number, "name": name} for name, number in videos.items()]} if videos else {}),
         "images": images,
         "annotations": annotations,
     }
+
+
+def _files(source: Source | ObjectSource, split: str, index: int, places: Extractor) -> Row:
+    """The file of an image, or its files with their channels."""
+    images = source.images
+    if not isinstance(images, AssetImages):
+        return {"file_name": places.file(source, split, index)}
+    height, width = images.sizes[index].tolist()
+    row: Row = {"file_name": None, "name": f"{split}/{source.ids[index]}"}
+    row |= {"height": height, "width": width} if height else {}
+    row["assets"] = []
+    for path, kind in images.parts(index):
+        matrix = [list(kind.matrix[:3]), list(kind.matrix[3:]), [0.0, 0.0, 1.0]]
+        warp = {"warp_aux_to_img": {"type": "affine", "matrix": matrix}}
+        row["assets"].append({"file_name": places.shown(path), "channels": "|".join(kind.channels), **warp})
+    return row
+
+
+def _whole(text: str | None, otherwise: int) -> int:
+    """A number that was an attribute; kwcoco wants every frame to have one."""
+    return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else otherwise
 
 
 def _category_numbers(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> dict[str, int]:
@@ -157,6 +187,10 @@ def _info(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> list[Ro
     }
     names: list[str] = [source.name for source in sources.values()]
     entry: Row = {"type": INFO_TYPE, "from": names[0] if names else ""}
+    grouped_by = {source.grouped_by for source in sources.values()} - {""}
+    channels = {"|".join(s.images.channels) for s in sources.values() if isinstance(s.images, AssetImages)}
+    entry |= {GROUPED_KEY: grouped_by.pop()} if len(grouped_by) == 1 else {}
+    entry |= {CHANNELS_KEY: channels.pop()} if len(channels) == 1 else {}
     return [entry | ({"splits": kept} if kept else {})]
 
 

@@ -9,8 +9,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from sslbench.data._picture_of import picture_of
 from sslbench.data.decoder import DEFAULT, PictureDecoder, Reading, make_decoder, picture_decoder
 from sslbench.data.picture import Decoded, OtherChannels, UnreadableImage, Wanted
+from sslbench.data.sharded import by_shard
 from sslbench.data.source import Images, Source
 from sslbench.data.transforms import check_resized, resize_and_crop
 from sslbench.data.workers import StartMethod, default_workers, run
@@ -107,7 +109,7 @@ def scan(
             have any number of channels.
         reading: how workers are started; without a preprocessing also the decoder and its limit.
     """
-    chunks = _chunks(source, indices, _SCAN_CHUNK)
+    chunks = _chunks(source, by_shard(source.images, indices), _SCAN_CHUNK)
     found: list[Unreadable] = []
     done = 0
     items = run(_Check(source.images, chunks, preprocessing, reading), workers, start_method=reading.start_method)
@@ -116,7 +118,8 @@ def scan(
         done += len(chunk)
         if progress is not None:
             progress(done, len(indices))
-    return found
+    asked = {index: i for i, index in enumerate(indices.tolist())} if found else {}
+    return sorted(found, key=lambda missing: asked[missing[0]])
 
 
 def _chunks(source: Source, indices: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:
@@ -244,7 +247,7 @@ def read(images: Images, index: int, decoder: PictureDecoder | None = None) -> D
     """
     path = images.path(index)
     try:
-        return (decoder or picture_decoder(None, images))(path, images.read(index))
+        return picture_of(images, index, decoder or picture_decoder(None, images))
     except (UnreadableImage, SslbenchError):
         raise
     except OSError as error:

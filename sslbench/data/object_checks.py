@@ -36,7 +36,8 @@ def as_source(part: ObjectSource) -> Source:
     values = np.zeros((len(part), len(part.classes)), dtype=np.int8)
     for row, objects in zip(values, part.objects, strict=True):
         row[objects.classes] = 1
-    return Source(part.name, part.ids, Labels("multi", part.classes, values), part.images, part.notes)
+    labels = Labels("multi", part.classes, values)
+    return Source(part.name, part.ids, labels, part.images, part.notes, part.attributes, part.grouped_by)
 
 
 def _odd_objects(part: ObjectSource) -> list[Finding]:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from sslbench import config
-from sslbench.data import catalog, remote
+from sslbench.data import catalog, remote, several_text
 from sslbench.data.braces import expanded
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
@@ -57,7 +57,7 @@ def open_data(
     image_column, label_column = image_column or place.image_column, label_column or place.label_column
     spec = place.text
     match = _SCHEME.fullmatch(spec)
-    if match and not Path(spec).exists():
+    if match and (several_text.is_several(spec) or not Path(spec).exists()):
         module, location = _from_scheme(spec, match["scheme"], match["rest"])
     else:
         location = f"./{spec}" if match else spec  # a folder may be called 'sklearn:digits'
@@ -109,11 +109,15 @@ def locate(spec: str) -> Place:
     """
     if not spec:
         raise UsageError("the data location is empty", _understood())
+    if several_text.is_several(spec):
+        return Place(spec, {})  # what stands in it is looked up one by one
     text, options = _without_options(_at_home(spec))
     named = catalog.find(text)
     if named is None:
         return Place(_copied(text), options)
     _log.info("'%s' is %s (%s)", named.name, named.entry.data, named.file)
+    if several_text.is_several(named.entry.data):
+        return Place(named.entry.data, options, named.entry.image_column, named.entry.label_column)
     inner, beneath = _without_options(_at_home(named.entry.data))
     return Place(_copied(inner), beneath | options, named.entry.image_column, named.entry.label_column)
 
@@ -123,7 +127,8 @@ def _copied(text: str) -> str:
     if not remote.is_url(text) or Path(text).exists():
         return text
     urls = expanded(text)
-    copies = remote.local_copies(urls)
+    later = all(url.partition("?")[0].lower().endswith(remote.SHARDS) for url in urls)
+    copies = remote.shards(urls) if later else remote.local_copies(urls)
     if len(urls) == 1:
         return str(copies[0])
     if len({copy.parent for copy in copies}) > 1:
@@ -166,7 +171,7 @@ def _options(spec: str, module: ModuleType, given: dict[str, str]) -> Any:
 
 
 def _from_path(spec: str) -> ModuleType:
-    if not _PATTERN.search(spec):
+    if not _PATTERN.search(spec) and not remote.is_copy(Path(spec)):  # a copy is made when it is read
         _check_exists(spec)
     module = _recognised_by(spec)
     if module is None:
@@ -234,7 +239,13 @@ def _understood() -> str:
 
 
 def absolute(spec: str) -> str:
-    """The same location from any folder: a path that exists, or a pattern of paths, becomes absolute."""
+    """The same location from any folder: a path that exists, or a pattern of paths, becomes absolute.
+
+    Raises:
+        UsageError: it lists several sources, and the list is wrong.
+    """
+    if several_text.is_several(spec):
+        return several_text.with_locations(spec, absolute)
     text, options = _without_options(_at_home(spec))
     is_path = Path(text).exists() or (_PATTERN.search(text) and not _SCHEME.fullmatch(text))
     scheme = _SCHEME.fullmatch(text)

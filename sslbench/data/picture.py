@@ -1,6 +1,7 @@
 """A decoded picture: what it holds, what it may be, and the one way from an array of pixels to it."""
 
 import dataclasses
+import re
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +106,14 @@ def check_size(width: int, height: int, path: str, max_pixels: int) -> None:
     if width < 1 or height < 1:
         raise UnreadableImage(path, f"a picture of {width} x {height} pixels")
     if width * height > max_pixels:
-        raise UnreadableImage(path, f"{width} x {height} pixels, more than the limit of {max_pixels:,}")
+        raise UnreadableImage(path, f"{width} x {height} pixels, more than the limit of {max_pixels:,} (--max-pixels)")
+
+
+def declared_too_large(error: Exception, path: str, max_pixels: int) -> UnreadableImage:
+    """What Pillow's DecompressionBombError says, in the words of `check_size`."""
+    declared = re.search(r"\d+", str(error))
+    size = f"{int(declared[0]):,} pixels" if declared else "too many pixels"
+    return UnreadableImage(path, f"{size}, more than the limit of {max_pixels:,} (--max-pixels)")
 
 
 def as_wanted(decoded: Decoded, path: str, wanted: Wanted) -> Decoded:

@@ -1,50 +1,57 @@
-"""Data behind a URL: copied to a bounded local cache by fsspec, and used from there.
+"""Data behind a URL, and compressed shards: read from copies in a folder that never grows beyond a bound.
 
-The cache is the folder `remote` in the cache folder. It holds $SSLBENCH_REMOTE_CACHE at most (50GB unless set): what
-was used longest ago goes first, never what a running process uses. With 0 a copy is removed when the last process that
-uses it ends.
+The folder is `remote` in the cache folder. It holds $SSLBENCH_REMOTE_CACHE at most (50GB unless set): what was used
+longest ago goes first, never what is being read. With 0 a copy is removed when the last process that uses it lets go.
+
+Most files are copied when they are opened, and all of them must fit. Tar shards are not: each is fetched when an image
+in it is read and its copy is not there, once per machine, so that there may be more of them than fit.
 """
 
 import atexit
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
-import re
-import tempfile
-import urllib.error
+import time
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from sslbench import paths
+from sslbench.data import _room, _transfer
+from sslbench.data._origin import Origin, is_url, known_of, place_of, write_info
+from sslbench.data._urls import RemoteFile, described
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
-from sslbench.names import did_you_mean
 
-DEFAULT_LIMIT = "50GB"
-_URL = re.compile(r"[A-Za-z][\w+.-]*://.+", re.DOTALL)
-_CHUNK = 1 << 20
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_TIMEOUT_S = 60
+__all__ = [
+    "SHARDS",
+    "Origin",
+    "alone",
+    "is_copy",
+    "is_url",
+    "local_copies",
+    "opened",
+    "origin_of",
+    "shards",
+]
+
+SHARDS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+"""Suffixes of files that are fetched when they are read."""
+
+_AT_ONCE = 16
+_OFTEN = 5  # fetches of one shard within _SOON_S that are worth a word
+_SOON_S = 600.0
 _log = logging.getLogger("sslbench")
-
-
-def is_url(spec: str) -> bool:
-    """Whether the string is s3://..., https://... and the like."""
-    return _URL.fullmatch(spec) is not None
 
 
 def local_copies(urls: list[str]) -> list[Path]:
     """The files behind URLs as local ones, copied if they are not there or have changed.
 
     Args:
-        urls: of files; all of them must fit into the cache at once.
+        urls: of files; all of them must fit into the cache at once, and stay there while this process runs.
 
     Returns:
         One path per URL, with the same file name; files of one remote folder lie in one folder.
@@ -53,197 +60,232 @@ def local_copies(urls: list[str]) -> list[Path]:
         UsageError: the kind of URL is unknown or its package is missing, or there is no such file.
         DataError: it cannot be reached, breaks off, or does not fit into the cache.
     """
-    files = [_Remote.of(url) for url in urls]
-    total, limit = sum(file.size or 0 for file in files), _limit()
-    if limit and total > limit:
+    files = _described(urls)
+    total = sum(file.size or 0 for file in files)
+    if total > _room.bound():
         raise DataError(
-            f"{counted(len(urls), 'file')} of {total:,} bytes do not fit into the cache of {limit:,}",
+            f"{counted(len(urls), 'file')} of {total:,} bytes do not fit into the cache of {_room.bound():,}",
             "Raise $SSLBENCH_REMOTE_CACHE (such as 200GB), or copy the data to a folder.",
         )
-    found = []
     for file in files:
-        path = _place(file.url)
-        with _locked(path):
-            _use(path)
-            if not _is_there(path, file):
-                _copy(file, path)
-        os.utime(path.with_name(path.name + ".info"))
-        found.append(path)
-    if limit:
-        _evict(limit)
-    return found
+        _use(Path(file.place))
+        with opened(file):
+            pass
+    return [Path(file.place) for file in files]
 
 
-class _Remote:
-    """A file behind a URL: its size, what changes when it does, and how to read it; all None when it is unreachable."""
+def shards(urls: list[str]) -> list[Path]:
+    """Where the copies of shards will lie; none is fetched yet. `origin_of` says of such a path what belongs there.
 
-    def __init__(self, url: str, size: int | None, state: str | None, open_: Callable[[], Any]) -> None:
-        self.url, self.size, self.state, self.open = url, size, state, open_
+    Raises:
+        UsageError: the kind of URL is unknown or its package is missing, or there is no such file.
+        DataError: one cannot be reached, or does not fit into the cache by itself.
+    """
+    files = _described(urls)
+    largest = max(files, key=lambda file: file.size or 0)
+    if (largest.size or 0) > _room.bound():
+        raise DataError(
+            f"{largest.url} has {largest.size:,} bytes and the cache holds {_room.bound():,}",
+            "Raise $SSLBENCH_REMOTE_CACHE (such as 200GB).",
+        )
+    total = sum(file.size or 0 for file in files)
+    if total > _room.bound():
+        _log.info(
+            "%s of %s bytes do not fit into the cache of %s at once: each is fetched when it is needed",
+            counted(len(files), "shard"),
+            f"{total:,}",
+            f"{_room.bound():,}",
+        )
+    for file in files:
+        write_info(file)
+    return [Path(file.place) for file in files]
 
-    @classmethod
-    def of(cls, url: str) -> "_Remote":
-        kept = _place(url).with_name(_place(url).name + ".info")
-        try:
-            return _over_http(url) if url.startswith(("http://", "https://")) else _by_fsspec(url)
-        except FileNotFoundError as error:
-            raise UsageError(f"there is no file {url}") from error
-        except (OSError, RuntimeError) as error:
-            if kept.is_file():
-                _log.warning("%s cannot be reached (%s): the copy that was made before is used", url, error)
-                return cls(url, None, None, lambda: None)
-            raise DataError(f"{url} cannot be reached: {_one_line(error)}") from error
+
+def is_copy(path: Path) -> bool:
+    """Whether a path is one that `shards` gave."""
+    return path.parent.parent == _room.folder()
 
 
-def _over_http(url: str) -> _Remote:
-    request = urllib.request.Request(url, method="HEAD")
+def origin_of(path: Path) -> Origin | None:
+    """What a path in the folder of copies stands for; of a compressed file on this machine, its unpacked copy.
+
+    Returns:
+        None for a file that can be read as it is.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    _clean_up_at_exit()  # in this process: those that it forks may end without a word
+    if is_copy(path):
+        known = known_of(path)
+        return Origin(known["url"], known["state"], known["size"], str(path)) if known else None
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            size = answer.headers.get("Content-Length")
-            state = [answer.headers.get(key) for key in ("ETag", "Last-Modified", "Content-Length")]
-    except urllib.error.HTTPError as error:
-        if error.code in (404, 410):
-            raise FileNotFoundError(url) from error
-        raise
-    opened = functools.partial(urllib.request.urlopen, url, timeout=_TIMEOUT_S)
-    return _Remote(url, int(size) if size is not None else None, json.dumps(state), opened)
-
-
-def _by_fsspec(url: str) -> _Remote:
-    import fsspec
-
-    scheme = url.partition("://")[0]
-    known = sorted(fsspec.available_protocols())
-    if scheme not in known:
-        raise UsageError(f"'{scheme}://' is no kind of URL that is known", did_you_mean(scheme, known))
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        package = _PACKAGES.get(scheme, str(getattr(error, "name", None) or f"fsspec[{scheme}]"))
-        raise UsageError(f"reading {scheme}:// needs the package {package}", f"pip install {package}") from error
-    info = system.info(path)
-    if info.get("type") == "directory":
-        raise UsageError(f"{url} is a folder", "Give files: .tar, .zip, .tsv; braces stand for several: {0000..0099}.")
-    keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created", "size")
-    state = json.dumps([str(info.get(key)) for key in keys])
-    return _Remote(url, info.get("size"), state, functools.partial(system.open, path, "rb"))
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:200]
-
-
-def _place(url: str) -> Path:
-    """Where a copy lies: files of one remote folder together, under their own names."""
-    parts = urllib.parse.urlsplit(url)
-    folder, _, name = parts.path.rpartition("/") if parts.path.strip("/") else ("", "", parts.netloc)
-    key = f"{parts.scheme}://{parts.netloc}{folder}?{parts.query}"
-    name = urllib.parse.unquote(name).replace("/", "_")
-    if not name or name in (".", ".."):
-        raise UsageError(f"{url} names no file")
-    return paths.cache_dir() / "remote" / hashlib.sha256(key.encode()).hexdigest()[:16] / name
-
-
-def _is_there(path: Path, file: _Remote) -> bool:
-    info = path.with_name(path.name + ".info")
-    if not path.is_file() or not info.is_file():
-        return False
-    if file.state is None:
-        return True
-    known = json.loads(info.read_text(encoding="utf-8"))
-    return bool(known["state"] == file.state and known["size"] == path.stat().st_size)
-
-
-def _copy(file: _Remote, path: Path) -> None:
-    """Whole or not at all."""
-    if file.state is None:
-        raise DataError(f"{file.url} cannot be reached, and its copy is incomplete")
-    size = f" ({file.size:,} bytes)" if file.size is not None else ""
-    _log.info("copying %s%s to %s", file.url, size, path)
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as new:
-            try:
-                with file.open() as source:
-                    while chunk := source.read(_CHUNK):
-                        new.write(chunk)
-                copied = new.tell()
-                if file.size is not None and copied != file.size:
-                    raise OSError(f"it broke off after {copied:,} of {file.size:,} bytes")
-            except BaseException:
-                Path(new.name).unlink()
-                raise
-        Path(new.name).replace(path)
-        about = {"url": file.url, "state": file.state, "size": copied}
-        path.with_name(path.name + ".info").write_text(json.dumps(about), encoding="utf-8")
+        with path.open("rb") as file:
+            head = file.read(_transfer.HEAD_BYTES)
+            stat = os.fstat(file.fileno())
     except OSError as error:
-        raise DataError(f"{file.url} cannot be copied to {path.parent}: {_one_line(error)}", "Try again.") from error
-
-
-def _limit() -> int:
-    text = os.environ.get("SSLBENCH_REMOTE_CACHE", DEFAULT_LIMIT)
-    match = re.fullmatch(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)B?", text.strip().upper())
-    if match is None:
-        raise UsageError(f"$SSLBENCH_REMOTE_CACHE is '{text}', which is no size", "Such as 50GB, 500MB, or 0.")
-    return int(float(match["number"]) * _UNITS[match["unit"]])
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if _transfer.compression(head) is None:
+        return None
+    url = os.path.abspath(path)  # noqa: PTH100 - links stay as they are
+    state = json.dumps([stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino])
+    return Origin(url, state, stat.st_size, str(place_of(f"unpacked://{urllib.parse.quote(url)}")))
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time copies to `path`."""
-    import fcntl
+def opened(origin: Origin) -> Iterator[int]:
+    """The copy as a file descriptor to read from; it is fetched if it is not there, and stays until the end of this.
 
+    Raises:
+        DataError: it cannot be fetched, does not fit, or the file has changed since it was described.
+    """
+    path = Path(origin.place)
+    _pin = _room.Pin(path) if _room.limit() else _held(path)
+    copy = _open(origin)
+    if copy is None:
+        with _room.locked(path) as lock:
+            copy = _open(origin)  # another process may have been faster
+            if copy is None:
+                _fetch(origin, again=os.fstat(lock.fileno()).st_size > 0)
+                _count(origin, lock.fileno())
+                copy = _open(origin)
+    if copy is None:
+        raise DataError(f"the copy of {origin.url} was removed from {path.parent} while it was used")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(f".{path.name}.copying").open("wb")
-    except OSError as error:
-        raise UsageError(
-            f"the cache folder {path.parent} cannot be written: {error.strerror}",
-            "Set $SSLBENCH_CACHE to a folder that can be written.",
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield copy
+    finally:
+        os.close(copy)
+        del _pin
+
+
+@contextlib.contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """One process at a time makes a file that all of them would make.
+
+    Raises:
+        UsageError: its folder cannot be written.
+    """
+    with _room.locked(file):
         yield
 
 
+def _open(origin: Origin) -> int | None:
+    """The copy, if it is there and of this state."""
+    try:
+        file = os.open(origin.place, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    except FileNotFoundError:
+        return None
+    if os.fstat(file).st_mtime_ns == origin.stamp[1]:
+        return file
+    os.close(file)
+    return None
+
+
+def _fetch(origin: Origin, *, again: bool) -> None:
+    path = Path(origin.place)
+    # Whoever reads shard by shard fetches the same ones every epoch: only the first time is worth a line.
+    level = logging.DEBUG if again else logging.INFO
+    if not is_url(origin.url):
+        _log.log(level, "unpacking %s", origin.url)
+        _transfer.copy(
+            origin.url,
+            functools.partial(open, origin.url, "rb"),
+            path,
+            size=origin.size,
+            mtime_ns=origin.stamp[1],
+            unpack=True,
+            pauses=(),
+        )
+        if origin_of(Path(origin.url)) != origin:
+            path.unlink(missing_ok=True)
+            raise DataError(f"{origin.url} was written to while it was read", "Try again when it is complete.")
+        return
+    size = f" ({origin.size:,} bytes)" if origin.size is not None else ""
+    _log.log(level, "copying %s%s", origin.url, size)
+    open_ = functools.partial(_open_remote, origin)
+    unpack = origin.url.partition("?")[0].lower().endswith(SHARDS)
+    _transfer.copy(origin.url, open_, path, size=origin.size, mtime_ns=origin.stamp[1], unpack=unpack)
+    write_info(origin)
+
+
+def _open_remote(origin: Origin) -> Any:
+    file = _ask(origin.url)
+    if file.state != origin.state:
+        raise DataError(f"{origin.url} has changed since it was opened", "Run the command again.")
+    return file.open()
+
+
+def _count(origin: Origin, lock: int) -> None:
+    """Says so when a shard is fetched again and again: the order of reading and the cache do not go together."""
+    times = [float(text) for text in os.pread(lock, 200, 0).split()][1 - _OFTEN :]
+    times.append(time.time())
+    os.ftruncate(lock, 0)
+    os.write(lock, " ".join(f"{moment:.1f}" for moment in times).encode())  # it was opened to append
+    if len(times) < _OFTEN or times[-1] - times[0] > _SOON_S:
+        return
+    said = _room.folder() / ".said"
+    if said.exists() and time.time() - said.stat().st_mtime < _SOON_S:  # by another process as well
+        return
+    said.touch()
+    _log.warning(
+        "%s was fetched %d times within 10 minutes: a cache of %s bytes is too small for the order in which images "
+        "are read. Raise $SSLBENCH_REMOTE_CACHE, or read shard by shard (pretrain: sampler=shards).",
+        origin.url,
+        _OFTEN,
+        f"{_room.limit():,}",
+    )
+
+
 @functools.cache
-def _use(path: Path) -> IO[bytes]:
-    """A mark that this process, or one that it forks, uses a copy; the system takes it away when all have ended."""
-    import fcntl
-
-    mark = path.with_name(f".{path.name}.used").open("ab")
-    fcntl.flock(mark, fcntl.LOCK_SH)
-    atexit.register(_let_go, path, mark)
-    return mark
+def _warn_once(message: str) -> None:
+    _log.warning(message)
 
 
-def _let_go(path: Path, mark: IO[bytes]) -> None:
-    mark.close()
-    if _limit() == 0:
-        _remove_unused(path)
+def _described(urls: Sequence[str]) -> list[Origin]:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        files = list(pool.map(_ask, urls))
+    return [Origin(file.url, file.state, file.size, str(place_of(file.url))) for file in files]
 
 
-def _remove_unused(path: Path) -> bool:
-    """Removes a copy unless a process uses it; whether it did."""
-    import fcntl
+def _ask(url: str) -> RemoteFile:
+    """The file as its server describes it; if that cannot be reached, as it was known before."""
+    try:
+        return described(url)
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file {url}") from error
+    except (OSError, RuntimeError) as error:
+        problem = error
+    known = known_of(place_of(url))
+    if known is None:
+        raise DataError(f"{url} cannot be reached: {_transfer.one_line(problem)}") from problem
 
-    with contextlib.suppress(OSError), path.with_name(f".{path.name}.used").open("ab") as mark:
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for name in (path.name, f"{path.name}.info", f".{path.name}.copying", f".{path.name}.used"):
-            path.with_name(name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()  # if it is empty now
-        return True
-    return False
+    def fail() -> Any:
+        raise OSError(f"it cannot be reached: {_transfer.one_line(problem)}") from problem
+
+    _warn_once(f"{url} cannot be reached ({_transfer.one_line(problem)}): the copy that was made before is used")
+    return RemoteFile(url, known["size"], known["state"], fail)
 
 
-def _evict(limit: int) -> None:
-    """Removes what was used longest ago until the rest fits."""
-    infos = sorted((paths.cache_dir() / "remote").glob("*/*.info"), key=lambda info: info.stat().st_mtime)
-    copies = [info.with_name(info.name.removesuffix(".info")) for info in infos]
-    sizes = {copy: copy.stat().st_size for copy in copies if copy.is_file()}
-    total = sum(sizes.values())
-    for copy, size in sizes.items():
-        if total <= limit:
-            return
-        if _remove_unused(copy):
-            total -= size
-            _log.info("removed %s from the cache, which is full", copy)
+def _held(path: Path) -> _room.Pin:
+    """Where nothing is kept: a pin that stays while the process reads from this and a few other copies."""
+    _clean_up_at_exit()
+    return _room.held(path)
+
+
+@functools.cache
+def _use(path: Path) -> _room.Pin:
+    """A pin that lasts as long as this process, and those that it forks."""
+    _clean_up_at_exit()
+    return _room.Pin(path)
+
+
+@functools.cache
+def _clean_up_at_exit() -> None:
+    atexit.register(_clean_up)
+
+
+def _clean_up() -> None:
+    _use.cache_clear()
+    _room.held.cache_clear()
+    if _room.limit() == 0:
+        _room.remove_all_unused()

@@ -1,53 +1,131 @@
 """In which order training shows its images: a function of (seed, epoch, process), so there is no state to save."""
 
+import logging
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.source import Source
+from sslbench.data.sharded import WINDOW
+from sslbench.data.source import ORIGIN, Source
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
-SamplerName = Literal["shuffled", "balanced", "stratified"]
+SamplerName = Literal["shuffled", "balanced", "stratified", "weighted", "shards"]
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
+AskedSampler = Literal["auto", "shuffled", "balanced", "stratified", "weighted", "shards"]
+"""'auto': weighted where the data come with weights, else shuffled."""
+
+REPEATING: tuple[SamplerName, ...] = ("balanced", "weighted")
+"""Those that may show an image more than once in an epoch."""
 
 Indices = npt.NDArray[np.int64]
 
-_ORDER = 0  # tells the random numbers of the order from those of the augmentation
+_ORDER, _SHARDS = 0, 3  # tell the random numbers of the order from those of the augmentation
+_log = logging.getLogger("sslbench")
 
 
-def check_sampler(sampler: str, source: Source) -> None:
+def choose_sampler(asked: str, source: Source, world: int = 1) -> SamplerName:
+    """The sampler that is meant, after `check_sampler`; if it does not heed weights that the data have, it is said.
+
+    Raises:
+        UsageError: see there.
+    """
+    if asked == "auto":
+        asked = "weighted" if source.weights else "shuffled"
+    sampler = check_sampler(asked, source)
+    if sampler == "weighted":
+        _check_origins(source, world)
+    elif source.weights:
+        _log.warning("%s: its weights are not used: sampler=%s was asked for", source.name, sampler)
+    return sampler
+
+
+def check_sampler(sampler: str, source: Source) -> SamplerName:
     """Whether there is such a sampler, and the labels that it needs.
 
     Raises:
-        UsageError: it has another name, or an image has not exactly one class.
+        UsageError: it has another name, or an image has not exactly one class, or there is one source only.
     """
-    if sampler not in SAMPLERS:
+    known = next((name for name in SAMPLERS if name == sampler), None)
+    if known is None:
         raise UsageError(f"there is no sampler '{sampler}'. {did_you_mean(sampler, SAMPLERS)}")
-    if sampler != "shuffled" and source.labels.kind != "single":
+    if sampler == "weighted" and ORIGIN not in source.attributes:
+        raise UsageError(
+            f"sampler=weighted mixes several sources, and {source.name} is one",
+            "List them with their weights in a YAML file; or sampler=balanced shows every class equally often.",
+        )
+    if sampler in ("balanced", "stratified") and source.labels.kind != "single":
         raise UsageError(
             f"sampler={sampler} needs images with one class each, and {source.name} has "
             + ("none" if source.labels.kind == "none" else f"labels of the kind '{source.labels.kind}'"),
             "Leave sampler away: every image is shown once per epoch, in a random order.",
         )
+    return known
 
 
-def epoch_order(sampler: SamplerName, n: int, classes: Indices | None, *, seed: int, epoch: int, rank: int) -> Indices:
+def origins_of(source: Source) -> tuple[Indices, npt.NDArray[np.float64]]:
+    """Of a source made of several: int64 (N,), the number of each image's origin, and (origins,) their weights.
+
+    Origins are numbered in the order of their names; one without a weight has 1.
+    """
+    column = source.attributes[ORIGIN]
+    names = sorted({*column, *source.weights})
+    number = {name: i for i, name in enumerate(names)}
+    codes = np.fromiter((number[name] for name in column), dtype=np.int64, count=len(column))
+    return codes, np.array([source.weights.get(name, 1.0) for name in names])
+
+
+def _check_origins(source: Source, world: int) -> None:
+    """Every process has images of every origin, or none of them could keep to the weights."""
+    codes, weights = origins_of(source)
+    usable = codes[: len(codes) // world * world]
+    names = sorted({*source.attributes[ORIGIN], *source.weights})
+    for rank in range(world):
+        counts = np.bincount(usable[rank::world], minlength=len(weights))
+        if not counts.all():
+            name = names[int(np.argmin(counts))]
+            n = int((codes == names.index(name)).sum())
+            raise UsageError(
+                f"sampler=weighted: of {source.name}, {name} has {n:,} images for {world:,} processes",
+                "Every process needs one of each source: take fewer processes or a larger --limit, or leave it out.",
+            )
+
+
+def epoch_order(  # noqa: PLR0913  what the samplers look at, and where the numbers come from
+    sampler: SamplerName,
+    n: int,
+    classes: Indices | None,
+    *,
+    seed: int,
+    epoch: int,
+    rank: int,
+    shards: Indices | None = None,
+    window: int = WINDOW,
+    weights: npt.NDArray[np.float64] | None = None,
+) -> Indices:
     """The images of one epoch of one process.
 
     - 'shuffled': every image once, in random order.
     - 'stratified': every image once, in a random order in which every stretch has nearly the classes' shares.
     - 'balanced': every class equally often (to within one image), and within a class every image equally often (to
       within one): images of rare classes come several times, some of frequent classes not in this epoch.
+    - 'weighted': every origin in proportion to its weight (to within one image, and exactly over many epochs), and
+      within an origin every image equally often (to within one).
+    - 'shards': every image once. The shards come in random order, the same for all processes, and the images of each
+      are spread over the time of `window` shards: at any moment they come from at most so many. For shards that do not
+      all fit on this machine: neighbours are less mixed than by 'shuffled', as in webdataset's shuffle buffer.
 
     Args:
         sampler: which.
         n: images of the process.
-        classes: int64 (n,), the class of each; not needed to shuffle.
+        classes: int64 (n,), the class of each, for 'weighted' the origin; needed for these, 'balanced', 'stratified'.
         seed: of the run.
         epoch: another one gives another order.
         rank: of the process, which balances its own images.
+        shards: int64 (n,), the shard of each; needed for 'shards'.
+        window: shards that 'shards' mixes.
+        weights: float64, of each origin, by its number; None: all the same.
 
     Returns:
         int64 (n,), positions among the images of the process.
@@ -55,9 +133,13 @@ def epoch_order(sampler: SamplerName, n: int, classes: Indices | None, *, seed: 
     rng = np.random.default_rng((_ORDER, seed, epoch, rank))
     if sampler == "shuffled":
         return rng.permutation(n)
+    if sampler == "shards":
+        if shards is None:
+            raise ValueError("no shards")
+        return np.argsort(_turns(shards, seed, epoch) + window * rng.random(n), kind="stable")
     if classes is None:
         raise ValueError(f"{sampler} without classes")
-    _, number, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    present, number, counts = np.unique(classes, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(number, kind="stable"), np.cumsum(counts)[:-1])
     if sampler == "stratified":
         # The j-th of m images of a class lies somewhere in the j-th of m equal parts of the epoch.
@@ -65,10 +147,34 @@ def epoch_order(sampler: SamplerName, n: int, classes: Indices | None, *, seed: 
         for rows in members:
             moments[rng.permutation(rows)] = (np.arange(len(rows)) + rng.random(len(rows))) / len(rows)
         return np.argsort(moments, kind="stable")
-    quota = np.full(len(members), n // len(members))
-    quota[rng.permutation(len(members))[: n % len(members)]] += 1
+    if sampler == "weighted":
+        quota = _quotas(n, np.ones(len(members)) if weights is None else weights[present], rng)
+    else:
+        quota = np.full(len(members), n // len(members))
+        quota[rng.permutation(len(members))[: n % len(members)]] += 1
     drawn = [_equally_often(rows, int(q), rng) for rows, q in zip(members, quota, strict=True)]
     return rng.permutation(np.concatenate(drawn))
+
+
+def _quotas(n: int, weights: npt.NDArray[np.float64], rng: np.random.Generator) -> Indices:
+    """Whole numbers with the sum n: the exact shares rounded up or down, so that their means are the shares.
+
+    Systematic sampling: the shares lie end to end, and marks at a distance of one, from a random start, count for each.
+    """
+    ends = np.cumsum(weights) / weights.sum() * n
+    ends[-1] = n
+    marks: Indices = np.floor(ends + rng.random()).astype(np.int64)
+    return np.diff(marks, prepend=0)
+
+
+def _turns(shards: Indices, seed: int, epoch: int) -> Indices:
+    """For each image the turn of its shard, 0, 1, ...; without the rank: processes of one machine share the copies."""
+    present, number = np.unique(shards, return_inverse=True)
+    # The k-th shard gets the k-th number, whatever other shards a process has images of.
+    drawn = np.random.default_rng((_SHARDS, seed, epoch)).random(int(present.max(initial=-1)) + 1)[present]
+    turns = np.empty(len(present), dtype=np.int64)
+    turns[np.argsort(drawn)] = np.arange(len(present))
+    return turns[number]
 
 
 def _equally_often(rows: Indices, n: int, rng: np.random.Generator) -> Indices:

@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 LabelKind = Literal["single", "multi", "value", "none"]
 
+ORIGIN = "origin"
+"""The attribute of a source made of several that names the one each sample is from."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
@@ -86,6 +89,10 @@ class Source:
         notes: what was found on opening and may surprise ("2 hidden folders left out"), one sentence each.
         attributes: further columns of the manifest, name -> one text per sample ('' where there is none); metrics can
             be broken down by them.
+        grouped_by: the attribute whose equal values a seeded split keeps on one side: 'video' for frames of videos,
+            'image' for crops; empty if every sample stands for itself.
+        weights: of a source made of several (see `joined.join`): the name of each -> how often pretraining shows it,
+            relative to the others; empty: every image equally often.
     """
 
     name: str
@@ -94,6 +101,8 @@ class Source:
     images: Images
     notes: tuple[str, ...] = ()
     attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    grouped_by: str = ""
+    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.images):
@@ -101,6 +110,8 @@ class Source:
         for name, column in self.attributes.items():
             if len(column) != len(self.ids):
                 raise ValueError(f"{len(self.ids)} ids, {len(column)} values of the attribute '{name}'")
+        if self.grouped_by and self.grouped_by not in self.attributes:
+            raise ValueError(f"grouped by '{self.grouped_by}', which is none of the attributes")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -113,7 +124,8 @@ class Source:
         ids = tuple(self.ids[i] for i in chosen)
         images, labels = self.images.select(chosen), self.labels.select(chosen)
         attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
-        return Source(name or self.name, ids, labels, images, self.notes, attributes)
+        further = attributes, self.grouped_by, self.weights
+        return Source(name or self.name, ids, labels, images, self.notes, *further)
 
     def images_fingerprint(self) -> str:
         """Hash of ids and image contents, 32 hex digits: what features depend on."""

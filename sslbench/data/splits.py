@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.labels import class_counts, present_classes
+from sslbench.data._group_split import choose_groups, group_numbers, torn_classes
+from sslbench.data.labels import present_classes
 from sslbench.data.open import open_data
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import ORIGIN, Labels, Source
 from sslbench.data.stratify import choose
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
@@ -53,8 +54,9 @@ def train_test(
     Args:
         data: as `open_data` takes it. Its train split if it has one, else all of it.
         test_data: of this the test split, else val, else all. Without it, `data`'s own test split (else val); if
-            `data` has no splits, a seeded split that keeps the share of every class.
-        seed: of the split; it depends on nothing else but ids and labels.
+            `data` has no splits, a seeded split that keeps the share of every class, and samples of one group together
+            (`Source.grouped_by`).
+        seed: of the split; it depends on nothing else but ids, labels and groups.
         test_fraction: share of the samples that becomes the test part in a seeded split.
         image_column: as in `open_data`.
         label_column: as in `open_data`.
@@ -110,7 +112,15 @@ def _from_one(spec: str, sources: dict[str, Source], seed: int, test_fraction: f
 
 
 def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
-    fit, held = holdout(source.labels, test_fraction, seed)
+    names = source.attributes.get(source.grouped_by, ())
+    groups = group_numbers(names)
+    fit, held = holdout(source.labels, test_fraction, seed, groups=names)
+    if groups is not None and not (len(fit) and len(held)):
+        raise DataError(
+            f"{source.name}: its {len(source)} images cannot be split without tearing apart those of one "
+            f"{source.grouped_by} (of these it has {groups.max() + 1:,})",
+            "Every class of the test part needs two of them; or give the test images with --test-data.",
+        )
     if not len(fit) or not len(held):
         raise DataError(
             f"{source.name} has {len(source)} images, too few of each class to split into train and test",
@@ -118,20 +128,14 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
         )
     kind = "random" if source.labels.kind in ("none", "value") else "stratified"
     percent = round(100 * len(held) / len(source))
-    how = f"seeded {kind} split: {100 - percent} % train, {percent} % test (seed {seed})"
+    by = f" by {source.grouped_by}" if groups is not None else ""
+    how = f"seeded {kind} split{by}: {100 - percent} % train, {percent} % test (seed {seed})"
     train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
     test = source.select(held, f"{source.name} (test, {percent} %)")
-    alone: list[str] = []
-    if source.labels.kind != "value":
-        counts = class_counts(source.labels)
-        alone = [name for name, n in zip(source.labels.classes, counts, strict=True) if n == 1]
-    notes = (f"classes with one image are on one side only: {some(alone, 5)}",) if alone else ()
-    if alone and source.labels.kind == "single":
-        notes = (f"classes with one image are in train only: {some(alone, 5)}",)
-    return TrainTest(train, test, how, notes, whole=source)
+    return TrainTest(train, test, how, torn_classes(source, test, grouped=groups is not None), whole=source)
 
 
-def holdout(labels: Labels, fraction: float, seed: int) -> tuple[Indices, Indices]:
+def holdout(labels: Labels, fraction: float, seed: int, *, groups: Sequence[str] = ()) -> tuple[Indices, Indices]:
     """A seeded stratified split of samples: (fit, held), int64 positions, each ascending.
 
     Every class keeps its share as nearly as whole samples allow, and a class with at least two is on both
@@ -142,13 +146,20 @@ def holdout(labels: Labels, fraction: float, seed: int) -> tuple[Indices, Indice
         labels: of the N samples.
         fraction: share of `held`, in (0, 1).
         seed: another one gives another split.
+        groups: of each sample, by name; those of one group stay on one side, and every class is in `fit`. An empty name
+            is a group of its own. None: samples stand for themselves.
 
     Raises:
         UsageError: the fraction is not between 0 and 1.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction of a split must lie between 0 and 1, not {fraction}")
-    held = choose(labels, round(fraction * len(labels)), np.random.default_rng(seed), both_sides=True)
+    wanted, rng = round(fraction * len(labels)), np.random.default_rng(seed)
+    numbers = group_numbers(groups)
+    if numbers is None:
+        held = choose(labels, wanted, rng, both_sides=True)
+    else:
+        held = choose_groups(labels, numbers, wanted, rng)
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
@@ -235,6 +246,8 @@ def label_problems(train: Source, test: Source) -> list[str]:
     if unlabelled:
         verb = "has" if len(unlabelled) == 1 else "have"
         remedy = "give a folder with a sub-folder per class, or a table or manifest with labels"
+        if ORIGIN in train.attributes:
+            remedy = "several sources have labels only if each of them has; sslbench check-data names those without"
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
     if train.labels.kind != test.labels.kind:
         return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]

@@ -13,15 +13,24 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from sslbench.data import loader
-from sslbench.data._training_batch import BatchMaker, Item, RawBatch, share_of, start_worker
+from sslbench.data._training_batch import BatchMaker, Item, RawBatch, rows_by_origin, share_of, start_worker
 from sslbench.data.decoder import DEFAULT, Reading
-from sslbench.data.samplers import SamplerName, check_sampler, epoch_order, occurrences
-from sslbench.data.source import Source
-from sslbench.data.views import Augment
+from sslbench.data.samplers import (
+    REPEATING,
+    AskedSampler,
+    SamplerName,
+    choose_sampler,
+    epoch_order,
+    occurrences,
+    origins_of,
+)
+from sslbench.data.sharded import WINDOW, check_order, shards_of
+from sslbench.data.source import ORIGIN, Source
+from sslbench.data.views import Augment, without_colours
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 
-__all__ = ["RawBatch", "TrainingData"]
+__all__ = ["RawBatch", "TrainingData", "rows_by_origin"]
 
 _log = logging.getLogger("sslbench")
 
@@ -35,6 +44,9 @@ class TrainingData:
 
     An image that cannot be read is replaced by another one of the same process that is not in the batch. The choice
     follows from (seed, epoch, index). How often that happened stands in each batch; each file is logged once.
+
+    Of several sources at once (`joined.join`, or what `open_data` makes of a YAML file that lists them), each batch
+    names the source of every image in `RawBatch.origins`, and `batch.by_origin()` is {"coco": ..., "photos": ...}.
 
     Attributes:
         steps_per_epoch: full batches in one epoch.
@@ -52,7 +64,9 @@ class TrainingData:
         workers: int = 0,
         prefetch: int = 2,
         reading: Reading = DEFAULT,
-        sampler: SamplerName = "shuffled",
+        sampler: AskedSampler = "auto",
+        shard_window: int = WINDOW,
+        channels: int = 3,
     ) -> None:
         """Checks that there is something to train on; reads no image yet.
 
@@ -66,20 +80,35 @@ class TrainingData:
             workers: processes that decode and augment; 0 does it in this process.
             prefetch: batches that each worker prepares ahead.
             reading: the decoder, its limit, and how the workers are started.
-            sampler: the order of the images; see `samplers.epoch_order`. 'balanced' needs one class per image.
+            sampler: the order of the images; see `samplers.epoch_order`. 'balanced' needs one class per image,
+                'weighted' several sources. 'auto' is 'weighted' where the source comes with weights, else 'shuffled'.
+            shard_window: shards that sampler 'shards' mixes.
+            channels: of the views; see `picture.Wanted`. One: the luminance of RGB.
 
         Raises:
             DataError: there is no image, or one.
-            UsageError: a batch is larger than what one process has, the seed is negative, or a decoder's name leads
-                nowhere.
+            UsageError: a batch is larger than what one process has, the seed is negative, a decoder's name leads
+                nowhere, or views of other channels than three are to have changes of colour.
         """
         if not (0 <= rank < world and workers >= 0 and prefetch >= 1):
             raise ValueError(f"rank {rank} of {world}, {workers} workers, {prefetch} batches ahead")
         _check(source, batch_size, world, seed)
-        check_sampler(sampler, source)
+        chosen = choose_sampler(sampler, source, world)
+        check_order(source, chosen, shard_window)
+        if channels != 3 and (colours := without_colours(augment)[1]):
+            raise UsageError(
+                f"augment: {', '.join(colours)}: for red, green and blue alone; these images have {channels}"
+            )
         share = share_of(source, rank, world)
-        self._maker = BatchMaker.of(share, augment, seed=seed, rank=rank, world=world, reading=reading)
-        self._start_method, self._sampler = reading.start_method, sampler
+        self._maker = BatchMaker.of(
+            share, augment, seed=seed, rank=rank, world=world, reading=reading, channels=channels
+        )
+        self._start_method, self._sampler, self._window = reading.start_method, chosen, shard_window
+        self._groups = self._maker.labels
+        self._weights: npt.NDArray[np.float64] | None = None
+        if chosen == "weighted":
+            self._groups, self._weights = origins_of(share)
+        self._origins = source.attributes.get(ORIGIN)
         self._batch_size, self._workers, self._prefetch = batch_size, workers, prefetch
         self._reported: set[int] = set()
         self.steps_per_epoch = len(source) // world // batch_size
@@ -97,7 +126,17 @@ class TrainingData:
             raise ValueError(f"batches {start} to {stop}")
         maker = self._maker
         plan = _Plan(
-            len(maker.images), self._batch_size, maker.seed, maker.rank, start, stop, self._sampler, maker.labels
+            len(maker.images),
+            self._batch_size,
+            maker.seed,
+            maker.rank,
+            start,
+            stop,
+            self._sampler,
+            self._groups,
+            shards_of(maker.images) if self._sampler == "shards" else None,
+            self._window,
+            self._weights,
         )
         for batch in loader.run(
             maker,
@@ -108,7 +147,12 @@ class TrainingData:
             start_method=self._start_method,
         ):
             self._report(batch)
-            yield batch
+            yield self._with_origins(batch)
+
+    def _with_origins(self, batch: RawBatch) -> RawBatch:
+        if self._origins is None:
+            return batch
+        return dataclasses.replace(batch, origins=tuple(self._origins[i] for i in batch.indices.tolist()))
 
     def _report(self, batch: RawBatch) -> None:
         for index, path, reason in batch.unreadable:
@@ -129,7 +173,10 @@ class _Plan(Sampler[Item]):
         start: position of the first batch.
         stop: position after the last one.
         sampler: of the order.
-        classes: of the images, for samplers that look at them.
+        classes: of the images, or their origins, for samplers that look at them.
+        shards: of the images, likewise.
+        window: shards that are mixed.
+        weights: of the origins.
     """
 
     n: int
@@ -140,6 +187,9 @@ class _Plan(Sampler[Item]):
     stop: int
     sampler: SamplerName = "shuffled"
     classes: npt.NDArray[np.int64] | None = None
+    shards: npt.NDArray[np.int64] | None = None
+    window: int = WINDOW
+    weights: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -151,10 +201,23 @@ class _Plan(Sampler[Item]):
             epoch, step = divmod(position, steps)
             if epoch != shuffled:
                 shuffled = epoch
-                order = epoch_order(self.sampler, self.n, self.classes, seed=self.seed, epoch=epoch, rank=self.rank)
-                again = occurrences(order) if self.sampler == "balanced" else None
+                order = self._order(epoch)
+                again = occurrences(order) if self.sampler in REPEATING else None
             batch = slice(step * self.batch_size, (step + 1) * self.batch_size)
             yield (epoch, order[batch]) if again is None else (epoch, order[batch], again[batch])
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        return epoch_order(
+            self.sampler,
+            self.n,
+            self.classes,
+            seed=self.seed,
+            epoch=epoch,
+            rank=self.rank,
+            shards=self.shards,
+            window=self.window,
+            weights=self.weights,
+        )
 
 
 def _check(source: Source, batch_size: int, world: int, seed: int) -> None:

@@ -109,7 +109,7 @@ def normalise(
     mean, std = preprocessing.mean, preprocessing.std
     check_channels(preprocessing, images.shape[1])
     if preprocessing.channels == 1 and images.shape[1] == 3:
-        images = _luminance(images)
+        images = luminance(images)
     if len(mean) != images.shape[1] or len(std) != images.shape[1] or min(std) <= 0:
         raise UsageError(
             f"preprocessing from {preprocessing.origin}: mean {mean} and std {std} do not fit images of "
@@ -139,7 +139,7 @@ def check_channels(preprocessing: Preprocessing, channels: int = 3) -> None:
         )
 
 
-def _luminance(images: torch.Tensor) -> torch.Tensor:
+def luminance(images: torch.Tensor) -> torch.Tensor:
     """(B, 3, h, w) -> (B, 1, h, w), of uint8 whole numbers as Pillow's convert("L") has them; grey stays what it is."""
     if images.is_floating_point():
         weights = torch.tensor((0.299, 0.587, 0.114), device=images.device).view(1, 3, 1, 1)

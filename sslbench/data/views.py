@@ -121,15 +121,18 @@ class Augment:
     views: tuple[View, ...] = setting((View(count=2),), "kinds of views")
     size: int | None = setting(None, "replaces the size of the large views; null leaves it", unit="pixels")
     small_size: int | None = setting(None, "replaces the size of the other views; null leaves it", unit="pixels")
-    mean: tuple[float, float, float] = setting(IMAGENET_MEAN, "per channel, subtracted after scaling to 0..1")
-    std: tuple[float, float, float] = setting(IMAGENET_STD, "per channel, divided by")
+    mean: tuple[float, ...] = setting(IMAGENET_MEAN, "per channel, subtracted after scaling to 0..1")
+    std: tuple[float, ...] = setting(IMAGENET_STD, "per channel, divided by")
 
     def __post_init__(self) -> None:
         _check(bool(self.views), "views: there are none")
         for name, value in (("size", self.size), ("small_size", self.small_size)):
             _check(value is None or value >= 1, f"{name} should be at least 1 pixel, not {value}")
-        _check(all(math.isfinite(m) for m in self.mean), f"mean should be three numbers, not {self.mean}")
-        _check(all(0 < s < math.inf for s in self.std), f"std should be three positive numbers, not {self.std}")
+        each = "one {}number per channel, not {}"
+        finite = bool(self.mean) and all(math.isfinite(m) for m in self.mean)
+        _check(finite, f"mean should be {each.format('', self.mean)}")
+        positive = bool(self.std) and all(0 < s < math.inf for s in self.std)
+        _check(positive, f"std should be {each.format('positive ', self.std)}")
         large, small = self._kinds()
         if self.small_size is not None and not small:
             raise UsageError(
@@ -166,13 +169,36 @@ class Augment:
 def make_view(view: View) -> "Callable[[Tensor], Tensor]":
     """The function that makes one view of a picture; it can be sent to other processes.
 
-    It takes uint8 (3, H, W), best with interleaved channels in memory as decoders write them, and returns uint8
-    (3, size, size), interleaved. It draws from torch's default generator: the same number of random numbers for every
-    picture, whatever happens to it.
+    It takes uint8 (C, H, W), or float32 from 0 to 255 for samples of 16 bits, best with interleaved channels in memory
+    as decoders write them, and returns (C, size, size) of the same type, interleaved. Changes of colour need three
+    channels of 8 bits (see `without_colours`). It draws from torch's default generator: the same number of random
+    numbers for every picture, whatever happens to it.
     """
     from sslbench.data._augment_ops import augment
 
     return functools.partial(augment, view)
+
+
+def without_colours(augment: Augment) -> tuple[Augment, tuple[str, ...]]:
+    """The views without the changes that mean red, green and blue: what is left is made of any channels.
+
+    Brightness, contrast, blur and solarisation act on every channel by itself, and stay.
+
+    Returns:
+        The views, and the names of what was left out: 'jitter.hue', 'jitter.saturation', 'grayscale'.
+    """
+    dropped: dict[str, None] = {}
+    views = []
+    for view in augment.views:
+        jitter = view.jitter
+        if jitter.p:
+            dropped |= {f"jitter.{name}": None for name in ("hue", "saturation") if getattr(jitter, name)}
+        dropped |= {"grayscale": None} if view.grayscale else {}
+        own = dataclasses.replace(jitter, hue=0.0, saturation=0.0)
+        views.append(
+            dataclasses.replace(view, grayscale=0.0, jitter=own if own.brightness or own.contrast else Jitter())
+        )
+    return dataclasses.replace(augment, views=tuple(views)), tuple(sorted(dropped))
 
 
 def _resized(view: View, size: int | None) -> View:

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from sslbench.data import loader
-from sslbench.data.decode import UnreadableImage
+from sslbench.data.decode import UnreadableImage, Wanted
+from sslbench.data.decoder import make_decoder
 from sslbench.data.objects import ObjectSource
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.recipe import DetectionRecipe, resized
@@ -67,7 +68,8 @@ def training_batches(
         DataError: an image cannot be read, or is of another size than its annotations are for.
     """
     plan = _Plan(source, recipe, seed, share, start, stop)
-    yield from loader.run(_TrainingImages(source, recipe, seed), workers, sampler=plan)
+    images = _TrainingImages(source, recipe, seed)
+    yield from loader.run(images, workers, sampler=plan, start_method=source.reading.start_method)
 
 
 def test_images(
@@ -78,7 +80,8 @@ def test_images(
     Raises:
         DataError: as `training_batches`.
     """
-    yield from loader.run(_TestImages(source, recipe, positions), workers)
+    images = _TestImages(source, recipe, positions)
+    yield from loader.run(images, workers, start_method=source.reading.start_method)
 
 
 def order(
@@ -196,13 +199,25 @@ def read(source: ObjectSource, index: int) -> Tensor:
         DataError: it cannot be read, or is of another size than its annotations are for.
     """
     try:
-        picture = loader.read(source.images, index).image
+        picture = picture_of(source, index)
     except UnreadableImage as error:
         raise DataError(
             f"{source.name}: an image cannot be read: {error}", "Replace it, or remove it and its objects."
         ) from error
     source.check_size(index, *picture.shape[1:])
     return picture
+
+
+def picture_of(source: ObjectSource, index: int) -> Tensor:
+    """One upright picture, uint8 (3, height, width), decoded as the source's `reading` says.
+
+    Raises:
+        UnreadableImage: there is none.
+        UsageError: a decoder's name leads nowhere.
+    """
+    reading = source.reading
+    decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), source.images)
+    return loader.read(source.images, index, decoder).image
 
 
 def resize(picture: Tensor, size: tuple[int, int]) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from sslbench import records
 from sslbench.data.source import Source
 from sslbench.errors import DataError
+from sslbench.features.array import Features
 from sslbench.metrics import groups as group_metrics
 from sslbench.metrics.per_class import per_class
 from sslbench.metrics.summary import headline
@@ -35,17 +36,23 @@ def groups_of(source: Source, ids: Sequence[str], columns: Sequence[str]) -> dic
     return {name: tuple(source.attributes[name][i] or UNNAMED for i in rows) for name in columns}
 
 
-def check_groups(source: Source, columns: Sequence[str]) -> None:
+def groups_of_features(features: Features) -> dict[str, tuple[str, ...]]:
+    """The same for features that bring their attributes."""
+    return {name: tuple(text or UNNAMED for text in column) for name, column in features.attributes.items()}
+
+
+def check_groups(source: Source | Features, columns: Sequence[str], name: str = "") -> None:
     """Refuses columns that do not divide the test samples into groups, before any image is decoded.
 
     Raises:
         DataError: a column has nearly as many values as there are samples, or more than a thousand.
     """
-    for name in columns:
-        values = len(set(source.attributes[name]))
+    for column in columns:
+        values = len(set(source.attributes[column]))
         if values > _MOST or values > max(2, len(source) // 2):
             raise DataError(
-                f"{source.name}: the column '{name}' has {values:,} different values among {len(source):,} samples",
+                f"{name or getattr(source, 'name', '')}: the column '{column}' has {values:,} different values among "
+                f"{len(source):,} samples",
                 "Groups need a column with few values, such as the site, the camera or the sex.",
             )
 

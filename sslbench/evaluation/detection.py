@@ -9,15 +9,18 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sslbench import records
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
-from sslbench.data import loader, transforms
+from sslbench.data import loader
+from sslbench.data.decoder import Reading
 from sslbench.data.objects import TrainTestObjects, split_objects
 from sslbench.detection.compatible import check_weights
 from sslbench.detection.evaluate import draw, score
 from sslbench.detection.log import Line, Watch
+from sslbench.detection.readable import check_readable
 from sslbench.detection.train import TrainingRun, check_processes
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import process_group, rank
@@ -28,6 +31,7 @@ from sslbench.evaluation.detection_export import METRICS, export, run_exported
 from sslbench.evaluation.detection_record import blank_result, describe, finished
 from sslbench.evaluation.detection_request import DetectionRequest, PreparedDetection, make_recipe
 from sslbench.evaluation.floors import UNTRAINED_SEED
+from sslbench.evaluation.prepare import with_preprocessing
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.run import Progress
 from sslbench.metrics.detection_files import write_results
@@ -64,10 +68,14 @@ def prepare_detection(
     check_backend(request)
     run.torch_device()
     check_processes(request.recipe, this_process().world)
-    backbone = backbone or _load(request, run)
+    backbone, _ = with_preprocessing(backbone or _load(request, run), _decoding(run))
     if backbone.report is not None:
         log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")
-    transforms.check_channels(backbone.preprocessing)
+    if backbone.preprocessing.channels != 3:
+        raise UsageError(
+            f"a detector sees images as RGB, and {backbone.name} takes {backbone.preprocessing.channels} channels",
+            "Detection on other channels is not there. --backbone NAME without in_chans takes three.",
+        )
     check_weights(backbone, request.recipe, request.weights)
     backend = try_backend(request, run, backbone)
     baselines = tuple(_baselines(request, backbone))
@@ -76,7 +84,25 @@ def prepare_detection(
     for note in dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)):
         log.info(note)
     _check_data(request, data)
+    data = _read_by(data, backbone, run)
     return PreparedDetection(request, run, backbone, data, backend, baselines)
+
+
+def _decoding(run: RunSettings) -> dict[str, Any]:
+    """What differs from the usual way of decoding."""
+    if "fast" in run.decoder:
+        raise UsageError(
+            "--decoder fast decodes to fewer pixels, and boxes belong to the whole picture",
+            "Leave it out; JPEGs are decoded by libjpeg-turbo in any case.",
+        )
+    return run.decoding()
+
+
+def _read_by(data: TrainTestObjects, backbone: Backbone, run: RunSettings) -> TrainTestObjects:
+    used = backbone.preprocessing
+    reading = Reading(used.decoder, used.max_pixels, run.start_method)
+    train, test = (dataclasses.replace(part, reading=reading) for part in (data.train, data.test))
+    return dataclasses.replace(data, train=train, test=test)
 
 
 def _load(request: DetectionRequest, run: RunSettings) -> Backbone:
@@ -113,7 +139,9 @@ def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[
                 "Beside each other they would say more of the architectures than of the weights.",
             )
         check_weights(other, request.recipe, given)
-        yield given, other
+        used = backbone.preprocessing
+        read = dataclasses.replace(other.preprocessing, decoder=used.decoder, max_pixels=used.max_pixels)
+        yield given, dataclasses.replace(other, preprocessing=read)
 
 
 def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
@@ -167,6 +195,8 @@ def evaluate_detection(
     """
     request, says = prepared.request, watch or _said
     with process_group(prepared.run.torch_device()):
+        parts = prepared.data.train, prepared.data.test
+        check_readable(parts, workers=_workers(prepared.run), progress=progress)
         beside = [_measure(prepared, other, given, out, command, progress, says) for given, other in prepared.baselines]
         own = _measure(prepared, prepared.backbone, request.weights, out, command, progress, says)
         if rank() != 0:

@@ -65,10 +65,11 @@ def _frozen(recipe: DetectionRecipe) -> tuple[str, ...]:
 
 def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
     """What a detector takes of the backbone's preprocessing; the sizes stand in its recipe."""
-    if recipe.pixel_mean:
-        return {"mean": recipe.pixel_mean, "std": recipe.pixel_std, "origin": "recipe"}
     given = backbone.preprocessing
-    return {"mean": given.mean, "std": given.std, "origin": given.origin}
+    reading = {key: value for key, value in given.values().items() if key in ("decoder", "max_pixels")}
+    if recipe.pixel_mean:
+        return {**reading, "mean": recipe.pixel_mean, "std": recipe.pixel_std, "origin": "recipe"}
+    return {**reading, "mean": given.mean, "std": given.std, "origin": given.origin}
 
 
 def _part(source: ObjectSource) -> DataPart:

@@ -1,5 +1,6 @@
 """What is measured when a protocol scores embeddings that were made elsewhere."""
 
+from sslbench.evaluation.details import groups_of_features
 from sslbench.evaluation.parts import one_part_of_features, only_part
 from sslbench.evaluation.record import Subject
 from sslbench.evaluation.request import RunSettings, Task
@@ -27,4 +28,5 @@ def seen_of_embeddings(
     weights = WeightsUsed(
         name=pair.name, path=None, sha256=digest, format="features", backbone="features", loaded=0, total=0
     )
-    return Subject(weights, "features", {}, data, run, command, {}), train, test
+    groups = groups_of_features(test)
+    return Subject(weights, "features", {}, data, run, command, {}, groups), train, test

@@ -67,7 +67,9 @@ def floor_backbones(backbone: Backbone, *, is_floor: bool) -> dict[str, Backbone
     if backbone.builder == "pixels":
         return found
     found["pixels"] = _pixels_like(backbone)
-    if not is_floor:
+    if backbone.builder == "module" and ":" not in backbone.name:
+        log.info(f"{backbone.name}: no untrained floor: a module that is in memory cannot be built anew")
+    elif not is_floor:
         untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
         found["untrained"] = dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
     return found

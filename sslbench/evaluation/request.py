@@ -35,6 +35,7 @@ class RunSettings:
     max_pixels: int = setting(MAX_PIXELS, "larger pictures count as unreadable", unit="pixels")
     start_method: Literal["auto", "fork", "spawn", "forkserver"] = setting("auto", "of the processes that decode")
     floors: bool = setting(True, "compute chance, majority, pixels and the untrained backbone beside the result")
+    overlaps: bool = setting(True, "look for test images that are in train too, and score without them beside")
     baseline: bool = setting(
         False, "protocols that train on images: train on the untrained backbone too; twice the time"
     )

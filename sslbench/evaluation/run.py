@@ -16,9 +16,9 @@ from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.evaluation import floors
+from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.costs import encoding_costs, measured
-from sslbench.evaluation.details import with_details
+from sslbench.evaluation.details import check_groups, with_details
 from sslbench.evaluation.embeddings import seen_of_embeddings
 from sslbench.evaluation.images import evaluate_on_images, is_on_images
 from sslbench.evaluation.parts import one_part, one_part_of_features, only_part
@@ -76,6 +76,7 @@ def extract_only(
     backbone, _ = with_preprocessing(loaded, {**request.preprocessing, **run.decoding()})
     layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
     columns: dict[str, Any] = {"image_column": request.image_column, "label_column": request.label_column}
+    columns |= {"attribute_columns": request.groups} if request.groups else {}
     if request.limit is not None:
         both = open_train_test(request, run)
         parts = {"train": both.train, "test": both.test}
@@ -128,6 +129,7 @@ def _evaluate_on_features(
     if this_process().rank != 0:
         return []
     note_skipped(out, (prepared.data.train, prepared.data.test), [dataclasses.asdict(u) for u in encoded.unreadable])
+    suspected = overlaps.find(prepared, encoded, floor_features["pixels"][1] if "pixels" in floor_features else None)
     results = []
     for layer in prepared.layers:
         for task in tasks:
@@ -136,7 +138,7 @@ def _evaluate_on_features(
                 name: _floor(prepared, backbone, features, layer.text, task, out, command)
                 for name, (backbone, features) in floor_features.items()
             }
-            results.append(_measure(subject, task, train, test, out, floor_results))
+            results.append(_measure(subject, task, train, test, out, floor_results, suspected))
     return results
 
 
@@ -148,6 +150,7 @@ def evaluate_features(
     Raises:
         UsageError: a protocol that takes images.
     """
+    check_groups(pair.test, tuple(pair.test.attributes), pair.name)
     for task in tasks:
         check_label_kind(task, pair.train.labels.kind)
         if is_on_images(task):
@@ -155,10 +158,11 @@ def evaluate_features(
                 f"{task.protocol} trains on images, and these are features",
                 "Give --weights and --data, or take a protocol on features: linear.",
             )
+    suspected = overlaps.find_among_features(pair.train, pair.test, run)
     results = []
     for task in tasks:
         subject, train, test = seen_of_embeddings(pair, task, run, command)
-        results.append(_measure(subject, task, train, test, out, {}))
+        results.append(_measure(subject, task, train, test, out, {}, suspected))
     return results
 
 
@@ -281,6 +285,9 @@ def _measure(
     test: Features,
     out: Path,
     floor_results: Mapping[str, tuple[Result, records.Scores]],
+    suspected: overlaps.Found | None,
 ) -> Result:
     """One protocol on one layer: score, put the floors beside it, write the record."""
-    return finish(*score(subject, task, train, test), floor_results, out)
+    result, scores = score(subject, task, train, test)
+    result = overlaps.with_overlaps(result, scores, suspected, task, out)
+    return finish(result, scores, floor_results, out)

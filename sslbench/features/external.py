@@ -52,7 +52,7 @@ def read_unlabelled(features: Path) -> FeaturePair:
     return FeaturePair(whole, whole, f"all of {features.name}", (_fingerprint(whole),) * 2, features.name)
 
 
-def read_train_test(
+def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of them
     features: Path,
     labels: Path,
     test_features: Path | None,
@@ -62,6 +62,7 @@ def read_train_test(
     test_fraction: float,
     seed: int,
     value_columns: Sequence[str] = (),
+    attribute_columns: Sequence[str] = (),
 ) -> FeaturePair:
     """Reads one pair of files and splits it, or two pairs.
 
@@ -75,18 +76,22 @@ def read_train_test(
         test_fraction: part of the rows to test on when nothing says which.
         seed: of that split.
         value_columns: columns of numbers to predict, in place of a label column.
+        attribute_columns: further columns to keep as the features' attributes; a feature store's index.csv has those of
+            `sslbench extract --groups`.
 
     Raises:
         UsageError: a file is missing or is not what it should be.
         DataError: the rows do not fit together.
     """
     x = _read_array(features)
-    table = _read_labels(labels, label_column, value_columns, len(x), features)
+    table = _read_labels(labels, label_column, value_columns, len(x), features, attribute_columns)
     if (test_features is None) != (test_labels is None):
         raise UsageError("--test-features and --test-labels belong together")
     if test_features is not None and test_labels is not None:
         test_x = _read_array(test_features)
-        test_table = _read_labels(test_labels, label_column, value_columns, len(test_x), test_features)
+        test_table = _read_labels(
+            test_labels, label_column, value_columns, len(test_x), test_features, attribute_columns
+        )
         if test_x.shape[1] != x.shape[1]:
             raise DataError(f"{features} has {x.shape[1]} features per row, {test_features} has {test_x.shape[1]}")
         how = f"{features.name} against {test_features.name}"
@@ -115,6 +120,7 @@ class _Table:
     values: npt.NDArray[np.float64] | None
     id: list[str]
     split: list[str]
+    attributes: dict[str, list[str]]
 
 
 def _read_array(path: Path) -> npt.NDArray[np.floating]:
@@ -136,7 +142,9 @@ def _read_array(path: Path) -> npt.NDArray[np.floating]:
     return features if features.dtype in (np.float16, np.float32) else features.astype(np.float32)
 
 
-def _read_labels(path: Path, column: str | None, numbers: Sequence[str], rows: int, features: Path) -> _Table:
+def _read_labels(
+    path: Path, column: str | None, numbers: Sequence[str], rows: int, features: Path, further: Sequence[str]
+) -> _Table:
     if not path.is_file():
         raise UsageError(f"there is no file {path}", did_you_mean(path.name, _siblings(path)))
     with path.open(encoding="utf-8-sig", newline="") as handle:
@@ -161,7 +169,17 @@ def _read_labels(path: Path, column: str | None, numbers: Sequence[str], rows: i
     ids = [line.get("id") or f"{i:09d}" for i, line in enumerate(lines)]
     if len(set(ids)) != len(ids):
         raise DataError(f"{path}: the column 'id' has the same value twice")
-    return _Table(labels, values, ids, [line.get("split") or "" for line in lines])
+    attributes = {name: _column(path, name, header, lines) for name in further}
+    return _Table(labels, values, ids, [line.get("split") or "" for line in lines], attributes)
+
+
+def _column(path: Path, name: str, header: Sequence[str], lines: Sequence[Mapping[str, str]]) -> list[str]:
+    if name not in header:
+        raise UsageError(
+            f"{path} has no column '{name}'; its columns: {', '.join(header)}",
+            f"{did_you_mean(name, header)} sslbench extract --groups {name} writes it into index.csv.".strip(),
+        )
+    return [line[name] or "" for line in lines]
 
 
 def _numbers(path: Path, names: Sequence[str], lines: Sequence[Mapping[str, str]]) -> npt.NDArray[np.float64]:
@@ -200,11 +218,12 @@ def _features(
 ) -> Features:
     order = rows[np.argsort(np.array([table.id[i] for i in rows]), kind="stable")]
     ids = tuple(table.id[i] for i in order)
+    attributes = {name: tuple(column[i] for i in order) for name, column in table.attributes.items()}
     if table.values is not None:
-        return Features(x[order], Labels("value", classes, table.values[order]), ids)
+        return Features(x[order], Labels("value", classes, table.values[order]), ids, attributes)
     number = {name: i for i, name in enumerate(classes)}
     values = np.array([number[table.label[i]] for i in order], dtype=np.int64)
-    return Features(x[order], Labels("single", classes, values), ids)
+    return Features(x[order], Labels("single", classes, values), ids, attributes)
 
 
 def _fingerprint(features: Features) -> str:

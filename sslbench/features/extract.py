@@ -18,7 +18,8 @@ from sslbench.data.source import Source
 from sslbench.distributed import this_process
 from sslbench.features import store
 from sslbench.features.array import Features
-from sslbench.features.job import ExtractSettings, Job, Progress, unreadable_error
+from sslbench.features.job import ExtractSettings, Job, Progress
+from sslbench.features.skipped import unreadable_error
 
 log = logging.getLogger("sslbench")
 
@@ -112,6 +113,7 @@ def extract(
             seconds = time.perf_counter() - started
     if process.rank != 0:
         return Extraction({}, entry, decoded, seconds, [], dict(conversions))
+    store.add_attributes(entry, source)
     unreadable = entry.unreadable()
     if unreadable and settings.on_error == "stop":
         raise unreadable_error(source, [(r["id"], r["path"], r["reason"]) for r in unreadable])

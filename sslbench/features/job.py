@@ -22,12 +22,15 @@ from sslbench.backbones.speed import DTYPES, prepare
 from sslbench.data import loader, transforms
 from sslbench.data.decoder import Reading
 from sslbench.data.picture import Wanted
+from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
 from sslbench.distributed import Process
 from sslbench.errors import BackboneError, DataError, StoreError
 from sslbench.features import store
 from sslbench.features.channels import check_first
 from sslbench.features.presence import Presence
+from sslbench.features.run_presence import ABSENT_SECONDS, RunPresence
+from sslbench.features.skipped import unreadable_error
 
 log = logging.getLogger("sslbench")
 
@@ -77,6 +80,7 @@ class Job:
         self.backbone, self.source, self.layers = backbone, source, layers
         self.settings, self.entry, self.process = settings, entry, process
         self.presence = Presence(entry.folder, process)
+        self.run_presence = RunPresence(entry.folder.parent, process)
         self.encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
 
     def run(self, progress: Progress | None) -> tuple[int, collections.Counter[str]]:
@@ -86,7 +90,7 @@ class Job:
             return 0, collections.Counter()
         arrays, flags = files
         mine = np.arange(self.process.rank, len(self.source), self.process.world)
-        pending = mine[np.any([flag[mine] == PENDING for flag in flags], axis=0)]
+        pending = by_shard(self.source.images, mine[np.any([flag[mine] == PENDING for flag in flags], axis=0)])
         frozen = self.encode.state_sha256()
         conversions: collections.Counter[str] = collections.Counter()
         marks: list[tuple[npt.NDArray[np.int64], int]] = []
@@ -109,7 +113,7 @@ class Job:
                 marks.append((np.array([index for index, _, _ in batch.unreadable]), UNREADABLE))
             conversions.update(batch.conversions)
             done += len(batch.indices) + len(batch.unreadable)
-            self.presence.check()
+            self._check_others()
             if progress:
                 progress(done, len(mine))
             if time.perf_counter() - last_flush > FLUSH_SECONDS:
@@ -130,7 +134,13 @@ class Job:
     def finish(self, key: store.Key, split: str) -> None:
         """Waits for the other processes' rows, then makes the files visible."""
         flags = [np.memmap(self._files(layer)[1], dtype=np.uint8, mode="r") for layer in self.layers]
-        self._wait(lambda: all(flag.all() for flag in flags), lambda: sum(int((flag > 0).sum()) for flag in flags))
+        self._wait(
+            lambda: all(flag.all() for flag in flags),
+            lambda: sum(int((flag > 0).sum()) for flag in flags),
+            lambda: [
+                r for r in range(self.process.world) if not all(flag[r :: self.process.world].all() for flag in flags)
+            ],
+        )
         bad = np.flatnonzero(flags[0] == UNREADABLE)
         found = self._scan(bad)
         skipped = [{"id": self.source.ids[i], "path": path, "reason": reason} for i, path, reason in found]
@@ -164,7 +174,7 @@ class Job:
             self._create_files()
         else:
             unfinished = [file for layer in self.layers for file in self._files(layer)]
-            self._wait(lambda: all(f.is_file() for f in unfinished) or self._complete(), lambda: 0)
+            self._wait(lambda: all(f.is_file() for f in unfinished) or self._complete(), lambda: 0, lambda: [0])
         if self._complete():
             return None
         arrays: list[npt.NDArray[np.floating]] = []
@@ -262,28 +272,25 @@ class Job:
             reading=Reading(start_method=self.settings.start_method),
         )
 
-    def _wait(self, ready: Callable[[], bool], amount: Callable[[], int]) -> None:
-        """Waits for what other processes write; gives up when `amount` has not changed for STALL_SECONDS."""
+    def _check_others(self) -> None:
+        self.presence.check()
+        self.run_presence.check()
+
+    def _wait(
+        self, ready: Callable[[], bool], amount: Callable[[], int], waited_for: Callable[[], Sequence[int]]
+    ) -> None:
+        """Waits for what the processes `waited_for` write; gives up when `amount` stays the same for STALL_SECONDS."""
         last, since = amount(), time.monotonic()
         while not ready():
             time.sleep(0.05)
-            self.presence.check()
+            self._check_others()
             now = amount()
             if now != last:
                 last, since = now, time.monotonic()
-            elif time.monotonic() - since > STALL_SECONDS:
+            if now == last and time.monotonic() - since > ABSENT_SECONDS:
+                self.run_presence.refuse_absent(waited_for())
+            if now == last and time.monotonic() - since > STALL_SECONDS:
                 raise StoreError(
                     f"another process of this run stopped writing features into {self.entry.folder}",
                     "Look at that process's output; run the same command again to continue.",
                 )
-
-
-def unreadable_error(source: Source, unreadable: Sequence[tuple[str, str, str]]) -> DataError:
-    """The error that lists unreadable images (all of them, up to 50)."""
-    lines = [f"  {path}: {reason}" for _, path, reason in unreadable[:50]]
-    if len(unreadable) > 50:
-        lines.append(f"  ... and {len(unreadable) - 50} more")
-    return DataError(
-        f"{len(unreadable)} of {len(source)} images of {source.name} cannot be read:\n" + "\n".join(lines),
-        "Mend or remove them, or leave them out with --on-error skip (the result then says how many).",
-    )

@@ -22,7 +22,7 @@ GONE_SECONDS = 30.0
 LONG_SECONDS = 15.0
 """After so long without a look nothing can be said about what stood still meanwhile."""
 
-_FAILED = "failed: "
+FAILED = "failed: "
 
 
 class Presence:
@@ -40,10 +40,7 @@ class Presence:
 
         The first process takes away what a former run has left.
         """
-        if self.process.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for file in self.folder.glob("process-*"):
-                file.unlink(missing_ok=True)
+        self._tidy()
         if self.process.world == 1:
             yield
             return
@@ -60,9 +57,9 @@ class Presence:
             stop.set()
             thread.join()
             if reason:
-                self._write(f"{_FAILED}{reason}")
+                self._write(f"{FAILED}{reason}")
             else:
-                self._file(self.process.rank).unlink(missing_ok=True)
+                self._leave()
 
     def check(self) -> None:
         """Looks at the others, once a second however often it is called.
@@ -90,12 +87,25 @@ class Presence:
         if said != before:
             self._seen[rank] = (said, now)
             self._moved.add(rank)
-        # What was there from the start may be left by a former run, unless the first process has tidied up.
-        is_of_this_run = rank in self._moved or self.process.rank == 0
-        if is_of_this_run and said.startswith(_FAILED):
-            raise self._error(rank, said.removeprefix(_FAILED))
-        if is_of_this_run and said == before and now - since > GONE_SECONDS:
+        if not self._believed(rank, said, now - since):
+            return
+        if said.startswith(FAILED):
+            raise self._error(rank, said.removeprefix(FAILED))
+        if said == before and now - since > GONE_SECONDS:
             raise self._error(rank, f"it was killed, or has hung for {GONE_SECONDS:.0f} s")
+
+    def _believed(self, rank: int, said: str, standing: float) -> bool:
+        """What was there from the start may be left by a former run, unless the first process has tidied up."""
+        return rank in self._moved or self.process.rank == 0
+
+    def _tidy(self) -> None:
+        if self.process.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for file in self.folder.glob("process-*"):
+                file.unlink(missing_ok=True)
+
+    def _leave(self) -> None:
+        self._file(self.process.rank).unlink(missing_ok=True)
 
     def _error(self, rank: int, reason: str) -> StoreError:
         return StoreError(

@@ -1,10 +1,10 @@
-"""The list of images that evaluations in one folder left out, beside their results."""
+"""Images that cannot be read: the error that lists them, and the list of those that evaluations left out."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sslbench.data.source import Source
-from sslbench.errors import StoreError
+from sslbench.errors import DataError, StoreError
 from sslbench.features.store import SKIPPED, read_csv, write_skipped
 
 
@@ -33,3 +33,14 @@ def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mappin
             file.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"cannot write {file}: {error.strerror or error}") from error
+
+
+def unreadable_error(source: Source, unreadable: Sequence[tuple[str, str, str]]) -> DataError:
+    """The error that lists unreadable images (all of them, up to 50)."""
+    lines = [f"  {path}: {reason}" for _, path, reason in unreadable[:50]]
+    if len(unreadable) > 50:
+        lines.append(f"  ... and {len(unreadable) - 50} more")
+    return DataError(
+        f"{len(unreadable)} of {len(source)} images of {source.name} cannot be read:\n" + "\n".join(lines),
+        "Mend or remove them, or leave them out with --on-error skip (the result then says how many).",
+    )

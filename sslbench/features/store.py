@@ -1,7 +1,8 @@
 """The feature store: one folder per (backbone, images, preprocessing, precision), one .npy per layer in it.
 
     <root>/<data>-<backbone>-<key>/meta.json          what the features depend on, in words and hashes
-                                   index.csv          row, id, path, label, split, digest of the image's content
+                                   index.csv          row, id, path, label, split, digest of the image's content;
+                                                      then the columns of the data that were asked for
                                    skipped.csv        samples that have no row, if there are any: id, path, reason
                                    <layer>.npy        (N, D), row i is line i of index.csv
                                    <layer>.npy.partial, .progress, lock      while an extraction runs or was killed
@@ -121,16 +122,40 @@ def write_description(entry: Entry, key: Key, source: Source, split: str, skippe
     entry.folder.mkdir(parents=True, exist_ok=True)
     left_out = {row["id"] for row in skipped}
     digests = source.images.digests()
+    further = _further(source)
     rows: list[tuple[Any, ...]] = []
     for i, sample_id in enumerate(source.ids):
         if sample_id not in left_out:
             label = source.labels.text(i) if source.labels.kind != "none" else ""
-            rows.append((len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex()))
-    write_text(entry.folder / "index.csv", csv_text(INDEX_COLUMNS, rows))
+            own = (len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex())
+            rows.append((*own, *(column[i] for column in further.values())))
+    write_text(entry.folder / "index.csv", csv_text((*INDEX_COLUMNS, *further), rows))
     if skipped:
         write_skipped(entry.folder, skipped)
     meta = {"key": dataclasses.asdict(key), "data": source.name, "rows": len(rows), "left_out": len(skipped)}
     write_text(entry.folder / "meta.json", json.dumps(meta, indent=1, sort_keys=True, default=str))
+
+
+def add_attributes(entry: Entry, source: Source) -> None:
+    """Brings the attributes of the samples in index.csv up to date; features that are stored need not be made again."""
+    further = _further(source)
+    rows = entry.index_rows()
+    place = {sample_id: i for i, sample_id in enumerate(source.ids)}
+    if not further or not rows:
+        return
+    fresh = {name: [column[place[row["id"]]] for row in rows] for name, column in further.items()}
+    if all([row.get(name) for row in rows] == column for name, column in fresh.items()):
+        return
+    header = tuple(dict.fromkeys((*rows[0], *fresh)))
+    for name, column in fresh.items():
+        for row, text in zip(rows, column, strict=True):
+            row[name] = text
+    write_text(entry.folder / "index.csv", csv_text(header, [tuple(row[name] for name in header) for row in rows]))
+
+
+def _further(source: Source) -> dict[str, tuple[str, ...]]:
+    """The attributes that index.csv can hold beside its own columns."""
+    return {name: tuple(column) for name, column in source.attributes.items() if name not in INDEX_COLUMNS}
 
 
 def what_changed(root: Path, key: Key, source: Source) -> str | None:

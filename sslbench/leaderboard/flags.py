@@ -7,6 +7,7 @@ from sslbench.leaderboard.model import Cell, Column, direction
 from sslbench.results import Result
 
 _LEARNED = 90.0  # percent
+_OVERLAP = 0.01  # of the test images; fewer do not move a number much, and are named where it is said how it was made
 
 
 def row_flags(members: Sequence[Result], columns: Sequence[Column], cells: Sequence[Cell | None]) -> tuple[str, ...]:
@@ -53,6 +54,9 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
     if part.unreadable or part.train.n_used < part.train.n or part.test.n_used < part.test.n:
         used = f"{part.train.n_used} of {part.train.n} train, {part.test.n_used} of {part.test.n} test"
         flags.append(f"skipped images ({used})")
+    suspected = max((r.overlaps.n / max(r.data.test.n_used, 1) for r in cell.records if r.overlaps), default=0.0)
+    if suspected >= _OVERLAP:
+        flags.append(f"{suspected:.1%} of test suspected to be in train")
     if any(str(record.selected.get("on", "")).startswith("test") for record in cell.records):
         flags.append("selected on test")
     floor = [record.floors.get("untrained", {}).get(metric) for record in cell.records]

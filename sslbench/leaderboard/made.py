@@ -5,7 +5,7 @@ from typing import Any
 from sslbench.leaderboard.headings import preprocessing_text
 from sslbench.leaderboard.model import Cell, Row
 from sslbench.leaderboard.tables import number
-from sslbench.results import Costs, DataPart, Metric, Result
+from sslbench.results import Costs, DataPart, Metric, Overlaps, Result
 
 Lines = list[tuple[str, str]]
 
@@ -45,6 +45,8 @@ def _record(record: Result) -> Lines:
         (f"by {column}", ", ".join(f"{group.name} {_metric(group.metric)}, n {group.metric.n}" for group in groups))
         for column, groups in record.groups.items()
     ]
+    if record.overlaps is not None:
+        lines.append(("overlaps of train and test", _overlaps(record.overlaps, record.headline)))
     if record.selected:
         lines.append(("selected", _pairs(record.selected)))
     known = {name: values.get(record.headline) for name, values in record.floors.items()}
@@ -74,6 +76,15 @@ def _metric(metric: Metric) -> str:
     if metric.low is None or metric.high is None:
         return f"{metric.value:.2f}"
     return f"{metric.value:.2f} ({metric.low:.2f} .. {metric.high:.2f})"
+
+
+def _overlaps(found: Overlaps, headline: str) -> str:
+    text = f"{found.n:,} suspected by {found.by}"
+    if found.n:
+        text += f" ({found.exact:,} with the same content), listed in {found.pairs_file}"
+    if found.without is not None:
+        text += f"; {headline} without them {_metric(found.without)}, n {found.without.n}"
+    return f"{text}; images that look alike were not judged: {found.problem}" if found.problem else text
 
 
 def _costs(costs: Costs) -> str:

@@ -15,8 +15,8 @@ def encode(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> tupl
     itself.
 
     Args:
-        network: images (n, 3, h, w) -> (n, D).
-        views: each (B, 3, h_v, w_v).
+        network: images (n, C, h, w) -> (n, D).
+        views: each (B, C, h_v, w_v).
 
     Returns:
         (B, D) for each view, in order.

@@ -135,7 +135,7 @@ class Method(method.Method):
             with torch.no_grad():
                 vit.pos_embed.zero_()[:, prefix:] = _sincos(grid, vit.embed_dim)
             vit.pos_embed.requires_grad_(False)
-        pixels = 3 * self.patch_size[0] * self.patch_size[1]
+        pixels = setup.channels * self.patch_size[0] * self.patch_size[1]
         self.decoder = Decoder(vit.embed_dim, grid, pixels, vit.num_prefix_tokens, config)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
@@ -150,7 +150,7 @@ class Method(method.Method):
         return Loss(value, tokens[:, self.backbone.num_prefix_tokens :].mean(1).detach())
 
     def _encode(self, images: Tensor, visible: Tensor) -> Tensor:
-        """(B, 3, H, W), (B, visible) -> tokens (B, prefix + visible, D); masked patches cost nothing."""
+        """(B, C, H, W), (B, visible) -> tokens (B, prefix + visible, D); masked patches cost nothing."""
         vit = self.backbone
         tokens = vit._pos_embed(vit.patch_embed(images))
         prefix, patches = tokens[:, : vit.num_prefix_tokens], tokens[:, vit.num_prefix_tokens :]

@@ -27,10 +27,10 @@ def rotations(images: Tensor) -> tuple[Tensor, Tensor]:
     """Every image in four rotations.
 
     Args:
-        images: (B, 3, h, h).
+        images: (B, C, h, h).
 
     Returns:
-        (4 * B, 3, h, h): all images turned by 0 degrees, by 90 counter-clockwise, by 180, by 270; and the int64 labels
+        (4 * B, C, h, h): all images turned by 0 degrees, by 90 counter-clockwise, by 180, by 270; and the int64 labels
         (4 * B,): label k for 90 * k degrees.
     """
     turned = torch.cat([torch.rot90(images, k, dims=(2, 3)) for k in range(ANGLES)])

@@ -1,6 +1,7 @@
 """The folder of a run: what lies where, which run it belongs to, and what is left of one that was interrupted."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,23 @@ from sslbench.weights.save import new_file
 log = logging.getLogger("sslbench")
 
 
-def checkpoint_to_resume(request: PretrainRequest) -> tuple[Path, dict[str, Any]] | None:
+def identity(request: PretrainRequest, weights: Mapping[str, float]) -> dict[str, Any]:
+    """What makes a run another one; a checkpoint holds it.
+
+    Args:
+        request: see there.
+        weights: of the sources, where there are several; see `Source.weights`.
+    """
+    mixture = {"weights": dict(weights)} if weights else {}
+    return {**plain(request.settings), "data": request.data, "limit": request.limit, **mixture}
+
+
+def checkpoint_to_resume(request: PretrainRequest, weights: Mapping[str, float]) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint that the run continues from, read, or None for a new run.
+
+    Args:
+        request: see there.
+        weights: as for `identity`.
 
     Raises:
         UsageError: the folder belongs to another run, or there is no such checkpoint.
@@ -34,12 +50,12 @@ def checkpoint_to_resume(request: PretrainRequest) -> tuple[Path, dict[str, Any]
     if not path.is_file():
         raise UsageError(f"there is no checkpoint {path}", "Leave out --resume-from to continue what lies in --out.")
     content = checkpoints.read(path)
-    _same_run(request, path, content)
+    _same_run(request, weights, path, content)
     return path, content
 
 
-def _same_run(request: PretrainRequest, path: Path, content: dict[str, Any]) -> None:
-    now = {**plain(request.settings), "data": request.data, "limit": request.limit}
+def _same_run(request: PretrainRequest, weights: Mapping[str, float], path: Path, content: dict[str, Any]) -> None:
+    now = identity(request, weights)
     before = content["settings"]
     name, other = request.settings.method.get("name"), before["method"].get("name")
     if name != other:
@@ -52,9 +68,10 @@ def _same_run(request: PretrainRequest, path: Path, content: dict[str, Any]) -> 
         )
 
 
-def write_config(request: PretrainRequest, command: str) -> None:
-    """The effective settings, as configs/pretrain.yaml would hold them."""
+def write_config(request: PretrainRequest, command: str, changes: Mapping[str, str]) -> None:
+    """The effective settings, as configs/pretrain.yaml would hold them; on top where they differ from the recipe."""
     head = f"# {command}\n# data: {request.data}\n" + (f"# init: {request.init}\n" if request.init else "")
+    head += "".join(f"# {key}: {text}\n" for key, text in changes.items())
     text = head + yaml.safe_dump(plain(request.settings), sort_keys=False, allow_unicode=True)
     with new_file(request.out / "config.yaml") as temporary:
         temporary.write_text(text, encoding="utf-8")

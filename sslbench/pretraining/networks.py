@@ -42,8 +42,6 @@ def make_backbone(request: PretrainRequest) -> Backbone:
     )
     if backbone.report is not None:
         log.info(f"{request.init}: {backbone.name}, {backbone.report.line()}")
-    if backbone.preprocessing.channels != 3:
-        raise UsageError(f"{backbone.name} takes {backbone.preprocessing.channels} channels, views of images have 3")
     backbone.module.requires_grad_(True).train()
     return backbone
 

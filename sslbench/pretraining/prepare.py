@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 
 import torch
 
@@ -17,6 +18,7 @@ from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.request import RunSettings
 from sslbench.preprocessing import Preprocessing
+from sslbench.pretraining.channels import normalised, views_for
 from sslbench.pretraining.networks import (
     checkpoint_activations,
     make_backbone,
@@ -36,7 +38,7 @@ class Prepared:
     """A run that can start: nothing has been decoded or written yet.
 
     Attributes:
-        request: see there.
+        request: see there; its views are those for the channels that the backbone takes.
         device: of this process.
         source: the images.
         data: the stream of batches.
@@ -44,6 +46,7 @@ class Prepared:
         method: around it, on the CPU.
         setup: what the method knows of the run.
         plan: of the loop.
+        changes: dotted key of a setting -> how it differs from the recipe, in words; see `pretraining.channels`.
     """
 
     request: PretrainRequest
@@ -54,37 +57,42 @@ class Prepared:
     method: Method
     setup: Setup
     plan: Plan
+    changes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def prepare(request: PretrainRequest) -> Prepared:
     """Opens the data, builds backbone and method, and checks them against each other.
 
     Raises:
-        SslbenchError: anything that is wrong; no image has been decoded then.
+        SslbenchError: anything that is wrong. No more images have been decoded then than it takes to see how many
+            channels they have and, for other than three, what normalises them.
     """
     settings, process = request.settings, this_process()
     device = RunSettings(device=settings.device).torch_device()
     per_process = _images_per_process(settings, process.world)
-    source = _open(request)
+    source, reading = _open(request), _reading(settings)
+    backbone = make_backbone(request)
+    augment, changes = views_for(request, backbone, source, reading)
+    channels = backbone.preprocessing.channels
     data = TrainingData(
         source,
-        settings.augment,
+        augment,
         batch_size=per_process,
         rank=process.rank,
         world=process.world,
         seed=settings.seed,
         workers=_workers(settings, device),
         prefetch=settings.prefetch,
-        reading=_reading(settings),
+        reading=reading,
         sampler=settings.sampler,
+        shard_window=settings.shard_window,
+        channels=channels,
     )
     plan = _plan(settings, data.steps_per_epoch)
-    backbone = make_backbone(request)
-    backbone = dataclasses.replace(backbone, preprocessing=evaluation_transform(settings))
     sizes = settings.augment.sizes
-    accept_sizes(backbone.module, sizes, name=backbone.name)
+    accept_sizes(backbone.module, sizes, name=backbone.name, channels=channels)
     setup = Setup(
-        feature_dim=feature_dim(backbone.module, max(sizes)),
+        feature_dim=feature_dim(backbone.module, max(sizes), channels),
         sizes=sizes,
         batch_size=per_process // settings.accumulate,
         images_per_update=settings.batch_size,
@@ -94,13 +102,26 @@ def prepare(request: PretrainRequest) -> Prepared:
         steps=plan.steps,
         steps_per_epoch=plan.per_epoch,
         backbone=backbone.name,
+        channels=channels,
     )
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
     if settings.activation_checkpointing:
         checkpoint_activations(backbone)
     method = with_sync_bn(method, device, asked=settings.sync_bn, world=process.world)
     _check_export(settings.export, method)
-    return Prepared(request, device, source, data, backbone, method, setup, plan)
+    augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
+    settings = dataclasses.replace(settings, augment=augment)
+    return Prepared(
+        dataclasses.replace(request, settings=settings),
+        device,
+        source,
+        data,
+        dataclasses.replace(backbone, preprocessing=evaluation_transform(settings)),
+        method,
+        setup,
+        dataclasses.replace(plan, normalisation=Preprocessing(mean=augment.mean, std=augment.std, origin="augment")),
+        {**changes, **origins},
+    )
 
 
 def evaluation_transform(settings: PretrainSettings) -> Preprocessing:

@@ -66,4 +66,11 @@ def _asked(request: PretrainRequest, weights: str) -> tuple[evaluation.Request, 
         image_column=request.image_column,
         label_column=request.label_column,
     )
-    return asked, evaluation.RunSettings(device=settings.device, seed=settings.seed, floors=False)
+    return asked, evaluation.RunSettings(
+        device=settings.device,
+        seed=settings.seed,
+        floors=False,
+        decoder=settings.decoder or ("reference",),
+        max_pixels=settings.max_pixels,
+        start_method=settings.start_method,
+    )

@@ -139,13 +139,13 @@ class _Run:
 
     def go(self) -> Outcome:
         prepared, out = self.prepared, self.request.out
-        found = folder.checkpoint_to_resume(self.request)
+        found = folder.checkpoint_to_resume(self.request, prepared.source.weights)
         evaluation.check_writable(out)
         barrier()  # nobody writes before everybody has looked
         if rank() == 0:
             for place in (out, out / "checkpoints"):
                 checkpoints.remove_leftovers(place)
-            folder.write_config(self.request, self.command)
+            folder.write_config(self.request, self.command, prepared.changes)
         self.state = self._build()
         if found is not None:
             path, content = found
@@ -203,7 +203,7 @@ class _Run:
     def _save(self) -> None:
         content = to_checkpoint(self.state)
         if rank() == 0:
-            settings = {**plain(self.settings), "data": self.request.data, "limit": self.request.limit}
+            settings = folder.identity(self.request, self.prepared.source.weights)
             checkpoints.write(
                 self.request.out / "checkpoints",
                 self.state.step,
@@ -259,6 +259,8 @@ class _Run:
             "settings": plain(self.settings),
             "command": self.command,
         }
+        if self.prepared.changes:
+            metadata["changes"] = dict(self.prepared.changes)
         save(path, tensors, backbone=self.prepared.backbone.name, metadata=metadata, overwrite=True)
 
     def _keep_failed(self, raw: Any, value: float, index: int) -> Path:

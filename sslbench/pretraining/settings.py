@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sslbench.config import setting
+from sslbench.data.samplers import AskedSampler
+from sslbench.data.sharded import WINDOW
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
 from sslbench.preprocessing import MAX_PIXELS
@@ -57,9 +59,13 @@ class PretrainSettings:
     start_method: Literal["auto", "fork", "spawn", "forkserver"] = setting("auto", "of those processes")
     decoder: tuple[str, ...] = setting((), "functions of yours that decode images: my_module.my_function")
     max_pixels: int = setting(MAX_PIXELS, "larger images count as unreadable", unit="pixels")
-    sampler: Literal["shuffled", "balanced", "stratified"] = setting(
-        "shuffled", "order of the images; balanced shows every class equally often, stratified mixes them evenly"
+    sampler: AskedSampler = setting(
+        "auto",
+        "order of the images: shuffled; balanced shows every class equally often, stratified mixes them evenly, "
+        "weighted shows several sources by their weights, shards reads from a few shards at a time; auto: weighted "
+        "where the data give weights, else shuffled",
     )
+    shard_window: int = setting(WINDOW, "from how many sampler=shards draws at a time", unit="shards")
     log_every: int = setting(10, "between lines of the log", unit="updates")
     save_every: str = setting("1 epoch", "between checkpoints: 'N epochs' or 'N updates'")
     keep: int = setting(2, "checkpoints that stay; older ones are removed")
@@ -104,6 +110,8 @@ class PretrainRequest:
         limit: use only so many images.
         image_column: of a table.
         label_column: of a table.
+        chosen: dotted keys of the settings that the user set; the others are a recipe's, which is adapted to images of
+            other channels than three.
     """
 
     settings: PretrainSettings
@@ -118,6 +126,7 @@ class PretrainRequest:
     limit: int | None = None
     image_column: str | None = None
     label_column: str | None = None
+    chosen: tuple[str, ...] = ()
 
 
 def updates(text: str, per_epoch: int) -> int:
@@ -141,7 +150,7 @@ def plain(settings: PretrainSettings) -> dict[str, Any]:
 
     Those of reading are left out where they are the defaults, so that runs from before there were any can be continued.
     """
-    usual = {"decoder": (), "max_pixels": MAX_PIXELS, "sampler": "shuffled"}
+    usual = {"decoder": (), "max_pixels": MAX_PIXELS, "sampler": "auto", "shard_window": WINDOW}
     values = dataclasses.asdict(settings)
     return {key: _plain(value) for key, value in values.items() if key not in usual or value != usual[key]}
 

@@ -19,7 +19,8 @@ from sslbench.data.training import RawBatch
 from sslbench.distributed.collectives import barrier, max_, rank, sum_, world_size
 from sslbench.distributed.parallel import load_module_state, module_state
 from sslbench.errors import BackboneError, DataError
-from sslbench.features.job import ExtractSettings, unreadable_error
+from sslbench.features.job import ExtractSettings
+from sslbench.features.skipped import unreadable_error
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._linear_heads import Heads
 from sslbench.protocols._linear_inputs import InputEncoder

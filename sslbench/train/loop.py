@@ -182,16 +182,18 @@ def _split(raw: RawBatch, parts: int) -> list[RawBatch]:
         return [raw]
     views = zip(*(view.chunk(parts) for view in raw.views), strict=True)
     labels = [None] * parts if raw.labels is None else raw.labels.chunk(parts)
+    rows = torch.arange(len(raw.indices)).chunk(parts)
+    origins = [tuple(raw.origins[row] for row in part) if raw.origins else () for part in rows]
     return [
-        dataclasses.replace(raw, views=own, labels=label, indices=indices)
-        for own, label, indices in zip(views, labels, raw.indices.chunk(parts), strict=True)
+        dataclasses.replace(raw, views=own, labels=label, indices=raw.indices[part], origins=names)
+        for own, label, part, names in zip(views, labels, rows, origins, strict=True)
     ]
 
 
 def _to_device(raw: RawBatch, device: torch.device, normalisation: Preprocessing) -> Batch:
     views = tuple(normalise(view.to(device, non_blocking=True), normalisation) for view in raw.views)
     labels = None if raw.labels is None else raw.labels.to(device, non_blocking=True)
-    return Batch(views, labels, raw.indices)
+    return Batch(views, labels, raw.indices, raw.origins)
 
 
 def _stop_not_finite(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -30,6 +31,7 @@ class Line:
         replaced: unreadable images that others stood in for, since the line before.
         parts: further scalars of the method.
         memory: bytes on the GPU at most (None on a CPU).
+        origins: of several sources at once, the images of each that this process saw since the line before.
     """
 
     step: int
@@ -44,6 +46,7 @@ class Line:
     replaced: int
     parts: dict[str, float]
     memory: int | None
+    origins: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class Meter:
@@ -56,6 +59,7 @@ class Meter:
     def _restart(self) -> None:
         self.started = time.perf_counter()
         self.waited, self.images, self.replaced = 0.0, 0, 0
+        self.origins: Counter[str] = Counter()
 
     def wait_for(self, batches: Iterator[RawBatch]) -> RawBatch:
         """The next batch."""
@@ -64,6 +68,7 @@ class Meter:
         self.waited += time.perf_counter() - began
         self.images += len(raw.indices)
         self.replaced += raw.replaced
+        self.origins.update(raw.origins)
         return raw
 
     def line(
@@ -90,6 +95,7 @@ class Meter:
             replaced=self.replaced,
             parts={name: float(part) for name, part in loss.parts.items()},
             memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+            origins=dict(self.origins),
         )
         self._restart()
         return line

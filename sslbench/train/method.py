@@ -5,20 +5,33 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from sslbench.data.training import rows_by_origin
+
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """Augmented views of some images, normalised and on the training device.
 
     Attributes:
-        views: view v of every image: float32 (B, 3, h_v, w_v), channels-last; large views come before small ones.
+        views: view v of every image: float32 (B, C, h_v, w_v), channels-last; large views come before small ones.
         labels: int64 (B,), positions in the classes; None without labels.
         indices: int64 (B,), positions in the source, on the CPU.
+        origins: B names, of several sources at once which one each image is from; else empty.
     """
 
     views: tuple[Tensor, ...]
     labels: Tensor | None
     indices: Tensor
+    origins: tuple[str, ...] = ()
+
+    def by_origin(self) -> dict[str, "Batch"]:
+        """The images of each source, by its name: {"coco": ..., "photos": ...}; without those that have none here."""
+        found = {}
+        for name, rows in rows_by_origin(self.origins).items():
+            views = tuple(view[rows] for view in self.views)
+            labels = None if self.labels is None else self.labels[rows]
+            found[name] = Batch(views, labels, self.indices[rows], (name,) * len(rows))
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +79,7 @@ class Setup:
         steps: optimizer updates of the whole run.
         steps_per_epoch: in one epoch.
         backbone: its name, for messages.
+        channels: of the views.
     """
 
     feature_dim: int
@@ -78,6 +92,7 @@ class Setup:
     steps: int
     steps_per_epoch: int
     backbone: str
+    channels: int = 3
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,13 @@
 """`sslbench inspect`, as a user runs it: what a file is, or what it looks like when nobody knows."""
 
+import gzip
 import json
 import os
 import pickle
+import shlex
+import tarfile
 
+import containers
 import pytest
 import torch
 
@@ -134,3 +138,21 @@ def test_data_and_feature_stores_are_inspected_as_before(world, sslbench):
     folder = out.splitlines()[0].split("\t")[-1].rpartition("/")[0]
     code, out, _ = sslbench("inspect", folder)
     assert code == 0 and "features of" in out
+
+
+def test_a_tar_of_images_is_data_and_a_tar_of_tensors_weights(folder, sslbench, resnet):
+    containers.write_shards(folder, containers.pictures(), 2)
+    packed = gzip.compress((folder / "s-0000.tar").read_bytes())
+    (folder / "s.tar.gz").write_bytes(packed)
+    (folder / "renamed.tar").write_bytes(packed)
+    for what in ("s-0000.tar", "s-{0000..0001}.tar", "s.tar.gz", "renamed.tar"):
+        code, out, _ = sslbench("inspect", what)
+        assert code == 0 and "images, single label, 3 classes" in out
+        assert out.splitlines()[-1] == f"data: sslbench check-data {shlex.quote(what)} looks into it"
+    torch.save({"state_dict": resnet}, "model.tar")
+    assert row(sslbench("inspect", "model.tar")[1], "file").startswith("torch zip, ")
+    with tarfile.open("old.pth.tar", "w") as archive:
+        for name in ("sys_info", "pickle", "storages", "tensors"):
+            containers.add_to_tar(archive, name, b"")
+    code, out, err = sslbench("inspect", "old.pth.tar")
+    assert code == 1 and "check-data" not in out + err

@@ -99,6 +99,18 @@ def make_tfds(root):
     return containers.write_tfds(root, containers.pictures(), splits={"train": names[:7], "test": names[7:]})
 
 
+def make_several(root):
+    names = list(containers.pictures())
+    for part, chosen in (("one", names[::2]), ("two", names[1::2])):
+        samples = {name: containers.pictures()[name] for name in chosen}
+        (root / part).mkdir()
+        containers.write_folder(
+            root / part, {f"{split}/{n}": s for split in ("train", "test") for n, s in samples.items()}
+        )
+    (root / "both.yaml").write_text("sources: {one: {data: one, weight: 2}, two: two/}\n")
+    return str(root / "both.yaml")
+
+
 MAKE = {
     "folder": make_folder,
     "table": make_table,
@@ -113,6 +125,7 @@ MAKE = {
     "tfds": make_tfds,
     "hf": make_hf,
     "kwcoco": lambda root: "kwcoco:shapes8-32",
+    "several": make_several,
 }
 MULTI_LABEL = ("voc", "kwcoco")
 

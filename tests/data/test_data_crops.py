@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslbench.data.loader import read, scan
+from sslbench.data.loader import batches, read, scan
 from sslbench.data.open import open_data
-from sslbench.errors import DataError
+from sslbench.data.splits import train_test
+from sslbench.errors import DataError, UsageError
+from sslbench.preprocessing import Preprocessing
+
+
+def negative(path, file):
+    """A decoder of a user's own."""
+    return 255 - np.array(Image.open(file))
+
 
 CATEGORIES = [
     {"id": 2, "name": "cat", "supercategory": "animal"},
@@ -93,13 +101,19 @@ def test_supercategories_are_classes_of_crops_and_of_images(boxes):
     assert open_data(f"{spec}?classes=supercategory")["all"].labels.classes == ("animal", "oak")
 
 
-def test_splits_are_kept_and_without_them_the_leak_is_named(boxes):
+def test_splits_are_kept_and_without_them_crops_of_one_image_stay_together(boxes):
     rows = [(name, category, [0, 0, 10, 10], {}) for name in ("a.png", "b.png") for category in (2, 5)]
-    whole = open_data(f"{boxes(rows)}?unit=annotation")["all"]
-    assert any("both sides" in note for note in whole.notes)
+    spec = f"{boxes(rows)}?unit=annotation"
+    assert open_data(spec)["all"].attributes == {"image": ("a.png", "a.png", "b.png", "b.png")}
+    for seed in range(6):
+        both = train_test(spec, seed=seed, test_fraction=0.5)
+        assert {tuple(both.train.ids), tuple(both.test.ids)} == {
+            ("a.png#0000", "a.png#0001"),
+            ("b.png#0000", "b.png#0001"),
+        }
+        assert both.how == f"seeded stratified split by image: 50 % train, 50 % test (seed {seed})"
     parts = open_data(f"{boxes(rows, split=['train', 'test'])}?unit=annotation")
     assert parts["train"].ids == ("b.png#0000", "b.png#0001") and parts["test"].ids == ("a.png#0000", "a.png#0001")
-    assert not any("both sides" in note for note in parts["train"].notes)
 
 
 def test_a_wrong_size_or_a_damaged_image_is_an_unreadable_sample(tmp_path, boxes):
@@ -151,3 +165,52 @@ def test_the_objects_of_a_voc_tree_are_samples_too(tmp_path, picture):
     (year / "Annotations/1.xml").write_text(f"<annotation><filename>1.png</filename>{size}{objects}</annotation>")
     (source,) = open_data(f"{year}?unit=annotation&margin=0").values()
     assert source.ids == ("1.png#0000",) and source.images.read(0).shape == (8, 10, 3)
+
+
+def test_crops_are_decoded_as_their_images_would_be(tmp_path, boxes):
+    spec = boxes([("a.png", 2, [3, 4, 20, 10], {}), ("b.png", 5, [5, 5, 10, 10], {})])
+    source = open_data(f"{spec}?unit=annotation&margin=0")["all"]
+    own = Preprocessing(decoder=(f"{__name__}.negative",), resize=None, crop=None)
+    picture = next(batches(source, np.arange(1), own, batch_size=1, workers=0)).images[0]
+    assert np.array_equal(np.asarray(picture).transpose(1, 2, 0), 255 - pixels(tmp_path, "a.png")[4:14, 3:23])
+    found = scan(source, np.arange(2), workers=0, preprocessing=Preprocessing(max_pixels=1199))
+    assert len(found) == 2 and "40 x 30 pixels, more than the limit of 1,199" in found[0][2]
+    assert scan(source, np.arange(2), workers=0, preprocessing=Preprocessing(max_pixels=1200)) == []
+
+
+def test_fast_decoding_to_less_than_the_full_size_is_not_used_for_crops(tmp_path):
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (256, 256, 3), dtype=np.uint8)).save(tmp_path / "a.jpg")
+    content = {
+        "images": [{"id": 1, "file_name": "a.jpg"}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 2, "bbox": [64, 64, 128, 128]}],
+        "categories": CATEGORIES,
+    }
+    (tmp_path / "m.json").write_text(json.dumps(content))
+    source = open_data(f"{tmp_path}/m.json?unit=annotation&margin=0")["all"]
+    found = [
+        next(batches(source, np.arange(1), preprocessing, batch_size=1, workers=0)).images
+        for preprocessing in (
+            Preprocessing(resize=(16, 16), crop=None, decoder=("fast",)),
+            Preprocessing(resize=(16, 16), crop=None),
+        )
+    ]
+    assert np.abs(np.asarray(found[0], dtype=int) - np.asarray(found[1], dtype=int)).max() <= 1
+
+
+def test_keys_of_images_and_of_boxes_are_attributes_of_crops(boxes):
+    rows = [
+        ("a.png", 2, [0, 0, 10, 10], {"pose": "left"}),
+        ("a.png", 5, [0, 0, 0, 10], {"pose": "lost, it has no width"}),
+        ("a.png", 7, [0, 0, 10, 10], {}),
+        ("b.png", 5, [0, 0, 10, 10], {"pose": "right"}),
+    ]
+    spec = boxes(rows, site=["north", "south"])
+    source = open_data(f"{spec}?unit=annotation", attribute_columns=["pose", "site"])["all"]
+    assert source.ids == ("a.png#0000", "a.png#0001", "b.png#0000")
+    assert source.attributes["pose"] == ("left", "", "right")
+    assert source.attributes["site"] == ("south", "south", "north") and source.grouped_by == "image"
+    by_pose = open_data(f"{spec}?unit=annotation&group=pose")["all"]
+    assert by_pose.grouped_by == "pose" and by_pose.select([1, 2]).attributes["pose"] == ("", "right")
+    with pytest.raises(UsageError, match=r"no image and no annotation of .* has a key 'poses'(.|\n)*pose"):
+        open_data(f"{spec}?unit=annotation", attribute_columns=["poses"])

@@ -184,3 +184,50 @@ def test_the_command_says_what_it_wrote(tmp_path, class_folders):
     out = tmp_path / "m.kwcoco.zip"
     done = CliRunner().invoke(cli, ["data", "to-kwcoco", str(root), str(out)], catch_exceptions=False)
     assert done.exit_code == 0 and "3 images (all 3), 3 annotations" in done.output
+
+
+def add_known_class(content):
+    content["info"][0]["splits"]["all"]["classes"] = ["new"]
+    content["annotations"].append({"id": 1, "image_id": 1, "category_id": 1})
+
+
+@pytest.mark.parametrize(
+    ("labels", "change"),
+    [
+        ("single", lambda m: m["annotations"].pop()),
+        ("single", lambda m: m["annotations"].append({"id": 99, "image_id": 1, "category_id": 2})),
+        ("single", lambda m: m["annotations"][0].update(iscrowd=1)),
+        ("single", lambda m: m["annotations"].append({"id": 99, "image_id": 1, "category_id": 2, "iscrowd": 1})),
+        ("single", lambda m: m["info"][0]["splits"]["all"]["classes"].remove("dog")),
+        ("single", lambda m: m["info"][0]["splits"].update(all={"labels": "single"})),
+        ("single", lambda m: m["info"][0]["splits"].pop("all")),
+        ("single", lambda m: m["images"][0].pop("sslbench_id")),
+        ("none", lambda m: m["annotations"].append({"id": 1, "image_id": 1, "category_id": 1})),
+        ("none", add_known_class),
+        ("value", lambda m: m["images"][0].pop("sslbench_values")),
+        ("value", lambda m: m["images"][0]["sslbench_values"].append(1.0)),
+    ],
+)
+def test_what_a_manifest_says_of_its_labels_counts_only_as_long_as_it_agrees(tmp_path, picture, labels, change):
+    for name in "abc":
+        picture(tmp_path / f"{name}.png")
+    rows = {"single": "path,label\na.png,cat\nb.png,dog\nc.png,cat\n", "none": "path\na.png\nb.png\nc.png\n"}
+    (tmp_path / "t.csv").write_text(rows.get(labels, "path,age\na.png,1.5\nb.png,-2\nc.png,0.1\n"))
+    before = open_data(str(tmp_path / "t.csv"), value_columns=["age"] if labels == "value" else [])["all"]
+    out = tmp_path / "m.kwcoco.json"
+    write_kwcoco({"all": before}, out)
+    content = json.loads(out.read_text())
+    assert open_data(str(out))["all"].labels.kind == before.labels.kind == labels
+    content["categories"] = content["categories"] or [{"id": 1, "name": "new"}]
+    change(content)
+    out.write_text(json.dumps(content))
+    edited = open_data(str(out))["all"]
+    # It is read like a manifest from anywhere else: from its annotations alone.
+    for image in content["images"]:
+        image.pop("sslbench_id", None)
+        image.pop("sslbench_values", None)
+    plain = tmp_path / "plain.json"
+    plain.write_text(json.dumps(content | {"info": []}))
+    expected = open_data(str(plain))["all"]
+    assert edited.labels.kind == expected.labels.kind and edited.labels.classes == expected.labels.classes
+    assert np.array_equal(edited.labels.values, expected.labels.values)

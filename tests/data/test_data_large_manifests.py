@@ -1,5 +1,6 @@
 """Large manifests: read row by row, kept in the cache folder, read again when they change, shared by processes."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench import paths
+from sslbench.data._object_rows import ObjectRows
+from sslbench.data.objects import open_objects, split_objects
 from sslbench.data.open import open_data
 from sslbench.data.sources import _json_rows, _names, _view
 from sslbench.data.sources._json_rows import json_rows
@@ -215,3 +218,64 @@ def test_twenty_thousand_images_are_sent_to_workers_as_a_file_name(tmp_path, pic
     assert len(pickle.dumps(source.images)) < 2000
     part = source.select(range(0, n, 2))
     assert part.images.path(1) == str(tmp_path / "images/00002.png")
+
+
+def test_a_view_of_objects_gives_what_the_manifest_gives(tmp_path, manifest, monkeypatch):
+    square, rle = [[0, 0, 3, 0, 3, 3]], {"size": [5, 6], "counts": "0"}
+    rows = {
+        "b.png": [1, {"category_id": 2, "segmentation": square}],
+        "c.png": [],
+        "a.png": [{"category_id": 2, "iscrowd": 1, "segmentation": rle}, {"category_id": 3, "ignore": 1}],
+        "d.png": [{"category_id": 1, "bbox": [0, 0, 0, 2]}, {"category_id": 1, "bbox": [-9, 0, 12, 2], "area": 5.5}],
+    }
+    sizes = {"width": [6] * 4, "height": [5] * 4}
+    spec = str(manifest(tmp_path / "m.json", rows, split=["train", "train", "train", "test"], **sizes))
+    plain = open_objects(spec)
+    monkeypatch.setattr(_view, "LARGE", 0)
+    monkeypatch.setattr(_view, "SETTLED_NS", 0)
+    first = open_objects(spec)
+    monkeypatch.setattr("sslbench.data.sources.coco.load", lambda *_: pytest.fail("it was read again"))
+    for other in (first, open_objects(spec), pickle.loads(pickle.dumps(first))):  # noqa: S301 - our own bytes
+        assert list(other) == list(plain)
+        for split, source in plain.items():
+            viewed = other[split]
+            assert isinstance(viewed.objects, ObjectRows) and isinstance(viewed.images.paths, TextRows)
+            assert_same_objects(viewed, source)
+            assert_same_objects(viewed.select([0]), source.select([0]))
+            order = tuple(reversed(source.classes))
+            numbers = tuple(reversed(source.class_numbers))
+            assert_same_objects(viewed.with_classes(order, numbers), source.with_classes(order, numbers))
+    train = other["train"]
+    assert_same_objects(train.select([0, 2]).select([1]), plain["train"].select([2]))
+    with pytest.raises(ValueError, match="that is not among"):
+        train.with_classes(("cat",), (1,))
+
+
+def assert_same_objects(a, b):
+    assert (a.ids, a.classes, a.class_numbers, a.numbers, a.notes) == (
+        b.ids,
+        b.classes,
+        b.class_numbers,
+        b.numbers,
+        b.notes,
+    )
+    assert a.fingerprint() == b.fingerprint() and a.has_masks == b.has_masks and np.array_equal(a.sizes, b.sizes)
+    for crowds in (False, True):
+        assert a.counts(crowds=crowds).tolist() == b.counts(crowds=crowds).tolist()
+    for one, other in zip(a.objects, b.objects, strict=True):
+        assert not len(one) or np.array_equal(one.numbers, other.numbers)
+        assert (one.masks is None) == (other.masks is None) and (one.masks is None or one.masks == other.masks)
+    truths = [dataclasses.asdict(part.truth()) for part in (a, b)]
+    for name in truths[0]:
+        assert np.array_equal(truths[0][name], truths[1][name]) and type(truths[0][name]) is type(truths[1][name]), name
+
+
+def test_a_viewed_manifest_trains_and_splits_like_any_other(tmp_path, manifest, all_are_large, monkeypatch):
+    rows = {f"{i}.png": [1 + i % 2, 3, {"category_id": 3, "iscrowd": 1}] for i in range(10)}
+    spec = str(manifest(tmp_path / "m.json", rows))
+    parts = split_objects(spec, seed=2)
+    monkeypatch.setattr(_view, "LARGE", 1 << 30)
+    plain = split_objects(spec, seed=2)
+    assert parts.how == plain.how and parts.train.classes == plain.train.classes
+    for a, b in ((parts.train, plain.train), (parts.test, plain.test)):
+        assert a.fingerprint() == b.fingerprint()

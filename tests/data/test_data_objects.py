@@ -403,7 +403,7 @@ def test_toy_shapes_are_drawn_once(monkeypatch):
 
 
 def test_half_drawn_toys_are_not_found(monkeypatch):
-    def fail(folder, n, side):
+    def fail(folder, toy):
         (folder / "data.kwcoco.json").write_text("{}")
         raise OSError(28, "No space left on device")
 

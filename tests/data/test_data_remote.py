@@ -1,18 +1,16 @@
 """Data behind URLs: copied once, whole, to a cache that stays within its limit."""
 
-import contextlib
-import http.server
 import os
 import subprocess
 import sys
-import threading
 
 import containers
 import fsspec
 import pytest
+from serving import serving
 
 from sslbench import paths
-from sslbench.data import remote
+from sslbench.data import _room, _transfer, remote
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 
@@ -35,25 +33,9 @@ def memory():
 
 @pytest.fixture
 def server(tmp_path):
-    """The address of a server of tmp_path/served, and the requests that it got."""
-    (tmp_path / "served").mkdir()
-    requests = []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments):
-            super().__init__(*arguments, directory=str(tmp_path / "served"))
-
-        def log_message(self, *_):
-            requests.append(f"{self.command} {self.path}")
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{running.server_port}", requests
-        finally:
-            running.shutdown()
-            thread.join()
+    """A server of tmp_path/served."""
+    with serving(tmp_path / "served") as served:
+        yield served
 
 
 def copies():
@@ -82,30 +64,28 @@ def test_braces_stand_for_several_shards(tmp_path, memory):
 
 
 def test_it_is_copied_once_and_again_when_it_changes(tmp_path, server):
-    address, requests = server
+    address = server.address
     samples = containers.pictures()
     containers.write_zip(tmp_path / "served", samples)
     first = open_data(f"{address}/t.zip")["all"]
     open_data(f"{address}/t.zip")
-    assert [r for r in requests if r.startswith("GET")] == ["GET /t.zip"]
+    assert server.fetched() == {"t.zip": 1}
     containers.write_zip(tmp_path / "served", dict(list(samples.items())[:6]))
     os.utime(tmp_path / "served" / "t.zip", (1, 1))
     assert len(first) == 12 and len(open_data(f"{address}/t.zip")["all"]) == 6
 
 
 def test_a_query_of_the_server_is_kept_and_options_of_ours_are_taken_off(tmp_path, server):
-    address, requests = server
     containers.write_zip(tmp_path / "served", containers.pictures())
-    open_data(f"{address}/t.zip?token=a1")
-    assert "GET /t.zip?token=a1" in requests
+    open_data(f"{server.address}/t.zip?token=a1")
+    assert server.fetched() == {"t.zip?token=a1": 1}
     with pytest.raises(UsageError, match="takes no options"):
-        open_data(f"{address}/t.zip?unit=annotation")
+        open_data(f"{server.address}/t.zip?unit=annotation")
 
 
 def test_what_is_not_there_or_cannot_be_reached_is_said(tmp_path, server, caplog):
-    address, _ = server
     with pytest.raises(UsageError, match="there is no file"):
-        open_data(f"{address}/nothing.zip")
+        open_data(f"{server.address}/nothing.zip")
     with pytest.raises(DataError, match="cannot be reached"):
         open_data("http://127.0.0.1:1/t.zip")
     with pytest.raises(UsageError, match="Did you mean"):
@@ -120,7 +100,7 @@ def test_without_a_connection_the_copy_is_used(tmp_path, memory, monkeypatch, ca
     def fail(*_):
         raise OSError("no route to host")
 
-    monkeypatch.setattr(remote, "_by_fsspec", fail)
+    monkeypatch.setattr(remote, "described", fail)
     assert len(open_data("memory://b/t.zip")["all"]) == 12
     assert "no route to host" in caplog.text
 
@@ -134,59 +114,102 @@ def test_the_package_that_is_missing_is_named(monkeypatch):
         open_data("s3://bucket/t.tar")
 
 
-def test_a_transfer_that_breaks_off_leaves_nothing(tmp_path, memory, monkeypatch):
-    memory.pipe("/b/t.zip", b"x" * 5000)
-
-    class Broken:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def read(self, _, parts=iter([b"x" * 100, b""])):  # noqa: B008
-            return next(parts)
-
-    whole = remote._by_fsspec("memory://b/t.zip")
-    monkeypatch.setattr(remote, "_by_fsspec", lambda url: remote._Remote(url, whole.size, whole.state, Broken))
-    with pytest.raises(DataError, match="broke off after 100 of 5,000 bytes"):
-        open_data("memory://b/t.zip")
-    left = [p for p in (paths.cache_dir() / "remote").rglob("*") if p.is_file() and p.stat().st_size]
-    assert left == []
+def test_a_transfer_that_breaks_off_is_begun_again_a_few_times(tmp_path, server, monkeypatch, caplog):
+    monkeypatch.setattr(_transfer, "PAUSES_S", (0.01, 0.01))
+    containers.write_zip(tmp_path / "served", containers.pictures())
+    server.breaks["t.zip"] = 2
+    assert len(open_data(f"{server.address}/t.zip")["all"]) == 12
+    assert server.fetched() == {"t.zip": 3}
+    assert "t.zip: it broke off after" in caplog.text
 
 
-def test_the_cache_keeps_to_its_limit_and_to_what_is_in_use(tmp_path, memory, monkeypatch):
+def test_one_that_always_breaks_off_is_given_up_and_leaves_nothing(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(_transfer, "PAUSES_S", (0.01, 0.01))
+    containers.write_zip(tmp_path / "served", containers.pictures())
+    server.breaks["t.zip"] = 99
+    size = (tmp_path / "served" / "t.zip").stat().st_size
+    broken = rf"/t\.zip cannot be read: it broke off after .* of {size:,} bytes \(tried 3 times\)"
+    with pytest.raises(DataError, match=broken):
+        open_data(f"{server.address}/t.zip")
+    assert copies() == [] and not list(_room.folder().rglob("*.part"))
+
+
+def test_the_cache_keeps_to_its_limit_and_to_what_is_in_use(memory, monkeypatch):
+    monkeypatch.setattr(_room, "_PATIENCE_S", 0.1)
+    monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "3000")
     for i in range(3):
-        memory.pipe(f"/b/{i}.tar", bytes(1000))
-    monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "2500")
-    for i in range(3):
-        (copy,) = remote.local_copies([f"memory://b/{i}.tar"])
-        os.utime(copy.with_name(copy.name + ".info"), (i + 1, i + 1))
-    assert len(copies()) == 3  # this process uses all of them
+        memory.pipe(f"/b/{i}.zip", bytes(1000))
+    for i in range(2):
+        (copy,) = remote.local_copies([f"memory://b/{i}.zip"])
+        os.utime(copy.with_name(f".{copy.name}.used"), (i + 1, i + 1))
+    with pytest.raises(DataError, match="does not fit into the cache of 3,000 bytes: all else in it is in use"):
+        remote.local_copies(["memory://b/2.zip"])
+    assert [copy.name for copy in copies()] == ["0.zip", "1.zip"]
     remote._use.cache_clear()
-    for mark in (paths.cache_dir() / "remote").rglob(".*.used"):
-        mark.unlink()
-    remote._evict(2500)
-    assert [copy.name for copy in copies()] == ["1.tar", "2.tar"]
-    monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "1.5KB")
-    with pytest.raises(DataError, match="2,000 bytes do not fit into the cache of 1,500"):
-        remote.local_copies(["memory://b/0.tar", "memory://b/1.tar"])
+    remote.local_copies(["memory://b/2.zip"])
+    assert [copy.name for copy in copies()] == ["1.zip", "2.zip"]
+    with pytest.raises(DataError, match="4 files of 4,000 bytes do not fit into the cache of 3,000"):
+        memory.pipe("/b/3.zip", bytes(1000))
+        remote.local_copies([f"memory://b/{i}.zip" for i in range(4)])
     monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "much")
     with pytest.raises(UsageError, match="no size"):
-        remote.local_copies(["memory://b/0.tar"])
+        remote.local_copies(["memory://b/0.zip"])
 
 
-def test_with_no_cache_the_copy_goes_when_the_process_ends(tmp_path, server):
-    address, _ = server
+def test_what_a_killed_process_was_writing_is_removed_and_what_another_writes_is_not(tmp_path, memory, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "6000")
+    monkeypatch.setattr(_room, "_PATIENCE_S", 0.1)
+    place = _room.folder() / "ab"
+    place.mkdir(parents=True)
+    (place / ".left.part").write_bytes(bytes(3000))
+    memory.pipe("/b/0.zip", bytes(2000))
+    with _room.writing(place / "x.tar", "x.tar", 2000, 0) as part:
+        part.write(bytes(1000))
+        remote.local_copies(["memory://b/0.zip"])
+        assert not (place / ".left.part").exists()
+        with pytest.raises(DataError, match=r"x\.tar has more than 6,999 bytes, and the cache may hold 6,000"):
+            part.write(bytes(6000))
+        part.write(bytes(1000))
+    assert (place / "x.tar").read_bytes() == bytes(2000)
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path, memory, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "file"))
+    memory.pipe("/b/t.tar", b"x")
+    with pytest.raises(UsageError, match=r"cannot be written.*\nSet \$SSLBENCH_CACHE"):
+        open_data("memory://b/t.tar")
+
+
+READS = """
+import os, sys
+from pathlib import Path
+from sslbench.data.open import open_data
+
+def there(spec):
+    source = open_data(spec)["all"]
+    child = os.fork()
+    if child == 0:  # as a worker of torch's: it may read what this process does not, and ends without cleaning up
+        source.images.read(0)
+        print(Path(source.images.containers[0]).is_file(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+for spec in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        there(spec)
+        sys.exit()
+    os.waitpid(child, 0)
+"""
+
+
+def test_with_no_cache_the_copies_go_when_the_process_ends(tmp_path, server):
     containers.write_zip(tmp_path / "served", containers.pictures())
-    code = (
-        "import sys; from pathlib import Path; from sslbench.data.open import open_data\n"
-        "source = open_data(sys.argv[1])['all']; print(Path(source.images.containers[0]).is_file(), len(source))"
-    )
+    containers.write_tar(tmp_path / "served", containers.pictures())
+    open_data(f"{server.address}/t.tar")
     environment = os.environ | {"SSLBENCH_REMOTE_CACHE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, f"{address}/t.zip"], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["True", "12"]
-    with contextlib.suppress(FileNotFoundError):
-        assert copies() == []
+    command = [sys.executable, "-c", READS, f"{server.address}/t.zip", f"{server.address}/t.tar"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
+    assert copies() == []

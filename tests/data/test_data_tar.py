@@ -1,14 +1,17 @@
 """Tar shards: webdataset's keys and labels, ranges of shards, and what is refused."""
 
-import gzip
 import io
 import json
 import tarfile
 
+import numpy as np
 import pytest
 from containers import add_to_tar, pictures, png, write_shards, write_tar
 
+from sslbench.data.decoder import make_decoder
+from sslbench.data.loader import read
 from sslbench.data.open import open_data
+from sslbench.data.picture import Wanted
 from sslbench.errors import DataError, UsageError
 
 
@@ -150,12 +153,27 @@ def test_long_names_and_names_that_are_no_utf8(tar):
     assert source.images.read(1) == png(1)
 
 
-def test_a_compressed_archive_says_how_to_uncompress_it(tmp_path):
-    write_tar(tmp_path, pictures())
-    for name in ("t.tar.gz", "renamed.tar"):
-        (tmp_path / name).write_bytes(gzip.compress((tmp_path / "t.tar").read_bytes()))
-        with pytest.raises(DataError, match=f"{name} is compressed.*\nUncompress it once: gzip -d "):
-            open_data(str(tmp_path / name))
+def array(seed, channels=5):
+    file = io.BytesIO()
+    np.save(file, np.random.default_rng(seed).integers(0, 256, (6, 7, channels), dtype=np.uint8))
+    return file.getvalue()
+
+
+def test_arrays_are_images_where_there_are_no_others(tar):
+    source = open_data(tar({"1.npy": array(1), "1.cls": b"a", "2.npy": array(2), "2.cls": b"b"}))["all"]
+    assert source.ids == ("1.npy", "2.npy") and texts(source) == ["a", "b"]
+    pixels = read(source.images, 1, make_decoder((), Wanted(5), source.images)).image
+    assert pixels.shape == (5, 6, 7)
+    assert np.array_equal(pixels.permute(1, 2, 0).numpy(), np.load(io.BytesIO(array(2))))
+    beside = open_data(tar({"1.png": png(1), "1.npy": array(1), "1.cls": b"a"}, name="beside.tar"))["all"]
+    assert beside.ids == ("1.png",)
+    assert "1 NumPy file (.npy, .npz) beside images left out" in "\n".join(beside.notes)
+
+
+def test_arrays_beside_images_in_another_shard_are_left_out(tmp_path, tar):
+    tar({"a/1.png": png(1)}, name="s0.tar")
+    tar({"a/2.npy": array(1)}, name="s1.tar")
+    assert open_data(f"{tmp_path}/s{{0..1}}.tar")["all"].ids == ("1.png",)
 
 
 def test_a_truncated_shard_is_named_with_the_place(tmp_path):

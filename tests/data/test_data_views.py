@@ -341,7 +341,7 @@ def test_sizes_can_be_replaced():
         ({"views": [{"solarize": {"threshold": 300}}]}, "threshold"),
         ({"views": [{"order": ["jitter", "jitter", "blur", "solarize"]}]}, "order should name"),
         ({"std": [0, 1, 1]}, "std should be"),
-        ({"mean": [0.5]}, "mean: should be"),
+        ({"mean": []}, "mean should be one number per channel"),
         ({"size": 0}, "size should be at least"),
         ({"small_size": 32}, "small_size=32 has no effect"),
         ({"views": [{"size": 224}, {"size": 96}], "size": 64}, "small views (96 pixels) should be smaller"),

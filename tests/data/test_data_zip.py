@@ -1,5 +1,6 @@
 """Zip archives: class folders inside, and what is refused by name."""
 
+import io
 import stat
 import tracemalloc
 import zipfile
@@ -134,3 +135,19 @@ def test_no_zip_at_all(tmp_path):
         open_data(str(tmp_path / "t.zip"))
     with pytest.raises(UsageError, match="has no column 'x'"):
         open_data(str(tmp_path / "t.zip"), image_column="x")
+
+
+def test_arrays_are_images_where_there_are_no_others(tmp_path):
+    file = io.BytesIO()
+    np.save(file, np.zeros((6, 7, 5), dtype=np.uint8))
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+        archive.writestr("a/1.npy", file.getvalue())
+        archive.writestr("b/2.npy", file.getvalue())
+    source = open_data(str(tmp_path / "t.zip"))["all"]
+    assert source.ids == ("a/1.npy", "b/2.npy")
+    assert source.images.read(1) == file.getvalue()
+    with zipfile.ZipFile(tmp_path / "t.zip", "a") as archive:
+        archive.writestr("b/3.png", pictures()["ant/00.png"][0])
+    source = open_data(str(tmp_path / "t.zip"))["all"]
+    assert len(source) == 1
+    assert "2 NumPy files (.npy, .npz) beside images left out" in "\n".join(source.notes)

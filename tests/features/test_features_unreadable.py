@@ -160,7 +160,7 @@ def odd_files():
     grey16 = Image.fromarray((np.arange(3000, dtype=np.uint16) * 21).reshape(60, 50))
     return {
         "animated.gif": (encoded(photo.quantize(8), "gif", save_all=True, append_images=[photo.quantize(4)]), None),
-        "bomb.png": (bytes(bomb), "declares more than 178,956,970 pixels"),
+        "bomb.png": (bytes(bomb), "more than the limit of 178,956,970"),
         "cmyk.jpg": (encoded(photo.convert("CMYK"), "jpeg"), None),
         "cut.jpg": (jpeg[: len(jpeg) // 2], "truncated JPEG"),
         "cut.png": (png[: len(png) // 2], "truncated PNG"),

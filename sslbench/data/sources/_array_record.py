@@ -113,6 +113,14 @@ class ArrayRecords:
         """The file and the record in it: 'x.array_record-00000-of-00001[17]'."""
         return printable(f"{self.containers[self.places[index, 0]]}[{self.places[index, 1]}]")
 
+    def shards(self) -> npt.NDArray[np.int64]:
+        """int64 (N,): in which file each image lies."""
+        return self.places[:, 0]
+
+    def fetched(self) -> npt.NDArray[np.int64]:
+        """int64 (files,): bytes that are copied before a file can be read: none."""
+        return np.zeros(len(self.containers), dtype=np.int64)
+
     def digests(self) -> npt.NDArray[np.uint8]:
         """(N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
         order = np.lexsort((self.places[:, 1], self.places[:, 0]))

@@ -12,6 +12,8 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.sources._coco_assets import AssetCollector, Assets
+from sslbench.data.sources._coco_videos import VIDEO, Videos
 from sslbench.data.sources._json_rows import NotAMappingError, json_rows
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
@@ -21,6 +23,10 @@ TABLES = ("images", "annotations", "categories")
 ID_KEY, VALUES_KEY = "sslbench_id", "sslbench_values"
 """Keys of an image in manifests that `sslbench data to-kwcoco` writes: its id, and the numbers to predict."""
 
+INFO_TYPE = "sslbench"
+"""Of the entry in 'info' of such manifests."""
+GROUPED_KEY, CHANNELS_KEY = "grouped_by", "channels"
+"""Keys of that entry: the attribute whose images belong together, and the channels that were chosen."""
 Indices = npt.NDArray[np.int64]
 
 
@@ -30,11 +36,11 @@ class Columns:
 
     Attributes:
         numbers: int64 (N,), the ids of the images.
-        files: N file names, as they stand there.
+        assets: N images with their files, as they stand there.
         splits: N texts, '' where there is none.
         own_ids: N ids that sslbench wrote, '' where there is none.
         values: what sslbench wrote as numbers to predict, None where there is nothing.
-        attributes: name -> N texts.
+        attributes: name -> N texts: those that were asked for, and of frames 'video' and 'frame_index'.
         images: int64 (M,), positions of the annotations' images.
         classes: int64 (M,), positions of their categories.
         marked: bool (M,), iscrowd or ignore.
@@ -42,10 +48,11 @@ class Columns:
         names: C names in order of the categories' ids.
         supers: C supercategories, the name itself where there is none.
         info: what stands under 'info'.
+        grouped_by: the attribute whose images belong together, '' if there is none.
     """
 
     numbers: Indices
-    files: list[str]
+    assets: Assets
     splits: list[str]
     own_ids: list[str]
     values: list[list[float] | None]
@@ -57,6 +64,7 @@ class Columns:
     names: list[str]
     supers: list[str]
     info: Any
+    grouped_by: str = ""
 
 
 def read_columns(spec: str, attributes: Sequence[str] = ()) -> Columns:
@@ -64,7 +72,7 @@ def read_columns(spec: str, attributes: Sequence[str] = ()) -> Columns:
 
     Args:
         spec: a .json, or a .zip with one.
-        attributes: keys of the images to be kept as text.
+        attributes: keys of the images to be kept as text; 'video' is the name of the video that a frame is from.
 
     Raises:
         DataError: it cannot be read, is no COCO manifest, an id is missing, of another kind or there twice, or an
@@ -89,7 +97,7 @@ def read_columns(spec: str, attributes: Sequence[str] = ()) -> Columns:
         raise DataError(f"{spec} is not a COCO manifest: {one_line(error)}") from error
     if "images" not in keys:
         raise _no_manifest(spec, f"a mapping with the keys {some(sorted(keys), 6)}")
-    if not collector.files:
+    if not collector.n:
         raise DataError(f"{spec} lists no images")
     return collector.columns()
 
@@ -99,6 +107,18 @@ def _no_manifest(spec: str, found: str) -> DataError:
         f"{spec} is not a COCO manifest: it has no list 'images', it is {found}",
         "A manifest is a mapping with the lists images, annotations and categories.",
     )
+
+
+def told(info: Any, key: str) -> str:
+    """What sslbench wrote under 'info', '' if it did not."""
+    entries = info if isinstance(info, list) else [info]
+    entry = next((e for e in entries if isinstance(e, dict) and e.get("type") == INFO_TYPE), {})
+    return str(entry.get(key) or "")
+
+
+def text_of(value: object) -> str:
+    """A value as an attribute."""
+    return "" if value is None else str(value).strip()
 
 
 def one_line(error: object) -> str:
@@ -125,8 +145,11 @@ class _Collector:
 
     def __init__(self, spec: str, attributes: Sequence[str]) -> None:
         self.spec = spec
-        self.files: list[str] = []
+        self.n = 0
         self.info: Any = None
+        self._grouped_by = ""
+        self._assets = AssetCollector(spec)
+        self._videos = Videos(spec)
         self._splits: list[str] = []
         self._own_ids: list[str] = []
         self._values: list[list[float] | None] = []
@@ -138,7 +161,6 @@ class _Collector:
         self._marks = bytearray()
         self._skipped = 0
         self._categories: list[tuple[int, str, str]] = []
-        self._unnamed: list[str] = []
 
     def whole(self, key: str, value: Any) -> None:
         """A key of the manifest that is no list of rows."""
@@ -147,6 +169,11 @@ class _Collector:
             raise found or DataError(f"{self.spec}: '{key}' is not a list of mappings")
         if key == "info":
             self.info = value
+            self._grouped_by = told(value, GROUPED_KEY)
+            if self._grouped_by and not self.n:  # it stands before the images, where sslbench wrote it
+                self._attributes.setdefault(self._grouped_by, [])
+        if key == "videos":
+            self._videos.table(value or [])
 
     def add(self, table: str, row: Any) -> None:
         """A row of a table."""
@@ -174,17 +201,16 @@ class _Collector:
         return value
 
     def _image(self, number: int, row: dict[str, Any]) -> None:
-        file = row.get("file_name")
-        if not file:
-            self._unnamed.append(str(number))
+        self.n += 1
         self._image_ids.append(number)
-        self.files.append(str(file))
+        self._assets.add(row)
+        self._videos.add(row)
         self._splits.append(self._text(row.get("split") or ""))
         self._own_ids.append(str(row.get(ID_KEY) or ""))
         self._values.append(row.get(VALUES_KEY))
         for name, column in self._attributes.items():
             value = row.get(name)
-            column.append(self._text("" if value is None else value))
+            column.append(self._text(text_of(value)))
             self._keys.update(key for key, value in row.items() if isinstance(value, str | int | float))
 
     def _text(self, value: object) -> str:
@@ -203,8 +229,14 @@ class _Collector:
 
     def columns(self) -> Columns:
         """All of it."""
-        if self._unnamed:
-            raise DataError(f"{self.spec}: images without a file_name are not supported: id {some(self._unnamed)}")
+        assets = self._assets.collected()
+        of_videos = self._videos.attributes(without=self._keys & set(self._attributes))
+        self._attributes |= of_videos
+        self._keys |= set(of_videos)
+        self._grouped_by = self._grouped_by or (VIDEO if VIDEO in of_videos else "")
+        if self._grouped_by not in self._keys:
+            self._attributes.pop(self._grouped_by, None)
+            self._grouped_by = ""
         unknown = next((name for name in self._attributes if name not in self._keys), None)
         if unknown is not None:
             raise UsageError(
@@ -221,7 +253,7 @@ class _Collector:
         places = np.array(self._places, dtype=np.int64).reshape(-1, 2)
         return Columns(
             numbers=numbers,
-            files=self.files,
+            assets=assets,
             splits=self._splits,
             own_ids=self._own_ids,
             values=self._values,
@@ -233,6 +265,7 @@ class _Collector:
             names=names,
             supers=[group for *_, group in self._categories],
             info=self.info,
+            grouped_by=self._grouped_by,
         )
 
     def _once(self, table: str, key: str, values: npt.NDArray[Any]) -> None:

@@ -8,11 +8,8 @@ import numpy.typing as npt
 
 from sslbench.data.labels import no_labels
 from sslbench.data.source import LabelKind, Labels
-from sslbench.data.sources._coco_columns import Columns, Indices
+from sslbench.data.sources._coco_columns import INFO_TYPE, Columns, Indices
 from sslbench.data.wording import counted, some
-
-INFO_TYPE = "sslbench"
-"""Of the entry in 'info' that says how the splits of an exported source were labelled."""
 
 
 @dataclasses.dataclass(frozen=True)

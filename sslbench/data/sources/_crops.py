@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,13 @@ from sslbench.data.labels import single_labels
 from sslbench.data.source import Images, Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from sslbench.data.decoder import PictureDecoder
+    from sslbench.data.picture import Decoded
+
+IMAGE = "image"
+"""The attribute that names the image of a crop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +47,7 @@ class _Last:
     """The last decoded image of this process: boxes of one image follow each other. It is not sent to others."""
 
     def __init__(self) -> None:
-        self.known: tuple[int, npt.NDArray[np.uint8]] | None = None
+        self.known: tuple[int, PictureDecoder, Decoded] | None = None
 
     def __reduce__(self) -> tuple[type["_Last"], tuple[()]]:
         return _Last, ()
@@ -48,7 +55,7 @@ class _Last:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Crops:
-    """Parts of images, decoded to 8-bit RGB and upright.
+    """Parts of upright images.
 
     Attributes:
         images: the whole images.
@@ -70,8 +77,8 @@ class Crops:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """uint8 (h, w, 3): the box with its margin, as far as it lies in the image.
+    def decoded(self, index: int, decoder: "PictureDecoder") -> "Decoded":
+        """The box with its margin, as far as it lies in the image, which the decoder decodes whole.
 
         Raises:
             UnreadableImage: the image cannot be decoded, or is of another size than its boxes are for.
@@ -79,22 +86,39 @@ class Crops:
         """
         from sslbench.data.picture import UnreadableImage
 
-        whole = self._whole(int(self.rows[index]))
-        height, width = whole.shape[:2]
+        whole = self._whole(int(self.rows[index]), decoder)
+        height, width = whole.image.shape[1:]
         said = tuple(self.sizes[index].tolist())
         if said not in ((0, 0), (height, width)):
             reason = f"is {width} x {height} pixels, but its boxes are for {said[1]} x {said[0]}"
             raise UnreadableImage(self.path(index), reason)
         left, top, right, bottom = _grown(self.boxes[index], self.margin, height, width)
-        return np.ascontiguousarray(whole[top:bottom, left:right])
+        # Channels interleaved in memory, as decoders give them and resizing is fast with.
+        part = whole.image[:, top:bottom, left:right].permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        return dataclasses.replace(whole, image=part)
 
-    def _whole(self, row: int) -> npt.NDArray[np.uint8]:
-        from sslbench.data.decode import decode
+    def _whole(self, row: int, decoder: "PictureDecoder") -> "Decoded":
+        """The whole image at its full size: boxes are in its pixels."""
+        from sslbench.data._picture_of import picture_of
 
-        if self._last.known is None or self._last.known[0] != row:
-            picture = decode(self.images.read(row), self.images.path(row)).image
-            self._last.known = row, np.asarray(picture.permute(1, 2, 0).numpy(), dtype=np.uint8)
-        return self._last.known[1]
+        full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))
+        known = self._last.known
+        if known is None or known[0] != row or not known[1].same_as(full):
+            known = row, full, picture_of(self.images, row, full)
+            self._last.known = known
+        return known[2]
+
+    def read(self, index: int) -> npt.NDArray[np.uint8]:
+        """uint8 (h, w, 3): the same as 8-bit RGB.
+
+        Raises:
+            UnreadableImage: as for `decoded`.
+            OSError: as there.
+        """
+        from sslbench.data.decoder import picture_decoder
+
+        crop = self.decoded(index, picture_decoder(None, self.images)).image
+        return np.ascontiguousarray(crop.permute(1, 2, 0).numpy(), dtype=np.uint8)
 
     def path(self, index: int) -> str:
         """The image's path and the number of the object: 'a.jpg#2'."""
@@ -131,9 +155,18 @@ def _grown(box: npt.NDArray[np.float32], margin: float, height: int, width: int)
 
 
 def crops_of(
-    spec: str, sources: Mapping[str, ObjectSource], options: Options, group: Mapping[str, str] | None = None
+    spec: str,
+    sources: Mapping[str, ObjectSource],
+    options: Options,
+    group: Mapping[str, str] | None = None,
+    *,
+    columns: Mapping[str, Mapping[int, str]] | None = None,
+    grouped_by: str = "",
 ) -> dict[str, Source]:
     """The objects of each split as samples, labelled with their class.
+
+    They have the attributes of their images and one more, 'image', by which seeded splits keep them together, unless
+    the images themselves belong together (frames of a video).
 
     Crowds, and objects that are marked ignore or difficult, are left out and counted, as are small boxes. An id is the
     image's and the number of the object among those of its image.
@@ -143,17 +176,29 @@ def crops_of(
         sources: its images with their objects.
         options: margin and smallest size.
         group: class -> the class it counts as.
+        columns: further attributes: name -> id of the annotation -> text.
+        grouped_by: the attribute whose equal values belong together, in place of these.
 
     Raises:
         DataError: a split has no object that is kept.
     """
-    return {split: _crops(spec, source, options, group or {}) for split, source in sources.items()}
+    further = columns or {}
+    return {split: _crops(spec, source, options, group or {}, further, grouped_by) for split, source in sources.items()}
 
 
-def _crops(spec: str, source: ObjectSource, options: Options, group: Mapping[str, str]) -> Source:
+def _crops(
+    spec: str,
+    source: ObjectSource,
+    options: Options,
+    group: Mapping[str, str],
+    columns: Mapping[str, Mapping[int, str]],
+    grouped_by: str,
+) -> Source:
     kept: list[tuple[str, int, int]] = []
+    found: list[tuple[tuple[float, ...], int, int]] = []
     crowds = ignored = small = 0
     for row, (sample, objects) in enumerate(zip(source.ids, source.objects, strict=True)):
+        numbers = objects.numbers if objects.numbers is not None else np.full(len(objects), -1)
         for k, (x1, y1, x2, y2) in enumerate(objects.boxes.tolist()):
             if objects.crowd[k]:
                 crowds += 1
@@ -163,20 +208,24 @@ def _crops(spec: str, source: ObjectSource, options: Options, group: Mapping[str
                 small += 1
             else:
                 kept.append((f"{sample}#{k:04d}", row, k))
+                found.append(((x1, y1, x2, y2), int(objects.classes[k]), int(numbers[k])))
     if not kept:
         raise DataError(f"{source.name} has no box that can be a sample: of {crowds + ignored + small}, all left out")
-    kept.sort()
-    rows, numbers = (np.array([entry[i] for entry in kept], dtype=np.int64) for i in (1, 2))
-    boxes = np.array([source.objects[row].boxes[k] for _, row, k in kept], dtype=np.float32)
-    classes = [source.classes[int(source.objects[row].classes[k])] for _, row, k in kept]
-    order = list(dict.fromkeys(group.get(name, name) for name in source.classes))
-    names = [group.get(name, name) for name in classes]
-    labels = single_labels(names, [name for name in order if name in set(names)])
+    order = sorted(range(len(kept)), key=kept.__getitem__)
+    ids, rows_, ks = zip(*(kept[i] for i in order), strict=True)
+    boxes, classes, numbers_ = zip(*(found[i] for i in order), strict=True)
+    rows = np.array(rows_, dtype=np.int64)
+    ordered = list(dict.fromkeys(group.get(name, name) for name in source.classes))
+    names = [group.get(source.classes[c], source.classes[c]) for c in classes]
+    present = set(names)
+    labels = single_labels(names, [name for name in ordered if name in present])
     out = ((crowds, "crowd"), (ignored, "ignored or difficult object"), (small, "smaller box"))
     told = [counted(n, what) for n, what in out if n]
     notes = (f"{spec}: {', '.join(told)} left out",) if told else ()
-    if len(set(rows.tolist())) < len(rows) and source.name == spec:
-        leak = "a seeded split may put crops of one image on both sides: give the images of the manifest a 'split'"
-        notes = (*notes, f"{spec}: {leak}")
-    images = Crops(source.images, rows, numbers, boxes, source.sizes[rows], options.margin)
-    return Source(source.name, tuple(entry[0] for entry in kept), labels, images, (*source.notes, *notes))
+    parts = rows, np.array(ks, dtype=np.int64), np.array(boxes, dtype=np.float32), source.sizes[rows]
+    images = Crops(source.images, *parts, options.margin)
+    attributes = {IMAGE: source.ids} | dict(source.attributes)
+    of_images = {key: tuple(column[row] for row in rows_) for key, column in attributes.items()}
+    of_objects = {key: tuple(column[number] for number in numbers_) for key, column in columns.items()}
+    grouped_by = grouped_by or source.grouped_by or IMAGE
+    return Source(source.name, ids, labels, images, (*source.notes, *notes), of_images | of_objects, grouped_by)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench import paths
+from sslbench.data import remote
 from sslbench.data.hashes import Stamp
 from sslbench.errors import DataError
 
@@ -61,23 +62,28 @@ def stamp_of(path: Path) -> Stamp:
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
-def indexed(path: Path, kind: str, build: Callable[[Path], Index]) -> tuple[Index, Stamp]:
+def indexed(
+    path: Path, kind: str, build: Callable[[Path], Index], origin: remote.Origin | None = None
+) -> tuple[Index, Stamp]:
     """The index of a container and the stamp for which it holds.
 
     Args:
         path: the container.
         kind: what is indexed and how; another text is another index.
         build: reads the container when its index is not there or no longer holds.
+        origin: of a container whose copy is made for that, if it is not there.
 
     Raises:
         DataError: the container cannot be read, changes meanwhile, or whatever `build` finds wrong.
     """
-    stamp = stamp_of(path)
-    name = f"{kind}\0{os.path.abspath(path)}"  # noqa: PTH100 - links stay as they are
+    stamp = stamp_of(path) if origin is None else origin.stamp
+    name = f"{kind}\0{os.path.abspath(path) if origin is None else origin.url}"  # noqa: PTH100 - links stay as they are
     file = paths.cache_dir() / "indexes" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.idx"
     known = _load(file, [name, *map(str, stamp)])
     if known is not None:
         return known, stamp
+    if origin is not None:
+        return _indexed_copy(file, [name, *map(str, stamp)], build, origin), stamp
     if stamp[0] > _LARGE:
         _log.info("indexing %s (once)", path)
     try:
@@ -89,6 +95,21 @@ def indexed(path: Path, kind: str, build: Callable[[Path], Index]) -> tuple[Inde
     if time.time_ns() - max(stamp[1], stamp[2]) > SETTLED_NS:
         _save(file, [name, *map(str, stamp)], index)
     return index, stamp
+
+
+def _indexed_copy(file: Path, valid_for: list[str], build: Callable[[Path], Index], origin: remote.Origin) -> Index:
+    """The index of a container that is copied for it, by one process for all."""
+    with remote.alone(file):
+        known = _load(file, valid_for)
+        if known is not None:
+            return known
+        with remote.opened(origin):  # the copy stays meanwhile
+            try:
+                index = build(Path(origin.place))
+            except OSError as error:
+                raise DataError(f"cannot read the copy of {origin.url}: {error.strerror or error}") from error
+        _save(file, valid_for, index)
+        return index
 
 
 def _load(file: Path, valid_for: list[str]) -> Index | None:

@@ -10,7 +10,7 @@ import numpy as np
 from sslbench.data.labels import no_labels, single_labels
 from sslbench.data.source import Images, Labels, Source
 from sslbench.data.sources._names import split_name
-from sslbench.data.sources.folder import SUFFIXES, is_clutter
+from sslbench.data.sources.folder import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.wording import counted, printable, some
 from sslbench.errors import DataError
 
@@ -121,9 +121,27 @@ def _labelled(name: str, members: list[tuple[int, str]]) -> tuple[list[tuple[int
     return in_classes, single_labels([printable(relative.partition("/")[0]) for _, relative in in_classes]), notes
 
 
+def is_array(name: str) -> bool:
+    """Whether a member is a .npy or .npz by its suffix."""
+    return PurePosixPath(name).suffix.lower() in ARRAYS
+
+
+def without_arrays_beside(spec: str, names: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
+    """Positions of the images among members that are images or arrays.
+
+    Arrays are images only where there are no others, as in folders: labels and features are kept in arrays as well.
+    """
+    pictures = [i for i, name in enumerate(names) if not is_array(name)]
+    if not pictures or len(pictures) == len(names):
+        return list(range(len(names))), ()
+    return pictures, (
+        f"{spec}: {counted(len(names) - len(pictures), 'NumPy file')} (.npy, .npz) beside images left out",
+    )
+
+
 def images_among(spec: str, names: Collection[str], what_else: Callable[[str], bool]) -> tuple[set[str], list[str]]:
-    """The members that are images; and notes about those that are neither that nor `what_else`."""
-    images = {name for name in names if is_image(name) and not in_clutter(name)}
+    """The members that are images or arrays; and notes about those that are neither that nor `what_else`."""
+    images = {name for name in names if (is_image(name) or is_array(name)) and not in_clutter(name)}
     hidden = sorted(printable(name) for name in names if in_clutter(name))
     others = [name for name in names if name not in images and not in_clutter(name) and not what_else(name)]
     notes = [f"{spec}: hidden or system files left out: {some(hidden)}"] if hidden else []

@@ -109,7 +109,7 @@ def by_split(
     order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
     split_of = ["all"] * len(ids) if splits is None else splits
     sources = {}
-    for split in sorted(set(split_of), key=_split_rank):
+    for split in sorted(set(split_of), key=split_rank):
         chosen = order[[split_of[i] == split for i in order]]
         name = spec if splits is None else f"{spec} ({split})"
         chosen_ids = tuple(ids[i] for i in chosen)
@@ -118,6 +118,7 @@ def by_split(
     return sources
 
 
-def _split_rank(split: str) -> tuple[int, str]:
+def split_rank(split: str) -> tuple[int, str]:
+    """Sorts the names of splits: the usual ones first, in their usual order."""
     known = ("all", "train", "val", "test")
     return (known.index(split) if split in known else len(known), split)

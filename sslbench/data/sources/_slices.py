@@ -1,15 +1,17 @@
 """Images that are stretches of bytes in a few large files: members of archives, cells of tables, parts of records."""
 
 import binascii
+import contextlib
 import dataclasses
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data import remote
 from sslbench.data.hashes import Stamp
 from sslbench.data.sources._memo import remembered
 from sslbench.data.wording import printable
@@ -68,12 +70,15 @@ class Slices:
         stamps: their state when `places` was found; reading from a file that has changed since is an error.
         names: one per image, what it is called in its container.
         places: int64 (N, 6): container, offset, bytes there, bytes when unpacked, CRC-32 or UNKNOWN, packing.
+        origins: per container where it is copied from when it is not there; None if it is a file of the user's. Empty
+            if all are.
     """
 
     containers: tuple[str, ...]
     stamps: tuple[Stamp, ...]
     names: tuple[str, ...]
     places: npt.NDArray[np.int64]
+    origins: tuple[remote.Origin | None, ...] = ()
     _handles: _Handles = dataclasses.field(default_factory=_Handles, repr=False)
 
     def __len__(self) -> int:
@@ -84,10 +89,12 @@ class Slices:
 
         Raises:
             OSError: they cannot be read, do not fit their check sum, or the container has changed.
+            DataError: the container cannot be fetched.
         """
         container, offset, stored, size, checksum, packing = self.places[index].tolist()
-        path = self.containers[container]
-        data = _read_at(self._handles.get(path, self.stamps[container]), path, offset, stored)
+        path = self._called(container)
+        with self._opened(container) as fd:
+            data = _read_at(fd, path, offset, stored)
         try:
             unpacked = _unpack(data, size, packing)
         except (zlib.error, binascii.Error, ValueError) as error:
@@ -98,7 +105,30 @@ class Slices:
 
     def path(self, index: int) -> str:
         """The container and the name in it: 'photos.tar/cat/1.jpg'."""
-        return printable(f"{self.containers[self.places[index, 0]]}/{self.names[index]}")
+        return printable(f"{self._called(self.places[index, 0])}/{self.names[index]}")
+
+    def _called(self, container: int) -> str:
+        origin = self.origins[container] if self.origins else None
+        return self.containers[container] if origin is None else origin.url
+
+    @contextlib.contextmanager
+    def _opened(self, container: int) -> Iterator[int]:
+        origin = self.origins[container] if self.origins else None
+        if origin is None:
+            handle = self._handles.get(self.containers[container], self.stamps[container])
+            yield handle.fd
+        else:
+            with remote.opened(origin) as fd:
+                yield fd
+
+    def shards(self) -> npt.NDArray[np.int64]:
+        """int64 (N,): in which container each image lies."""
+        return self.places[:, 0]
+
+    def fetched(self) -> npt.NDArray[np.int64]:
+        """int64 (containers,): bytes that are copied before a container can be read; 0 for a file of the user's."""
+        sizes = [0 if origin is None else origin.size or 0 for origin in self.origins]
+        return np.array(sizes or [0] * len(self.containers), dtype=np.int64)
 
     def digests(self) -> npt.NDArray[np.uint8]:
         """(N, 16) bytes: BLAKE2b of each unpacked image, zeros for one that cannot be read.
@@ -119,10 +149,10 @@ class Slices:
         return dataclasses.replace(self, names=names, places=self.places[chosen])
 
 
-def _read_at(handle: _Handle, path: str, offset: int, size: int) -> bytes:
-    data = os.pread(handle.fd, size, offset)
+def _read_at(fd: int, path: str, offset: int, size: int) -> bytes:
+    data = os.pread(fd, size, offset)
     while len(data) < size:  # one call gives at most 2 GB
-        more = os.pread(handle.fd, size - len(data), offset + len(data))
+        more = os.pread(fd, size - len(data), offset + len(data))
         if not more:
             raise OSError(f"{path} ends {size - len(data):,} bytes too early")
         data += more
@@ -141,14 +171,19 @@ def _unpack(data: bytes, size: int, packing: int) -> bytes:
     return unpacked
 
 
-def joined(parts: Iterable[tuple[Path, Stamp, tuple[str, ...], npt.NDArray[np.int64]]]) -> Slices:
+def joined(
+    parts: Iterable[tuple[Path, Stamp, tuple[str, ...], npt.NDArray[np.int64]]],
+    origins: Sequence[remote.Origin | None] = (),
+) -> Slices:
     """The images of several containers one behind the other.
 
     Args:
         parts: per container its path, its stamp, the names, and int64 (n, 5): `places` without the first column.
+        origins: per container; see `Slices`.
     """
     listed = list(parts)
     places = [np.column_stack([np.full(len(place), i), place]) for i, (*_, place) in enumerate(listed)]
     names = tuple(name for _, _, part, _ in listed for name in part)
     stacked = np.concatenate(places).astype(np.int64) if places else np.zeros((0, 6), dtype=np.int64)
-    return Slices(tuple(str(p) for p, *_ in listed), tuple(s for _, s, *_ in listed), names, stacked)
+    containers, stamps = tuple(str(path) for path, *_ in listed), tuple(stamp for _, stamp, *_ in listed)
+    return Slices(containers, stamps, names, stacked, tuple(origins) if any(origins) else ())

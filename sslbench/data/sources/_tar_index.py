@@ -19,40 +19,42 @@ LABEL_SUFFIXES = ("cls", "json", "txt")
 
 _MAX_LABEL_BYTES = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
-_COMPRESSED = {b"\x1f\x8b": "gzip -d", b"BZh": "bzip2 -d", b"\xfd7zXZ": "xz -d", b"\x28\xb5\x2f\xfd": "zstd -d"}
 
 
-def build(path: Path) -> Index:
-    """The images of a tar file, and its members that may hold labels with their text.
+def build(path: Path, shown: str) -> Index:
+    """The images and arrays of a tar file, and its members that may hold labels with their text.
+
+    Args:
+        path: of the file.
+        shown: what messages call it.
 
     Returns:
         An index whose numbers are offset and size; the text of an image is empty, that of a label is a JSON value.
 
     Raises:
-        DataError: it is compressed, damaged or truncated, or a label cannot be read.
+        DataError: it is damaged or truncated, or a label cannot be read.
         OSError: it cannot be read.
     """
     kept: dict[str, tuple[int, int]] = {}
     left_out: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
     with path.open("rb") as file:
-        _refuse_compressed(path, file)
-        for member in _members(path, file):
+        for member in _members(shown, file):
             name = safe_name(member.name)
             reason = _unusable(member, name)
             if reason is not None:
                 left_out.setdefault(reason, []).append(printable(member.name))
             elif name is not None and name in kept:
-                raise DataError(f"{path} holds '{printable(name)}' twice")
+                raise DataError(f"{shown} holds '{printable(name)}' twice")
             elif name is not None and not member.isdir():
                 kept[name] = (member.offset_data, member.size)
-        images, notes = images_among(str(path), kept, _is_label)
+        images, notes = images_among(shown, kept, _is_label)
         labels = [name for name in kept if _is_label(name) and not in_clutter(name)]
         for name in labels:
-            texts[name] = _label(path, file, name, *kept[name])
+            texts[name] = _label(shown, file, name, *kept[name])
     names = [name for name in kept if name in images or name in texts]
     notes += [
-        f"{path}: {counted(len(some_), 'member')} {why} left out: {some(some_)}" for why, some_ in left_out.items()
+        f"{shown}: {counted(len(some_), 'member')} {why} left out: {some(some_)}" for why, some_ in left_out.items()
     ]
     numbers = np.array([kept[name] for name in names], dtype=np.int64).reshape(-1, 2)
     return Index(tuple(names), numbers, tuple(texts.get(name, "") for name in names), tuple(notes))
@@ -79,18 +81,7 @@ def _unusable(member: tarfile.TarInfo, name: str | None) -> str | None:
     return None if member.isreg() and member.sparse is None else "that are no plain files"
 
 
-def _refuse_compressed(path: Path, file: IO[bytes]) -> None:
-    head = file.read(6)
-    file.seek(0)
-    unpack = next((command for magic, command in _COMPRESSED.items() if head.startswith(magic)), None)
-    if unpack is not None:
-        raise DataError(
-            f"{path} is compressed, so that no image in it can be read without all before it",
-            f"Uncompress it once: {unpack} {path}",
-        )
-
-
-def _members(path: Path, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
+def _members(shown: str, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     """Every member. Python's tarfile ends without a word at a damaged header, so the end is checked here."""
     end = file.seek(0, 2)
     file.seek(0)
@@ -99,33 +90,33 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
             reached = -1
             while (member := archive.next()) is not None:
                 if member.size < 0 or member.offset_data + member.size > end or member.offset_data <= reached:
-                    raise _truncated(path, member.offset)
+                    raise _truncated(shown, member.offset)
                 reached = member.offset_data
                 archive.members = []  # type: ignore[attr-defined]  # a list of all members is kept otherwise
                 yield member
             at = archive.offset
     except (tarfile.TarError, ValueError, OverflowError, EOFError, MemoryError) as error:
         raise DataError(
-            f"{path} is no tar file, damaged or truncated: {error}", "Get it again, or make it again."
+            f"{shown} is no tar file, damaged or truncated: {error}", "Get it again, or make it again."
         ) from error
     file.seek(at)
     if file.read(_BLOCK) != bytes(_BLOCK):
-        raise _truncated(path, at)
+        raise _truncated(shown, at)
     while rest := file.read(1 << 20):
         if rest.strip(b"\0"):
             raise DataError(
-                f"{path} goes on after its end mark (byte {at:,}): several archives were put one behind the other",
+                f"{shown} goes on after its end mark (byte {at:,}): several archives were put one behind the other",
                 "Give them as several files, or make one archive of them.",
             )
 
 
-def _truncated(path: Path, at: int) -> DataError:
-    return DataError(f"{path} is damaged or truncated at byte {at:,}", "Get it again, or make it again.")
+def _truncated(shown: str, at: int) -> DataError:
+    return DataError(f"{shown} is damaged or truncated at byte {at:,}", "Get it again, or make it again.")
 
 
-def _label(path: Path, file: IO[bytes], name: str, offset: int, size: int) -> str:
+def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -> str:
     """The label in a member, as a JSON value; '' if a .json has no key for it."""
-    shown = f"{path}/{printable(name)}"
+    shown = f"{container}/{printable(name)}"
     if size > _MAX_LABEL_BYTES:
         raise DataError(f"{shown} has {size:,} bytes, too many for a label")
     file.seek(offset)

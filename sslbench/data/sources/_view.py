@@ -1,7 +1,7 @@
 """What a large manifest or table says, kept in the cache folder: read once, then opened in a moment, and shared.
 
-A view holds, per split, the ids, the file names, the labels and the attributes as plain arrays. The manifest is read
-again when its size, its times or its inode are others.
+A view holds, per split, the ids, the file names, the labels (or the objects) and the attributes as plain arrays. The
+manifest is read again when its size, its times or its inode are others.
 """
 
 import hashlib
@@ -11,13 +11,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from sslbench import paths
+from sslbench.data._object_rows import ObjectRows, write_objects
+from sslbench.data._object_types import ObjectSource
 from sslbench.data.images import Files
 from sslbench.data.source import Labels, Source
 from sslbench.data.sources._index import SETTLED_NS, stamp_of
@@ -28,12 +30,14 @@ from sslbench.errors import DataError
 LARGE = 16 << 20
 """Bytes of a manifest from which on a view is kept; reading a smaller one takes less than a second."""
 
-_VERSION = 1
+S = TypeVar("S", Source, ObjectSource)
+_VERSION = 2
 _META = "meta.json"
+_OBJECTS = "objects"
 _log = logging.getLogger("sslbench")
 
 
-def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, Source]]) -> dict[str, Source]:
+def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S]]) -> dict[str, S]:
     """What `build` gives, from the view if there is one that still holds.
 
     Args:
@@ -53,7 +57,7 @@ def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S
     key = json.dumps([_VERSION, kind, arguments, spec, os.path.abspath(path)])  # noqa: PTH100 - links stay as they are
     name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     folder = paths.cache_dir() / "manifests" / f"{name}-{hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]}"
-    known = _load(folder)
+    known: dict[str, S] | None = _load(folder)
     if known is not None:
         for source in known.values():
             _check(spec, source)
@@ -66,19 +70,20 @@ def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S
         return sources
     _save(folder, sources)
     _remove_others(folder, name)
-    return _load(folder) or sources
+    kept: dict[str, S] | None = _load(folder)
+    return kept or sources
 
 
-def _can_be_kept(source: Source) -> bool:
+def _can_be_kept(source: Source | ObjectSource) -> bool:
     return isinstance(source.images, Files)
 
 
-def _check(spec: str, source: Source) -> None:
+def _check(spec: str, source: Source | ObjectSource) -> None:
     if isinstance(source.images, Files):
         check_some(spec, source.images.paths, Path(source.images.root))
 
 
-def _save(folder: Path, sources: dict[str, Source]) -> None:
+def _save(folder: Path, sources: Mapping[str, Source | ObjectSource]) -> None:
     """Writes into a folder beside and renames it: whole or not at all, also when several processes write the same."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +103,7 @@ def _save(folder: Path, sources: dict[str, Source]) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _save_split(folder: Path, split: str, source: Source) -> dict[str, Any]:
+def _save_split(folder: Path, split: str, source: Source | ObjectSource) -> dict[str, Any]:
     files = source.images
     if not isinstance(files, Files):
         raise TypeError(type(files))
@@ -107,7 +112,6 @@ def _save_split(folder: Path, split: str, source: Source) -> dict[str, Any]:
     same = tuple(files.paths) == source.ids
     if not same:
         write_texts([str(path) for path in files.paths], folder / "files")
-    np.save(folder / "labels.npy", source.labels.values)
     texts = []
     for k, column in enumerate(source.attributes.values()):
         unique = list(dict.fromkeys(column))
@@ -120,13 +124,25 @@ def _save_split(folder: Path, split: str, source: Source) -> dict[str, Any]:
         "notes": source.notes,
         "root": files.root,
         "files": "ids" if same else "files",
-        "labels": source.labels.kind,
-        "classes": source.labels.classes,
+        **_save_content(folder, source),
         "attributes": dict(zip(source.attributes, texts, strict=True)),
+        "grouped_by": source.grouped_by,
     }
 
 
-def _load(folder: Path) -> dict[str, Source] | None:
+def _save_content(folder: Path, source: Source | ObjectSource) -> dict[str, Any]:
+    """The labels or the objects, and their classes."""
+    if isinstance(source, Source):
+        np.save(folder / "labels.npy", source.labels.values)
+        return {"labels": source.labels.kind, "classes": source.labels.classes}
+    (folder / _OBJECTS).mkdir()
+    write_objects(source.objects, folder / _OBJECTS)
+    np.save(folder / "sizes.npy", source.sizes)
+    np.save(folder / "numbers.npy", np.array(source.numbers, dtype=np.int64))
+    return {"classes": source.classes, "class_numbers": source.class_numbers}
+
+
+def _load(folder: Path) -> Any:
     """The sources of a view; None if there is none or it is damaged."""
     if not (folder / _META).is_file():
         return None
@@ -141,19 +157,29 @@ def _load(folder: Path) -> dict[str, Source] | None:
         return None
 
 
-def _load_split(folder: Path, part: dict[str, Any]) -> Source:
-    values = np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False)
+def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
     attributes = {
         name: tuple(texts[i] for i in np.load(folder / f"attribute{k}.npy", allow_pickle=False).tolist())
         for k, (name, texts) in enumerate(part["attributes"].items())
     }
-    return Source(
-        name=part["name"],
-        ids=TextRows(str(folder / "ids")).all(),
-        labels=Labels(part["labels"], tuple(part["classes"]), values),
-        images=Files(TextRows(str(folder / part["files"])), part["root"]),
-        notes=tuple(part["notes"]),
-        attributes=attributes,
+    common: dict[str, Any] = {
+        "name": part["name"],
+        "ids": TextRows(str(folder / "ids")).all(),
+        "images": Files(TextRows(str(folder / part["files"])), part["root"]),
+        "notes": tuple(part["notes"]),
+        "attributes": attributes,
+        "grouped_by": part["grouped_by"],
+    }
+    if "labels" in part:
+        values = np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False)
+        return Source(labels=Labels(part["labels"], tuple(part["classes"]), values), **common)
+    return ObjectSource(
+        objects=ObjectRows(str(folder / _OBJECTS)),
+        sizes=np.load(folder / "sizes.npy", allow_pickle=False),
+        numbers=tuple(np.load(folder / "numbers.npy", allow_pickle=False).tolist()),
+        classes=tuple(part["classes"]),
+        class_numbers=tuple(part["class_numbers"]),
+        **common,
     )
 
 

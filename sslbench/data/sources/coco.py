@@ -1,30 +1,52 @@
 """COCO or kwcoco manifest (.json, .kwcoco.json, .kwcoco.zip): images, annotations, categories."""
 
-import contextlib
-import io
-import logging
-import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sslbench.config import setting
 from sslbench.data._coco_objects import object_sources
 from sslbench.data._object_types import ObjectSource
 from sslbench.data.images import Files
-from sslbench.data.source import Source
-from sslbench.data.sources._coco_columns import ID_KEY, Columns, one_line, read_columns
+from sslbench.data.source import Images, Source
+from sslbench.data.sources import _crops
+from sslbench.data.sources._asset_images import AssetImages
+from sslbench.data.sources._coco_assets import AssetCollector, Assets, images_of
+from sslbench.data.sources._coco_columns import (
+    CHANNELS_KEY,
+    GROUPED_KEY,
+    ID_KEY,
+    Columns,
+    read_columns,
+    text_of,
+    told,
+)
 from sslbench.data.sources._coco_labels import by_supercategory, exported_as, labels_as_exported, labels_of
-from sslbench.data.sources._crops import WHOLE_IMAGES, Options, crops_of
+from sslbench.data.sources._coco_manifest import load
+from sslbench.data.sources._coco_videos import FRAME, VIDEO, Videos
+from sslbench.data.sources._crops import crops_of
 from sslbench.data.sources._names import by_split, check_files, image_id, refuse_columns, split_name
 from sslbench.data.sources._sniff import is_json_table
 from sslbench.data.sources._view import viewed
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
 
 SUFFIXES = (".json", ".kwcoco.zip")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(_crops.Options):
+    """What may stand behind a '?': photos.json?unit=annotation&margin=0.1."""
+
+    channels: str = setting("", "of images in several files, which and in which order: red|green|blue|nir")
+    group: str = setting("", "key of the images (or boxes) whose equal values a seeded split keeps on one side")
+
+
+WHOLE_IMAGES = Options()
 
 
 def recognises(spec: str) -> bool:
@@ -45,52 +67,65 @@ def open(
     The labels are single if each image has exactly one category, else multi: a category whose annotations on an image
     are all marked `iscrowd` or `ignore` is ignored there, and an image without annotations has none of the classes.
 
+    Images that are frames of videos have the attribute 'video', and a seeded split keeps those of one video together.
+    An image may lie in several files with different channels (`assets` or `auxiliary`).
+
     Args:
         spec: the file. Paths in it are relative to its folder; of the COCO layout, `annotations/instances_val2017.json`
             finds its images in `val2017/`. A key `split` on the images is honoured.
         image_column: for tables only.
         label_column: for tables only.
-        attribute_columns: keys of the images that are kept as attributes of the source, as text.
-        options: see there; crops of boxes in place of images, and supercategories in place of categories.
+        attribute_columns: keys of the images (for crops also of the annotations) that are kept as attributes, as text.
+        options: see there; crops of boxes in place of images, supercategories in place of categories, channels.
 
     Returns:
-        Split name -> source, or {"all": source}. Ids are the paths relative to the manifest's folder.
+        Split name -> source, or {"all": source}. Ids are the paths relative to the manifest's folder, of images without
+        a file of their own their names, or the paths of their first files.
 
     Raises:
         DataError: the file is no COCO manifest, is inconsistent, or lists an image that is missing or listed twice.
         UsageError: a column was named, or no image has such a key.
     """
     refuse_columns(spec, image_column, label_column)
+    if options.group and options.group not in attribute_columns:
+        attribute_columns = (*attribute_columns, options.group)
     if options.unit == "annotation":
-        if attribute_columns:
-            raise UsageError(f"{spec}?unit=annotation has no column '{attribute_columns[0]}' for its crops")
-        columns = read_columns(spec)
-        group = dict(zip(columns.names, columns.supers, strict=True)) if options.classes == "supercategory" else None
-        return crops_of(spec, open_objects(spec), options, group)
-    arguments = [[*attribute_columns], options.classes]
+        return _crops_of(spec, attribute_columns, options)
+    arguments = [[*attribute_columns], options.classes, options.channels, options.group]
     return viewed(spec, "coco", arguments, lambda: _open(spec, attribute_columns, options))
 
 
 def _open(spec: str, attribute_columns: Sequence[str], options: Options) -> dict[str, Source]:
     columns = read_columns(spec, attribute_columns)
+    if options.group:
+        columns = dataclasses.replace(columns, grouped_by=options.group)
     if options.classes == "supercategory":
         columns = by_supercategory(columns)
-    folder = _image_folder(spec, columns.files)
-    ids = [image_id(file, folder) for file in columns.files]
-    check_files(spec, columns.files, ids, folder)
-    splits = _splits(spec, columns.files, columns.splits)
+    images, ids, notes = _images(spec, columns.assets, options.channels or told(columns.info, CHANNELS_KEY))
+    splits = _splits(spec, ids, columns.splits)
     ids = _own_ids(columns.own_ids, splits) or ids
-    exported = _as_exported(spec, columns, folder, splits)
+    exported = _as_exported(spec, columns, images, splits)
     if exported is not None:
         return exported
-    labels, notes = labels_of(spec, columns, ids)
-    return by_split(spec, ids, labels, Files(columns.files, str(folder)), splits, notes, columns.attributes)
+    labels, more = labels_of(spec, columns, ids)
+    sources = by_split(spec, ids, labels, images, splits, (*notes, *more), columns.attributes)
+    return {split: dataclasses.replace(source, grouped_by=columns.grouped_by) for split, source in sources.items()}
 
 
-def _as_exported(spec: str, columns: Columns, folder: Path, splits: list[str] | None) -> dict[str, Source] | None:
+def _images(spec: str, assets: Assets, channels: str) -> tuple[Files | AssetImages, list[str], tuple[str, ...]]:
+    """The images, their ids, and notes; every file is there, and no image twice."""
+    folder = _image_folder(spec, assets.own[0] or assets.files[0])
+    images, names, notes = images_of(spec, assets, folder, channels)
+    ids = [image_id(name, folder) for name in names]
+    files = images if isinstance(images, Files) else images.files
+    check_files(spec, files.paths, ids, folder)  # type: ignore[arg-type]  # what a manifest lists are texts
+    return images, ids, notes
+
+
+def _as_exported(spec: str, columns: Columns, images: Images, splits: list[str] | None) -> dict[str, Source] | None:
     """The sources that `sslbench data to-kwcoco` wrote, with their ids and classes; None if it did not write this."""
     kept = exported_as(columns.info)
-    split_of = splits or ["all"] * len(columns.files)
+    split_of = splits or ["all"] * len(images)
     if kept is None or set(split_of) - set(kept) or _own_ids(columns.own_ids, splits) is None:
         return None
     rows: dict[str, list[int]] = {split: [] for split in kept}
@@ -99,14 +134,36 @@ def _as_exported(spec: str, columns: Columns, folder: Path, splits: list[str] | 
     sources = {}
     for split, chosen in rows.items():
         chosen.sort(key=columns.own_ids.__getitem__)
+        at = np.array(chosen, dtype=np.int64)
         ids = tuple(columns.own_ids[i] for i in chosen)
-        labels = labels_as_exported(columns, np.array(chosen, dtype=np.int64), kept[split])
+        labels = labels_as_exported(columns, at, kept[split])
         if labels is None:
             return None
-        files = Files(tuple(columns.files[i] for i in chosen), str(folder))
         further = {key: tuple(column[i] for i in chosen) for key, column in columns.attributes.items()}
-        sources[split] = Source(spec if splits is None else f"{spec} ({split})", ids, labels, files, (), further)
+        name = spec if splits is None else f"{spec} ({split})"
+        sources[split] = Source(name, ids, labels, images.select(at), (), further, columns.grouped_by)
     return {split: source for split, source in sources.items() if len(source)}
+
+
+def _crops_of(spec: str, attribute_columns: Sequence[str], options: Options) -> dict[str, Source]:
+    if not (attribute_columns or options.channels or options.classes == "supercategory"):
+        return crops_of(spec, open_objects(spec), options)  # which a view is kept of
+    manifest = load(spec)
+    rows = manifest.dataset["images"], manifest.dataset["annotations"]
+    given = {key for row in rows[0] for key in row} | ({VIDEO} if manifest.dataset.get("videos") else set())
+    of_images = [key for key in attribute_columns if key in given]
+    of_objects = [key for key in attribute_columns if key not in of_images]
+    for key in of_objects:
+        known = {k for table in rows for row in table for k, v in row.items() if isinstance(v, str | int | float)}
+        if key not in known:
+            raise UsageError(f"no image and no annotation of {spec} has a key '{key}'", did_you_mean(key, known))
+    sources = _objects(spec, manifest, of_images, options.channels)
+    group = None
+    if options.classes == "supercategory":
+        categories = manifest.dataset["categories"]
+        group = {str(row["name"]): str(row.get("supercategory") or row["name"]) for row in categories}
+    columns = {key: {row["id"]: text_of(row.get(key)) for row in rows[1]} for key in of_objects}
+    return crops_of(spec, sources, options, group, columns=columns, grouped_by=options.group)
 
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
@@ -125,22 +182,35 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     Raises:
         DataError: as for `open`; or an annotation has no box, or one that is not finite, or a damaged segmentation.
     """
-    manifest = _load(spec)
-    images = list(manifest.imgs.values())
-    without = [str(image["id"]) for image in images if not image.get("file_name")]
-    if without:
-        raise DataError(f"{spec}: images without a file_name are not supported: id {some(without)}")
-    files = [str(image["file_name"]) for image in images]
-    folder = _image_folder(spec, files)
-    ids = [image_id(file, folder) for file in files]
-    check_files(spec, files, ids, folder)
-    splits = _splits(spec, files, [str(image.get("split") or "") for image in images])
-    ids = _own_ids([str(image.get(ID_KEY) or "") for image in images], splits) or ids
+    return viewed(spec, "coco objects", [], lambda: _objects(spec, load(spec)))
+
+
+def _objects(
+    spec: str, manifest: Any, attribute_columns: Sequence[str] = (), channels: str = ""
+) -> dict[str, ObjectSource]:
+    rows = list(manifest.imgs.values())
+    info = manifest.dataset.get("info")
+    collector, videos = AssetCollector(spec), Videos(spec)
+    videos.table(manifest.dataset.get("videos") or [])
+    for row in rows:
+        collector.add(row)
+        videos.add(row)
+    images, ids, notes = _images(spec, collector.collected(), channels or told(info, CHANNELS_KEY))
+    splits = _splits(spec, ids, [str(row.get("split") or "") for row in rows])
+    ids = _own_ids([str(row.get(ID_KEY) or "") for row in rows], splits) or ids
     members: dict[str, list[int]] = {}
     for i, split in enumerate(splits or ()):
         members.setdefault(split, []).append(i)
-    content = manifest.dataset | {"images": images}
-    return object_sources(spec, content, ids, Files(files, str(folder)), members or None, ())
+    grouped_by = told(info, GROUPED_KEY)
+    grouped_by = grouped_by if any(grouped_by in row for row in rows) else ""
+    own = [key for key in (*attribute_columns, grouped_by) if any(key in row for row in rows)]
+    attributes = {key: [text_of(row.get(key)) for row in rows] for key in dict.fromkeys(own)}
+    of_videos = videos.attributes(without=[key for key in (VIDEO, FRAME) if key in attributes])
+    grouped_by = grouped_by or (VIDEO if VIDEO in of_videos else "")
+    attributes |= of_videos
+    content = manifest.dataset | {"images": rows}
+    further: dict[str, Any] = {"attributes": attributes, "grouped_by": grouped_by}
+    return object_sources(spec, content, ids, images, members or None, notes, **further)
 
 
 def _own_ids(ids: list[str], splits: list[str] | None) -> list[str] | None:
@@ -149,94 +219,11 @@ def _own_ids(ids: list[str], splits: list[str] | None) -> list[str] | None:
     return ids if all(ids) and once else None
 
 
-def _image_folder(spec: str, files: Sequence[str]) -> Path:
+def _image_folder(spec: str, first: str) -> Path:
     """Where relative paths start: beside the manifest, or in `../val2017` for `annotations/instances_val2017.json`."""
-    folder, first = Path(spec).parent, files[0]
+    folder = Path(spec).parent
     other = folder.parent / Path(spec).stem.rpartition("_")[2]
     return other if not (folder / first).exists() and (other / first).is_file() else folder
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Kwcoco prints progress on stdout, where the results go, and warns about packages that it can do without."""
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _load(spec: str) -> Any:
-    """The manifest as a kwcoco.CocoDataset, checked to be one."""
-    with _quiet():
-        import kwcoco
-
-        try:
-            manifest = kwcoco.CocoDataset(spec, autobuild=False)
-        except OSError as error:
-            raise DataError(f"cannot read {spec}: {error.strerror or error}") from error
-        except Exception as error:  # kwcoco raises bare Exceptions too
-            raise DataError(f"{spec} is not a COCO manifest: {one_line(error)}") from error
-    content = manifest.dataset
-    tables = ("images", "annotations", "categories")
-    if not isinstance(content, dict) or not isinstance(content.get("images"), list):
-        keys = (
-            f"a mapping with the keys {some(sorted(map(str, content)), 6)}" if isinstance(content, dict) else "a list"
-        )
-        raise DataError(
-            f"{spec} is not a COCO manifest: it has no list 'images', it is {keys}",
-            "A manifest is a mapping with the lists images, annotations and categories.",
-        )
-    for table in tables:
-        rows = content.setdefault(table, [])
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise DataError(f"{spec}: '{table}' is not a list of mappings")
-    if not content["images"]:
-        raise DataError(f"{spec} lists no images")
-    _check_references(spec, content)
-    with _quiet(), _silent_logging():
-        try:
-            manifest.rebuild_index()
-        except Exception as error:
-            raise DataError(f"{spec} is an inconsistent COCO manifest: {one_line(error)}") from error
-    return manifest
-
-
-@contextlib.contextmanager
-def _silent_logging() -> Iterator[None]:
-    previous = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(previous)
-
-
-def _check_references(spec: str, content: dict[str, Any]) -> None:
-    """Ids are unique numbers, names are unique, and no annotation points nowhere."""
-    for table, key in (("images", "id"), ("annotations", "id"), ("categories", "id"), ("categories", "name")):
-        rows = content[table]
-        without = [row for row in rows if row.get(key) is None]
-        if without:
-            raise DataError(f"{spec}: an entry of '{table}' has no '{key}': {one_line(without[0])}")
-        counts = Counter(_plain(spec, table, key, row[key]) for row in rows)
-        twice = [str(value) for value, n in counts.items() if n > 1]
-        if twice:
-            raise DataError(f"{spec}: the same {key} occurs twice in '{table}': {some(twice)}")
-    for key, table in (("image_id", "images"), ("category_id", "categories")):
-        known = {row["id"] for row in content[table]}
-        used = {
-            _plain(spec, "annotations", key, row[key]) for row in content["annotations"] if row.get(key) is not None
-        }
-        if used - known:
-            wrong = sorted(map(repr, used - known))
-            raise DataError(f"{spec}: annotations have {key} {some(wrong)}, which is not in '{table}'")
-
-
-def _plain(spec: str, table: str, key: str, value: object) -> int | str:
-    # kwcoco takes whole numbers only as ids, as COCO does.
-    if isinstance(value, int) or (key == "name" and isinstance(value, str)):
-        return value
-    kind = "text" if key == "name" else "a whole number"
-    raise DataError(f"{spec}: {key} of '{table}' should be {kind}, not {value!r}")
 
 
 def _splits(spec: str, files: Sequence[str], splits: Sequence[str]) -> list[str] | None:

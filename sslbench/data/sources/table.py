@@ -1,12 +1,14 @@
 """Table (.csv, .tsv, .parquet, .json, .txt): a row per image: path, label (`cat`, `cat;dog`) or 0/1 columns."""
 
 import csv
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sslbench.config import setting
 from sslbench.data.images import Files
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
@@ -29,6 +31,16 @@ LABEL_COLUMNS = tuple(
     "class_id label_id category_id".split()
 )
 """Names under which the label column is recognised, the first that is there winning."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What may stand behind a '?': photos.csv?group=patient."""
+
+    group: str = setting("", "column whose equal values a seeded split keeps on one side: patient, video, scene")
+
+
+_PLAIN = Options()
 _FLAGS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "True": 1, "False": 0}
 
 
@@ -49,6 +61,7 @@ def open(
     label_column: str | None = None,
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
+    options: Options = _PLAIN,
 ) -> dict[str, Source]:
     """The images a table lists.
 
@@ -61,6 +74,7 @@ def open(
             columns that hold only 0, 1 and -1 (ignore) are taken as one class each.
         attribute_columns: kept as attributes of the source, read as text; any column may be one.
         value_columns: columns of numbers to predict; then there is no label column.
+        options: see there.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths relative to the table's folder.
@@ -71,10 +85,13 @@ def open(
     """
     if value_columns and label_column is not None:
         raise UsageError("--label-col names classes and --value-col numbers: give one of them")
+    if options.group and options.group not in attribute_columns:
+        attribute_columns = (*attribute_columns, options.group)
     columns = [image_column, label_column, [*attribute_columns], [*value_columns]]
-    return viewed(
+    sources = viewed(
         spec, "table", columns, lambda: _open(spec, image_column, label_column, attribute_columns, value_columns)
     )
+    return {split: dataclasses.replace(source, grouped_by=options.group) for split, source in sources.items()}
 
 
 def _open(

@@ -1,5 +1,6 @@
 """Tar shards (`photos.tar`, `train-{0000..0099}.tar`): webdataset's keys (1.jpg, 1.cls), or class folders inside."""
 
+import dataclasses
 import glob
 import json
 from collections.abc import Sequence
@@ -7,21 +8,42 @@ from pathlib import Path
 
 import numpy as np
 
+from sslbench.data import remote
 from sslbench.data.braces import expanded
+from sslbench.data.hashes import Stamp
 from sslbench.data.labels import multi_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
 from sslbench.data.sources import _tar_index
 from sslbench.data.sources._class_names import class_names, list_beside
 from sslbench.data.sources._index import Index, indexed
-from sslbench.data.sources._members import by_folders, refuse_twice
+from sslbench.data.sources._members import by_folders, refuse_twice, without_arrays_beside
 from sslbench.data.sources._names import by_split, refuse_columns
 from sslbench.data.sources._slices import RAW, UNKNOWN, Slices, joined
 from sslbench.data.sources._tar_index import LABEL_SUFFIXES, split_key
 from sslbench.data.wording import counted, printable, some
 from sslbench.errors import DataError, UsageError
 
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+SUFFIXES = remote.SHARDS
 _LONGEST_CLASS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shard:
+    """A tar file that can be read at any place: the user's, or a copy of `origin` while it is there."""
+
+    path: Path
+    origin: remote.Origin | None
+
+    @property
+    def shown(self) -> str:
+        return str(self.path) if self.origin is None else self.origin.url
+
+    @property
+    def stem(self) -> str:
+        """The name without its suffix: the same for x.tar and x.tar.gz."""
+        name = Path(self.shown.partition("?")[0] if self.origin else self.shown).name
+        suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)), "")
+        return name.removesuffix(name[len(name) - len(suffix) :])
 
 
 def recognises(spec: str) -> bool:
@@ -36,7 +58,8 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     such as 'label'), else .txt. Without such parts the folders are the classes, as in an image folder.
 
     Args:
-        spec: the file; or many: `{0000..0099}`, `{a,b}`, and `*` stand for several.
+        spec: the file; or many: `{0000..0099}`, `{a,b}`, and `*` stand for several. One that is compressed (gzip,
+            bzip2, xz, zstd) is unpacked into the cache folder: nothing in it can be read without all before it.
         image_column: for tables only.
         label_column: for tables only.
 
@@ -45,15 +68,20 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
         the shard stands before them.
 
     Raises:
-        DataError: a shard is missing, compressed, damaged or truncated; a label is missing; a name occurs twice.
+        DataError: a shard is missing, damaged or truncated, cannot be fetched, or does not fit into the cache; a label
+            is missing; a name occurs twice.
         UsageError: a column was named, or the braces cannot be read.
     """
     refuse_columns(spec, image_column, label_column)
     shards = _shards(spec)
-    indexes = [indexed(shard, "tar", _tar_index.build) for shard in shards]
-    images = joined((shard, stamp, *_images_of(index)) for shard, (index, stamp) in zip(shards, indexes, strict=True))
+    if (origin := shards[0].origin) is not None and remote.is_url(origin.url):
+        spec = f"{origin.url.rpartition('/')[0]}/{Path(spec).name}"
+    indexes = [_indexed(shard) for shard in shards]
+    images = _images(shards, indexes)
     found = [index for index, _ in indexes]
     notes = tuple(note for index in found for note in index.notes)
+    rows, about = without_arrays_beside(spec, images.names)
+    images, notes = images.select(np.array(rows, dtype=np.int64)), (*notes, *about)
     ids, about = _ids(spec, shards, images)
     notes = (*notes, *about)
     if any(text for index in found for text in index.texts):
@@ -64,6 +92,23 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     return by_folders(spec, ids, images, notes)
 
 
+def _indexed(shard: _Shard) -> tuple[Index, Stamp]:
+    """Of a copy the images are hashed as well while it is there: it need not be fetched again for that."""
+
+    def build(path: Path) -> Index:
+        index = _tar_index.build(path, shard.shown)
+        if shard.origin is not None:
+            _images([shard], [(index, shard.origin.stamp)]).digests()
+        return index
+
+    return indexed(shard.path, "tar 2", build, shard.origin)
+
+
+def _images(shards: Sequence[_Shard], indexes: Sequence[tuple[Index, Stamp]]) -> Slices:
+    parts = ((s.path, stamp, *_images_of(index)) for s, (index, stamp) in zip(shards, indexes, strict=True))
+    return joined(parts, [shard.origin for shard in shards])
+
+
 def _images_of(index: Index) -> tuple[tuple[str, ...], np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
     rows = [i for i, name in enumerate(index.names) if split_key(name)[1] not in LABEL_SUFFIXES]
     offset, size = index.numbers[rows].T
@@ -71,22 +116,27 @@ def _images_of(index: Index) -> tuple[tuple[str, ...], np.ndarray[tuple[int, ...
     return tuple(index.names[i] for i in rows), np.stack(places, axis=1)
 
 
-def _shards(spec: str) -> list[Path]:
+def _shards(spec: str) -> list[_Shard]:
     """The files that the string stands for, in order."""
     names = expanded(spec)
     if len(names) == 1 and not Path(names[0]).exists() and any(sign in names[0] for sign in "*?["):
         names = sorted(glob.glob(names[0]))  # noqa: PTH207 - the string may be relative or absolute
         if not names:
             raise UsageError(f"no file is called like '{spec}'")
-    missing = [name for name in names if not Path(name).is_file()]
-    if missing:
-        raise DataError(f"{spec}: {len(missing):,} of {counted(len(names), 'shard')} missing: {some(missing)}")
     if len(set(names)) < len(names):
         raise UsageError(f"{spec} names a shard twice")
-    return [Path(name) for name in names]
+    copies = {name: origin for name in names if remote.is_copy(Path(name)) and (origin := remote.origin_of(Path(name)))}
+    missing = [name for name in names if name not in copies and not Path(name).is_file()]
+    if missing:
+        raise DataError(f"{spec}: {len(missing):,} of {counted(len(names), 'shard')} missing: {some(missing)}")
+    shards = []
+    for name in names:
+        origin = copies.get(name) or remote.origin_of(Path(name))
+        shards.append(_Shard(Path(name) if origin is None else Path(origin.place), origin))
+    return shards
 
 
-def _ids(spec: str, shards: Sequence[Path], images: Slices) -> tuple[list[str], tuple[str, ...]]:
+def _ids(spec: str, shards: Sequence[_Shard], images: Slices) -> tuple[list[str], tuple[str, ...]]:
     names = list(images.names)
     if len(shards) == 1 or len(set(names)) == len(names):
         return names, ()
@@ -98,12 +148,12 @@ def _ids(spec: str, shards: Sequence[Path], images: Slices) -> tuple[list[str], 
 
 
 def _by_key(
-    spec: str, shards: Sequence[Path], indexes: Sequence[Index], images: Slices, ids: list[str], notes: tuple[str, ...]
+    spec: str, shards: Sequence[_Shard], found: Sequence[Index], images: Slices, ids: list[str], notes: tuple[str, ...]
 ) -> dict[str, Source] | None:
     """The samples labelled by members of the same key; None if these are captions."""
     labels = {
         (shard, *split_key(name)): text
-        for shard, index in enumerate(indexes)
+        for shard, index in enumerate(found)
         for name, text in zip(index.names, index.texts, strict=True)
         if text
     }
@@ -119,14 +169,21 @@ def _by_key(
         shard = int(images.places[i, 0])
         text = labels.get((shard, split_key(images.names[i])[0], kind))
         if text is None:
-            raise DataError(f"{shards[shard]}: '{printable(images.names[i])}' has no label: others have a .{kind}")
+            name = printable(images.names[i])
+            raise DataError(f"{shards[shard].shown}: '{name}' has no label: others have a .{kind}")
         texts.append(json.loads(text))
     if kind == "txt" and _captions(texts):
         return None
     final = [printable(ids[i]) for i in chosen]
     refuse_twice(spec, final)
-    named, about = _labels(spec, shards[0].parent, texts)
+    named, about = _labels(spec, _folder(shards[0]), texts)
     return by_split(spec, final, named, images.select(np.array(chosen, dtype=np.int64)), None, (*notes, *about))
+
+
+def _folder(shard: _Shard) -> Path:
+    """Where a list of class names may lie beside the shards; of a URL where their copies lie."""
+    packed = shard.origin is not None and not remote.is_url(shard.origin.url)
+    return Path(shard.shown).parent if packed else shard.path.parent
 
 
 def _one_image_per_key(spec: str, images: Slices) -> tuple[list[int], list[str]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sslbench.data.source import Source
 from sslbench.data.sources._index import Index, indexed
-from sslbench.data.sources._members import by_folders, images_among, safe_name
+from sslbench.data.sources._members import by_folders, images_among, safe_name, without_arrays_beside
 from sslbench.data.sources._names import refuse_columns
 from sslbench.data.sources._slices import DEFLATED, RAW, joined
 from sslbench.data.wording import printable
@@ -48,12 +48,14 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     """
     refuse_columns(spec, image_column, label_column)
     path = Path(spec)
-    index, stamp = indexed(path, "zip", _build)
-    return by_folders(spec, index.names, joined([(path, stamp, index.names, index.numbers)]), index.notes)
+    index, stamp = indexed(path, "zip 2", _build)
+    rows, notes = without_arrays_beside(spec, index.names)
+    images = joined([(path, stamp, index.names, index.numbers)]).select(np.array(rows, dtype=np.int64))
+    return by_folders(spec, images.names, images, (*index.notes, *notes))
 
 
 def _build(path: Path) -> Index:
-    """The images of the archive, where their data start, and how they are packed."""
+    """The images and arrays of the archive, where their data start, and how they are packed."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]

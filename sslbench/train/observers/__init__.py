@@ -61,5 +61,6 @@ def scalars(line: Line) -> dict[str, float | int]:
         "replaced": line.replaced,
         "memory": line.memory,
         **line.parts,
+        **{f"images/{name}": n for name, n in sorted(line.origins.items())},
     }
     return {name: value for name, value in values.items() if value is not None}

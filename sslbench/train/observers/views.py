@@ -23,11 +23,11 @@ class Views:
 
         Args:
             path: of the PNG.
-            mean: what the views were normalised with, per channel.
+            mean: what RGB views were normalised with, per channel.
             std: likewise.
         """
         self.path = path
-        self.mean, self.std = (torch.tensor(values).view(1, 3, 1, 1) for values in (mean, std))
+        self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
 
     def started(self, run: Run) -> None:
         """Waits for the first forward pass; a run that continues has its picture already."""
@@ -49,6 +49,15 @@ class Views:
         contact_sheet([self._pixels(view[:ROWS]) for view in batch.views], self.path, rows=ROWS)
 
     def _pixels(self, view: Tensor) -> Tensor:
-        """Back from normalised numbers to uint8."""
-        pixels = (view.detach().float().cpu() * self.std + self.mean) * 255
+        """Back from normalised numbers to uint8.
+
+        Of other channels than three the first is shown as grey, or the first three as red, green and blue; two
+        deviations below and above the mean are black and white, whatever the range is that they use.
+        """
+        view = view.detach().float().cpu()
+        if view.shape[1] == 3:
+            pixels = (view * self.std + self.mean) * 255
+        else:
+            shown = view[:, :3] if view.shape[1] > 3 else view[:, :1].expand(-1, 3, -1, -1)
+            pixels = (shown / 4 + 0.5) * 255
         return pixels.round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,167 @@
+"""Choosing whole groups of samples (the frames of a video, the crops of an image) so that classes keep their share."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.labels import class_counts, present_classes
+from sslbench.data.source import Labels, Source
+from sslbench.data.wording import some
+
+Indices = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
+_ATTEMPTS = 10
+_CLOSE = 0.02
+"""How far the shares of the classes may lie from the wanted one, on average, for the search to end."""
+
+
+def group_numbers(names: Sequence[str]) -> Indices | None:
+    """The group of each sample as a number; None if no two samples share one. An empty name is a group of its own."""
+    known: dict[str, int] = {}
+    numbers = np.empty(len(names), dtype=np.int64)
+    for i, name in enumerate(names):
+        numbers[i] = known.setdefault(name, len(known)) if name else -1
+    alone = np.flatnonzero(numbers < 0)
+    numbers[alone] = len(known) + np.arange(len(alone))
+    return None if len(known) + len(alone) == len(names) else numbers
+
+
+def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Generator) -> _Mask:
+    """Which of N samples are chosen, all or none of each group: (N,) bool, about `n` of them.
+
+    Classes are dealt rarest first (by groups), as for several labels per sample (Sechidis et al. 2011, On the
+    stratification of multi-label data); a group is taken if that brings the class nearer to its share of the samples.
+    Of several deals the one is kept that leaves the fewest classes out of the chosen part, then the one with shares
+    nearest to the wanted one. A class is never chosen with all of its groups: what is not chosen has every class.
+
+    Args:
+        labels: of the N samples.
+        groups: int64 (N,), the group of each, numbered from 0.
+        n: samples to choose.
+        rng: the only source of chance.
+    """
+    table = _Table(labels, groups)
+    share = n / max(len(groups), 1)
+    best, best_score = np.zeros(table.n, dtype=bool), (np.inf, np.inf)
+    for _ in range(_ATTEMPTS):
+        chosen = _deal(table, share, rng)
+        score = table.score(chosen, share)
+        if score < best_score:
+            best, best_score = chosen, score
+        if not score[0] and score[1] < _CLOSE:
+            break
+    return best[groups]
+
+
+class _Table:
+    """How many samples of each class every group has, the pairs that are not zero only.
+
+    Attributes:
+        n: groups.
+        sizes: int64 (n,), samples of each.
+        totals: int64 (C,), samples of each class.
+        spread: int64 (C,), groups of each class.
+    """
+
+    def __init__(self, labels: Labels, groups: Indices) -> None:
+        self.sizes = np.bincount(groups)
+        self.n = len(self.sizes)
+        rows, classes = _pairs(labels)
+        width = max(len(labels.classes), 1)
+        keys, self._counts = np.unique(groups[rows] * width + classes, return_counts=True)
+        self._groups, self._classes = np.divmod(keys, width)
+        self.totals = np.bincount(self._classes, self._counts, width).astype(np.int64)
+        self.spread = np.bincount(self._classes, minlength=width)
+        self._starts = np.searchsorted(self._groups, np.arange(self.n + 1))
+        self._by_class = np.split(np.argsort(self._classes, kind="stable"), np.cumsum(self.spread)[:-1])
+
+    def of_class(self, c: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+        """The groups that have a class, in an order of chance, and how many samples of it."""
+        pairs = rng.permutation(self._by_class[c])
+        return zip(self._groups[pairs].tolist(), self._counts[pairs].tolist(), strict=True)
+
+    def classes_of(self, group: int) -> Indices:
+        """The classes that a group has."""
+        found: Indices = self._classes[self._starts[group] : self._starts[group + 1]]
+        return found
+
+    def score(self, chosen: _Mask, share: float) -> tuple[float, float]:
+        """Classes that could be among the chosen and are not; and how far the shares are off, on average."""
+        inside = chosen[self._groups]
+        found = np.bincount(self._classes[inside], self._counts[inside], len(self.totals))
+        there = self.totals > 0
+        missing = int((there & (self.spread > 1) & (found == 0)).sum())
+        shares = found[there] / self.totals[there] if there.any() else np.zeros(0)
+        whole = float(self.sizes[chosen].sum()) / max(int(self.sizes.sum()), 1)
+        return missing, float(np.abs(np.append(shares, whole) - share).mean())
+
+
+def _pairs(labels: Labels) -> tuple[Indices, Indices]:
+    """Sample and class, for every label that is there."""
+    if labels.kind == "single":
+        return np.arange(len(labels)), np.asarray(labels.values)
+    if labels.kind == "multi":
+        rows, classes = np.nonzero(labels.values == 1)
+        return rows, classes
+    return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+
+
+def _deal(table: _Table, share: float, rng: np.random.Generator) -> _Mask:
+    chosen, free = np.zeros(table.n, dtype=bool), np.ones(table.n, dtype=bool)
+    spare = table.spread.copy()  # groups of each class that are not chosen
+    for c in np.lexsort((rng.random(len(spare)), table.spread)):
+        members = list(table.of_class(int(c), rng))
+        have, wanted = sum(k for group, k in members if chosen[group]), share * table.totals[c]
+        for group, k in members:
+            if (
+                free[group]
+                and abs(have + k - wanted) < abs(have - wanted)
+                and (spare[table.classes_of(group)] > 1).all()
+            ):
+                chosen[group] = True
+                spare[table.classes_of(group)] -= 1
+                have += k
+        if not have:  # the smallest group is too large for the share, and the class should be there all the same
+            allowed = [(k, g) for g, k in members if free[g] and (spare[table.classes_of(g)] > 1).all()]
+            if allowed:
+                group = min(allowed)[1]
+                chosen[group] = True
+                spare[table.classes_of(group)] -= 1
+        free[[group for group, _ in members]] = False
+    _fill(chosen, np.flatnonzero(free), table.sizes, share, rng)
+    return chosen
+
+
+def _fill(chosen: _Mask, free: Indices, sizes: Indices, share: float, rng: np.random.Generator) -> None:
+    """Groups without a class, until the share of all samples is reached; one stays on either side if there are two."""
+    wanted, have = share * sizes.sum(), int(sizes[chosen].sum())
+    left = len(chosen) - int(chosen.sum())
+    for group in rng.permutation(free).tolist():
+        if left > 1 and abs(have + sizes[group] - wanted) < abs(have - wanted):
+            chosen[group] = True
+            have, left = have + int(sizes[group]), left - 1
+    if not chosen.any() and len(free) > 1:
+        chosen[free[np.argmin(sizes[free])]] = True
+
+
+def torn_classes(source: Source, test: Source, *, grouped: bool) -> tuple[str, ...]:
+    """A note on the classes that a seeded split could not bring to both sides.
+
+    Args:
+        source: that was split.
+        test: its test part.
+        grouped: whole groups were kept together.
+    """
+    if source.labels.kind == "value":
+        return ()
+    counts = class_counts(source.labels)
+    if grouped:
+        missing = (counts > 0) & ~present_classes(test.labels)
+        alone = [name for name, is_missing in zip(source.labels.classes, missing, strict=True) if is_missing]
+        what = f"classes that lie in too few groups ({source.grouped_by}) are in train only"
+        return (f"{what}: {some(alone, 5)}",) if alone else ()
+    alone = [name for name, n in zip(source.labels.classes, counts, strict=True) if n == 1]
+    if alone and source.labels.kind == "single":
+        return (f"classes with one image are in train only: {some(alone, 5)}",)
+    return (f"classes with one image are on one side only: {some(alone, 5)}",) if alone else ()

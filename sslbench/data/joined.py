@@ -1,0 +1,240 @@
+"""Several sources as one: the source's name in front of ids, labels matched by class name, images where they are."""
+
+import bisect
+import dataclasses
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.images import DIGEST_BYTES
+from sslbench.data.labels import no_labels
+from sslbench.data.sharded import Sharded, shards_of
+from sslbench.data.source import ORIGIN, Images, Labels, Source
+from sslbench.data.wording import counted
+from sslbench.errors import DataError
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JoinedImages:
+    """The images of several sources, one source behind the other; each is read as its own source reads it.
+
+    Attributes:
+        parts: of the sources.
+        rows: int64, the images of all parts that count, in order; None for all of them.
+    """
+
+    parts: tuple[Images, ...]
+    rows: Indices | None = None
+
+    @functools.cached_property
+    def _stops(self) -> tuple[int, ...]:
+        return tuple(itertools.accumulate(len(part) for part in self.parts))
+
+    def __len__(self) -> int:
+        return (self._stops or (0,))[-1] if self.rows is None else len(self.rows)
+
+    def located(self, index: int) -> tuple[int, int]:
+        """The part that holds an image, and the image's position there."""
+        row = range(len(self))[index] if self.rows is None else int(self.rows[index])
+        part = bisect.bisect_right(self._stops, row)
+        return part, row - (self._stops[part - 1] if part else 0)
+
+    def read(self, index: int) -> bytes | npt.NDArray[np.uint8]:
+        """What the source of the image holds: the encoded file or an array.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        part, row = self.located(index)
+        return self.parts[part].read(row)
+
+    def path(self, index: int) -> str:
+        """What the source of the image calls it."""
+        part, row = self.located(index)
+        return self.parts[part].path(row)
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes: those of the sources."""
+        empty = np.zeros((0, DIGEST_BYTES), dtype=np.uint8)
+        digests = np.concatenate([empty, *(part.digests() for part in self.parts)])
+        return digests if self.rows is None else digests[self.rows]
+
+    def select(self, indices: Indices) -> "JoinedImages":
+        """Some of the images, in the order of `indices`; the parts keep no others, so that none are sent to workers."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        rows = chosen if self.rows is None else self.rows[chosen]
+        kept, position = np.unique(rows, return_inverse=True)
+        starts = (0, *self._stops)
+        cuts = np.searchsorted(kept, starts)
+        parts = tuple(
+            part if stop - start == len(part) else part.select(kept[start:stop] - first)
+            for part, first, start, stop in zip(self.parts, starts, cuts, cuts[1:], strict=False)
+        )
+        return dataclasses.replace(
+            self, parts=parts, rows=None if np.array_equal(kept, rows) else position.astype(np.int64)
+        )
+
+
+class JoinedShards(JoinedImages):
+    """The same when some of the sources have their images in shards; see `sharded.Sharded`."""
+
+    def shards(self) -> Indices:
+        """int64 (N,): the number of the shard of each image; what is in no shard counts as one for its source."""
+        numbers, first = [], 0
+        for part in self.parts:
+            own = shards_of(part)
+            numbers.append(np.full(len(part), first) if own is None else own + first)
+            first += len(self._fetched(part))
+        shards = np.concatenate(numbers).astype(np.int64)
+        return shards if self.rows is None else shards[self.rows]
+
+    def fetched(self) -> Indices:
+        """int64 (shards,): bytes that are copied to this machine before a shard can be read; 0 if it is here."""
+        return np.concatenate([self._fetched(part) for part in self.parts])
+
+    def _fetched(self, part: Images) -> Indices:
+        return part.fetched() if isinstance(part, Sharded) else np.zeros(1, dtype=np.int64)
+
+
+def joined_images(parts: Sequence[Images]) -> JoinedImages:
+    """The images of several sources, one behind the other."""
+    kind = JoinedShards if any(isinstance(part, Sharded) for part in parts) else JoinedImages
+    return kind(tuple(parts))
+
+
+def sources_of(images: Images) -> list[Images]:
+    """The images of each source that they are made of; of one source themselves."""
+    return [own for part in images.parts for own in sources_of(part)] if isinstance(images, JoinedImages) else [images]
+
+
+def located(images: Images, index: int) -> tuple[Images, int]:
+    """The images of the source that has an image, and its position there."""
+    if not isinstance(images, JoinedImages):
+        return images, index
+    part, row = images.located(index)
+    return located(images.parts[part], row)
+
+
+def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] | None = None) -> Source:
+    """All samples of several sources, in the order of the sources' names, which does not depend on how they are listed.
+
+    Args:
+        sources: name -> source. A name stands before the ids, with a '/' between, and is each sample's attribute
+            'origin'.
+        name: what to call the whole.
+        weights: how often pretraining shows each source, relative to the others; one that is left out has 1. None:
+            every image equally often.
+
+    Returns:
+        A source whose labels are matched by name (see `join_labels`) and whose attributes are those of all sources, ''
+        where a sample's own source has none of that name.
+
+    Raises:
+        DataError: numbers to predict differ, or stand beside classes.
+    """
+    ordered = {key: sources[key] for key in sorted(sources, key=lambda key: f"{key}/")}  # as the ids ascend
+    labels, notes = join_labels({key: source.labels for key, source in ordered.items()}, name)
+    columns = dict.fromkeys(column for source in ordered.values() for column in source.attributes if column != ORIGIN)
+    attributes = {column: _column(ordered, column) for column in columns}
+    attributes[ORIGIN] = tuple(key for key, source in ordered.items() for _ in range(len(source)))
+    grouped_by, groups = _groups(ordered)
+    return Source(
+        name,
+        ids=tuple(f"{key}/{sample}" for key, source in ordered.items() for sample in source.ids),
+        labels=labels,
+        images=joined_images([source.images for source in ordered.values()]),
+        notes=(*notes, *(f"{key}: {note}" for key, source in ordered.items() for note in source.notes)),
+        attributes=attributes | groups,
+        grouped_by=grouped_by,
+        weights={} if weights is None else {key: weights.get(key, 1.0) for key in ordered},
+    )
+
+
+def _column(sources: Mapping[str, Source], name: str) -> tuple[str, ...]:
+    return tuple(text for source in sources.values() for text in source.attributes.get(name) or [""] * len(source))
+
+
+def _groups(sources: Mapping[str, Source]) -> tuple[str, dict[str, tuple[str, ...]]]:
+    """What a seeded split keeps together: the groups of each source, told apart from those of the others."""
+    kinds = dict.fromkeys(source.grouped_by for source in sources.values() if source.grouped_by)
+    if not kinds:
+        return "", {}
+    name = f"{ORIGIN}/{'/'.join(kinds)}"
+    groups = (
+        f"{key}/{group}" if group else ""
+        for key, source in sources.items()
+        for group in source.attributes.get(source.grouped_by) or [""] * len(source)
+    )
+    return name, {name: tuple(groups)}
+
+
+def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, tuple[str, ...]]:
+    """The labels of several sources one behind the other, and notes about what had to be done.
+
+    - one class each: the classes of all, matched by name; the first source's order, then what others have besides.
+    - any number of classes, in all sources or in some: the same. A class that a source does not list is unknown there,
+      and so ignored (-1) for its samples; one that it lists and a sample has not is absent (0).
+    - without labels in some sources: without labels in all, since pretraining needs none; it is noted.
+    - numbers to predict: the same in all.
+
+    Args:
+        labels: name of the source -> its labels.
+        name: of the whole, for messages.
+
+    Raises:
+        DataError: numbers to predict differ, or stand beside classes.
+    """
+    kinds = {part.kind for part in labels.values()}
+    if "value" in kinds:
+        return _numbers(labels, name), ()
+    if "none" in kinds:
+        without = [key for key, part in labels.items() if part.kind == "none"]
+        others = [key for key in labels if key not in without]
+        note = f"{' and '.join(without)} without labels, so those of {' and '.join(others)} are not used"
+        return no_labels(sum(map(len, labels.values()))), (note,) if others else ()
+    classes = tuple(dict.fromkeys(c for part in labels.values() for c in part.classes))
+    notes = tuple(
+        f"{key} has {len(part.classes):,} of all {counted(len(classes), 'class')}"
+        for key, part in labels.items()
+        if len(part.classes) < len(classes)
+    )
+    number = {c: i for i, c in enumerate(classes)}
+    columns = [np.array([number[c] for c in part.classes], dtype=np.int64) for part in labels.values()]
+    parts = list(labels.values())
+    if kinds == {"single"}:
+        values = [column[part.values] for column, part in zip(columns, parts, strict=True)]
+        return Labels("single", classes, np.concatenate(values)), notes
+    return Labels("multi", classes, _multi_values(parts, columns, len(classes))), notes
+
+
+def _multi_values(parts: Sequence[Labels], columns: Sequence[Indices], classes: int) -> npt.NDArray[np.int8]:
+    values = np.full((sum(map(len, parts)), classes), -1, dtype=np.int8)
+    start = 0
+    for part, column in zip(parts, columns, strict=True):
+        rows = slice(start, start := start + len(part))
+        if part.kind == "multi":
+            values[rows, column] = part.values
+        else:
+            values[rows, column] = 0
+            values[np.arange(rows.start, rows.stop), column[part.values]] = 1
+    return values
+
+
+def _numbers(labels: Mapping[str, Labels], name: str) -> Labels:
+    first = next(iter(labels.values()))
+    for key, part in labels.items():
+        if part.kind != "value" or sorted(part.classes) != sorted(first.classes):
+            has = ", ".join(part.classes) if part.kind == "value" else "classes" if part.classes else "no labels"
+            raise DataError(
+                f"{name}: the sources have different things to predict: {key} {has}, "
+                f"{next(iter(labels))} {', '.join(first.classes) or 'no labels'}",
+                "Name the same columns of numbers in all tables.",
+            )
+    orders = [[part.classes.index(c) for c in first.classes] for part in labels.values()]
+    values = [part.values[:, order] for part, order in zip(labels.values(), orders, strict=True)]
+    return Labels("value", first.classes, np.concatenate(values))

@@ -1,0 +1,70 @@
+"""The videos of a kwcoco manifest, whose frames are its images."""
+
+from collections.abc import Collection
+from typing import Any
+
+from sslbench.data.wording import some
+from sslbench.errors import DataError
+
+VIDEO, FRAME = "video", "frame_index"
+"""The attributes of a frame: the name of its video, and its place there."""
+
+
+class Videos:
+    """The videos that images are frames of."""
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+        self._n = 0
+        self._of_images: dict[int, tuple[int, str]] = {}  # position -> video and place in it
+        self._names: dict[int, str] = {}
+
+    def table(self, rows: object) -> None:
+        """The list 'videos'.
+
+        Raises:
+            DataError: it is something else.
+        """
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise DataError(f"{self.spec}: 'videos' is not a list of mappings")
+        for row in rows:
+            number = row.get("id")
+            if not isinstance(number, int) or number in self._names:
+                what = "no whole number" if not isinstance(number, int) else "there twice"
+                raise DataError(f"{self.spec}: the id {number!r} of an entry of 'videos' is {what}")
+            self._names[number] = str(row.get("name") or number)
+
+    def add(self, image: dict[str, Any]) -> None:
+        """An image, which may be a frame."""
+        number = image.get("video_id")
+        if number is not None and not isinstance(number, int):
+            raise DataError(f"{self.spec}: video_id of 'images' should be a whole number, not {number!r}")
+        if number is not None:
+            frame = image.get(FRAME)
+            self._of_images[self._n] = number, "" if frame is None else str(frame).strip()
+        self._n += 1
+
+    def attributes(self, without: Collection[str] = ()) -> dict[str, list[str]]:
+        """'video' and 'frame_index' -> one text per image, '' where it is of no video; empty if all are.
+
+        Args:
+            without: keys that the images have themselves.
+
+        Raises:
+            DataError: an image is from a video that is not listed.
+        """
+        used = {number for number, _ in self._of_images.values()}
+        if used - set(self._names):
+            raise DataError(
+                f"{self.spec}: images have video_id {some(sorted(used - set(self._names)))}, which is not in 'videos'"
+            )
+        if not used:
+            return {}
+        alike = len(set(self._names.values())) < len(self._names)  # names that do not tell them apart
+        shown = {number: f"{name} ({number})" if alike else name for number, name in self._names.items()}
+        frames = [self._of_images.get(i) for i in range(self._n)]
+        found = {
+            VIDEO: ["" if frame is None else shown[frame[0]] for frame in frames],
+            FRAME: ["" if frame is None else frame[1] for frame in frames],
+        }
+        return {key: column for key, column in found.items() if key not in without and any(column)}

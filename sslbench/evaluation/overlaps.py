@@ -1,0 +1,165 @@
+"""Is the score from memory? Images of test that train has too, and the score without them, beside every result."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from sslbench import records
+from sslbench.data.near import Near, near_pairs
+from sslbench.data.overlap import Suspect, as_csv, named, suspects
+from sslbench.errors import ResultError
+from sslbench.evaluation.parts import only_part
+from sslbench.evaluation.prepare import Prepared
+from sslbench.evaluation.record import Encoded
+from sslbench.evaluation.request import RunSettings, Task
+from sslbench.features.array import Features
+from sslbench.metrics.summary import headline, one_measure, with_intervals
+from sslbench.results import Metric, Overlaps, Result, as_recorded, percent
+
+log = logging.getLogger("sslbench")
+
+_KINDS = {"single": "top1", "multi": "mAP", "value": "r2"}
+_SAME = 0.001  # percent points
+_RESAMPLES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What is suspected about two parts, whatever protocol scores them.
+
+    Attributes:
+        suspects: one per image of test.
+        by: what the images were compared by.
+        problem: why images that are nearly the same were not looked for.
+        seconds: that the search took.
+    """
+
+    suspects: tuple[Suspect, ...]
+    by: str
+    problem: str
+    seconds: float
+
+
+def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> Found | None:
+    """Compares both parts, by the content of their files and by vectors that describe the images.
+
+    Args:
+        prepared: both parts, and whether this is wanted.
+        encoded: features of both, of the backbone in question.
+        pixels: the same of the pixels; they tell copies better than features that know classes, and are preferred.
+
+    Returns:
+        None if it is not wanted, or every protocol scores a part by itself.
+    """
+    if not prepared.run.overlaps or all(only_part(task) for task in prepared.request.tasks):
+        return None
+    start = time.perf_counter()
+    by = "pixels" if pixels is not None else f"features of {prepared.backbone.name}"
+    vectors = encoded if pixels is None else pixels
+    layer = next(iter(vectors.train))
+    near, alike = _near(vectors.train[layer], vectors.test[layer], prepared.run)
+    data = prepared.data
+    found = tuple(suspects(data.train, data.test, alike))
+    return _said(Found(found, f"content and {by}", near.problem, time.perf_counter() - start), len(data.test))
+
+
+def find_among_features(train: Features, test: Features, run: RunSettings) -> Found | None:
+    """The same where there are features only."""
+    if not run.overlaps or train is test:
+        return None
+    start = time.perf_counter()
+    near, alike = _near(train, test, run)
+    found = tuple(Suspect(i, j, "near", round(cosine, 4)) for i, j, cosine in alike)
+    return _said(Found(found, "features", near.problem, time.perf_counter() - start), len(test))
+
+
+def _near(train: Features, test: Features, run: RunSettings) -> tuple[Near, list[tuple[str, str, float]]]:
+    near = near_pairs(test.x, train.x, device=str(run.torch_device()))
+    return near, named(near.pairs, test.ids, train.ids)
+
+
+def _said(found: Found, n: int) -> Found:
+    if found.problem:
+        log.info(f"images nearly the same in train and test cannot be told by {found.by}: {found.problem}")
+    if found.suspects:
+        log.warning(f"{len(found.suspects):,} of {n:,} test images are suspected to be in train too, by {found.by}")
+    return found
+
+
+def with_overlaps(result: Result, scores: records.Scores, found: Found | None, task: Task, out: Path) -> Result:
+    """The record with what is suspected and the headline metric without it; the list of pairs is written beside it.
+
+    Args:
+        result: its own numbers stay as they are.
+        scores: of its test samples.
+        found: None: nothing was looked for.
+        task: one that scores a part by itself has no overlap.
+        out: folder of the records.
+
+    Raises:
+        ResultError: the list cannot be written.
+    """
+    file = list_of(result, out)
+    try:
+        if found is None or only_part(task):
+            file.unlink(missing_ok=True)
+            return result
+        there = set(scores.ids)
+        pairs = [one for one in found.suspects if one.test in there]
+        if pairs:
+            records.replace_file(file, as_csv(pairs).encode())
+        else:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise ResultError(f"cannot write {file}: {error.strerror or error}") from error
+    exact = sum(one.how == "exact" for one in pairs)
+    without, notes = _without(result, scores, {one.test for one in pairs}) if pairs else (None, ())
+    overlaps = Overlaps(
+        n=len(pairs),
+        exact=exact,
+        by=found.by,
+        without=without,
+        problem=found.problem,
+        pairs_file=file.name if pairs else None,
+    )
+    timings = {**result.timings, "overlaps": round(found.seconds, 3)}
+    return dataclasses.replace(result, overlaps=overlaps, timings=timings, notes=(*result.notes, *notes))
+
+
+def list_of(result: Result, out: Path) -> Path:
+    """The CSV of the pairs beside a record."""
+    return records.path_of(result, out).with_suffix(records.OVERLAPS)
+
+
+def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Metric | None, tuple[str, ...]]:
+    """The headline metric of the samples that are not suspected, with its interval, from the per-sample scores."""
+    kind = result.data.labels
+    if kind not in _KINDS or not scores.classes or scores.scores.shape[1] != len(scores.classes):
+        return None, ()
+    kept = np.array([name not in out for name in scores.ids])
+    labels, values = scores.labels[kept], scores.scores[kept]
+    if not len(labels):
+        return None, ()
+    name = result.headline
+    try:
+        measure = one_measure(name, kind, labels, values, result.probabilities)
+    except KeyError:
+        return None, ()
+    ends = with_intervals(measure, len(labels), result.seed, _RESAMPLES)[name]
+    parts: Mapping[str, float | None] = {
+        part: as_recorded(name, value, ()) for part, value in zip(("value", "low", "high"), ends, strict=True)
+    }
+    return Metric(**parts, n=len(labels)), _first_draw(result, scores)
+
+
+def _first_draw(result: Result, scores: records.Scores) -> tuple[str, ...]:
+    """A note where the record's number is a mean over draws, and that without the suspects of the first one."""
+    kind = result.data.labels
+    recorded, own = result.metrics.get(_KINDS[kind]), percent(headline(kind, scores.labels, scores.scores))
+    if own is None or recorded is None or recorded.value is None or abs(own - recorded.value) <= _SAME:
+        return ()
+    return (f"The number without suspected overlaps is of the scores beside this record, the first draw ({own:.2f}).",)

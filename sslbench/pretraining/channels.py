@@ -1,0 +1,116 @@
+"""Images of other channels than red, green and blue: what of a recipe holds for them, and what normalises them."""
+
+import dataclasses
+import logging
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.stems import with_channels
+from sslbench.data.channel_statistics import first_look, measure
+from sslbench.data.decoder import Reading
+from sslbench.data.source import Source
+from sslbench.data.views import Augment, without_colours
+from sslbench.errors import DataError, UsageError
+from sslbench.preprocessing import Preprocessing
+from sslbench.pretraining.settings import PretrainRequest
+
+log = logging.getLogger("sslbench")
+
+
+def views_for(
+    request: PretrainRequest, backbone: Backbone, source: Source, reading: Reading
+) -> tuple[Augment, dict[str, str]]:
+    """A recipe's views for images of as many channels as the backbone takes; looks at the first images.
+
+    What means red, green and blue is left out of a recipe, and said; the user's own setting is refused instead.
+
+    Returns:
+        The views, and dotted key -> what was done to its value, in words; nothing for RGB.
+
+    Raises:
+        UsageError: the images have other channels than the backbone takes; a setting of the user's is for RGB; mean or
+            std have another number of values.
+    """
+    channels, augment = backbone.preprocessing.channels, request.settings.augment
+    _check_images(source, reading, backbone)
+    for name in _unfit(augment, channels):
+        if channels == 3 or f"augment.{name}" in request.chosen:
+            raise UsageError(
+                f"augment.{name} has {len(getattr(augment, name))} values; {backbone.name} takes images of "
+                f"{_channels(channels)}",
+                "Give one per channel" + (", or none: then they are measured." if channels != 3 else "."),
+            )
+    if channels == 3:
+        return augment, {}
+    adapted, dropped = without_colours(augment)
+    if not dropped:
+        return augment, {}
+    if "augment.views" in request.chosen:
+        raise UsageError(
+            f"augment.views: {', '.join(dropped)}: for red, green and blue alone; {backbone.name} takes images of "
+            f"{_channels(channels)}",
+            "Leave them out: brightness, contrast, blur and solarize work for any channels.",
+        )
+    text = f"without {', '.join(dropped)}, which need red, green and blue; the images have {_channels(channels)}"
+    log.info(f"augment.views: {text}")
+    return adapted, {"augment.views": text}
+
+
+def normalised(
+    augment: Augment, given: Preprocessing, source: Source, reading: Reading, *, seed: int
+) -> tuple[Augment, dict[str, str]]:
+    """Means and deviations for as many channels as the backbone takes: those that it brings, or measured ones.
+
+    Args:
+        augment: the views; means and deviations of the right number stay.
+        given: what the backbone was built or loaded with.
+        source: the images.
+        reading: how they are decoded.
+        seed: of the choice of the images that are measured.
+
+    Returns:
+        The views, and dotted key -> where its value comes from.
+
+    Raises:
+        DataError: no image can be read.
+    """
+    channels = given.channels
+    unfit = _unfit(augment, channels)
+    if not unfit:
+        return augment, {}
+    if not given.averaged:
+        values, origin = {name: getattr(given, name) for name in unfit}, given.origin
+    else:
+        found = measure(source, channels, reading=reading, seed=seed)
+        if not found.images:
+            raise DataError(
+                f"{source.name}: mean and std of its channels cannot be measured, no image that was tried can be read",
+                "sslbench check-data lists them.",
+            )
+        values, origin = {name: getattr(found, name) for name in unfit}, f"measured on {found.images} images"
+        for channel in found.constant:
+            log.warning(
+                f"channel {channel} (the first is 0) is the same in all of {found.images} images; std 1 is used"
+            )
+    for name in unfit:
+        log.info(f"augment.{name}: {' '.join(f'{value:g}' for value in values[name])} ({origin})")
+    return dataclasses.replace(augment, **values), {f"augment.{name}": origin for name in unfit}
+
+
+def _unfit(augment: Augment, channels: int) -> list[str]:
+    return [name for name in ("mean", "std") if len(getattr(augment, name)) != channels]
+
+
+def _check_images(source: Source, reading: Reading, backbone: Backbone) -> None:
+    channels = backbone.preprocessing.channels
+    other = first_look(source, channels, reading=reading)
+    if other is None:
+        return
+    path, has = other
+    remedy = "A function of yours makes other channels of them: decoder=my_module.my_function."
+    if backbone.builder in ("resnet", "timm"):
+        remedy = f"--backbone {with_channels(backbone.name, has)} takes them (--stem maps the stem of --init). {remedy}"
+    raise UsageError(f"{path} has {_channels(has)}, and {backbone.name} takes {channels}", remedy)
+
+
+def _channels(count: int) -> str:
+    return f"{count} channel{'' if count == 1 else 's'}"

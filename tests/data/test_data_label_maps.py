@@ -1,0 +1,568 @@
+"""Label maps of every layout: exact classes and instances, as the files hold them; what is damaged is refused."""
+
+import io
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from sslbench.data._map_files import decode_pixels
+from sslbench.data._map_types import distinct
+from sslbench.data.label_maps import IGNORED, are_label_maps, open_label_maps
+from sslbench.data.picture import UnreadableImage
+from sslbench.errors import DataError, UsageError
+from sslbench.preprocessing import MAX_PIXELS
+
+WIDTH, HEIGHT = 8, 6
+X = IGNORED
+
+
+def draw(path, size=(WIDTH, HEIGHT), **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(sum(str(path).encode())).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, **options)
+
+
+def write(path, array, palette=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(np.asarray(array))
+    if palette is not None:
+        image = Image.frombytes("P", image.size, np.asarray(array, dtype=np.uint8).tobytes())
+        image.putpalette(np.asarray(palette, dtype=np.uint8).tobytes())
+    image.save(path)
+
+
+def grid(*values, dtype=np.uint8):
+    """A 6 x 8 map whose columns hold the values, the last one repeated."""
+    columns = [*values, *[values[-1]] * (WIDTH - len(values))]
+    return np.tile(np.array(columns, dtype=dtype), (HEIGHT, 1))
+
+
+def encode(ids):
+    """Independent of the reader: three base-256 digits, lowest first."""
+    digits = [[[i % 256, i // 256 % 256, i // 65536] for i in row] for row in ids.tolist()]
+    return np.array(digits, dtype=np.uint8)
+
+
+def columns(found):
+    """The first row of a map, after checking that all rows are alike."""
+    assert found is not None and (found == found[0]).all()
+    return found[0].tolist()
+
+
+# Folders of images and maps
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """`pairs(a=array, ...)` writes images/a.jpg and masks/a.png."""
+
+    def make(classes=("sky", "road", "tree"), **maps):
+        for name, array in maps.items():
+            draw(tmp_path / "images" / f"{name}.jpg")
+            write(tmp_path / "masks" / f"{name}.png", array)
+        if classes:
+            (tmp_path / "classes.txt").write_text("\n".join(classes))
+        return str(tmp_path)
+
+    return make
+
+
+def test_equal_names_are_pairs_and_lines_name_the_classes(pairs):
+    source = open_label_maps(pairs(b=grid(0, 2), a=grid(1)))["all"]
+    assert source.ids == ("a.jpg", "b.jpg") and source.classes == ("sky", "road", "tree")
+    assert columns(source.read_map(0).semantic) == [1] * 8
+    found = source.read_map(1)
+    assert found.semantic.dtype == np.int32 and found.instances is None
+    assert columns(found.semantic) == [0] + [2] * 7
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("classes.json", '["sky", "road", "tree"]'),
+        ("labels.json", '{"sky": 0, "tree": 2, "road": 1}'),
+        ("id2label.json", '{"0": "sky", "2": "tree", "1": "road"}'),
+        ("labels.txt", "2: tree\n0: sky\n1: road\n"),
+    ],
+)
+def test_lists_of_classes(pairs, tmp_path, name, content):
+    spec = pairs(classes=(), a=grid(0, 1, 2))
+    (tmp_path / name).write_text(content)
+    source = open_label_maps(spec)["all"]
+    assert [source.classes[c] for c in source.read_map(0).semantic[0, :3]] == ["sky", "road", "tree"]
+
+
+def test_without_names_the_values_are_the_classes(pairs):
+    source = open_label_maps(pairs(classes=(), a=grid(7, 255, 3), b=grid(3)))["all"]
+    assert source.classes == ("3", "7") and source.ignore == (255,)
+    assert columns(source.read_map(0).semantic) == [1, X, 0, 0, 0, 0, 0, 0]
+    assert "called by their values" in source.notes[0] and "255 do not count" in source.notes[1]
+
+
+def test_of_0_and_255_the_255_is_the_foreground(pairs):
+    source = open_label_maps(pairs(classes=(), a=grid(0, 255)))["all"]
+    assert source.classes == ("0", "255") and source.ignore == ()
+
+
+def test_ignore_by_value_and_by_name(pairs):
+    spec = pairs(a=grid(0, 1, 2))
+    source = open_label_maps(f"{spec}?ignore=0,tree")["all"]
+    assert source.classes == ("road",) and columns(source.read_map(0).semantic) == [X, 0] + [X] * 6
+    none = open_label_maps(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none&classes=classes.txt")["all"]
+    assert none.classes == ("sky", "road", "tree")
+    with pytest.raises(UsageError, match="'rod' of ignore= is neither a value nor a class"):
+        open_label_maps(f"{spec}?ignore=rod")
+    with pytest.raises(UsageError, match="no class is left"):
+        open_label_maps(f"{spec}?ignore=0,1,2")
+
+
+def test_ignore_none_makes_a_class_of_255(pairs):
+    assert open_label_maps(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none")["all"].classes == ("3", "7", "255")
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_splits_inside_and_outside(tmp_path, outside):
+    for split in ("training", "val"):
+        images, maps = (f"{split}/images", f"{split}/labels") if outside else (f"images/{split}", f"labels/{split[:5]}")
+        for stem in ("a", "b"):
+            draw(tmp_path / images / f"{stem}.jpg")
+            write(tmp_path / maps / f"{stem}_mask.png", grid(0, 1))
+    (tmp_path / "classes.txt").write_text("no\nyes\n")
+    found = open_label_maps(str(tmp_path))
+    assert {split: len(source) for split, source in found.items()} == {"train": 2, "val": 2}
+    assert columns(found["val"].read_map(1).semantic) == [0] + [1] * 7
+
+
+def test_other_names_of_folders(tmp_path):
+    draw(tmp_path / "rgb" / "a.jpg")
+    write(tmp_path / "truth" / "a.png", grid(0, 1))
+    assert not are_label_maps(str(tmp_path))
+    source = open_label_maps(f"{tmp_path}?images=rgb&maps=truth")["all"]
+    assert source.ids == ("a.jpg",) and columns(source.read_map(0).semantic) == [0] + [1] * 7
+    with pytest.raises(UsageError, match=r"there is no folder .*turth"):
+        open_label_maps(f"{tmp_path}?images=rgb&maps=turth")
+    with pytest.raises(UsageError, match="needs maps="):
+        open_label_maps(f"{tmp_path}?images=rgb")
+
+
+def test_orphans_are_left_out_and_listed(pairs, tmp_path):
+    spec = pairs(a=grid(0))
+    draw(tmp_path / "images" / "lonely.jpg")
+    write(tmp_path / "masks" / "stray.png", grid(0))
+    source = open_label_maps(spec)["all"]
+    assert source.ids == ("a.jpg",)
+    assert [path.rpartition("/")[2] for path in source.without_map + source.without_image] == [
+        "lonely.jpg",
+        "stray.png",
+    ]
+
+
+def test_colours_are_classes_where_the_list_says_so(pairs, tmp_path):
+    road, sky = (128, 64, 128), (70, 130, 180)
+    array = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    array[:], array[:, 3:] = road, sky
+    spec = pairs(classes=(), a=array)
+    (tmp_path / "classes.json").write_text(json.dumps({"sky": sky, "road": road}))
+    assert columns(open_label_maps(spec)["all"].read_map(0).semantic) == [1, 1, 1, 0, 0, 0, 0, 0]
+    (tmp_path / "classes.json").unlink()
+    assert open_label_maps(spec)["all"].classes == ("128,64,128", "70,130,180")
+
+
+def test_a_value_that_is_no_class_is_refused(pairs):
+    source = open_label_maps(pairs(a=grid(0, 9, 7)))["all"]
+    with pytest.raises(DataError, match=r"a.png has values that are no class: 7, 9\n.*ignore=255"):
+        source.read_map(0)
+
+
+def test_a_map_of_another_size_is_refused(pairs, tmp_path):
+    spec = pairs(a=grid(0), b=np.zeros((WIDTH, HEIGHT), np.uint8))
+    source = open_label_maps(spec)["all"]
+    assert source.read_map(0, size=(HEIGHT, WIDTH)).semantic.shape == (HEIGHT, WIDTH)
+    with pytest.raises(DataError, match="the map is 8 x 6 pixels, but its image 9 x 6"):
+        source.read_map(0, size=(6, 9))
+    with pytest.raises(DataError, match=r"the map is 6 x 8 pixels, but its image 8 x 6: .* before its EXIF rotation"):
+        source.read_map(1)
+
+
+def test_a_map_belongs_to_the_upright_image_and_is_never_turned(pairs, tmp_path):
+    spec = pairs(a=np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(WIDTH, HEIGHT) % 3)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    draw(tmp_path / "images" / "a.jpg", exif=exif)
+    Image.open(tmp_path / "masks" / "a.png").save(tmp_path / "masks" / "a.png", exif=exif)
+    expected = np.arange(HEIGHT * WIDTH).reshape(WIDTH, HEIGHT) % 3
+    np.testing.assert_array_equal(open_label_maps(spec)["all"].read_map(0).semantic, expected)
+
+
+def test_select_and_fingerprint(pairs, tmp_path):
+    spec = pairs(a=grid(0), b=grid(1), c=grid(2))
+    source = open_label_maps(spec)["all"]
+    some = source.select([0, 2])
+    assert some.ids == ("a.jpg", "c.jpg") and columns(some.read_map(1).semantic) == [2] * 8
+    before = source.fingerprint()
+    assert before == open_label_maps(spec)["all"].fingerprint() != some.fingerprint()
+    assert open_label_maps(f"{spec}?ignore=0")["all"].fingerprint() != before
+    (tmp_path / "classes.txt").write_text("0 sky\n1 road\n3 tree\n")  # of the same names
+    assert open_label_maps(spec)["all"].fingerprint() != before
+    (tmp_path / "classes.txt").write_text("sky\nroad\ntree\n")
+    assert open_label_maps(spec)["all"].fingerprint() == before
+    write(tmp_path / "masks" / "a.png", grid(0, 0, 0, 1))
+    assert open_label_maps(spec)["all"].fingerprint() != before
+    with pytest.raises(ValueError, match="ascending"):
+        source.select([1, 0])
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
+def test_distinct_values_are_those_of_numpy(height, width, many, seed):
+    values = np.random.default_rng(seed).integers(-1, many, (height, width)).astype(np.int32)
+    found, inverse, counts = distinct(values)
+    expected = np.unique(values, return_inverse=True, return_counts=True)
+    assert found.tolist() == expected[0].tolist() and counts.tolist() == expected[2].tolist()
+    np.testing.assert_array_equal(found[inverse], values)
+
+
+# Files
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_grey_values_of_few_bits_are_not_stretched(bits):
+    """Written by hand: Pillow cannot write such files."""
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    per_byte = 8 // bits
+    values = [i % 2**bits for i in range(per_byte)]
+    byte = sum(value << (8 - bits * (i + 1)) for i, value in enumerate(values))
+    head = struct.pack(">IIBBBBB", per_byte, 1, bits, 0, 0, 0, 0)
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes([0, byte]))) + chunk(b"IEND", b"")
+    pixels = decode_pixels(b"\x89PNG\r\n\x1a\n" + body, "few.png", 10**6)
+    assert pixels.indices().tolist() == [values]
+
+
+def encoded(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def test_indices_of_a_palette_and_16_bits_are_the_values():
+    array = np.array([[0, 1, 2], [255, 7, 7]], dtype=np.uint8)
+    image = Image.frombytes("P", (3, 2), array.tobytes())
+    image.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
+    for kind in ("PNG", "TIFF", "GIF", "BMP"):
+        further = {"optimize": False} if kind == "GIF" else {}  # else Pillow renumbers the palette as it writes
+        np.testing.assert_array_equal(decode_pixels(encoded(image, kind, **further), "m", 100).indices(), array)
+    opaque = np.array([[[5, 255]], [[6, 255]]], dtype=np.uint8)
+    assert decode_pixels(encoded(Image.fromarray(opaque), "PNG"), "m", 100).indices().tolist() == [[5], [6]]
+    deep = np.array([[0, 40000, 3]], dtype=np.uint16)
+    for kind in ("PNG", "TIFF"):
+        np.testing.assert_array_equal(decode_pixels(encoded(Image.fromarray(deep), kind), "m", 100).indices(), deep)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (encoded(Image.new("L", (9, 9)), "JPEG"), "a lossy JPEG: compression has changed the classes"),
+        (encoded(Image.new("RGB", (9, 9)), "WEBP"), "a lossy WEBP"),
+        (encoded(Image.effect_noise((99, 99), 40), "PNG")[:-900], "truncated"),
+        (b"", "empty file"),
+        (b"no picture", "no picture, or a damaged one"),
+        (encoded(Image.new("F", (9, 9)), "TIFF"), "pixels of the kind F"),
+        (encoded(Image.new("RGBA", (9, 9)), "PNG"), "transparent pixels"),
+    ],
+)
+def test_files_that_hold_no_classes_are_refused(data, reason):
+    with pytest.raises(UnreadableImage, match=reason):
+        decode_pixels(data, "m.png", 10**6)
+
+
+def test_large_maps_are_refused_before_they_are_decoded():
+    large = encoded(Image.new("1", (10_000, 10_000)), "PNG")  # a few kilobytes
+    with pytest.raises(UnreadableImage, match="10000 x 10000 pixels, more than the limit of 50,000,000"):
+        decode_pixels(large, "m.png", 50_000_000)
+    head = large[12:16] + (40_000).to_bytes(4) + large[20:29]
+    huge = large[:12] + head + zlib.crc32(head).to_bytes(4) + large[33:]
+    with pytest.raises(UnreadableImage, match="more than the limit of 178,956,970"):
+        decode_pixels(huge, "m.png", MAX_PIXELS)
+
+
+# ADE20K
+
+
+def test_ade20k_scene_parse(tmp_path):
+    for split, long in (("train", "training"), ("val", "validation")):
+        draw(tmp_path / "images" / long / f"ADE_{split}_1.jpg")
+        write(tmp_path / "annotations" / long / f"ADE_{split}_1.png", grid(0, 1, 150))
+    rows = [f"{i}\t0.1\t9\t1\t0\t{name}" for i, name in [(1, "wall"), (2, "building, edifice"), (150, "flag")]]
+    (tmp_path / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tStuff\tName", *rows]))
+    found = open_label_maps(str(tmp_path))
+    assert list(found) == ["train", "val"] and found["train"].classes == ("wall", "building", "flag")
+    assert columns(found["val"].read_map(0).semantic) == [X, 0, 2, 2, 2, 2, 2, 2]
+    assert are_label_maps(str(tmp_path)) and found["val"].read_map(0).instances is None
+    coded = np.stack([grid(0, 12), grid(0, 5, 6), grid(0)], axis=-1)
+    write(tmp_path / "annotations_instance" / "validation" / "ADE_val_1.png", coded)
+    found = open_label_maps(str(tmp_path))
+    assert columns(found["val"].read_map(0).instances) == [0, 5, 6, 6, 6, 6, 6, 6]
+    assert found["train"].read_map(0).instances is None and "lacks 1 of 1 map" in found["train"].notes[0]
+
+
+def test_ade20k_full(tmp_path):
+    folder = tmp_path / "images" / "ADE" / "training" / "urban" / "street"
+    draw(folder / "ADE_train_00000001.jpg")
+    red = grid(0, 110, 20)
+    coded = np.stack([red, grid(0, 162, 3), grid(0, 9, 4)], axis=-1)
+    write(folder / "ADE_train_00000001_seg.png", coded)
+    write(folder / "ADE_train_00000001_parts_1.png", coded)
+    names = [{"name": "wall", "name_ndx": 11 * 256 + 162}, {"name": "dog", "name_ndx": 2 * 256 + 3}]
+    (folder / "ADE_train_00000001.json").write_text(json.dumps({"annotation": {"object": names}}))
+    source = open_label_maps(str(tmp_path))["train"]
+    found = source.read_map(0)
+    assert source.classes == ("dog", "wall") and source.ids == ("urban/street/ADE_train_00000001.jpg",)
+    assert columns(found.semantic) == [X, 1, 0, 0, 0, 0, 0, 0]
+    assert columns(found.instances) == [0, 9, 4, 4, 4, 4, 4, 4]
+    (folder / "ADE_train_00000001.json").unlink()
+    assert open_label_maps(str(tmp_path))["train"].classes == ("515", "2978")
+
+
+# Cityscapes
+
+
+@pytest.mark.parametrize("numbering", ["labelIds", "labelTrainIds"])
+def test_cityscapes_has_the_same_19_classes_in_both_numberings(tmp_path, numbering):
+    stem = "ulm_000000_000019"
+    draw(tmp_path / "leftImg8bit" / "train" / "ulm" / f"{stem}_leftImg8bit.png")
+    folder = tmp_path / "gtFine" / "train" / "ulm"
+    values = (7, 26, 33, 4) if numbering == "labelIds" else (0, 13, 18, 255)
+    write(folder / f"{stem}_gtFine_{numbering}.png", grid(*values))
+    write(folder / f"{stem}_gtFine_color.png", grid(1))
+    source = open_label_maps(str(tmp_path))["train"]
+    assert len(source.classes) == 19 and source.ids == (f"train/ulm/{stem}_leftImg8bit.png",)
+    found = source.read_map(0)
+    assert [source.classes[c] for c in found.semantic[0, :3]] == ["road", "car", "bicycle"]
+    assert found.semantic[0, 3] == X and found.instances is None
+    numbers = grid(7, 26000, 33011, 4, dtype=np.int32)
+    write(folder / f"{stem}_gtFine_instanceIds.png", numbers.astype(np.uint16))
+    instances = open_label_maps(str(tmp_path))["train"].read_map(0).instances
+    assert columns(instances) == [0, 26000, 33011, 0, 0, 0, 0, 0]
+
+
+# Pascal VOC
+
+
+def voc(root, array, objects=None, palette=None):
+    stem = "2007_000032"
+    draw(root / "JPEGImages" / f"{stem}.jpg")
+    palette = np.zeros((256, 3), np.uint8) if palette is None else palette
+    write(root / "SegmentationClass" / f"{stem}.png", array, palette)
+    if objects is not None:
+        write(root / "SegmentationObject" / f"{stem}.png", objects, palette)
+    (root / "ImageSets" / "Segmentation").mkdir(parents=True, exist_ok=True)
+    (root / "ImageSets" / "Segmentation" / "train.txt").write_text(f"{stem}\n")
+    return str(root)
+
+
+def test_voc_by_index(tmp_path):
+    spec = voc(tmp_path / "VOC2012", grid(0, 1, 15, 20, 255), grid(0, 1, 2, 3, 255))
+    source = open_label_maps(str(tmp_path))["train"]
+    found = source.read_map(0)
+    named = [source.classes[c] if c >= 0 else None for c in found.semantic[0]]
+    assert named[:5] == ["background", "aeroplane", "person", "tvmonitor", None]
+    assert columns(found.instances) == [0, 1, 2, 3, 0, 0, 0, 0]
+    assert are_label_maps(spec)
+    (tmp_path / "VOC2012" / "ImageSets" / "Main").mkdir()
+    assert not are_label_maps(spec)  # it is there for its classes as well
+
+
+def test_voc_that_lost_its_palette_is_read_by_its_colours(tmp_path):
+    spec = voc(tmp_path, grid(0))
+    # background, aeroplane, person, border: the colours of the development kit
+    published = np.array([[0, 0, 0], [128, 0, 0], [192, 128, 128], [224, 224, 192]], np.uint8)
+    write(tmp_path / "SegmentationClass" / "2007_000032.png", published[grid(0, 1, 2, 3)])
+    assert columns(open_label_maps(spec)["train"].read_map(0).semantic) == [0, 1, 15, X, X, X, X, X]
+
+
+def test_voc_with_classes_of_its_own(tmp_path):
+    palette = np.zeros((256, 3), np.uint8)
+    palette[1:3] = [[250, 50, 83], [51, 221, 255]]
+    spec = voc(tmp_path, grid(0, 1, 2), palette=palette)
+    (tmp_path / "labelmap.txt").write_text(
+        "# label:color_rgb:parts:actions\nrust:51,221,255::\nnone:0,0,0::\ndent:250,50,83::"
+    )
+    source = open_label_maps(spec)["train"]
+    assert [source.classes[c] for c in source.read_map(0).semantic[0, :3]] == ["none", "dent", "rust"]
+
+
+# COCO panoptic
+
+SEGMENTS = [
+    {"id": 1, "category_id": 5, "area": 6, "iscrowd": 0},
+    {"id": 66_000, "category_id": 5, "area": 12, "iscrowd": 0},
+    {"id": 300, "category_id": 5, "area": 6, "iscrowd": 1},
+    {"id": 16_777_215, "category_id": 0, "area": 12, "iscrowd": 0},
+]
+IDS = grid(1, 66_000, 66_000, 300, 16_777_215, 16_777_215, 0, dtype=np.int64)
+
+
+@pytest.fixture
+def panoptic(tmp_path):
+    """`panoptic(change)` writes COCO's folders; `change(tables)` may alter the JSON before."""
+
+    def make(change=lambda tables: None, ids=IDS):
+        draw(tmp_path / "val2017" / "1.jpg")
+        write(tmp_path / "annotations" / "panoptic_val2017" / "1.png", encode(ids))
+        tables = {
+            "images": [{"id": 9, "file_name": "1.jpg", "height": HEIGHT, "width": WIDTH}],
+            "annotations": [{"image_id": 9, "file_name": "1.png", "segments_info": [dict(s) for s in SEGMENTS]}],
+            "categories": [{"id": 5, "name": "dog", "isthing": 1}, {"id": 0, "name": "sky", "isthing": 0}],
+        }
+        change(tables)
+        file = tmp_path / "annotations" / "panoptic_val2017.json"
+        file.write_text(json.dumps(tables))
+        return str(file)
+
+    return make
+
+
+def test_panoptic(panoptic, tmp_path):
+    spec = panoptic()
+    source = open_label_maps(spec)["all"]
+    found = source.read_map(0)
+    assert source.classes == ("sky", "dog") and source.ids == ("1.jpg",) and are_label_maps(spec)
+    assert columns(found.semantic) == [1, 1, 1, 1, 0, 0, X, X]
+    assert columns(found.instances) == [1, 2, 2, 0, 0, 0, 0, 0]  # a crowd and the sky are no instances
+    assert list(open_label_maps(str(tmp_path))) == ["all"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 2**24 - 1), min_size=1, max_size=12))
+def test_panoptic_coding_round_trip(ids):
+    array = np.array([ids], dtype=np.int64)
+    data = encoded(Image.fromarray(encode(array)), "PNG")
+    np.testing.assert_array_equal(decode_pixels(data, "m.png", 100).colours(), array)
+
+
+def drop(table, key):
+    return lambda tables: tables[table][0].pop(key)
+
+
+def put(table, key, value):
+    return lambda tables: tables[table][0].update({key: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (drop("images", "file_name"), r"images\[0\] has no file_name"),
+        (put("annotations", "segments_info", None), r"annotations\[0\] has no segments_info"),
+        (drop("annotations", "image_id"), r"annotations\[0\] has no image_id"),
+        (drop("categories", "id"), r"categories\[0\] has no id"),
+        (lambda tables: tables.pop("categories"), "no list 'categories'"),
+        (put("annotations", "file_name", "../../secret.png"), "leads out of its folder"),
+        (put("annotations", "file_name", "/etc/passwd"), "leads out of its folder"),
+        (put("annotations", "image_id", 8), "images that are not listed: image_id 8"),
+        (put("annotations", "file_name", "2.png"), "1 of 1 image file missing: 2.png"),
+        (put("images", "file_name", "2.jpg"), "1 of 1 image file missing: 2.jpg"),
+        (put("annotations", "segments_info", [{"id": 1}]), "has the category_id None"),
+        (put("annotations", "segments_info", [{"id": 2**24, "category_id": 5}]), "has the id 16777216"),
+        (put("annotations", "segments_info", [7]), "is int, not a mapping"),
+        (put("annotations", "segments_info", [{"id": 1, "category_id": 5, "area": "x"}]), "has the area 'x'"),
+        (lambda tables: tables["annotations"].append(tables["annotations"][0]), "the same map occurs twice: 1.png"),
+        (lambda tables: tables["categories"].append({"id": 6, "name": "dog"}), "the same class occurs twice: dog"),
+        (lambda tables: tables["images"].append(tables["images"][0]), "the same id occurs twice: 9"),
+    ],
+)
+def test_damaged_panoptic_files(panoptic, change, words):
+    with pytest.raises(DataError, match=words):
+        open_label_maps(panoptic(change))
+
+
+def test_panoptic_that_contradicts_itself(panoptic):
+    source = open_label_maps(panoptic(lambda tables: tables["annotations"][0]["segments_info"].pop(0)))["all"]
+    with pytest.raises(DataError, match=r"segments that segments_info lacks: 1 \(6 pixels\)"):
+        source.read_map(0)
+    source = open_label_maps(panoptic(put("annotations", "segments_info", [{**s, "category_id": 8} for s in SEGMENTS])))
+    with pytest.raises(DataError, match="values that are no class: 8"):
+        source["all"].read_map(0)
+
+
+def test_a_grey_panoptic_file_is_refused(panoptic, tmp_path):
+    spec = panoptic()
+    write(tmp_path / "annotations" / "panoptic_val2017" / "1.png", grid(1))
+    with pytest.raises(UnreadableImage, match="a grey picture"):
+        open_label_maps(spec)["all"].read_map(0)
+
+
+# Masks of manifests
+
+
+def test_masks_of_a_manifest_are_drawn_small_ones_on_top(tmp_path):
+    draw(tmp_path / "1.jpg")
+    runs = [[0, 6], [0, 12, 36], [42, 6], [18, 12, 18]]  # columns, from the top: 0; 0 and 1; 7; 3 and 4
+    annotations = [
+        {"category_id": 1, "bbox": [0, 0, 1, 6], "counts": runs[0] + [42]},
+        {"category_id": 2, "bbox": [0, 0, 2, 6], "counts": runs[1]},
+        {"category_id": 1, "bbox": [7, 0, 1, 6], "counts": runs[2], "iscrowd": 1},
+        {"category_id": 2, "bbox": [3, 0, 2, 6], "counts": runs[3], "ignore": 1},
+    ]
+    rows = [
+        {"id": i, "image_id": 1, **row, "segmentation": {"size": [HEIGHT, WIDTH], "counts": row.pop("counts")}}
+        for i, row in enumerate(annotations, start=1)
+    ]
+    square = [[5, 0, 7, 0, 7, 6, 5, 6]]
+    rows.append({"id": 9, "image_id": 1, "category_id": 1, "bbox": [5, 0, 2, 6], "segmentation": square})
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    images = [{"id": 1, "file_name": "1.jpg", "width": WIDTH, "height": HEIGHT}]
+    file = tmp_path / "m.json"
+    file.write_text(json.dumps({"images": images, "annotations": rows, "categories": categories}))
+    source = open_label_maps(str(file))["all"]
+    found = source.read_map(0)
+    assert source.classes == ("background", "cat", "dog") and not are_label_maps(str(file))
+    assert columns(found.semantic) == [1, 2, 0, X, X, 1, 1, 1]
+    assert columns(found.instances) == [1, 2, 0, 0, 0, 5, 5, 0]
+    ignoring = open_label_maps(f"{file}?ignore=background")["all"]
+    assert columns(ignoring.read_map(0).semantic) == [0, 1, X, X, X, 0, 0, 0]
+
+
+# What is no label map
+
+
+def test_what_holds_no_label_maps(tmp_path):
+    draw(tmp_path / "photos" / "cat" / "1.jpg")
+    assert not are_label_maps(str(tmp_path / "photos"))
+    with pytest.raises(UsageError, match="has no label maps\nUnderstood are images/ and masks/"):
+        open_label_maps(str(tmp_path / "photos"))
+    with pytest.raises(UsageError, match="does not exist"):
+        open_label_maps(str(tmp_path / "photso"))
+    with pytest.raises(UsageError, match="unknown key 'ignor'\nDid you mean 'ignore'"):
+        open_label_maps(f"{tmp_path}/photos?ignor=0")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("classes.txt", "sky\n\nroad", "line 2 is empty"),
+        ("classes.txt", "sky\nsky", "the same class occurs twice"),
+        ("classes.txt", "0 sky\n0 road", "the same value occurs twice"),
+        ("classes.json", "{", "is no JSON"),
+        ("classes.json", '{"sky": "blue"}', "does not say what the classes are called"),
+        ("labelmap.txt", "sky:1,2", "should be NAME:R,G,B"),
+    ],
+)
+def test_damaged_lists_of_classes(pairs, tmp_path, name, content, words):
+    spec = pairs(classes=(), a=grid(0))
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=words):
+        open_label_maps(spec)
+
+
+def test_pictures_given_as_maps(pairs):
+    noise = np.random.default_rng(0).integers(0, 256, (80, 80, 3), dtype=np.uint8)
+    with pytest.raises(DataError, match="different values, too many for classes"):
+        open_label_maps(pairs(classes=(), a=noise))

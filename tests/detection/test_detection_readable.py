@@ -1,0 +1,140 @@
+"""How detection reads its images: the user's decoder, the limit, and all that cannot be read listed before training."""
+
+import contextlib
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from drawn_rectangles import recipe, source
+from PIL import Image
+
+from sslbench.data.decoder import Reading
+from sslbench.detection import batches as b
+from sslbench.detection.readable import check_readable
+from sslbench.errors import DataError, UsageError
+from sslbench.evaluation import RunSettings
+from sslbench.evaluation.detection import DetectionRequest, evaluate_detection, prepare_detection
+from sslbench.evaluation.detection_record import blank_result
+
+RUN = RunSettings(device="cpu", workers=0)
+DECODER = """
+import numpy as np
+
+def dark(path, file):
+    return np.zeros((48, 48, 3), np.uint8) if path.endswith("3.png") else None
+
+def no_picture(path, file):
+    return "a text"
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path, monkeypatch):
+    """A COCO manifest of ten pictures with one object each."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "decoders_of_detection_tests.py").write_text(DECODER)
+    images, annotations = [], []
+    for i in range(10):
+        pixels = np.zeros((48, 48, 3), np.uint8)
+        pixels[10:30, 5 + i : 25 + i] = 255
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+        images.append({"id": i + 1, "file_name": f"{i}.png", "width": 48, "height": 48})
+        box = {"bbox": [5 + i, 10, 20, 20], "area": 400, "iscrowd": 0}
+        annotations.append({"id": i + 1, "image_id": i + 1, "category_id": 1, **box})
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "box"}]}
+    (tmp_path / "m.json").write_text(json.dumps(content))
+    return tmp_path / "m.json"
+
+
+def prepared(manifest, backbone="resnet_basic_1-1-1-1w0.125", **run):
+    torch.set_num_threads(1)
+    request = DetectionRequest("random", str(manifest), recipe(iterations=2, steps=()), {}, backbone=backbone)
+    return prepare_detection(request, dataclasses.replace(RUN, **run))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_all_that_cannot_be_read_is_listed_before_training(workers, manifest):
+    (manifest.parent / "2.png").write_bytes((manifest.parent / "2.png").read_bytes()[:60])
+    (manifest.parent / "4.png").write_bytes(b"")
+    Image.new("RGB", (20, 20)).save(manifest.parent / "7.png")
+    found = prepared(manifest, workers=workers)
+    with pytest.raises(DataError) as caught:
+        evaluate_detection(found, out=manifest.parent / "out", command="test")
+    text = str(caught.value)
+    assert "2.png: truncated PNG" in text and "4.png: empty file" in text
+    assert "7.png is 20 x 20 pixels, but the annotations are for 48 x 48" in text
+    listed = [line for line in text.splitlines() if "images cannot be used" in line]
+    assert sum(int(line.split(": ")[1].split()[0]) for line in listed) == 3
+    assert not list((manifest.parent / "out").rglob("*.ckpt"))
+
+
+def test_larger_pictures_than_the_limit_are_not_read(manifest):
+    with pytest.raises(DataError, match="48 x 48 pixels, more than the limit of 2,000"):
+        evaluate_detection(prepared(manifest, max_pixels=2000), out=manifest.parent / "out", command="test")
+    found = prepared(manifest, max_pixels=3000)
+    check_readable((found.data.train, found.data.test))
+    with pytest.raises(UsageError, match="max_pixels"):
+        prepared(manifest, max_pixels=0)
+
+
+def test_the_users_decoder_reads_what_it_knows(manifest):
+    (manifest.parent / "3.png").write_bytes(b"of a camera that nobody knows")
+    found = prepared(manifest, decoder=("decoders_of_detection_tests.dark",))
+    check_readable((found.data.train, found.data.test))
+    part = next(p for p in (found.data.train, found.data.test) if any("3.png" in i for i in p.ids))
+    index = next(i for i, name in enumerate(part.ids) if "3.png" in name)
+    assert b.read(part, index).max() == 0
+    seen = blank_result(found, found.backbone, "random", "").preprocessing["decoder"]
+    assert seen[0].startswith("decoders_of_detection_tests.dark@")
+
+
+def test_the_usual_way_of_reading_leaves_records_as_they_were(manifest):
+    found = prepared(manifest)
+    assert set(blank_result(found, found.backbone, "random", "").preprocessing) == {"mean", "std", "origin"}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_decoder_that_gives_no_picture_is_named(workers, manifest):
+    found = prepared(manifest, decoder=("decoders_of_detection_tests.no_picture",))
+    with pytest.raises(UsageError, match="no_picture gave a str") as caught:
+        check_readable((found.data.train,), workers=workers)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_what_detection_cannot_do_is_refused_at_once(manifest):
+    with pytest.raises(UsageError, match="fast decodes to fewer pixels"):
+        prepared(manifest, decoder=("fast",))
+    for channels in (1, 4):
+        with pytest.raises(UsageError, match=f"sees images as RGB, and resnet.*takes {channels} channels"):
+            prepared(manifest, f"resnet_basic_1-1-1-1w0.125,in_chans={channels}")
+    with pytest.raises(UsageError, match="has no 'missing'"):
+        prepared(manifest, decoder=("decoders_of_detection_tests.missing",))
+
+
+def test_training_and_detecting_read_in_the_same_way():
+    data = dataclasses.replace(source(), reading=Reading(max_pixels=100))
+    for stream in (
+        b.training_batches(data, recipe(), start=0, stop=1, seed=0),
+        b.test_images(data, recipe(), [0]),
+    ):
+        with pytest.raises(DataError, match="more than the limit of 100"):
+            next(iter(stream))
+
+
+def test_every_process_reads_its_share_and_all_are_told_of_everything(manifest, monkeypatch):
+    from sslbench.detection import readable
+
+    (manifest.parent / "0.png").write_bytes(b"")
+    (manifest.parent / "1.png").write_bytes(b"")
+    part = prepared(manifest).data.train
+    own = {}
+    for rank in (0, 1):
+        monkeypatch.setattr(readable, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(readable, "world_size", lambda: 2)
+        monkeypatch.setattr(readable, "gather_objects", lambda found, rank=rank: [own.setdefault(rank, found)])
+        with contextlib.suppress(DataError):
+            check_readable((part,))
+    bad = sum(i in part.ids for i in ("0.png", "1.png"))
+    assert len(own[0]) + len(own[1]) == bad and not set(own[0]) & set(own[1])

@@ -1,0 +1,68 @@
+"""Extraction from shards behind URLs: each is fetched once, by one process or by two, and the store is the same."""
+
+import dataclasses
+import multiprocessing
+import os
+
+import containers
+import numpy as np
+import pytest
+import torch
+from serving import serving
+
+from sslbench.backbones.build import build
+from sslbench.backbones.layers import resolve_layers
+from sslbench.data import _room
+from sslbench.data.open import open_data
+from sslbench.features.extract import extract
+from sslbench.features.job import ExtractSettings
+from sslbench.preprocessing import Preprocessing
+
+CPU = ExtractSettings(torch.device("cpu"), batch_size=2, workers=0)
+FORK = multiprocessing.get_context("fork")
+SHARDS, EACH = 5, 8
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    torch.set_num_threads(1)
+    return dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing(16, (16, 16)))
+
+
+def run(backbone, spec, root):
+    layers = resolve_layers(backbone, ("res5avg",))
+    return extract(backbone, open_data(spec)["all"], layers, CPU, root=root, split="all")
+
+
+def _rank(backbone, spec, root, rank, world):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    run(backbone, spec, root)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_each_shard_is_fetched_once(backbone, tmp_path, monkeypatch, world):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    with serving(tmp_path / "served") as server:
+        # Names run across the shards: in order of id, every image would lie in another shard than the one before.
+        samples = containers.pictures(SHARDS * EACH)
+        local = containers.write_shards(tmp_path / "served", samples, SHARDS)
+        size = (tmp_path / "served" / "s-0000.tar").stat().st_size
+        monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", str(3 * size + 2000))
+        spec = f"{server.address}/s-{{0000..{SHARDS - 1:04d}}}.tar"
+        open_data(spec)
+        for copy in _room.folder().rglob("s-*.tar"):
+            copy.unlink()
+        server.requests.clear()
+        ranks = [FORK.Process(target=_rank, args=(backbone, spec, tmp_path / "f", r, world)) for r in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(60)
+            assert process.exitcode == 0
+        assert server.fetched() == {f"s-{k:04d}.tar": 1 for k in range(SHARDS)}
+        found, alone = run(backbone, spec, tmp_path / "f"), run(backbone, local, tmp_path / "local")
+    assert found.decoded == 0 and alone.decoded == len(samples)
+    ours, files = found.features["res5avg"], alone.features["res5avg"]
+    assert ours.ids == files.ids
+    assert np.allclose(ours.x, files.x, atol=1e-5)
+    assert f",{server.address}/s-0000.tar/" in (found.entry.folder / "index.csv").read_text()
