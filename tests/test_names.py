@@ -11,8 +11,8 @@ def test_every_kind_lists_what_is_there():
     assert list(names.KINDS) == kinds.split()
     assert {"clustering", "geometry", "knn", "linear", "low-shot", "lsr", "svm"} <= set(names.list_names("protocol"))
     assert names.list_names("source") == [
-        *("coco", "folder", "hf", "kwcoco", "sklearn", "table", "tar", "tfds", "torchvision", "tsv", "vissl", "voc"),
-        "zip",
+        *("coco", "folder", "hf", "kwcoco", "several", "sklearn", "table", "tar", "tfds", "torchvision", "tsv"),
+        *("vissl", "voc", "zip"),
     ]
     assert {"simclr", "moco_v1", "moco_v2", "swav", "rotnet"} <= set(names.list_names("method"))
     assert {"simclr", "small"} <= set(names.list_names("augment"))

@@ -24,7 +24,7 @@ from sslbench.data.open import locate, open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_module
 
-__all__ = ["IGNORED", "Coding", "LabelMap", "LabelMapSource", "are_label_maps", "open_label_maps"]
+__all__ = ["IGNORED", "Coding", "LabelMap", "LabelMapSource", "are_label_maps", "open_label_maps", "refuse_label_maps"]
 
 _Options = _map_classes.Options
 
@@ -85,6 +85,19 @@ def are_label_maps(spec: str) -> bool:
     """
     place = locate(spec)
     return "maps" in place.options or _layout(Path(place.text)) is not None
+
+
+def refuse_label_maps(spec: str) -> None:
+    """For whoever wants images, with a class each or with none: maps would be taken for images of their own.
+
+    Raises:
+        UsageError: the location is laid out in a way that can be nothing but label maps.
+    """
+    if are_label_maps(spec):
+        raise UsageError(
+            f"{spec} holds images and their label maps, and no classes of whole images",
+            f"`sslbench check-data {spec}` checks them. To use the images alone, name the folder that they lie in.",
+        )
 
 
 def _layout(path: Path) -> Any:

@@ -14,6 +14,7 @@ from sslbench.benchmarks import Benchmark
 from sslbench.config import convert
 from sslbench.data import preflight
 from sslbench.data.decoder import identified
+from sslbench.data.label_maps import refuse_label_maps
 from sslbench.data.splits import TrainTest, limit, match_classes, name_numbered, train_test
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
@@ -129,6 +130,7 @@ def load(request: Request, run: RunSettings) -> Backbone:
 
 def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     """Train and test part of the data, classes matched by name, limited if that was asked for."""
+    refuse_label_maps(request.data)
     data = train_test(
         request.data,
         request.test_data,

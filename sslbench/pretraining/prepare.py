@@ -10,6 +10,7 @@ from sslbench import schedules
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.sizes import accept_sizes, feature_dim
 from sslbench.data.decoder import Reading
+from sslbench.data.label_maps import refuse_label_maps
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
@@ -153,6 +154,7 @@ def _images_per_process(settings: PretrainSettings, world: int) -> int:
 
 
 def _open(request: PretrainRequest) -> Source:
+    refuse_label_maps(request.data)
     parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
     name = "train" if "train" in parts else "all" if "all" in parts else None
     if name is None and len(parts) > 1:

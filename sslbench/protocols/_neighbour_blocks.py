@@ -58,8 +58,8 @@ class Prepared:
         x: (m, D) rows, centred for 'l2' and of length 1 for 'cosine', on the device.
         norms: (m,) their Euclidean norms.
         own: (m,) their places in test.
-        products: (m * n,) where their products with up to n train rows are put, on the processor: memory that is taken
-            anew for every block costs as much as the search in it.
+        products: (m * n,) where torch's products with up to n train rows are put, on the processor: memory that is
+            taken anew for every block costs as much as the search in it.
     """
 
     x: "torch.Tensor"
@@ -94,8 +94,14 @@ class Blocks:
     @property
     def copies(self) -> bool:
         """Whether float32 products need a copy of the train rows; else they are multiplied where they lie."""
-        on_cpu = self.engine == Engine("torch", "cpu")
-        return not on_cpu or self.metric == "l2" or self.train.dtype != np.float32 or not self.train.flags.c_contiguous
+        changed = self.metric == "l2" or (self.engine.library == "faiss" and self.metric == "cosine")
+        there = self.engine.device == "cpu" and self.train.dtype == np.float32 and self.train.flags.c_contiguous
+        return changed or not there or (self.engine.library == "faiss" and self.scope.left_out is not None)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether float32 products with all train rows need no memory: faiss itself goes through them in parts."""
+        return self.engine.library == "faiss" and not self.copies
 
     @functools.cached_property
     def centre(self) -> FloatArray:
@@ -113,7 +119,8 @@ class Blocks:
         norms = torch.linalg.vector_norm(x, dim=1)
         if self.metric == "cosine":
             x = x / torch.where(norms > 0, norms, 1)[:, None]
-        room = len(own) * most if x.device.type == "cpu" else 0
+        by_torch = precise or self.engine.library == "torch"
+        room = len(own) * most if by_torch and x.device.type == "cpu" else 0
         # numpy asks the kernel for huge pages, torch does not.
         products = torch.from_numpy(np.empty(room, dtype=np.float64 if precise else np.float32))
         return Prepared(x, norms, own, products)

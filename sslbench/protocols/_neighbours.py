@@ -112,6 +112,8 @@ def _queries_at_once(blocks: Blocks, kept: int, max_memory: float) -> int:
 
 def _block_size(blocks: Blocks, n_queries: int, max_memory: float, bytes_each: int) -> int:
     """How many train rows are compared together: copies of them and the products take two thirds of the memory."""
+    if blocks.at_once and bytes_each == 4:
+        return len(blocks.train)
     budget = max_memory * 1e9 / 3 / bytes_each
     most = min(_MOST_ROWS, len(blocks.train), budget / (1.2 * n_queries))
     return int(max(64, min(most, budget / (2.5 * blocks.width)) if blocks.copies or bytes_each > 4 else most))

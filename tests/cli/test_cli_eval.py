@@ -273,6 +273,16 @@ def test_the_records_are_json_without_nan(world, sslbench):
     json.loads(found[0].read_text(), parse_constant=lambda name: pytest.fail(f"{name} in the record"))
 
 
+@pytest.mark.parametrize("command", [KNN, ("pretrain", "simclr")])
+def test_a_folder_of_images_and_label_maps_is_not_two_classes(world, sslbench, command):
+    for folder in ("images", "masks"):
+        (world / "scenes" / folder).mkdir(parents=True)
+        for i, file in enumerate(sorted((world / "photos" / "train" / "red").glob("*.png"))[:3]):
+            shutil.copy(file, world / "scenes" / folder / f"{i}.png")
+    code, _, err = sslbench(*command, "--data", "scenes")
+    assert code == 2 and "scenes holds images and their label maps" in err and "sslbench check-data scenes" in err
+
+
 def test_two_processes_give_the_record_of_one(world, sslbench):
     """As torchrun starts them: the first reports and writes, the second only helps to encode."""
     import subprocess

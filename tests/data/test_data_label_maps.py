@@ -13,7 +13,7 @@ from PIL import Image
 
 from sslbench.data._map_files import decode_pixels
 from sslbench.data._map_types import distinct
-from sslbench.data.label_maps import IGNORED, are_label_maps, open_label_maps
+from sslbench.data.label_maps import IGNORED, are_label_maps, open_label_maps, refuse_label_maps
 from sslbench.data.picture import UnreadableImage
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS
@@ -80,6 +80,13 @@ def test_equal_names_are_pairs_and_lines_name_the_classes(pairs):
     found = source.read_map(1)
     assert found.semantic.dtype == np.int32 and found.instances is None
     assert columns(found.semantic) == [0] + [2] * 7
+
+
+def test_maps_are_not_taken_for_images_of_their_own(pairs, tmp_path):
+    with pytest.raises(UsageError, match="no classes of whole images") as caught:
+        refuse_label_maps(pairs(a=grid(0)))
+    assert "check-data" in str(caught.value)
+    refuse_label_maps(str(tmp_path / "images"))
 
 
 @pytest.mark.parametrize(
