@@ -37,6 +37,7 @@ _PROVEN = 1e-2  # relative duality gap from which on a short step or a gradient 
 _FLAT = 1e-2  # slope at which a line search ends, of the slope at its start
 _TRIALS = 40
 _DIRECT_AFTER = 8  # Newton steps after which the systems are solved exactly whatever that costs
+_SHORT_STEPS = 4  # exact steps within the tolerance, after which a gap that is too large is blamed on rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +163,7 @@ def solve(
         left.move(axes, direction)
         # An exact step this short says how far the optimum is, where the gradient is all rounding.
         left.close = left.direct & (direction.norm(dim=1) <= tolerance * left.v.norm(dim=1))
+        left.short_steps += left.close
     found = Solutions(v, decision, converged, steps, matrices)
     _rescue(axes, found, torch.nonzero(doubtful).flatten().tolist(), signs, weights, max_iter)
     return found
@@ -191,12 +193,14 @@ class _Problems:
         self.rows, self.v, self.decision, self.y, self.weights = rows, v, decision, y, weights
         self.gradient, self.curvature, self.value, self.pull = v, decision, v, v
         self.direct = self.close = self.stuck = torch.zeros(len(rows), dtype=torch.bool)
+        self.short_steps = torch.zeros(len(rows), dtype=torch.int64)
 
     def select(self, keep: torch.Tensor) -> "_Problems":
         """Some of them, with their derivatives."""
         rest = _Problems(self.rows[keep], self.v[keep], self.decision[keep], self.y[keep], self.weights[keep])
         # What once was cheapest to solve directly stays so: fewer and fewer samples are inside the margin.
         rest.gradient, rest.curvature, rest.direct = self.gradient[keep], self.curvature[keep], self.direct[keep]
+        rest.short_steps = self.short_steps[keep]
         return rest
 
     def differentiate(self, axes: Axes, sizes: torch.Tensor) -> None:
@@ -212,7 +216,8 @@ class _Problems:
         """(P,) whether the distance to the optimum is known to be within the tolerance."""
         distance = self.gradient.norm(dim=1)
         near: torch.Tensor = (distance <= tolerance * self.v.norm(dim=1)) | (distance <= _ROUNDING * self.pull)
-        return near | self.close
+        proven = (self.relative_gap() <= max(_GAP, tolerance**2)) | (self.short_steps >= _SHORT_STEPS)
+        return near | (self.close & proven)
 
     def relative_gap(self) -> torch.Tensor:
         """(P,) duality gap, of the objective."""
