@@ -1,6 +1,7 @@
 """What `sslbench check-data` says and writes."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +9,9 @@ import click
 
 if TYPE_CHECKING:
     from sslbench.data.checked import Checked
+    from sslbench.data.findings import Finding
 
-COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _ALL, _END = 12, 5  # classes that are listed whole; else so many of the largest and of the smallest
 _CLASSES, _EACH = 60, 8  # of the pictures
 
@@ -19,9 +21,14 @@ def show(checked: "Checked") -> None:
     for line in _about(checked):
         click.echo(line)
     _show_counts(checked)
-    for finding in checked.findings:
-        click.echo(click.style(f"{finding.level}: ", fg=COLOURS[finding.level]) + finding.message)
-    if not any(finding.level == "error" for finding in checked.findings):
+    show_findings(checked.findings)
+
+
+def show_findings(findings: Sequence["Finding"]) -> None:
+    """The findings, one a line, on stdout."""
+    for finding in findings:
+        click.echo(click.style(f"{finding.level}: ", fg=_COLOURS[finding.level]) + finding.message)
+    if not any(finding.level == "error" for finding in findings):
         click.echo("no errors found")
 
 

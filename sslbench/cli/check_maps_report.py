@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sslbench.cli.check_data_report import COLOURS
+from sslbench.cli.check_data_report import show_findings
 
 if TYPE_CHECKING:
     from sslbench.data.map_checks import CheckedMaps
@@ -20,10 +20,7 @@ def show(checked: "CheckedMaps") -> None:
     for line in _about(checked):
         click.echo(line)
     _show_classes(checked)
-    for finding in checked.findings:
-        click.echo(click.style(f"{finding.level}: ", fg=COLOURS[finding.level]) + finding.message)
-    if not any(finding.level == "error" for finding in checked.findings):
-        click.echo("no errors found")
+    show_findings(checked.findings)
 
 
 def _about(checked: "CheckedMaps") -> list[str]:

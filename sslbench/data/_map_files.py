@@ -6,14 +6,14 @@ it. All of that would change the classes, so maps are read here and not by `deco
 
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from sslbench.data._map_types import Grid, RawMap, distinct
+from sslbench.data._map_types import Grid, RawMap
 from sslbench.data._pillow import strict_and_silent
 from sslbench.data.images import Files
 from sslbench.data.picture import UPRIGHT, UnreadableImage, check_size, declared_too_large
@@ -166,12 +166,14 @@ class ValueMaps:
     Attributes:
         files: one per image.
         colours: the values are colours.
-        objects: files of the same size that hold the number of the instance, 0 and 255 for none (Pascal VOC).
+        objects: files of the same size that tell the instances.
+        numbers: (H, W) numbers of the instances, 0 for none, of such a file.
     """
 
     files: Files
     colours: bool = False
     objects: Files | None = None
+    numbers: Callable[[Pixels], Grid] = Pixels.indices
 
     def __len__(self) -> int:
         return len(self.files)
@@ -186,11 +188,11 @@ class ValueMaps:
         values = pixels.colours() if self.colours else pixels.indices()
         if self.objects is None:
             return RawMap(values)
-        numbered = load(self.objects, index, max_pixels)
-        numbers = number_colours(numbered.colours()) if numbered.coloured else numbered.indices()
+        told = load(self.objects, index, max_pixels)
+        numbers = self.numbers(told)
         if numbers.shape != values.shape:
-            raise UnreadableImage(numbered.path, "of another size than the map of classes")
-        return RawMap(values, np.where(numbers == 255, 0, numbers).astype(np.int32))
+            raise UnreadableImage(told.path, "of another size than the map of classes")
+        return RawMap(values, numbers.astype(np.int32))
 
     def digests(self) -> npt.NDArray[np.uint8]:
         """(N, 16) bytes of the files' hashes."""
@@ -199,19 +201,7 @@ class ValueMaps:
     def select(self, indices: npt.NDArray[np.int64]) -> "ValueMaps":
         """Some of the maps."""
         objects = None if self.objects is None else self.objects.select(indices)
-        return ValueMaps(self.files.select(indices), self.colours, objects)
-
-
-_BLACK, _VOID = 0, 224 + 256 * 224 + 65536 * 192
-
-
-def number_colours(colours: Grid) -> Grid:
-    """1, 2, ... for the colours of an object map; 0 for black and for VOC's border colour (224, 224, 192)."""
-    found, inverse, _ = distinct(colours)
-    numbers = np.zeros(len(found), dtype=np.int32)
-    objects = ~np.isin(found, (_BLACK, _VOID))
-    numbers[objects] = np.arange(1, objects.sum() + 1)
-    return np.asarray(numbers[inverse], dtype=np.int32)
+        return dataclasses.replace(self, files=self.files.select(indices), objects=objects)
 
 
 def joined_digests(files: Files, others: Files | None) -> npt.NDArray[np.uint8]:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data._map_classes import Options, coding_beside, make_coding, with_ignored
-from sslbench.data._map_files import joined_digests, load
+from sslbench.data._map_files import Pixels, ValueMaps, load
 from sslbench.data._map_layout import Pairs, by_key, in_order, pair, source_of, walk
-from sslbench.data._map_types import Coding, LabelMapSource, RawMap
+from sslbench.data._map_types import Coding, Grid, LabelMapSource, RawMap
 from sslbench.data._maps_pairs import find_places, paired
 from sslbench.data.images import Files
 from sslbench.data.picture import UnreadableImage
@@ -48,7 +48,8 @@ def _scene_parse(spec: str, root: Path, options: Options) -> dict[str, LabelMapS
     sources = {}
     for split, pairs in paired(places).items():
         objects, notes = _instances(root, pairs)
-        sources[split] = source_of(spec, split, pairs, SceneParseMaps(pairs.maps, objects), coding, notes)
+        maps = ValueMaps(pairs.maps, objects=objects, numbers=_object_numbers)
+        sources[split] = source_of(spec, split, pairs, maps, coding, notes)
     return sources
 
 
@@ -87,43 +88,8 @@ def _instances(root: Path, pairs: Pairs) -> tuple[Files | None, tuple[str, ...]]
     return Files(tuple(names), str(folder)), ()
 
 
-@dataclasses.dataclass(frozen=True)
-class SceneParseMaps:
-    """Maps of classes, and perhaps their instances.
-
-    Attributes:
-        files: one per image.
-        objects: red is the category, green the instance; of the same length.
-    """
-
-    files: Files
-    objects: Files | None = None
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def path(self, index: int) -> str:
-        """The file."""
-        return self.files.path(index)
-
-    def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map; see `Maps`."""
-        values = load(self.files, index, max_pixels).indices()
-        if self.objects is None:
-            return RawMap(values)
-        coloured = load(self.objects, index, max_pixels)
-        colours = coloured.colours()
-        if colours.shape != values.shape:
-            raise UnreadableImage(coloured.path, "of another size than the map of classes")
-        return RawMap(values, (colours >> 8 & 255).astype(np.int32))
-
-    def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes of the files' hashes."""
-        return joined_digests(self.files, self.objects)
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "SceneParseMaps":
-        """Some of the maps."""
-        return SceneParseMaps(self.files.select(indices), self.objects and self.objects.select(indices))
+def _object_numbers(objects: Pixels) -> Grid:
+    return objects.colours() >> 8 & 255
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,18 +5,15 @@ the pixels of the others do not count. `labelIds` and `labelTrainIds` files are 
 instanceIds a pixel of an object holds 1000 times its class plus its number.
 """
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from sslbench.data._map_classes import Options, with_ignored
-from sslbench.data._map_files import joined_digests, load
+from sslbench.data._map_files import Pixels, ValueMaps
 from sslbench.data._map_layout import Pairs, by_key, in_order, pair, source_of, walk
-from sslbench.data._map_types import Coding, LabelMapSource, RawMap
+from sslbench.data._map_types import Coding, Grid, LabelMapSource
 from sslbench.data.images import Files
-from sslbench.data.picture import UnreadableImage
 from sslbench.data.sources._names import split_name
 from sslbench.errors import DataError
 
@@ -53,7 +50,7 @@ def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
         notes.append(f"{spec}: the 19 classes that the benchmark scores; pixels of the other 15 do not count")
     sources = {}
     for split, pairs in _pairs(root, truth, files, ending).items():
-        maps = CityscapesMaps(pairs.maps, _instances(pairs.maps, numbering))
+        maps = ValueMaps(pairs.maps, objects=_instances(pairs.maps, numbering), numbers=_numbers)
         sources[split] = source_of(spec, split, pairs, maps, coding, notes)
     return sources
 
@@ -87,40 +84,6 @@ def _instances(maps: Files, numbering: str) -> Files | None:
     return Files(others, maps.root) if there else None
 
 
-@dataclasses.dataclass(frozen=True)
-class CityscapesMaps:
-    """Maps of classes, and perhaps their instances.
-
-    Attributes:
-        files: one per image.
-        objects: instanceIds files, of the same length.
-    """
-
-    files: Files
-    objects: Files | None = None
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def path(self, index: int) -> str:
-        """The file."""
-        return self.files.path(index)
-
-    def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map; see `Maps`."""
-        values = load(self.files, index, max_pixels).indices()
-        if self.objects is None:
-            return RawMap(values)
-        pixels = load(self.objects, index, max_pixels)
-        numbers = pixels.indices()
-        if numbers.shape != values.shape:
-            raise UnreadableImage(pixels.path, "of another size than the map of classes")
-        return RawMap(values, np.where(numbers < _PER_CLASS, 0, numbers).astype(np.int32))
-
-    def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes of the files' hashes."""
-        return joined_digests(self.files, self.objects)
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "CityscapesMaps":
-        """Some of the maps."""
-        return CityscapesMaps(self.files.select(indices), self.objects and self.objects.select(indices))
+def _numbers(objects: Pixels) -> Grid:
+    numbers = objects.indices()
+    return np.where(numbers < _PER_CLASS, 0, numbers)

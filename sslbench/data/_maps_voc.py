@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data._map_classes import Options, coding_beside, colour, with_ignored
-from sslbench.data._map_files import ValueMaps, load
+from sslbench.data._map_files import Pixels, ValueMaps, load
 from sslbench.data._map_layout import Pairs, by_key, source_of, walk
-from sslbench.data._map_types import Coding, LabelMapSource
+from sslbench.data._map_types import Coding, Grid, LabelMapSource, distinct
 from sslbench.data.images import Files
 from sslbench.data.picture import UnreadableImage
 from sslbench.data.sources._names import check_some
@@ -129,9 +129,25 @@ def _coloured(maps: Files) -> bool:
     return False
 
 
+_NO_OBJECT = (0, 255)
+_NO_OBJECT_COLOURS = (0, 224 + 256 * 224 + 65536 * 192)  # black, and that of borders
+
+
+def _numbers(objects: Pixels) -> Grid:
+    """0 and 255 stand for none; 1, 2, ... for the colours of a file that lost its palette."""
+    if not objects.coloured:
+        numbers = objects.indices()
+        return np.where(np.isin(numbers, _NO_OBJECT), 0, numbers)
+    found, inverse, _ = distinct(objects.colours())
+    numbers = np.zeros(len(found), dtype=np.int32)
+    own = ~np.isin(found, _NO_OBJECT_COLOURS)
+    numbers[own] = np.arange(1, own.sum() + 1)
+    return np.asarray(numbers[inverse], dtype=np.int32)
+
+
 def _maps(root: Path, files: Files, coding: Coding) -> ValueMaps:
     there = all((root / _OBJECT / path).is_file() for path in files.paths)
-    return ValueMaps(files, coding.colours, Files(files.paths, str(root / _OBJECT)) if there else None)
+    return ValueMaps(files, coding.colours, Files(files.paths, str(root / _OBJECT)) if there else None, _numbers)
 
 
 def voc_palette() -> npt.NDArray[np.uint8]:

@@ -131,7 +131,7 @@ def check_parts(opened: Opened, *, copies: bool, decode: int | None, workers: in
     findings += [Finding("note", note) for note in both.notes]
     decoded, unreadable = 0, []
     for part in (both.train, both.test):
-        rows = _spread(len(part), decode)
+        rows = spread(len(part), decode)
         unreadable += loader.scan(part, rows, workers, reading=reading)
         decoded += len(rows)
     total = len(both.train) + len(both.test)
@@ -151,7 +151,8 @@ def _counts(part: Source) -> list[int]:
     return class_counts(part.labels).tolist() if part.labels.kind in ("single", "multi") else []
 
 
-def _spread(n: int, wanted: int | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def spread(n: int, wanted: int | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Positions of `wanted` of n samples, spread over them; None for all."""
     if wanted is None or wanted >= n:
         return np.arange(n, dtype=np.int64)
     return np.unique(np.linspace(0, n - 1, wanted).astype(np.int64))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sslbench.data import loader
 from sslbench.data._map_facts import MapFacts, map_facts
 from sslbench.data._map_types import LabelMapSource
+from sslbench.data.checked import spread
 from sslbench.data.decoder import Reading
 from sslbench.data.duplicates import exact_copies
 from sslbench.data.findings import Finding, by_level
@@ -98,7 +99,7 @@ def check_maps(
     counts: dict[str, PartCounts] = {}
     present: dict[str, dict[int, list[int]]] = {}
     for split, part in parts.items():
-        rows = spread_rows(len(part), read)
+        rows = spread(len(part), read)
         facts = map_facts(part, rows, workers=workers, reading=reading)
         lost = [(path, reason) for _, path, reason in loader.scan(plain(part), rows, workers, reading=reading)]
         unreadable += [*lost, *((fact.path, fact.unreadable) for fact in facts if fact.unreadable)]
@@ -114,13 +115,6 @@ def check_maps(
     return CheckedMaps(
         spec, dict(parts), counts, present, tuple(by_level(findings)), tuple(unreadable), copies, reading
     )
-
-
-def spread_rows(n: int, wanted: int | None) -> npt.NDArray[np.int64]:
-    """Positions of `wanted` of n samples, spread over them; None for all."""
-    if wanted is None or wanted >= n:
-        return np.arange(n, dtype=np.int64)
-    return np.unique(np.linspace(0, n - 1, wanted).astype(np.int64))
 
 
 def plain(part: LabelMapSource) -> Source:

@@ -117,5 +117,10 @@ def test_what_cannot_be_restricted_is_refused_before_any_work(name):
 
 
 @pytest.mark.parametrize("name", ["knn", "linear", "svm"])
-def test_what_can_is_not(name):
-    check(name, find_module("protocol", name).Settings())
+def test_what_can_be_restricted_is_scored_on_the_classes_of_test(name):
+    train, test = features(200, 0), features(90, 1, used=("bee", "eel"))
+    own = dataclasses.replace(test, labels=Labels("single", ("bee", "eel"), (test.labels.values == 4).astype(np.int64)))
+    module = find_module("protocol", name)
+    check(name, module.Settings())
+    outcome = module.run(train, widened(train.labels, own), module.Settings(), seed=0)
+    assert restricted(outcome, name, train.labels, own, seed=0).scores.shape == (90, 2)

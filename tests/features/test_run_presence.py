@@ -131,4 +131,5 @@ def test_runs_of_a_cluster_have_a_folder_each_and_old_ones_go(tmp_path, monkeypa
 
 
 def test_the_library_alone_does_not_wait_for_what_is_never_announced(tmp_path):
-    RunPresence(tmp_path, Process(0, 2)).refuse_absent([1])
+    assert RunPresence(tmp_path, Process(0, 2)).refuse_absent([1]) is None
+    assert list(tmp_path.iterdir()) == []
