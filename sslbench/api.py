@@ -1,6 +1,5 @@
 """The public functions: what the command line does, from Python."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from sslbench import evaluation, paths, pretraining, records
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.build import from_module
+from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.build import from_module, users_preprocessing
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
 from sslbench.detection.predict import load_detector
@@ -17,7 +16,6 @@ from sslbench.features.array import Features
 from sslbench.leaderboard import Board, table
 from sslbench.leaderboard.compare import Comparison
 from sslbench.leaderboard.compare import compare as compare_results
-from sslbench.preprocessing import Preprocessing
 from sslbench.recipes import compose_pretraining
 from sslbench.results import Result
 from sslbench.train.observers.always import always
@@ -226,7 +224,6 @@ def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
 
 def _copied(model: nn.Module, request: dict[str, Any]) -> Backbone:
     """A backbone around a copy of the user's module."""
-    module = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-    values = getattr(model, "preprocessing", None)
-    preprocessing = values if isinstance(values, Preprocessing) else Preprocessing()
-    return from_module(request.get("backbone") or type(model).__name__, module, preprocessing)
+    name = request.get("backbone") or type(model).__name__
+    module = copied(model).cpu().eval().requires_grad_(False)
+    return from_module(name, module, users_preprocessing(name, model))

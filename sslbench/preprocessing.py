@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from sslbench.errors import UsageError
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 MAX_PIXELS = 178_956_970
@@ -60,6 +62,23 @@ class Preprocessing:
     def averaged(self) -> bool:
         """Whether mean and std are those of other channels, averaged: nobody has looked at these."""
         return _AVERAGED in self.origin
+
+    def refuse_unfilled_crop(self) -> None:
+        """Refuse resized images that are smaller than a crop that nobody asked for: most of it would be black.
+
+        Raises:
+            UsageError: they are smaller.
+        """
+        if self.crop is None or self.resize is None or self.squash is not None:
+            return
+        height, width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+        if height < self.crop[0] or width < self.crop[1]:
+            crop = f"{self.crop[0]}x{self.crop[1]}"
+            raise UsageError(
+                f"preprocessing: images resized to {height}x{width} do not fill the centre crop of {crop} "
+                f"({self.origin})",
+                f"Add --crop none (crop: None) to take the whole image (--crop {crop} pads it with black).",
+            )
 
     def values(self) -> dict[str, object]:
         """What decides the pixels, without `origin`: the part that belongs in a feature store's key.

@@ -17,6 +17,8 @@ class WeightsUsed:
         untrained: the backbone was left as it is initialised.
         changed: what loading did to tensors of the file, in words: another dtype, positions resized, a stem mapped to
             another number of channels.
+        code: what besides tensors decides the forward pass (`Backbone.identity`): timm's version, digests of a user's
+            module; empty for sslbench's own networks and in older records.
     """
 
     name: str
@@ -29,25 +31,34 @@ class WeightsUsed:
     partial: bool = False
     untrained: bool = False
     changed: tuple[str, ...] = ()
+    code: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProtocolUsed:
-    """The protocol with all its settings, also those left at their default."""
+    """The protocol with all its settings, also those left at their default; `code` is a digest of a user's own."""
 
     name: str
     version: int
     settings: dict[str, Any]
+    code: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkUsed:
-    """The named benchmark; `sha256` is of its resolved text, `modified` says that the user overrode some of it."""
+    """The named benchmark.
+
+    Attributes:
+        sha256: of its resolved text.
+        modified: the user overrode some of it.
+        metric: that it puts first; empty: the usual one of its protocol.
+    """
 
     name: str
     version: int
     sha256: str
     modified: bool = False
+    metric: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,3 +181,20 @@ class Hardware:
     device: str
     cpu: str
     threads: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Requested parts of a record beside its metrics; not part of the measurement's identity.
+
+    Attributes:
+        groups: column that the metrics are broken down by -> digest of the group of every test sample.
+        overlaps: test images that are in train too are looked for.
+        floors: chance, majority, the pixels and the untrained backbone stand beside the metrics.
+        baseline: protocols that train on images train on the untrained backbone too.
+    """
+
+    groups: dict[str, str] = dataclasses.field(default_factory=dict)
+    overlaps: bool = True
+    floors: bool = True
+    baseline: bool = False

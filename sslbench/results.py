@@ -1,10 +1,8 @@
 """What an evaluation leaves behind: a protocol's outcome, and the record (one JSON file) made from it."""
 
 import dataclasses
-import hashlib
 import json
 import math
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.record_parts import (
+    Asked,
     BenchmarkUsed,
     Costs,
     DataPart,
@@ -31,8 +30,8 @@ from sslbench.record_parts import (
 __all__ = [
     "ABSOLUTE",
     "SCHEMA",
+    "Asked",
     "BenchmarkUsed",
-    "Comparability",
     "Costs",
     "DataPart",
     "DataUsed",
@@ -49,8 +48,6 @@ __all__ = [
     "WeightsUsed",
     "as_recorded",
     "canonical",
-    "comparability_key",
-    "measurement_id",
     "percent",
     "percent_metrics",
     "plain",
@@ -106,11 +103,13 @@ class Result:
 
     Attributes:
         schema: version of this class; a larger one than `SCHEMA` is not read.
-        id: `measurement_id` of what was measured.
+        id: `identity.record_id` of what was measured.
         created: UTC, ISO 8601.
         layer: name of the feature, with its pooling.
         preprocessing: the values of `Preprocessing`, with their origin.
         precision: of the forward pass ('fp32', 'bf16').
+        feature_dtype: of the stored features; older records do not say, and float32 is the default.
+        asked: what the record was asked to hold beside its metrics; None in older records.
         headline: the metric that leads; a key of `metrics`.
         per_class_metrics: metric -> class -> value, of the per-sample scores beside the record: 'n' (samples),
             'recall', 'precision', 'f1', 'average_precision', 'auroc', ...
@@ -121,6 +120,7 @@ class Result:
         probabilities: see `Outcome`.
         costs: time, memory and work.
         floors: 'chance', 'majority', 'pixels', 'untrained' -> metric -> value.
+        missing_floors: those of 'pixels' and 'untrained' that are not among `floors`, and the reason.
         timings: stage -> seconds.
         scores_file: name of the per-sample scores beside the record.
         file: where the record was read from; not written.
@@ -134,6 +134,8 @@ class Result:
     layer: str
     preprocessing: dict[str, Any]
     precision: str
+    feature_dtype: str = "float32"
+    asked: Asked | None = None
     protocol: ProtocolUsed
     benchmark: BenchmarkUsed | None = None
     preset: PresetUsed | None = None
@@ -150,6 +152,7 @@ class Result:
     variants: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     converged: bool | None = None
     floors: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
+    missing_floors: dict[str, str] = dataclasses.field(default_factory=dict)
     seed: int
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     hardware: Hardware | None = None
@@ -203,75 +206,3 @@ def plain(value: Any) -> Any:
 def canonical(value: Any) -> str:
     """One text per value: JSON with sorted keys and no spaces."""
     return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-
-
-def measurement_id(
-    *,
-    weights: WeightsUsed,
-    layer: str,
-    preprocessing: Mapping[str, Any],
-    precision: str,
-    protocol: ProtocolUsed,
-    data: DataUsed,
-    seed: int,
-) -> str:
-    """16 hex digits that name what is measured; the machine, batch size, workers and time are not part of it.
-
-    Two backbones may share all their tensors and still differ (another stride), so the backbone's name is included.
-    Where the preprocessing values come from (their 'origin') is not.
-    """
-    parts = {
-        "weights": [weights.sha256, weights.backbone],
-        "layer": layer,
-        "preprocessing": {key: value for key, value in preprocessing.items() if key != "origin"},
-        "precision": precision,
-        "protocol": protocol,
-        "data": [data.train.fingerprint, data.test.fingerprint],
-        "seed": seed,
-    }
-    return hashlib.sha256(canonical(parts).encode()).hexdigest()[:16]
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparability:
-    """What two results must have in common to stand in one column of a table.
-
-    Weights, backbone, layer, preprocessing and precision may differ: they are what is compared, and stand in the row.
-    The seed may differ: several seeds of one row are averaged, and said to be several. The benchmark's name does not
-    matter: the same measurement may be made with and without it.
-    """
-
-    protocol: str
-    version: int
-    settings: str
-    train: str
-    test: str
-    n_train: int
-    n_test: int
-    unreadable: int
-    metric: str
-    groups: str = ""
-
-
-def comparability_key(result: Result, metric: str | None = None) -> Comparability:
-    """What must agree with another result for the two to be compared by `metric` (default: the headline)."""
-    data = result.data
-    return Comparability(
-        protocol=result.protocol.name,
-        version=result.protocol.version,
-        settings=canonical(result.protocol.settings),
-        train=data.train.fingerprint,
-        test=data.test.fingerprint,
-        n_train=data.train.n_used,
-        n_test=data.test.n_used,
-        unreadable=len(data.unreadable),
-        metric=metric or result.headline,
-        groups=_groups(result, metric or result.headline),
-    )
-
-
-def _groups(result: Result, metric: str) -> str:
-    """For the metric of a worst group: which groups there are and of what size."""
-    found = re.fullmatch(r"worst_group\((.*)\)\.\w+", metric)
-    groups = result.groups.get(found[1], ()) if found else ()
-    return ", ".join(sorted(f"{group.name} {group.metric.n}" for group in groups))

@@ -14,7 +14,7 @@ ROWS = (
     {"errors", "paths", "names"},
     {
         *("config", "preprocessing", "metrics", "schedules", "results", "records", "holes", "weights"),
-        *("record_parts", "benchmarks", "presets", "recipes"),
+        *("record_parts", "benchmarks", "presets", "recipes", "identity", "user_code"),
     },
     {"data", "backbones", "distributed"},
     {"features", "methods", "train"},
@@ -29,6 +29,7 @@ WITHIN_ROW = {
     "paths": {"errors"},
     "names": {"errors", "paths"},
     "results": {"preprocessing", "record_parts"},
+    "identity": {"record_parts", "results"},
     "records": {"config", "results"},
     "holes": {"records"},
     "weights": {"config"},

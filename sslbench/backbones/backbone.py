@@ -8,11 +8,13 @@ from typing import Literal
 
 from torch import nn
 
+from sslbench import user_code
+from sslbench.backbones import module_identity
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.fill import LoadReport, tensors_sha256
 
-Builder = Literal["resnet", "alexnet", "timm", "module", "pixels"]
+Builder = Literal["resnet", "alexnet", "timm", "module", "memory", "pixels"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +23,13 @@ class Backbone:
 
     Attributes:
         name: what it is called on the command line ('resnet50', 'timm:vit_small_patch14_dinov2', 'my_nets:resnet20').
-        builder: where the name leads to.
+        builder: where the name leads to; 'module': a callable of the user's, 'memory': nowhere, the module was given.
         module: in eval mode, without gradients, on the CPU; takes (B, 3, H, W), normalised, or as many
             channels as the preprocessing has.
         preprocessing: how its images are made, unless the user says otherwise.
         aliases: name of a layer -> module path ('' is what the module itself returns).
         default_layer: the layer that is taken when none is named.
-        identity: what besides tensors decides the forward pass: library versions, hash of a user's source files.
+        versions: of the libraries that define the architecture.
         vissl_pools: alias -> the pool VISSL's linear benchmark uses there, for backbones it has a table for.
         report: what loading did; None for random weights.
         format: whose key names the weights file has; None for random weights.
@@ -39,7 +41,7 @@ class Backbone:
     preprocessing: Preprocessing
     aliases: Mapping[str, str]
     default_layer: str
-    identity: dict[str, str]
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     vissl_pools: Mapping[str, str] = dataclasses.field(default_factory=dict)
     report: LoadReport | None = None
     format: str | None = None
@@ -48,6 +50,23 @@ class Backbone:
     def weights_sha256(self) -> str:
         """Hash of all tensors, independent of file format and order (a ResNet-50 takes 0.1 s, so only when asked)."""
         return tensors_sha256(self.module.state_dict())
+
+    @functools.cached_property
+    def identity(self) -> dict[str, str]:
+        """Decider of the forward pass besides name and tensors; empty for sslbench's own networks.
+
+        Versions of libraries; for a user's module digests of code, structure and outputs, which take two forward passes
+        on one image.
+        """
+        classes = {type(part) for part in self.module.modules()}
+        if self.builder not in ("module", "memory") and all(map(user_code.is_library, classes)):
+            return dict(self.versions)
+        return module_identity.identify(self.module, self.preprocessing, self.name)
+
+    @property
+    def known(self) -> bool:
+        """Whether features and results of it may be stored and found again."""
+        return module_identity.UNKNOWN not in self.identity
 
 
 def copied(module: nn.Module) -> nn.Module:

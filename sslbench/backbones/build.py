@@ -1,11 +1,8 @@
 """From a name to a backbone with random weights: ResNets, AlexNets, timm models, a user's own module, raw pixels."""
 
 import dataclasses
-import hashlib
-import inspect
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import timm
@@ -14,8 +11,9 @@ from torch import Tensor, nn
 
 from sslbench import names
 from sslbench.backbones import alexnet, resnet
-from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.timm_models import build_timm, is_timm_name
+from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
 
@@ -125,7 +123,6 @@ def _build_resnet(spec: resnet.ResNetSpec) -> Backbone:
         preprocessing=usual.for_channels(spec.channels),
         aliases=RESNET_LAYERS,
         default_layer="res5avg",
-        identity={"builder": "resnet"},
         vissl_pools=pools | ({"res5avg": ""} if pools else {}),
     )
 
@@ -139,7 +136,6 @@ def _build_alexnet(name: str) -> Backbone:
         preprocessing=spec.preprocessing if spec else Preprocessing(origin="torchvision default"),
         aliases=alexnet.aliases(name),
         default_layer="flatten",
-        identity={"builder": "alexnet"},
         vissl_pools=spec.pools if spec else {},
     )
 
@@ -157,7 +153,6 @@ def _build_pixels(size: str) -> Backbone:
         preprocessing=Preprocessing(side, None, "bilinear", (0.0,) * 3, (1.0,) * 3, origin="pixels"),
         aliases={"pixels": ""},
         default_layer="pixels",
-        identity={"builder": "pixels"},
     )
 
 
@@ -166,21 +161,38 @@ def _build_users(spec: str) -> Backbone:
     if not callable(target):
         raise UsageError(f"'{spec}' is a {type(target).__name__}, not a function that builds a backbone")
     module = _call(spec, target)
-    backbone = from_module(spec, module, _users_preprocessing(spec, module))
-    return dataclasses.replace(backbone, identity={"builder": "module", "source": _source_hash(target, module)})
+    backbone = from_module(spec, module, users_preprocessing(spec, module))
+    return dataclasses.replace(backbone, builder="module")
 
 
 def from_module(name: str, module: nn.Module, preprocessing: Preprocessing) -> Backbone:
-    """A backbone around a module that is in memory already; it has to be frozen and in eval mode."""
+    """Return a backbone around a module that is in memory; it has to be frozen and in eval mode."""
     return Backbone(
-        name=name,
-        builder="module",
-        module=module,
-        preprocessing=preprocessing,
-        aliases={},
-        default_layer="output",
-        identity={"builder": "module", "source": _source_hash(type(module), module)},
+        name=name, builder="memory", module=module, preprocessing=preprocessing, aliases={}, default_layer="output"
     )
+
+
+def untrained_copy(backbone: Backbone, seed: int) -> Backbone | None:
+    """Return the same network with every part initialised anew by PyTorch's own rules, for modules in memory.
+
+    Returns:
+        None if there are no parameters, or one belongs to a part that cannot initialise itself: it has no
+        `reset_parameters`.
+    """
+    module = copied(backbone.module)
+    left = {id(parameter) for parameter in module.parameters()}
+    if not left:
+        return None
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(seed)
+        for part in module.modules():
+            reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+                left -= {id(parameter) for parameter in part.parameters(recurse=False)}
+    if left:
+        return None
+    return dataclasses.replace(backbone, module=module.eval().requires_grad_(False), report=None, format=None)
 
 
 def _call(spec: str, target: Callable[[], Any]) -> nn.Module:
@@ -199,7 +211,13 @@ def _call(spec: str, target: Callable[[], Any]) -> nn.Module:
     return module
 
 
-def _users_preprocessing(spec: str, module: nn.Module) -> Preprocessing:
+def users_preprocessing(spec: str, module: nn.Module) -> Preprocessing:
+    """Return what a user's module says in its attribute 'preprocessing'; ImageNet's usual one where it has none.
+
+    Raises:
+        BackboneError: the attribute is neither a dict nor a `Preprocessing`.
+        UsageError: a key or value is wrong, or the resized images do not fill a crop that was not asked for.
+    """
     given = getattr(module, "preprocessing", None)
     if given is None:
         return Preprocessing(origin=f"ImageNet default ({spec} has no attribute 'preprocessing')")
@@ -210,21 +228,7 @@ def _users_preprocessing(spec: str, module: nn.Module) -> Preprocessing:
             f"the attribute 'preprocessing' of {spec} is a {type(given).__name__}",
             "Make it a dict with the keys of sslbench.preprocessing.Preprocessing.",
         )
-    from sslbench.config import build as build_dataclass
-
-    return build_dataclass(Preprocessing, {"origin": f"{spec}.preprocessing", **given}, where=f"{spec}.preprocessing")
-
-
-def _source_hash(target: Any, module: nn.Module) -> str:
-    """Hash of the files that define a user's module: its builder, the classes of its parts that no library defines."""
-    libraries = {"torch", "torchvision", "timm"}
-    objects = [target, *{type(part) for part in module.modules()}]
-    files = set()
-    for thing in objects:
-        if getattr(thing, "__module__", "").partition(".")[0] not in libraries:
-            try:
-                files.add(inspect.getfile(thing))
-            except (TypeError, OSError):  # a builtin, a partial, something typed into an interpreter
-                continue
-    contents = sorted(hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files if Path(file).is_file())
-    return hashlib.sha256("".join(contents).encode()).hexdigest()[:32] if contents else "unknown"
+    used = build_dataclass(Preprocessing, {"origin": f"{spec}.preprocessing", **given}, where=f"{spec}.preprocessing")
+    if "resize" in given and "crop" not in given:
+        used.refuse_unfilled_crop()
+    return used

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.fold import folded
 from sslbench.backbones.layers import Layer, forward_layers
-from sslbench.preprocessing import Preprocessing
+from sslbench.backbones.module_identity import probe_images
 from sslbench.weights.fill import tensors_sha256
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -21,7 +21,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # torchvision's plain module (batches of 32, float32, CPU time of one thread), in pieces of 4, 8, 16, 32: ResNet-18
 # 1.40, 1.54, 1.52, 1.43; ResNet-50 1.79, 1.74, 1.91, 1.72. bfloat16 in pieces of 8: 2.9 and 3.9.
 CPU_CHUNK = 8
-PROBE_SIDE = 224  # when the preprocessing fixes no size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +73,6 @@ def prepare(
     module = folded(backbone.module, layers, probe_images(backbone.preprocessing))
     module = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Encoder(module, tuple(layers), device, dtype)
-
-
-def probe_images(preprocessing: Preprocessing, count: int = 1) -> Tensor:
-    """Noise of the size the backbone expects, always the same: (count, its channels, H, W)."""
-    size = preprocessing.crop or preprocessing.squash or preprocessing.resize
-    height, width = size if isinstance(size, tuple) else (PROBE_SIDE, PROBE_SIDE)
-    return torch.randn(count, preprocessing.channels, height, width, generator=torch.Generator().manual_seed(0))
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ def build_timm(name: str) -> Backbone:
         preprocessing=timm_preprocessing(module, channels=options.get("in_chans")),
         aliases=_aliases(module),
         default_layer="features",
-        identity={"builder": "timm", "timm": timm.__version__},
+        versions={"timm": timm.__version__},
     )
 
 

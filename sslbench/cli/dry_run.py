@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> None:
     """The whole plan of one evaluation on stdout; nothing has been decoded."""
-    from sslbench.evaluation.images import is_on_images
+    from sslbench.evaluation.parts import is_on_images
     from sslbench.features.extract import store_key
     from sslbench.features.store import open_entry, what_changed
 

@@ -53,6 +53,8 @@ def print_results(results: list[Result], out: Path) -> None:
         console.print(groups)
     for line in filter(None, map(_overlaps, results)):
         click.echo(line)
+    for line in dict.fromkeys(line for result in results for line in _missing_floors(result)):
+        click.echo(line)
     for result in results:
         click.echo(f"{result.protocol.name}: {result.file}")
     click.echo(f"\nsslbench leaderboard {out}  makes one table of all results there", err=True)
@@ -95,6 +97,11 @@ def _overlaps(result: Result) -> str:
     overlaps = f"{found.n:,} suspected overlap{'s' if found.n > 1 else ''} between train and test"
     where = f"{_protocol(result)} on {result.weights.name}, {result.layer}"
     return f"{where}: {overlaps}{without}, listed in {found.pairs_file}"
+
+
+def _missing_floors(result: Result) -> list[str]:
+    """The floors that do not stand beside a result, and why."""
+    return [f"{_protocol(result)}: no floor '{name}': {reason}" for name, reason in result.missing_floors.items()]
 
 
 def _protocol(result: Result) -> str:

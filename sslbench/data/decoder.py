@@ -4,11 +4,8 @@ The design is that of torchvision's request for comments on decoding (torchvisio
 first, then the source's own (an attribute `handlers` of its `Images`), then the default, which reads every picture.
 """
 
-import hashlib
-import inspect
 import io
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -16,6 +13,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from sslbench import user_code
 from sslbench.data._pillow import from_pillow
 from sslbench.data.decode import decode
 from sslbench.data.joined import JoinedImages
@@ -262,10 +260,15 @@ def _find(name: str) -> Handler:
     return handler  # type: ignore[no-any-return]
 
 
+def versioned_name(handler: Handler) -> str:
+    """Return the name of a handler, for a user's own with a digest of its code: 'my_pkg.read.dicom@3f2a9c01'."""
+    code = user_code.sha256([handler])
+    return f"{name_of(handler)}@{code[:8]}" if code else name_of(handler)
+
+
 def _with_version(name: str) -> str:
-    module = inspect.getmodule(_find(name))
-    file = getattr(module, "__file__", None)
-    return f"{name}@{hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8]}" if file else name
+    code = user_code.sha256([_find(name)])
+    return f"{name}@{code[:8]}" if code else name
 
 
 def _from_its_start(buffer: bytes | BinaryIO) -> BinaryIO:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.speed import probe_images
+from sslbench.backbones.module_identity import probe_images
 from sslbench.results import Costs, Stage
 
 log = logging.getLogger("sslbench")

@@ -8,10 +8,10 @@ from torch import nn
 from torchvision.models import ResNet as TorchvisionResNet
 
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.build import users_preprocessing
 from sslbench.backbones.load import load_file
 from sslbench.backbones.resnet import ResNet
 from sslbench.errors import UsageError
-from sslbench.preprocessing import Preprocessing
 from sslbench.weights.files import WeightsFile
 
 
@@ -34,5 +34,6 @@ def from_user(module: nn.Module, name: str | None = None) -> Backbone:
     tensors = {key: tensor.detach().cpu().clone() for key, tensor in module.state_dict().items()}
     file = WeightsFile(Path(type(module).__name__), "", tensors, "torch zip")
     backbone = load_file(file, backbone=module.spec.name if isinstance(module, ResNet) else name)
-    given = getattr(module, "preprocessing", None)
-    return dataclasses.replace(backbone, preprocessing=given) if isinstance(given, Preprocessing) else backbone
+    if getattr(module, "preprocessing", None) is None:
+        return backbone
+    return dataclasses.replace(backbone, preprocessing=users_preprocessing(backbone.name, module))

@@ -11,16 +11,15 @@ from sslbench.detection.recipe import DetectionRecipe, what_is_trained
 from sslbench.detection.saved import About
 from sslbench.evaluation.detection_backends import Ran
 from sslbench.evaluation.detection_request import PreparedDetection
-from sslbench.evaluation.record import hardware, weights_used
+from sslbench.evaluation.record import benchmark_used, hardware, weights_used
+from sslbench.identity import Measurement, record_id
 from sslbench.metrics.detection import DetectionScores
 from sslbench.results import (
-    BenchmarkUsed,
     DataPart,
     DataUsed,
     Metric,
     ProtocolUsed,
     Result,
-    measurement_id,
     percent,
     plain,
 )
@@ -38,17 +37,13 @@ def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, co
     used = DataUsed(train=_part(data.train), test=_part(data.test), how=data.how, labels="none")
     benchmark, layer = request.benchmark, request.recipe.architecture
     named: dict[str, Any] = {"weights": weights, "layer": layer, "preprocessing": preprocessing, "precision": "fp32"}
-    named |= {"protocol": protocol, "data": used, "seed": run.seed}
+    named |= {"protocol": protocol, "data": used, "seed": run.seed, "feature_dtype": "float32", "preset": None}
+    named |= {"benchmark": None if benchmark is None else benchmark_used(benchmark)}
     return Result(
         **named,
-        id=measurement_id(**named),
+        id=record_id(Measurement(**named)),
         created=records.now(),
         command=command,
-        benchmark=None
-        if benchmark is None
-        else BenchmarkUsed(
-            name=benchmark.name, version=benchmark.version, sha256=benchmark.sha256, modified=benchmark.modified
-        ),
         headline=_HEADLINE,
         metrics={},
         versions=records.versions(),

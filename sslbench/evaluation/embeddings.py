@@ -6,7 +6,10 @@ from sslbench.evaluation.record import Subject
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
+from sslbench.identity import groups_digest
 from sslbench.results import DataPart, DataUsed, WeightsUsed
+
+MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
 
 
 def seen_of_embeddings(
@@ -29,4 +32,17 @@ def seen_of_embeddings(
         name=pair.name, path=None, sha256=digest, format="features", backbone="features", loaded=0, total=0
     )
     groups = groups_of_features(test)
-    return Subject(weights, "features", {}, data, run, command, {}, groups), train, test
+    subject = Subject(
+        weights=weights,
+        layer="features",
+        preprocessing={},
+        precision="unknown",  # the arrays do not say
+        feature_dtype=str(train.x.dtype),
+        data=data,
+        run=run,
+        command=command,
+        timings={},
+        groups=groups,
+        members=groups_digest(test.ids, groups),
+    )
+    return subject, train, test

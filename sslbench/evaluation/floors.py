@@ -8,8 +8,11 @@ import numpy as np
 
 from sslbench import paths, records
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.build import untrained_copy
 from sslbench.backbones.load import load_backbone
 from sslbench.data.source import Labels
+from sslbench.errors import ResultError
+from sslbench.identity import record_id
 from sslbench.metrics import regression
 from sslbench.results import Result, as_recorded
 
@@ -56,23 +59,50 @@ def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
     return floors
 
 
-def floor_backbones(backbone: Backbone, *, is_floor: bool) -> dict[str, Backbone]:
+@dataclasses.dataclass(frozen=True)
+class FloorBackbones:
+    """Backbones whose scores stand beside that of another one.
+
+    Attributes:
+        found: 'pixels', 'untrained' -> the backbone.
+        missing: those that there should be and are not -> the reason.
+    """
+
+    found: dict[str, Backbone]
+    missing: dict[str, str]
+
+
+def floor_backbones(backbone: Backbone, *, is_floor: bool) -> FloorBackbones:
     """The backbones whose scores stand beside this one's: pixels, and the same architecture untrained.
 
     Args:
         backbone: the one that is evaluated.
         is_floor: it is itself untrained, or the pixels; then only what it is not is returned.
     """
-    found: dict[str, Backbone] = {}
     if backbone.builder == "pixels":
-        return found
-    found["pixels"] = _pixels_like(backbone)
-    if backbone.builder == "module" and ":" not in backbone.name:
-        log.info(f"{backbone.name}: no untrained floor: a module that is in memory cannot be built anew")
-    elif not is_floor:
-        untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
-        found["untrained"] = dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
-    return found
+        return FloorBackbones({}, {})
+    found = {"pixels": _pixels_like(backbone)}
+    if is_floor:
+        return FloorBackbones(found, {})
+    untrained = untrained_like(backbone)
+    if untrained is None:
+        return FloorBackbones(found, {"untrained": in_memory(backbone)})
+    return FloorBackbones({**found, "untrained": untrained}, {})
+
+
+def in_memory(backbone: Backbone) -> str:
+    """Return why a module that is in memory has no untrained floor."""
+    if not any(True for _ in backbone.module.parameters()):
+        return f"{backbone.name} has no parameters that could be trained"
+    return f"{backbone.name} is in memory, and parts of it with parameters have no reset_parameters()"
+
+
+def untrained_like(backbone: Backbone) -> Backbone | None:
+    """Return the same architecture untrained, for the same images; None for modules that cannot be built anew."""
+    if backbone.builder == "memory":
+        return untrained_copy(backbone, UNTRAINED_SEED)
+    untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
+    return dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
 
 
 def _pixels_like(backbone: Backbone) -> Backbone:
@@ -83,18 +113,47 @@ def _pixels_like(backbone: Backbone) -> Backbone:
     return dataclasses.replace(pixels, preprocessing=own)
 
 
-def cached(measurement: str) -> tuple[Result, records.Scores] | None:
-    """A floor's result from an earlier evaluation on the same data with the same settings."""
-    for path in (paths.cache_dir() / "floors").glob(f"*/*-{measurement}.json"):
-        result = records.read(path)
-        return result, records.read_scores(path)
+def cached(wanted: str) -> tuple[Result, records.Scores] | None:
+    """Return a floor's result from an earlier evaluation; one that is damaged is passed over.
+
+    Args:
+        wanted: `identity.record_id` of what it should have measured.
+    """
+    for path in sorted(_folder().glob(f"*/*-{wanted}.json")):
+        try:
+            result, scores = records.read(path), records.read_scores(path)
+        except ResultError as error:
+            log.warning(f"a stored floor is computed again: {error.message}")
+            continue
+        if result.id == record_id(result) == wanted:
+            return result, scores
+        log.warning(f"a stored floor is computed again: {path} holds another measurement than its name says")
     return None
 
 
-def keep(result: Result, scores: records.Scores, out: Path) -> None:
-    """Writes a floor's result into the cache and into the results: leaderboards show it as a row of its own."""
-    for folder in (paths.cache_dir() / "floors", out):
-        records.write(result, scores.scores, scores.ids, scores.labels, folder)
+def keep(result: Result, scores: records.Scores) -> None:
+    """Write a floor's result, without groups, into the cache; a cache that cannot be written costs time only."""
+    try:
+        records.write(result, scores.scores, scores.ids, scores.labels, _folder())
+    except ResultError as error:
+        log.warning(f"a floor is not kept for later runs: {error.message}")
+
+
+def show(result: Result, scores: records.Scores, out: Path) -> None:
+    """Write a floor's result into the results, as a row of its own on leaderboards, unless it is there already.
+
+    Where the user asked for it by name (`--weights random`), the record there holds more.
+    """
+    try:
+        there = records.read(records.path_of(result, out)).asked
+    except ResultError:
+        there = None
+    if there is None or result.asked is None or there.groups != result.asked.groups:
+        records.write(result, scores.scores, scores.ids, scores.labels, out)
+
+
+def _folder() -> Path:
+    return paths.cache_dir() / "floors"
 
 
 def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:

@@ -10,29 +10,26 @@ import numpy as np
 
 from sslbench import names, records
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.load import load_backbone
 from sslbench.data import loader
 from sslbench.data.decoder import Reading
 from sslbench.data.source import Source
-from sslbench.distributed.collectives import barrier, process_group, rank
+from sslbench.distributed.collectives import gather_objects, process_group, rank
 from sslbench.evaluation import floors, subset
 from sslbench.evaluation.costs import encoding_costs, measured
+from sslbench.evaluation.details import with_details
 from sslbench.evaluation.prepare import Prepared
-from sslbench.evaluation.record import Encoded, Subject, describe, finish, identity, recorded
+from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded
 from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
+from sslbench.features.extract import check_shared
+from sslbench.identity import record_id
 from sslbench.results import Result, Stage, Unreadable
 
 log = logging.getLogger("sslbench")
 
 Progress = Callable[[str, int, int], None]
 
-_NO_BASELINE = "The untrained backbone was not evaluated for comparison (baseline=true does that, in twice the time)."
-
-
-def is_on_images(task: Task) -> bool:
-    """Whether a protocol takes images in place of features."""
-    return bool(getattr(names.find_module("protocol", task.protocol), "ON_IMAGES", False))
+_NO_BASELINE = "baseline=true trains on the untrained backbone too, in twice the time"
 
 
 def evaluate_on_images(
@@ -53,12 +50,22 @@ def evaluate_on_images(
     Raises:
         SslbenchError: as the protocol.
     """
+    check_shared(prepared.backbone)
     images = _Run(prepared, out, command, progress)
     results = []
     with process_group(prepared.run.torch_device()):
         for task in tasks:
             results += images.measure(task)
     return results
+
+
+def row_names(prepared: Prepared, task: Task, backbone: Backbone) -> tuple[str, ...]:
+    """Return what the results of a protocol on images are called."""
+    module = names.find_module("protocol", task.protocol)
+    found: tuple[str, ...] = module.check_images(
+        backbone, prepared.layers, prepared.data.train, task.settings, seed=prepared.run.seed
+    )
+    return found
 
 
 class _Run:
@@ -70,19 +77,16 @@ class _Run:
         found = [self._readable(part) for part in (prepared.data.train, prepared.data.test)]
         self.train, self.test = found[0][0], found[1][0]
         self.unreadable = found[0][1] + found[1][1]
-        self._known: dict[str, Subject] = {}
+        self._known: dict[int, Subject] = {}  # by the backbone's place in memory: both are kept
 
     def measure(self, task: Task) -> list[Result]:
         """The rows of one protocol, with their floors beside them."""
-        run = self.prepared.run
-        beside = self._baseline(task) if run.floors and run.baseline else {}
-        rows = self._rows(task, self.prepared.backbone)
+        beside, missing = self._baseline(task)
         results = []
-        for row, (result, scores) in rows.items():
-            if run.floors and not run.baseline:
-                result = dataclasses.replace(result, notes=(*result.notes, _NO_BASELINE))
+        for row, (result, scores) in self._rows(task, self.prepared.backbone).items():
+            result = with_details(result, scores, self._described(self.prepared.backbone, row).groups)
             found = {"untrained": beside[row]} if row in beside else {}
-            results.append(finish(result, scores, found, self.out))
+            results.append(finish(result, scores, found, missing, self.out))
         if rank() == 0:
             shutil.rmtree(self._folder(task, self.prepared.backbone), ignore_errors=True)
         return results
@@ -118,49 +122,62 @@ class _Run:
             rows[row] = recorded(subject, task, outcome, train, own, seconds=meter.stage.seconds, stage=meter.stage)
         return rows
 
-    def _baseline(self, task: Task) -> dict[str, tuple[Result, records.Scores]]:
-        """The same heads on the same architecture untrained, from the cache where it is there."""
-        backbone = self.prepared.backbone
-        if self.prepared.request.weights in ("random", "pixels"):
-            return {}
-        untrained = load_backbone("random", backbone=backbone.name, seed=floors.UNTRAINED_SEED)
-        untrained = dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
-        rows = self._row_names(task, untrained)
-        found = {row: floors.cached(identity(self._described(untrained, row), task)) for row in rows}
-        known = {row: cached for row, cached in found.items() if cached is not None}
-        barrier()  # nobody writes into the cache before everybody has looked
-        if len(known) < len(rows):
+    def _baseline(self, task: Task) -> tuple[dict[str, tuple[Result, records.Scores]], dict[str, str]]:
+        """The same heads on the same architecture untrained, and which floors there are none of and why.
+
+        From the cache where it is there; trained only when that was asked for.
+        """
+        backbone, run = self.prepared.backbone, self.prepared.run
+        if not run.floors or backbone.builder == "pixels":
+            return {}, {}
+        missing = {"pixels": f"{task.protocol} trains on views of images; its floor is the untrained backbone"}
+        if self.prepared.request.weights == "random":
+            return {}, missing
+        untrained = floors.untrained_like(backbone)
+        if untrained is None:
+            return {}, missing | {"untrained": floors.in_memory(backbone)}
+        rows = row_names(self.prepared, task, untrained)
+        found = {row: floors.cached(self._id(untrained, row, task)) for row in rows}
+        # The first process decides for all: the others may see another cache, or the one that it has just written.
+        complete = gather_objects(all(each is not None for each in found.values()))[0]
+        known = {row: each for row, each in found.items() if each is not None}
+        if not complete and not run.baseline:
+            return {}, missing | {"untrained": _NO_BASELINE}
+        if not complete:
             known = self._rows(task, untrained)
         if rank() == 0:
-            for each in known.values():
-                floors.keep(*each, self.out)
+            for row, (result, scores) in known.items():
+                if untrained.known and not complete:
+                    floors.keep(result, scores)
+                subject = self._described(untrained, row)
+                wanted = dataclasses.replace(asked(subject, task), overlaps=False, baseline=False)
+                known[row] = (with_details(dataclasses.replace(result, asked=wanted), scores, subject.groups), scores)
+                floors.show(*known[row], self.out)
             shutil.rmtree(self._folder(task, untrained), ignore_errors=True)
-        return known
+        return known, missing
 
-    def _row_names(self, task: Task, backbone: Backbone) -> tuple[str, ...]:
-        module = names.find_module("protocol", task.protocol)
-        found: tuple[str, ...] = module.check_images(
-            backbone, self.prepared.layers, self.train, task.settings, seed=self.prepared.run.seed
-        )
-        return found
+    def _id(self, backbone: Backbone, row: str, task: Task) -> str:
+        return record_id(measurement(self._described(backbone, row), task))
 
     def _folder(self, task: Task, backbone: Backbone) -> Path:
         """For checkpoints: named after all that is measured in one training, so that no other training finds them."""
-        subject = self._described(backbone, "+".join(self._row_names(task, backbone)))
-        name = f"{records.slug(subject.weights.name)}-{identity(subject, task)}.checkpoints"
+        rows = "+".join(row_names(self.prepared, task, backbone))
+        name = (
+            f"{records.slug(self._described(backbone, rows).weights.name)}-{self._id(backbone, rows, task)}.checkpoints"
+        )
         return self.out / records.slug(task.protocol) / name
 
     def _described(self, backbone: Backbone, row: str) -> Subject:
         """What a record says about what was measured; hashing the data takes a while, so it is done once."""
-        if backbone.name + backbone.weights_sha256 not in self._known:
+        if id(backbone) not in self._known:
             work = backbone is self.prepared.backbone
             costs = encoding_costs(backbone, decoded=0, seconds=0.0, stage=Stage(seconds=0.0), work=work)
             # Images are encoded while the heads are trained: there is no stage of its own.
             costs = dataclasses.replace(costs, stages={})
             used = Encoded({"": _carrier(self.train)}, {"": _carrier(self.test)}, self.unreadable, 0.0, 0, costs)
             subject = describe(self.prepared, backbone, "", used, self.command)
-            self._known[backbone.name + backbone.weights_sha256] = dataclasses.replace(subject, timings={})
-        return dataclasses.replace(self._known[backbone.name + backbone.weights_sha256], layer=row)
+            self._known[id(backbone)] = dataclasses.replace(subject, timings={})
+        return dataclasses.replace(self._known[id(backbone)], layer=row)
 
     def _readable(self, source: Source) -> tuple[Source, tuple[Unreadable, ...]]:
         """The images that can be read. Where unreadable ones are to stop the run, the protocol itself notices them."""

@@ -15,6 +15,11 @@ def needs_labels(task: Task) -> bool:
     return bool(getattr(names.find_module("protocol", task.protocol), "NEEDS_LABELS", True))
 
 
+def is_on_images(task: Task) -> bool:
+    """Return whether a protocol takes images in place of features: `ON_IMAGES = True`."""
+    return bool(getattr(names.find_module("protocol", task.protocol), "ON_IMAGES", False))
+
+
 def only_part(task: Task) -> str | None:
     """'train' or 'test' where a protocol, with these settings, looks at one part only (its function `part`)."""
     part = getattr(names.find_module("protocol", task.protocol), "part", None)

@@ -177,25 +177,8 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
             "Give one mean and one positive std per channel.",
         )
     if "resize" in changed and "crop" not in changed:
-        _check_filled(used)
+        used.refuse_unfilled_crop()
     return dataclasses.replace(backbone, preprocessing=used), origins
-
-
-def _check_filled(used: Preprocessing) -> None:
-    """Whether the resized images fill a crop that nobody asked for.
-
-    Raises:
-        UsageError: they are smaller, so that most of what the backbone sees would be black.
-    """
-    if used.crop is None or used.resize is None or used.squash is not None:
-        return
-    height, width = (used.resize, used.resize) if isinstance(used.resize, int) else used.resize
-    if height < used.crop[0] or width < used.crop[1]:
-        crop = f"{used.crop[0]}x{used.crop[1]}"
-        raise UsageError(
-            f"preprocessing: images resized to {height}x{width} do not fill the centre crop of {crop} ({used.origin})",
-            f"Add --crop none to take the whole image (--crop {crop} pads it with black).",
-        )
 
 
 def _check_expected(benchmark: Benchmark | None, data: TrainTest) -> None:

@@ -9,19 +9,22 @@ from typing import Any
 
 import torch
 
-from sslbench import names, records
+from sslbench import names, records, user_code
 from sslbench.backbones.backbone import Backbone
 from sslbench.benchmarks import Benchmark
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, subset
 from sslbench.evaluation.costs import measured
-from sslbench.evaluation.details import groups_of, with_details
+from sslbench.evaluation.details import UNNAMED, groups_of, with_details
+from sslbench.evaluation.parts import is_on_images
 from sslbench.evaluation.prepare import Prepared
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
+from sslbench.identity import Measurement, groups_digest, record_id
 from sslbench.names import did_you_mean
 from sslbench.results import (
+    Asked,
     BenchmarkUsed,
     Costs,
     DataPart,
@@ -34,7 +37,6 @@ from sslbench.results import (
     Stage,
     Unreadable,
     WeightsUsed,
-    measurement_id,
     percent,
     percent_metrics,
     plain,
@@ -61,23 +63,73 @@ class Subject:
     """What is measured, but for the protocol: the parts of a record that all its results share.
 
     Attributes:
+        precision: of the forward pass.
+        feature_dtype: of the stored features.
         groups: column of the manifest -> the group of every test sample that is scored.
+        members: column -> digest of the group of every test sample, scored or not (`identity.groups_digest`).
         costs: of everything but the protocol.
     """
 
     weights: WeightsUsed
     layer: str
     preprocessing: dict[str, Any]
+    precision: str
+    feature_dtype: str
     data: DataUsed
     run: RunSettings
     command: str
     timings: dict[str, float]
     groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    members: Mapping[str, str] = dataclasses.field(default_factory=dict)
     costs: Costs | None = None
 
 
+def measurement(subject: Subject, task: Task) -> Measurement:
+    """Return what a protocol measures of a subject; `identity.record_id` names it."""
+    benchmark, preset = task.benchmark, task.preset
+    return Measurement(
+        weights=subject.weights,
+        layer=subject.layer,
+        preprocessing=subject.preprocessing,
+        precision=subject.precision,
+        # Protocols on images store no features.
+        feature_dtype="float32" if is_on_images(task) else subject.feature_dtype,
+        protocol=_protocol(task),
+        benchmark=None if benchmark is None else benchmark_used(benchmark),
+        preset=None
+        if preset is None
+        else PresetUsed(
+            name=preset.name,
+            version=preset.version,
+            source=preset.source,
+            sha256=preset.sha256,
+            modified=preset.modified,
+        ),
+        data=subject.data,
+        seed=subject.run.seed,
+    )
+
+
+def benchmark_used(benchmark: Benchmark) -> BenchmarkUsed:
+    """Return a benchmark as records name it."""
+    return BenchmarkUsed(
+        name=benchmark.name,
+        version=benchmark.version,
+        sha256=benchmark.sha256,
+        modified=benchmark.modified,
+        metric=benchmark.metric,
+    )
+
+
+def asked(subject: Subject, task: Task) -> Asked:
+    """Return what the record of a subject is asked to hold beside its metrics."""
+    run = subject.run
+    baseline = run.baseline and is_on_images(task)
+    return Asked(groups=dict(subject.members), overlaps=run.overlaps, floors=run.floors, baseline=baseline)
+
+
 def score(subject: Subject, task: Task, train: Features, test: Features) -> tuple[Result, records.Scores]:
-    """Runs one protocol and makes the record of it; nothing is written yet."""
+    """Runs one protocol and makes the record of it, without groups; nothing is written yet."""
     with measured(subject.run.torch_device()) as meter:
         outcome = _run(task, train, test, subject.run)
     return recorded(subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage)
@@ -93,7 +145,7 @@ def recorded(
     seconds: float,
     stage: Stage | None = None,
 ) -> tuple[Result, records.Scores]:
-    """The record of an outcome; nothing is written yet.
+    """The record of an outcome, without groups; nothing is written yet.
 
     Args:
         subject: what was measured.
@@ -107,31 +159,13 @@ def recorded(
     outcome = _led_by(task.benchmark, outcome)
     for note in outcome.notes:
         log.info(f"{task.protocol}: {note}")
-    benchmark, preset = task.benchmark, task.preset
+    measured = measurement(subject, task)
     result = Result(
-        id=identity(subject, task),
+        **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
+        id=record_id(measured),
         created=records.now(),
         command=subject.command,
-        weights=subject.weights,
-        layer=subject.layer,
-        preprocessing=subject.preprocessing,
-        precision=subject.run.precision,
-        protocol=_protocol(task),
-        benchmark=None
-        if benchmark is None
-        else BenchmarkUsed(
-            name=benchmark.name, version=benchmark.version, sha256=benchmark.sha256, modified=benchmark.modified
-        ),
-        preset=None
-        if preset is None
-        else PresetUsed(
-            name=preset.name,
-            version=preset.version,
-            source=preset.source,
-            sha256=preset.sha256,
-            modified=preset.modified,
-        ),
-        data=subject.data,
+        asked=asked(subject, task),
         headline=outcome.headline,
         metrics=percent_metrics(outcome, len(test)),
         per_class={name: percent(value) for name, value in outcome.per_class.items()},
@@ -144,7 +178,6 @@ def recorded(
         },
         converged=outcome.converged,
         floors=floors.guessing(train.labels, test.labels) if subject.run.floors else {},
-        seed=subject.run.seed,
         versions=records.versions(),
         hardware=hardware(subject.run),
         timings={**subject.timings, task.protocol: round(seconds, 3)},
@@ -152,7 +185,7 @@ def recorded(
         notes=outcome.notes,
     )
     scores = records.Scores(test.ids, outcome.scores, test.labels.values, test.labels.classes)
-    return with_details(result, scores, subject.groups), scores
+    return with_details(result, scores, {}), scores
 
 
 def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
@@ -185,9 +218,21 @@ def _led_by(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
 
 
 def finish(
-    result: Result, scores: records.Scores, floor_results: Mapping[str, tuple[Result, records.Scores]], out: Path
+    result: Result,
+    scores: records.Scores,
+    floor_results: Mapping[str, tuple[Result, records.Scores]],
+    missing: Mapping[str, str],
+    out: Path,
 ) -> Result:
-    """Puts the floors beside a result, warns when it is not above the untrained backbone, and writes the record."""
+    """Puts the floors beside a result, warns when it is not above the untrained backbone, and writes the record.
+
+    Args:
+        result: without them.
+        scores: of its test samples.
+        floor_results: name of a floor -> its record and scores.
+        missing: name of a floor that there is none of -> the reason.
+        out: folder of the records.
+    """
     beside = dict(result.floors.items())
     beside |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
     notes = list(result.notes)
@@ -196,27 +241,15 @@ def finish(
     ):
         log.warning(warning)
         notes.append(warning)
-    result = dataclasses.replace(result, floors=beside, notes=tuple(notes))
+    result = dataclasses.replace(result, floors=beside, missing_floors=dict(missing), notes=tuple(notes))
     path = records.write(result, scores.scores, scores.ids, scores.labels, out)
     return dataclasses.replace(result, file=path)
 
 
 def _protocol(task: Task) -> ProtocolUsed:
-    version = names.find_module("protocol", task.protocol).VERSION
-    return ProtocolUsed(name=task.protocol, version=version, settings=plain(result_settings(task.settings)))
-
-
-def identity(subject: Subject, task: Task) -> str:
-    """The id of the record that `score` would make."""
-    return measurement_id(
-        weights=subject.weights,
-        layer=subject.layer,
-        preprocessing=subject.preprocessing,
-        precision=subject.run.precision,
-        protocol=_protocol(task),
-        data=subject.data,
-        seed=subject.run.seed,
-    )
+    module = names.find_module("protocol", task.protocol)
+    settings = plain(result_settings(task.settings))
+    return ProtocolUsed(name=task.protocol, version=module.VERSION, settings=settings, code=user_code.sha256([module]))
 
 
 def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encoded, command: str) -> Subject:
@@ -241,18 +274,31 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     )
     preprocessing = backbone.preprocessing.record()
     timings = {"extract": round(encoded.seconds, 3), "images decoded": float(encoded.decoded)}
-    groups = groups_of(data.test, encoded.test[layer].ids, request.groups)
-    return Subject(weights, layer, preprocessing, used, prepared.run, command, timings, groups, encoded.costs)
+    columns = {name: [text or UNNAMED for text in data.test.attributes[name]] for name in request.groups}
+    return Subject(
+        weights,
+        layer,
+        preprocessing,
+        prepared.run.precision,
+        prepared.run.feature_dtype,
+        used,
+        prepared.run,
+        command,
+        timings,
+        groups_of(data.test, encoded.test[layer].ids, request.groups),
+        groups_digest(data.test.ids, columns),
+        encoded.costs,
+    )
 
 
 def weights_used(backbone: Backbone, given: str) -> WeightsUsed:
     """The weights of a backbone as a record holds them; `given` is what --weights said."""
-    trained = given not in ("random", "pixels")
+    trained = backbone.builder != "pixels" and given != "random"
     total = len(backbone.module.state_dict())
     name = Path(given).name if trained else f"{backbone.name} untrained" if given == "random" else backbone.name
     return WeightsUsed(
         name=name,
-        path=str(Path(given).resolve()) if trained else None,
+        path=str(Path(given).resolve()) if trained and backbone.builder != "memory" else None,
         sha256=backbone.weights_sha256,
         format=backbone.format or given,
         backbone=backbone.name,
@@ -261,6 +307,7 @@ def weights_used(backbone: Backbone, given: str) -> WeightsUsed:
         partial=backbone.report.partial if backbone.report else False,
         untrained=given == "random",
         changed=backbone.report.casts if backbone.report else (),
+        code=backbone.identity,
     )
 
 

@@ -1,8 +1,10 @@
 """Extract, score, write: the part of an evaluation that takes time."""
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,17 @@ from sslbench.errors import UsageError
 from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.details import check_groups, with_details
-from sslbench.evaluation.embeddings import seen_of_embeddings
-from sslbench.evaluation.images import evaluate_on_images, is_on_images
-from sslbench.evaluation.parts import one_part, one_part_of_features, only_part
+from sslbench.evaluation.embeddings import MISSING_FLOORS, seen_of_embeddings
+from sslbench.evaluation.images import evaluate_on_images
+from sslbench.evaluation.parts import is_on_images, one_part, one_part_of_features, only_part
 from sslbench.evaluation.prepare import Prepared, check_label_kind, load, open_train_test, with_preprocessing
-from sslbench.evaluation.record import Encoded, Subject, describe, finish, identity, score
+from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
 from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
+from sslbench.identity import record_id
 from sslbench.results import Result, Unreadable
 
 log = logging.getLogger("sslbench")
@@ -121,10 +124,38 @@ def _evaluate_on_features(
     prepared: Prepared, tasks: Sequence[Task], store: Path, out: Path, command: str, progress: Progress | None
 ) -> list[Result]:
     """Encodes the images once, then runs every protocol on every layer."""
-    encoded = _encode(prepared.backbone, prepared.data, prepared.layers, prepared.run, store, progress, work=True)
+    beside = _floor_backbones(prepared)
+    with contextlib.ExitStack() as stack:
+        backbones = {"": prepared.backbone, **beside.found}
+        stores = {name: stack.enter_context(_store_for(backbone, store)) for name, backbone in backbones.items()}
+        return _score_features(prepared, tasks, beside, stores, out, command, progress)
+
+
+@contextlib.contextmanager
+def _store_for(backbone: Backbone, store: Path) -> Iterator[Path]:
+    """The feature store; for features that must not be found again a folder in it that is removed afterwards."""
+    if backbone.known:
+        yield store
+        return
+    store.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="not-kept-", dir=store, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _score_features(
+    prepared: Prepared,
+    tasks: Sequence[Task],
+    beside: floors.FloorBackbones,
+    stores: Mapping[str, Path],
+    out: Path,
+    command: str,
+    progress: Progress | None,
+) -> list[Result]:
+    """Every protocol on every layer, with the floors beside it; `stores` has '' and the names of the floors."""
+    encoded = _encode(prepared.backbone, prepared.data, prepared.layers, prepared.run, stores[""], progress, work=True)
     floor_features = {
-        name: (backbone, _encode_floor(backbone, prepared, store, progress))
-        for name, backbone in _floor_backbones(prepared).items()
+        name: (backbone, _encode_floor(backbone, prepared, stores[name], progress))
+        for name, backbone in beside.found.items()
     }
     if this_process().rank != 0:
         return []
@@ -138,14 +169,14 @@ def _evaluate_on_features(
                 name: _floor(prepared, backbone, features, layer.text, task, out, command)
                 for name, (backbone, features) in floor_features.items()
             }
-            results.append(_measure(subject, task, train, test, out, floor_results, suspected))
+            results.append(_measure(subject, task, (train, test), out, floor_results, beside.missing, suspected))
     return results
 
 
 def evaluate_features(
     pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, *, out: Path, command: str
 ) -> list[Result]:
-    """The same for embeddings made elsewhere; the floors are chance and majority only.
+    """The same for embeddings made elsewhere; the floors are chance and majority only, and the record says so.
 
     Raises:
         UsageError: a protocol that takes images.
@@ -162,7 +193,8 @@ def evaluate_features(
     results = []
     for task in tasks:
         subject, train, test = seen_of_embeddings(pair, task, run, command)
-        results.append(_measure(subject, task, train, test, out, {}, suspected))
+        missing = MISSING_FLOORS if run.floors else {}
+        results.append(_measure(subject, task, (train, test), out, {}, missing, suspected))
     return results
 
 
@@ -249,10 +281,10 @@ def _rows(features: Features, part: Source) -> Features:
     return Features(x, kept.labels, kept.ids)
 
 
-def _floor_backbones(prepared: Prepared) -> dict[str, Backbone]:
+def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:
     if not prepared.run.floors:
-        return {}
-    return floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights in ("random", "pixels"))
+        return floors.FloorBackbones({}, {})
+    return floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
 
 
 def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress: Progress | None) -> Encoded:
@@ -268,26 +300,28 @@ def _floor(
     """A floor's result at the same layer (the pixels have one of their own), from the cache where it is there."""
     layer = layer if layer in encoded.train else next(iter(encoded.train))
     subject, train, test = _seen(prepared, backbone, layer, encoded, task, command)
-    found = floors.cached(identity(subject, task))
+    found = floors.cached(record_id(measurement(subject, task)))
     if found is None:
-        result, scores = score(subject, task, train, test)
-        found = (result, scores)
-    # The cache may hold it without these groups.
-    found = (with_details(found[0], found[1], subject.groups), found[1])
-    floors.keep(*found, out)
-    return found
+        found = score(subject, task, train, test)
+        if backbone.known:
+            floors.keep(*found)
+    result = dataclasses.replace(found[0], asked=dataclasses.replace(asked(subject, task), overlaps=False))
+    result = with_details(result, found[1], subject.groups)
+    floors.show(result, found[1], out)
+    return result, found[1]
 
 
 def _measure(
     subject: Subject,
     task: Task,
-    train: Features,
-    test: Features,
+    parts: tuple[Features, Features],
     out: Path,
     floor_results: Mapping[str, tuple[Result, records.Scores]],
+    missing: Mapping[str, str],
     suspected: overlaps.Found | None,
 ) -> Result:
     """One protocol on one layer: score, put the floors beside it, write the record."""
-    result, scores = score(subject, task, train, test)
+    result, scores = score(subject, task, *parts)
+    result = with_details(result, scores, subject.groups)
     result = overlaps.with_overlaps(result, scores, suspected, task, out)
-    return finish(result, scores, floor_results, out)
+    return finish(result, scores, floor_results, missing, out)

@@ -10,12 +10,15 @@ from sslbench import holes as holes_file
 from sslbench import records
 from sslbench.backbones.backbone import Backbone
 from sslbench.distributed import this_process
-from sslbench.errors import SslbenchError
+from sslbench.errors import ResultError, SslbenchError
+from sslbench.evaluation.images import row_names
+from sslbench.evaluation.parts import is_on_images, one_part, only_part
 from sslbench.evaluation.prepare import Prepared, load, prepare
-from sslbench.evaluation.record import Encoded, describe, identity
-from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.evaluation.record import Encoded, asked, describe, measurement
+from sslbench.evaluation.request import Request, RunSettings
 from sslbench.evaluation.run import Progress, evaluate
 from sslbench.holes import Hole
+from sslbench.identity import record_id
 from sslbench.results import Result
 
 log = logging.getLogger("sslbench")
@@ -58,8 +61,8 @@ def run_suite(
 ) -> tuple[list[Result], list[Hole]]:
     """Evaluates every cell; one that fails leaves a hole, and the others go on.
 
-    A cell whose records were in `out` before, of the same measurement and benchmark, is not computed again. The holes
-    stand in `holes.csv` beside the records from the moment they are found.
+    A cell whose records were in `out` before, by `identity.record_id` and with all that is asked for, is not computed
+    again. The holes stand in `holes.csv` beside the records from the moment they are found.
 
     Args:
         cells: those of one weights file in a row, so that it is loaded once.
@@ -117,27 +120,33 @@ def _prepared(request: Request, run: RunSettings, loaded: _Loaded) -> Prepared:
 def _there(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
     """The records of everything that was asked for, if all of them were there."""
     found = []
-    for layer in prepared.layers:
-        # Only the numbers of samples are looked at, and they are not part of a measurement's identity.
-        train, test = ({layer.text: cast(Any, part)} for part in (prepared.data.train, prepared.data.test))
-        subject = describe(prepared, prepared.backbone, layer.text, Encoded(train, test, (), 0.0, 0), "")
-        for task in prepared.request.tasks:
-            path = before.get(identity(subject, task))
-            result = records.read(path) if path is not None else None
-            if result is None or not _same_name(result, task) or set(prepared.request.groups) - set(result.groups):
+    for task in prepared.request.tasks:
+        part = only_part(task)
+        seen = prepared if part is None else dataclasses.replace(prepared, data=one_part(prepared.data, part))
+        on_images = is_on_images(task)
+        rows = row_names(seen, task, seen.backbone) if on_images else tuple(layer.text for layer in seen.layers)
+        for row in rows:
+            # Only ids and numbers of samples are looked at, and the latter are not part of a measurement's identity.
+            train, test = ({row: cast(Any, part)} for part in (seen.data.train, seen.data.test))
+            subject = describe(seen, seen.backbone, row, Encoded(train, test, (), 0.0, 0), "")
+            path = before.get(record_id(measurement(subject, task)))
+            result = None if path is None else _read(path)
+            if result is None or result.asked != asked(subject, task):
                 return None
             found.append(result)
     return found
 
 
-def _same_name(result: Result, task: Task) -> bool:
-    """Whether a record was made for the same benchmark and preset: they decide its column and its leading metric."""
-    for used, wanted in ((result.benchmark, task.benchmark), (result.preset, task.preset)):
-        if (used is None) != (wanted is None):
-            return False
-        if used and wanted and (used.name, used.sha256, used.modified) != (wanted.name, wanted.sha256, wanted.modified):
-            return False
-    return True
+def _read(path: Path) -> Result | None:
+    """A record with its scores; None if it is damaged, so that it is made again."""
+    try:
+        result = records.read(path)
+        if result.scores_file is not None:
+            records.read_scores(path)
+    except ResultError as error:
+        log.warning(f"computed again: {error.message}")
+        return None
+    return result
 
 
 def _hole(cell: Cell, error: Exception) -> Hole:

@@ -13,13 +13,15 @@ from pathlib import Path
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
-from sslbench.data.decoder import handlers_of, name_of
+from sslbench.data.decoder import handlers_of, versioned_name
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
+from sslbench.errors import BackboneError
 from sslbench.features import store
 from sslbench.features.array import Features
 from sslbench.features.job import ExtractSettings, Job, Progress
 from sslbench.features.skipped import unreadable_error
+from sslbench.identity import FeatureKey
 
 log = logging.getLogger("sslbench")
 
@@ -45,11 +47,11 @@ class Extraction:
     conversions: dict[str, int]
 
 
-def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> store.Key:
-    """What the features of this backbone on this source depend on."""
-    return store.Key(
+def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> FeatureKey:
+    """Return the key of this backbone's features of this source in the store."""
+    return FeatureKey(
         weights=backbone.weights_sha256,
-        backbone={"name": backbone.name, **backbone.identity},
+        backbone={**backbone.identity, "name": backbone.name},
         images=source.images_fingerprint(),
         preprocessing=_what_decides_pixels(backbone, source),
         precision=settings.precision,
@@ -58,8 +60,20 @@ def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> 
 
 
 def _what_decides_pixels(backbone: Backbone, source: Source) -> dict[str, object]:
-    own = [name_of(handler) for handler in handlers_of(source.images)]
+    own = [versioned_name(handler) for handler in handlers_of(source.images)]
     return {**backbone.preprocessing.values(), **({"source decodes": own} if own else {})}
+
+
+def check_shared(backbone: Backbone) -> None:
+    """Refuse several processes for a backbone without an identity: they would not find each other's work.
+
+    Raises:
+        BackboneError: there are several.
+    """
+    if this_process().world > 1 and not backbone.known:
+        raise BackboneError(
+            f"what {backbone.name} computes has no identity, so processes cannot share the work", "Run one process."
+        )
 
 
 def extract(
@@ -85,9 +99,11 @@ def extract(
 
     Raises:
         DataError: unreadable images and `on_error` is 'stop'; the message lists them.
+        BackboneError: see `check_shared`.
         UsageError: the images have other channels than the backbone takes, or a decoder's name leads nowhere.
         StoreError: the store is damaged, or another process of this run stopped writing.
     """
+    check_shared(backbone)
     key = store_key(backbone, source, settings)
     entry = store.open_entry(root, key, source, backbone.name)
     decoded, seconds, conversions = 0, 0.0, collections.Counter[str]()
@@ -113,7 +129,7 @@ def extract(
             seconds = time.perf_counter() - started
     if process.rank != 0:
         return Extraction({}, entry, decoded, seconds, [], dict(conversions))
-    store.add_attributes(entry, source)
+    store.update_index(entry, source, split)
     unreadable = entry.unreadable()
     if unreadable and settings.on_error == "stop":
         raise unreadable_error(source, [(r["id"], r["path"], r["reason"]) for r in unreadable])
@@ -121,7 +137,7 @@ def extract(
     return Extraction(features, entry, decoded, seconds, unreadable, dict(conversions))
 
 
-def _say_why(root: Path, entry: store.Entry, key: store.Key, source: Source, missing: Sequence[Layer]) -> None:
+def _say_why(root: Path, entry: store.Entry, key: FeatureKey, source: Source, missing: Sequence[Layer]) -> None:
     if entry.layers():
         stored = ", ".join(entry.layers())
         log.info(

@@ -31,6 +31,7 @@ from sslbench.features.channels import check_first
 from sslbench.features.presence import Presence
 from sslbench.features.run_presence import ABSENT_SECONDS, RunPresence
 from sslbench.features.skipped import unreadable_error
+from sslbench.identity import FeatureKey
 
 log = logging.getLogger("sslbench")
 
@@ -131,7 +132,7 @@ class Job:
         self._mark(arrays, flags, marks)
         return len(pending), conversions
 
-    def finish(self, key: store.Key, split: str) -> None:
+    def finish(self, key: FeatureKey, split: str) -> None:
         """Waits for the other processes' rows, then makes the files visible."""
         flags = [np.memmap(self._files(layer)[1], dtype=np.uint8, mode="r") for layer in self.layers]
         self._wait(

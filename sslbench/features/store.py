@@ -1,4 +1,4 @@
-"""The feature store: one folder per (backbone, images, preprocessing, precision), one .npy per layer in it.
+"""The feature store: one folder per `identity.FeatureKey` (backbone, images, preprocessing, ...), one .npy per layer.
 
     <root>/<data>-<backbone>-<key>/meta.json          what the features depend on, in words and hashes
                                    index.csv          row, id, path, label, split, digest of the image's content;
@@ -13,7 +13,6 @@ A `.npy` is there only when it is complete: it is renamed into place at the end.
 import contextlib
 import csv
 import dataclasses
-import hashlib
 import io
 import json
 import os
@@ -27,35 +26,10 @@ import numpy.typing as npt
 
 from sslbench.data.source import Source
 from sslbench.errors import StoreError
+from sslbench.identity import FeatureKey, digest
 
 INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
 SKIPPED = "skipped.csv"
-
-
-@dataclasses.dataclass(frozen=True)
-class Key:
-    """Everything features depend on, and nothing else: not batch size, workers, device or number of processes.
-
-    Attributes:
-        weights: sha256 of the backbone's tensors.
-        backbone: its name and what besides tensors decides the forward pass.
-        images: fingerprint of ids and image contents.
-        preprocessing: the values that decide the pixels.
-        precision: of the computation, 'fp32', 'bf16' or 'fp16'.
-        dtype: of the stored array, 'float32' or 'float16'.
-    """
-
-    weights: str
-    backbone: dict[str, str]
-    images: str
-    preprocessing: dict[str, Any]
-    precision: str
-    dtype: str
-
-    def digest(self) -> str:
-        """16 hex digits."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,46 +85,62 @@ class Entry:
         return content
 
 
-def open_entry(root: Path, key: Key, source: Source, backbone_name: str) -> Entry:
-    """The entry of a key; its folder may not exist yet."""
+def open_entry(root: Path, key: FeatureKey, source: Source, backbone_name: str) -> Entry:
+    """Return the entry of a key; its folder may not exist yet.
+
+    The key alone counts: the names in front of it are those of the first run, and may be others now.
+    """
+    name = key.digest()
+    there = sorted(root.glob(f"*-{name}"))
     slug = re.sub(r"[^A-Za-z0-9]+", "-", f"{source.name}-{backbone_name}").strip("-").lower()[-60:]
-    return Entry(root / f"{slug}-{key.digest()}")
+    return Entry(there[0] if there else root / f"{slug}-{name}")
 
 
-def write_description(entry: Entry, key: Key, source: Source, split: str, skipped: list[dict[str, str]]) -> None:
+def write_description(entry: Entry, key: FeatureKey, source: Source, split: str, skipped: list[dict[str, str]]) -> None:
     """Writes meta.json, index.csv and (if samples were left out) skipped.csv; each appears at once or not at all."""
     entry.folder.mkdir(parents=True, exist_ok=True)
     left_out = {row["id"] for row in skipped}
+    rows = _write_index(entry, source, split, left_out)
+    if skipped:
+        write_skipped(entry.folder, skipped)
+    meta = {"key": dataclasses.asdict(key), "data": source.name, "rows": rows, "left_out": len(left_out)}
+    _write_meta(entry, meta | {"index": _index_digest(source)})
+
+
+def update_index(entry: Entry, source: Source, split: str) -> None:
+    """Bring labels, paths and attributes in index.csv up to date; stored features do not depend on them."""
+    meta, wanted = entry.meta(), _index_digest(source)
+    if meta and meta.get("index") != wanted:
+        _write_index(entry, source, split, {row["id"] for row in entry.unreadable()})
+        _write_meta(entry, meta | {"index": wanted})
+
+
+def _write_index(entry: Entry, source: Source, split: str, left_out: set[str]) -> int:
+    """Write index.csv and return its number of rows; columns that were there and are not asked for now stay."""
     digests = source.images.digests()
     further = _further(source)
+    before = {row["id"]: row for row in entry.index_rows()}
+    known = next(iter(before.values()), {})
+    kept = [name for name in known if name not in INDEX_COLUMNS and name not in further]
     rows: list[tuple[Any, ...]] = []
     for i, sample_id in enumerate(source.ids):
         if sample_id not in left_out:
             label = source.labels.text(i) if source.labels.kind != "none" else ""
             own = (len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex())
-            rows.append((*own, *(column[i] for column in further.values())))
-    write_text(entry.folder / "index.csv", csv_text((*INDEX_COLUMNS, *further), rows))
-    if skipped:
-        write_skipped(entry.folder, skipped)
-    meta = {"key": dataclasses.asdict(key), "data": source.name, "rows": len(rows), "left_out": len(skipped)}
+            old = before.get(sample_id, {})
+            rows.append((*own, *(old.get(name, "") for name in kept), *(column[i] for column in further.values())))
+    write_text(entry.folder / "index.csv", csv_text((*INDEX_COLUMNS, *kept, *further), rows))
+    return len(rows)
+
+
+def _write_meta(entry: Entry, meta: Mapping[str, Any]) -> None:
     write_text(entry.folder / "meta.json", json.dumps(meta, indent=1, sort_keys=True, default=str))
 
 
-def add_attributes(entry: Entry, source: Source) -> None:
-    """Brings the attributes of the samples in index.csv up to date; features that are stored need not be made again."""
-    further = _further(source)
-    rows = entry.index_rows()
-    place = {sample_id: i for i, sample_id in enumerate(source.ids)}
-    if not further or not rows:
-        return
-    fresh = {name: [column[place[row["id"]]] for row in rows] for name, column in further.items()}
-    if all([row.get(name) for row in rows] == column for name, column in fresh.items()):
-        return
-    header = tuple(dict.fromkeys((*rows[0], *fresh)))
-    for name, column in fresh.items():
-        for row, text in zip(rows, column, strict=True):
-            row[name] = text
-    write_text(entry.folder / "index.csv", csv_text(header, [tuple(row[name] for name in header) for row in rows]))
+def _index_digest(source: Source) -> str:
+    """A digest of what index.csv says beside ids and contents; of the paths the first, as they share a folder."""
+    attributes = {name: list(column) for name, column in _further(source).items()}
+    return digest([source.fingerprint(), source.images.path(0) if len(source) else "", attributes])
 
 
 def _further(source: Source) -> dict[str, tuple[str, ...]]:
@@ -158,7 +148,7 @@ def _further(source: Source) -> dict[str, tuple[str, ...]]:
     return {name: tuple(column) for name, column in source.attributes.items() if name not in INDEX_COLUMNS}
 
 
-def what_changed(root: Path, key: Key, source: Source) -> str | None:
+def what_changed(root: Path, key: FeatureKey, source: Source) -> str | None:
     """One sentence on how this key differs from the most similar entry in the store; None if nothing is similar.
 
     It tells a user why features are extracted again ("1 of 4000 images changed: cat/17.png").

@@ -4,12 +4,14 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from sslbench.identity import row_key
 from sslbench.leaderboard.flags import is_floor, row_flags
 from sslbench.leaderboard.floors import floor_rows
-from sslbench.leaderboard.headings import column_names, natural, preprocessing_text, row_names
-from sslbench.leaderboard.model import Board, Cell, Column, Group, Row, direction, value
+from sslbench.leaderboard.grouping import Group, groups_of, newest_of_each
+from sslbench.leaderboard.headings import column_names, natural, precision_text, preprocessing_text, row_names
+from sslbench.leaderboard.model import Board, Cell, Column, Row, direction, value
 from sslbench.leaderboard.ties import mark_best
-from sslbench.results import Comparability, Metric, Result, canonical, comparability_key
+from sslbench.results import Metric, Result
 
 
 def table(
@@ -34,12 +36,16 @@ def table(
     shown = [r for r in records if metric is None or metric in r.metrics]
     if len(shown) < len(records):
         notes.append(f"{len(records) - len(shown)} results have no metric '{metric}' and are not shown.")
-    groups = _groups(shown, metric)
+    groups = groups_of(shown, metric)
+    once = newest_of_each(shown, groups)
+    if len(once) < len(shown):
+        notes.append(f"{len(shown) - len(once)} older records of measurements that were made again are not shown.")
+    shown = once
     members: dict[Group, list[Result]] = defaultdict(list)
     rows: dict[str, list[Result]] = defaultdict(list)
     for record in shown:
         members[groups[record.id]].append(record)
-        rows[_row_key(record)].append(record)
+        rows[row_key(record)].append(record)
     names = column_names(members)
     unsorted = (Column(name=names[group], metric=group.key.metric, group=group) for group in members)
     columns = tuple(sorted(unsorted, key=lambda column: natural(column.name)))
@@ -68,36 +74,6 @@ def _newest(results: Iterable[Result], notes: list[str]) -> list[Result]:
     return sorted(newest.values(), key=lambda r: (r.weights.name, r.layer, r.seed, r.id))
 
 
-def _row_key(record: Result) -> str:
-    """What makes two results one row: everything that is compared, apart from the seed."""
-    values = {key: value for key, value in record.preprocessing.items() if key != "origin"}
-    # An untrained backbone has other tensors for every seed, and is the same thing each time.
-    tensors = "untrained" if record.weights.untrained else record.weights.sha256
-    return canonical([tensors, record.weights.backbone, record.layer, values, record.precision])
-
-
-def _groups(results: Sequence[Result], metric: str | None) -> dict[str, Group]:
-    """Id of each result -> the group it may be compared in.
-
-    A result that was made without naming a benchmark joins the benchmark that measures the same, if there is one only;
-    two benchmarks, or two versions of one, are never in one group, whatever they have in common.
-    """
-    named: dict[Comparability, set[str]] = defaultdict(set)
-    for result in results:
-        if result.benchmark is not None:
-            named[comparability_key(result, metric)].add(_benchmark(result))
-    groups = {}
-    for result in results:
-        key = comparability_key(result, metric)
-        joined = next(iter(named[key])) if len(named[key]) == 1 else ""
-        groups[result.id] = Group(key, _benchmark(result) or joined)
-    return groups
-
-
-def _benchmark(result: Result) -> str:
-    return "" if result.benchmark is None else f"{result.benchmark.name} v{result.benchmark.version}"
-
-
 def _row(label: str, members: Sequence[Result], columns: Sequence[Column], groups: Mapping[str, Group]) -> Row:
     first = members[0]
     by_group: dict[Group, list[Result]] = defaultdict(list)
@@ -111,7 +87,7 @@ def _row(label: str, members: Sequence[Result], columns: Sequence[Column], group
         backbone=first.weights.backbone,
         layer=first.layer,
         preprocessing=preprocessing_text(first.preprocessing),
-        precision=first.precision,
+        precision=precision_text(first),
         flags=row_flags(members, columns, cells),
         floor=is_floor(first),
         cells=cells,

@@ -9,6 +9,7 @@ import numpy as np
 from sslbench.errors import ResultError
 from sslbench.leaderboard.differences import differing
 from sslbench.leaderboard.flags import is_floor
+from sslbench.leaderboard.grouping import groups_of, newest_of_each
 from sslbench.leaderboard.model import direction
 from sslbench.metrics.classification import top_k_correct
 from sslbench.metrics.intervals import Statistic, holm, mcnemar, paired_difference, paired_statistics
@@ -175,7 +176,7 @@ def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None 
     list has anything else.
     """
     found = []
-    ours, theirs = _without_floors(first), _without_floors(second)
+    ours, theirs = (_without_floors(newest_of_each(side, groups_of(side, metric))) for side in (first, second))
     for a in ours:
         alike = [b for b in theirs if b.seed == a.seed and a.id != b.id and not differing(a, b, metric)]
         same_layer = [b for b in alike if b.layer == a.layer]

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from sslbench.results import Result, comparability_key
+from sslbench.identity import comparability_key
+from sslbench.results import Result
 
 _UNSET = "unset"
 
@@ -22,7 +23,7 @@ def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str
         ("metric", one.metric, other.metric),
     ]
     if one.protocol == other.protocol:
-        found.append(("protocol version", one.version, other.version))
+        found += [("protocol version", one.version, other.version), ("code of the protocol", one.code, other.code)]
         found += _settings(json.loads(one.settings), json.loads(other.settings))
     found += [
         ("train data", _data(a.data.train.name, one.train), _data(b.data.train.name, other.train)),

@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sslbench.leaderboard.model import Group
+from sslbench.identity import digest
+from sslbench.leaderboard.grouping import Group
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from sslbench.results import Result
 
@@ -51,6 +52,8 @@ _PARTS: tuple[Callable[[Group], str], ...] = (
     lambda group: f"n_train={group.key.n_train}",
     lambda group: f"n={group.key.n_test}",
     lambda group: f"{group.key.unreadable} skipped",
+    lambda group: f"code {group.key.code[:4]}",
+    lambda group: f"groups {group.key.groups[:4]}",
 )
 
 
@@ -99,16 +102,31 @@ def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
     labels = {}
     for (name, _), keys in namesakes.items():
         described = {key: _row_parts(rows[key]) for key in keys}
-        differing = [i for i in range(4) if len({parts[i] for parts in described.values()}) > 1]
+        differing = [i for i in range(5) if len({parts[i] for parts in described.values()}) > 1]
         for key in keys:
             parts = [described[key][i] for i in differing]
             labels[key] = f"{name} [{', '.join(parts)}]" if parts else name
     return labels
 
 
-def _row_parts(record: Result) -> tuple[str, str, str, str]:
+def _row_parts(record: Result) -> tuple[str, ...]:
     weights = record.weights
-    return (weights.backbone, record.precision, preprocessing_text(record.preprocessing), weights.sha256[:8])
+    pixels = preprocessing_text(record.preprocessing)
+    return (weights.backbone, precision_text(record), pixels, weights.sha256[:8], code_text(weights.code))
+
+
+def precision_text(record: Result) -> str:
+    """The precision of the forward pass, and that of the stored features where it is another than usual."""
+    stored = "" if record.feature_dtype == "float32" else f", stored as {record.feature_dtype}"
+    return f"{record.precision}{stored}"
+
+
+def code_text(code: Mapping[str, str]) -> str:
+    """What besides tensors decides the forward pass, in a few words: 'timm 1.0.15', 'code 3f2a9c'."""
+    own = {name: value for name, value in code.items() if name in ("source", "structure", "probe", "unknown")}
+    words = [f"{name} {version}" for name, version in code.items() if name not in own]
+    words += [f"code {digest(own)[:6]}"] if own else []
+    return " ".join(words) or "code not recorded"
 
 
 def preprocessing_text(values: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sslbench.leaderboard.headings import preprocessing_text
+from sslbench.leaderboard.headings import code_text, precision_text, preprocessing_text
 from sslbench.leaderboard.model import Cell, Row
 from sslbench.leaderboard.tables import number
 from sslbench.results import Costs, DataPart, Metric, Overlaps, Result
@@ -26,7 +26,8 @@ def _record(record: Result) -> Lines:
         ("weights", f"{weights.name}, {weights.backbone}, format {weights.format}"),
         ("loaded", f"{weights.loaded} of {weights.total} tensors, sha256 {weights.sha256[:16]}"),
         ("layer", record.layer),
-        ("preprocessing", f"{preprocessing_text(record.preprocessing)} ({record.precision})"),
+        ("code", code_text(weights.code) if weights.code else ""),
+        ("preprocessing", f"{preprocessing_text(record.preprocessing)} ({precision_text(record)})"),
         ("protocol", f"{protocol.name} version {protocol.version}"),
         ("settings", _pairs(protocol.settings)),
     ]
@@ -51,6 +52,7 @@ def _record(record: Result) -> Lines:
         lines.append(("selected", _pairs(record.selected)))
     known = {name: values.get(record.headline) for name, values in record.floors.items()}
     lines.append(("floors", ", ".join(f"{name} {value:.2f}" for name, value in known.items() if value is not None)))
+    lines += [(f"no floor: {name}", reason) for name, reason in record.missing_floors.items()]
     lines += [("note", note) for note in record.notes]
     lines += [
         ("seed", str(record.seed)),

@@ -5,7 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from sslbench.results import Comparability, Metric, Result
+from sslbench.leaderboard.grouping import Group
+from sslbench.results import Metric, Result
 
 if TYPE_CHECKING:
     from sslbench.leaderboard.published import Published
@@ -24,14 +25,6 @@ def direction(metric: str) -> int:
     worst = re.fullmatch(r"worst_group\(.*\)\.(\w+)", metric)
     name = worst[1] if worst else metric
     return int(name in HIGHER_IS_BETTER) - int(name in LOWER_IS_BETTER)
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """What all results of one column have in common; `benchmark` is its name and version, empty without one."""
-
-    key: Comparability
-    benchmark: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
 from sslbench.backbones.fold import folded
 from sslbench.backbones.layers import forward_layers, resolve_layers
-from sslbench.backbones.speed import prepare, probe_images
+from sslbench.backbones.module_identity import probe_images
+from sslbench.backbones.speed import prepare
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
 

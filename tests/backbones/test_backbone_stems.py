@@ -11,7 +11,8 @@ from sslbench.backbones.build import build
 from sslbench.backbones.describe import describe
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.load import load_backbone
-from sslbench.backbones.speed import prepare, probe_images
+from sslbench.backbones.module_identity import probe_images
+from sslbench.backbones.speed import prepare
 from sslbench.backbones.stems import map_stem, parse_rule, with_channels
 from sslbench.data.transforms import normalise
 from sslbench.errors import SslbenchError, UsageError, WeightsError

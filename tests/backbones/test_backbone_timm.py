@@ -9,7 +9,8 @@ from torch import nn
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import forward_layers, resolve_layers
-from sslbench.backbones.speed import prepare, probe_images
+from sslbench.backbones.module_identity import probe_images
+from sslbench.backbones.speed import prepare
 
 TINY = sorted(timm.list_models("test_*"))
 FAMILIES = ["mobilenetv3_small_050", "regnetx_002", "swin_tiny_patch4_window7_224", "xcit_nano_12_p16_224"]

@@ -67,7 +67,8 @@ def test_one_record_per_layer_comes_out_of_one_training(photos):
         assert result.costs.parameters == 0, "the network of this test has none"
         assert result.costs.stages["linear-online"].seconds > 0
         assert result.probabilities == "softmax" and result.metrics["ece"].value < 50
-        assert any("untrained backbone was not evaluated" in note for note in result.notes)
+        assert result.missing_floors["untrained"] == "Colours has no parameters that could be trained"
+        assert "linear-online" in result.missing_floors["pixels"]
         assert result.file.is_file() and json.loads(result.file.read_text())["protocol"]["name"] == "linear-online"
     assert len({result.id for result in results}) == 2
     assert not list((photos.parent / "results").rglob("*.checkpoints")), "removed when the records are there"
@@ -104,7 +105,7 @@ def test_the_untrained_backbone_beside_it_when_asked_for(tmp_path, photos):
     out = tmp_path / "out"
     (result,) = evaluation.evaluate(prepared, store=tmp_path / "store", out=out, command="test")
     assert set(result.floors) >= {"chance", "majority", "untrained"}
-    assert not any("was not evaluated" in note for note in result.notes)
+    assert set(result.missing_floors) == {"pixels"}
     assert sorted(path.name.rpartition("-")[0] for path in out.glob("linear-online/*.json")) == [
         "resnet18w0.25-untrained",
         "w.torch",

@@ -14,7 +14,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.prepare import with_preprocessing
 from sslbench.features.extract import extract, store_key
 from sslbench.features.job import ExtractSettings
-from sslbench.features.store import Key
+from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
 
 CPU = ExtractSettings(torch.device("cpu"), batch_size=3, workers=0)
@@ -133,7 +133,7 @@ class TestKeys:
     def test_stores_and_records_from_before_are_found_again(self):
         """The digest was written down before decoders could be chosen."""
         values = Preprocessing(squash=(9, 9)).values()
-        key = Key("w", {"name": "resnet50"}, "i", values, "fp32", "float32")
+        key = FeatureKey("w", {"name": "resnet50"}, "i", values, "fp32", "float32")
         assert key.digest() == "9c70073e73aa1e32"
         assert set(Preprocessing().record()) == {"resize", "crop", "interpolation", "mean", "std", "squash", "origin"}
 

@@ -18,9 +18,9 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Files
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
-from sslbench.features import store
 from sslbench.features.extract import extract
 from sslbench.features.job import ExtractSettings
+from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
 
 CPU = ExtractSettings(torch.device("cpu"), batch_size=4, workers=0)
@@ -242,7 +242,7 @@ def test_the_key_is_not_about_how_it_was_computed(backbone, pictures):
     from sslbench.features.extract import store_key
 
     source = source_of(pictures)
-    fields = {f.name for f in dataclasses.fields(store.Key)}
-    assert fields == {"weights", "backbone", "images", "preprocessing", "precision", "dtype"}
+    fields = {f.name for f in dataclasses.fields(FeatureKey)}
+    assert fields == {"weights", "backbone", "images", "preprocessing", "precision", "dtype", "encoding"}
     other = dataclasses.replace(CPU, batch_size=99, workers=5, on_error="skip")
     assert store_key(backbone, source, CPU) == store_key(backbone, source, other)

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 
 from sslbench import records
-from sslbench.results import DataPart, DataUsed, Metric, ProtocolUsed, Result, WeightsUsed, measurement_id
+from sslbench.identity import record_id
+from sslbench.results import DataPart, DataUsed, Metric, ProtocolUsed, Result, WeightsUsed
 
 CLASSES = ("a", "b", "c")
 IDS = tuple(f"{i:03d}.png" for i in range(200))
@@ -55,8 +56,7 @@ def make(name="a.torch", top1=80.0, protocol="knn", **changes):
         seed=0,
     )
     result = change(result, **changes)
-    parts = {name: getattr(result, name) for name in ("weights", "layer", "preprocessing", "precision", "protocol")}
-    return dataclasses.replace(result, id=measurement_id(**parts, data=result.data, seed=result.seed))
+    return dataclasses.replace(result, id=record_id(result))
 
 
 def write(result, right, folder, ids=IDS, labels=LABELS):

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_results import PREPROCESSING, body, labels, make
 
+from sslbench.identity import comparability_key
 from sslbench.leaderboard import table
 from sslbench.leaderboard.headings import data_name, natural, preprocessing_text
 from sslbench.leaderboard.model import value
-from sslbench.results import BenchmarkUsed, Metric, Unreadable, comparability_key
+from sslbench.results import BenchmarkUsed, Metric, Unreadable
 
 
 def names(board):

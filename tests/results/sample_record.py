@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from sslbench.identity import record_id
 from sslbench.results import (
     BenchmarkUsed,
     DataPart,
@@ -14,7 +15,6 @@ from sslbench.results import (
     Result,
     Unreadable,
     WeightsUsed,
-    measurement_id,
 )
 
 IDS = ("a/über 1.png", "a/2.png", "b/3.png", "b/4.png")
@@ -25,8 +25,7 @@ PREPROCESSING = {"resize": 256, "crop": [224, 224], "interpolation": "bilinear",
 
 def identified(result: Result) -> Result:
     """The result with the id that belongs to it."""
-    parts = {name: getattr(result, name) for name in ("weights", "layer", "preprocessing", "precision", "protocol")}
-    return dataclasses.replace(result, id=measurement_id(**parts, data=result.data, seed=result.seed))
+    return dataclasses.replace(result, id=record_id(result))
 
 
 def sample():

@@ -8,7 +8,8 @@ import numpy as np
 from sample_record import IDS, LABELS, SCORES, identified
 
 from sslbench import records
-from sslbench.results import Costs, Group, Metric, Outcome, Stage, comparability_key, percent_metrics
+from sslbench.identity import comparability_key
+from sslbench.results import Costs, Group, Metric, Outcome, Stage, percent_metrics
 
 LATER = ("per_class_metrics", "groups", "probabilities", "costs", "preset")
 

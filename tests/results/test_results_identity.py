@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from sample_record import PREPROCESSING, identified
 
-from sslbench.results import comparability_key
+from sslbench.identity import comparability_key, row_key
+from sslbench.results import Asked, PresetUsed
 
 
 def change(result, **changes):
@@ -21,6 +22,16 @@ def change(result, **changes):
 MEASURED = {
     "weights": {"weights__sha256": "00" * 32},
     "backbone": {"weights__backbone": "resnet50-s2d"},
+    "code": {"weights__code": {"timm": "1.0.0"}},
+    "dtype": {"feature_dtype": "float16"},
+    "code of the protocol": {"protocol__code": "0f"},
+    "no benchmark": {"benchmark": None},
+    "benchmark": {"benchmark__name": "knn/others"},
+    "benchmark's version": {"benchmark__version": 3},
+    "benchmark's file": {"benchmark__sha256": "00" * 32},
+    "benchmark's metric": {"benchmark__metric": "top5"},
+    "changed benchmark": {"benchmark__modified": False},
+    "preset": {"preset": PresetUsed(name="knn/dino", version=1, source="a paper", sha256="aa")},
     "layer": {"layer": "res4"},
     "crop": {"preprocessing": {**PREPROCESSING, "crop": [192, 192]}},
     "precision": {"precision": "bf16"},
@@ -40,7 +51,9 @@ CIRCUMSTANCES = {
     "order": {"protocol__settings": {"temperature": 0.07, "k": [20, 200]}},
     "hardware": {"hardware": None},
     "time": {"created": "2027-01-01T00:00:00+00:00", "timings": {}},
-    "benchmark": {"benchmark": None},
+    "format": {"weights__format": "moco"},
+    "asked": {"asked": Asked(groups={"site": "aa"}, overlaps=False, floors=False)},
+    "floors": {"floors": {}, "missing_floors": {"pixels": "none"}},
     "command": {"command": "sslbench eval --batch-size 7 --workers 3"},
 }
 
@@ -59,7 +72,7 @@ def test_circumstances_do_not_change_the_id(result, what):
 @pytest.mark.parametrize(
     "what",
     [
-        *(MEASURED[name] for name in ("protocol", "version", "setting", "train", "test")),
+        *(MEASURED[name] for name in ("protocol", "version", "setting", "train", "test", "code of the protocol")),
         {"data__train__n_used": 38},
         {"data__test__n_used": 3},
         {"data__unreadable": ()},
@@ -71,7 +84,33 @@ def test_what_makes_results_incomparable(result, what):
 
 
 @pytest.mark.parametrize(
-    "what", [*(MEASURED[name] for name in ("weights", "backbone", "layer", "crop", "precision", "seed"))]
+    "what",
+    [MEASURED[name] for name in ("weights", "backbone", "code", "layer", "crop", "precision", "dtype", "seed")],
 )
 def test_what_is_compared_does_not(result, what):
     assert comparability_key(change(result, **what)) == comparability_key(result)
+
+
+@pytest.mark.parametrize("name", ["weights", "backbone", "code", "layer", "crop", "precision", "dtype"])
+def test_what_is_compared_makes_a_row(result, name):
+    assert row_key(change(result, **MEASURED[name])) != row_key(result)
+
+
+@pytest.mark.parametrize("name", ["protocol", "setting", "train", "seed", "benchmark", "no benchmark"])
+def test_what_is_the_same_for_a_row(result, name):
+    assert row_key(change(result, **MEASURED[name])) == row_key(result)
+
+
+def test_untrained_networks_of_several_seeds_are_one_row_although_their_outputs_differ(result):
+    first, second = (
+        change(result, weights__untrained=True, weights__sha256=sha, weights__code={"source": "a", "probe": sha})
+        for sha in ("aa", "bb")
+    )
+    assert row_key(first) == row_key(second)
+    assert row_key(first) != row_key(change(first, weights__code={"source": "b", "probe": "aa"}))
+
+
+def test_the_members_of_a_group_count_for_its_metric_only(result):
+    first, second = (change(result, asked=Asked(groups={"site": members})) for members in ("aa", "bb"))
+    assert comparability_key(first) == comparability_key(second)
+    assert comparability_key(first, "worst_group(site).top1") != comparability_key(second, "worst_group(site).top1")

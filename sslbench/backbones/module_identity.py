@@ -1,0 +1,210 @@
+"""Identity of a module that no library versions: its code, its structure with all state, and its outputs on a probe.
+
+Two modules may share every tensor and still compute different things: ReLU or Tanh, another stride, an edited
+`forward`. Structure alone misses what lies behind names, outputs alone what one image does not show; both are taken.
+"""
+
+import contextlib
+import copy
+import enum
+import functools
+import hashlib
+import json
+import logging
+import random
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sslbench import user_code
+from sslbench.preprocessing import Preprocessing
+from sslbench.weights.fill import tensors_sha256
+
+log = logging.getLogger("sslbench")
+
+PROBE_SIDE = 224  # when the preprocessing fixes no size
+UNKNOWN = "unknown"
+"""Key of an identity that cannot be known: its value is new each time, so nothing is found again."""
+
+_DEPTH = 12  # of objects inside objects; deeper ones are known by their type
+_OF_TORCH = frozenset(vars(nn.Module()))
+_DOUBLE_UP_TO = 300_000_000  # numbers in the module; a copy in double precision takes 8 bytes for each
+
+
+def probe_images(preprocessing: Preprocessing, count: int = 1) -> Tensor:
+    """Return noise of the size that the backbone expects, always the same: (count, its channels, H, W)."""
+    size = preprocessing.crop or preprocessing.squash or preprocessing.resize
+    height, width = size if isinstance(size, tuple) else (PROBE_SIDE, PROBE_SIDE)
+    return torch.randn(count, preprocessing.channels, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def identify(module: nn.Module, preprocessing: Preprocessing, name: str) -> dict[str, str]:
+    """Return what besides the tensors of its state dict decides the forward pass of a user's module.
+
+    The module itself is not run: its mode, gradients and buffers stay as they are, and so do all random states.
+
+    Args:
+        module: in eval mode.
+        preprocessing: gives the size of the probe.
+        name: of the backbone, for the message.
+
+    Returns:
+        Versions of libraries, 'source' (of the user's files and code), 'structure' and 'probe'; {'unknown': ...} where
+        the outputs on the probe are not reproducible, which is said.
+    """
+    parts = list(module.modules())
+    try:
+        outputs = _outputs(module, probe_images(preprocessing))
+    except Exception as error:  # noqa: BLE001 - a user's forward may raise anything
+        reason = f"it fails on noise of the size of its images ({type(error).__name__}: {' '.join(str(error).split())})"
+        return _unknown(name, reason[:300])
+    if outputs is None:
+        return _unknown(name, "it gives other features for the same image each time")
+    structure = [[path, _name(type(part)), *_state(part)] for path, part in module.named_modules()]
+    return {
+        **user_code.library_versions(parts),
+        "source": user_code.sha256(parts) or "libraries",
+        "structure": _digest(structure),
+        "probe": outputs,
+    }
+
+
+def _unknown(name: str, reason: str) -> dict[str, str]:
+    log.warning(f"{name}: {reason}; none of its features and results are kept for later runs")
+    return {UNKNOWN: uuid.uuid4().hex}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _state(part: nn.Module) -> list[Any]:
+    """Everything of one module that the hash of the weights does not know, but its parts.
+
+    Attributes, buffers that a state dict leaves out, and hooks, which may change what comes out.
+    """
+    own: dict[str, Any] = {key: value for key, value in vars(part).items() if key not in _OF_TORCH}
+    if isinstance(part, torch.jit.ScriptModule):
+        own = {"graph": str(getattr(part, "inlined_graph", ""))}
+    left_out = getattr(part, "_non_persistent_buffers_set", ())
+    own |= {name: buffer for name, buffer in part.named_buffers(recurse=False) if name in left_out}
+    hooks = [*part._forward_pre_hooks.values(), *part._forward_hooks.values()]
+    return [_described(own, (), _DEPTH), _described(hooks, (), _DEPTH)]
+
+
+def _described(value: Any, around: tuple[int, ...], depth: int) -> Any:
+    """A value as JSON: plain ones as they are, tensors and code by digests, objects by their attributes."""
+    if value is None or isinstance(value, bool | int | float | str | bytes | complex):
+        return repr(value)
+    if isinstance(value, enum.Enum | torch.dtype | torch.device | torch.Size | slice | range):
+        return str(value)
+    if isinstance(value, Tensor):
+        return tensors_sha256({"": value.detach()})
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.ascontiguousarray(value)
+        return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
+    if id(value) in around or not depth:
+        return _name(type(value))
+    inside, less = (*around, id(value)), depth - 1
+    if isinstance(value, Mapping):
+        items = [[_described(k, inside, less), _described(v, inside, less)] for k, v in value.items()]
+        return [_name(type(value)), sorted(items, key=json.dumps)]
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, *(_described(item, inside, less) for item in value)]
+    if isinstance(value, set | frozenset):
+        return ["set", *sorted((_described(item, inside, less) for item in value), key=json.dumps)]
+    if callable(value):
+        return _code_of(value, inside, less)
+    attributes = getattr(value, "__dict__", {})
+    return [_name(type(value)), _described(dict(attributes), inside, less) if attributes else ""]
+
+
+def _code_of(value: Any, around: tuple[int, ...], depth: int) -> Any:
+    """A function, class or callable object; that of a library by its name."""
+    if isinstance(value, functools.partial):
+        return ["partial", *(_described(part, around, depth) for part in (value.func, value.args, value.keywords))]
+    if isinstance(value, nn.Module):  # in a list or another object, where torch does not know of it
+        parts = value.named_modules()
+        return [[path, _name(type(part)), _described(dict(vars(part)), around, depth)] for path, part in parts]
+    attributes = {} if isinstance(value, type) else dict(getattr(value, "__dict__", {}))
+    name = getattr(value, "__qualname__", _name(type(value)))
+    return [name, user_code.sha256([value]), _described(attributes, around, depth) if attributes else ""]
+
+
+def _outputs(module: nn.Module, images: Tensor) -> str | None:
+    """A digest of what every part of the module gives on the images; None if two passes differ.
+
+    In double precision, rounded: the number of threads and the kind of processor must not show. A module that does not
+    run in double precision runs in its own.
+    """
+    with _random_states_kept():
+        if sum(tensor.numel() for tensor in module.parameters()) <= _DOUBLE_UP_TO:
+            with contextlib.suppress(Exception):  # tried again in its own precision, whose error is reported
+                return _two_passes(copy.deepcopy(module).double(), images.double(), 8)
+        return _two_passes(copy.deepcopy(module), images, 4)
+
+
+def _two_passes(module: nn.Module, images: Tensor, digits: int) -> str | None:
+    """Both on one copy and with other random numbers, so that dropout and counters show."""
+    module.eval()
+    first, second = (_one_pass(module, images, digits, seed) for seed in (1, 2))
+    return first if first == second else None
+
+
+def _one_pass(module: nn.Module, images: Tensor, digits: int, seed: int) -> str:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    seen: list[Any] = []
+
+    def note(path: str, output: Any) -> None:
+        seen.append([path, *(_summary(tensor, digits) for tensor in _tensors(output))])
+
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        for path, part in module.named_modules():
+            if not isinstance(part, torch.jit.ScriptModule):
+                hook = part.register_forward_hook(lambda _, __, output, path=path: note(path, output))
+                stack.callback(hook.remove)
+        note("output", module(images))
+    return _digest(seen)
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value)
+
+
+def _summary(tensor: Tensor, digits: int) -> list[Any]:
+    """Shape, and three numbers that move when any value or the order of the values moves."""
+    x = tensor.detach().to(torch.float64).flatten()
+    if not x.numel():
+        return [list(tensor.shape)]
+    size = x.abs().mean()
+    order = torch.cos(torch.arange(x.numel(), dtype=torch.float64))
+    scaled = [(value / size).item() for value in (x.mean(), (x * order).mean())]
+    return [list(tensor.shape), f"{size.item():.{digits}e}", *(round(value, digits) + 0.0 for value in scaled)]
+
+
+@contextlib.contextmanager
+def _random_states_kept() -> Iterator[None]:
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)

@@ -1,0 +1,205 @@
+"""The keys of stored work: features, records, floors, checkpoints, and the columns and rows of a leaderboard.
+
+Whatever is stored and found again is named by a key of this module, and by nothing else. A key is made of the content
+that decides a number. Names of files, folders and data, the machine and the way of computing are not part of any key.
+
+================================================  ========  ======  ======  ===
+change                                            features  record  column  row
+================================================  ========  ======  ======  ===
+a tensor of the weights                           new       new             new
+the backbone's name or one of its options         new       new             new
+timm's version, for timm's models                 new       new             new
+code, structure or state of a user's module       new       new             new
+a value of the preprocessing, code of a decoder   new       new             new
+precision, dtype of the stored features           new       new             new
+the layer or its pool                             file      new             new
+content, ids or number of images                  new       new     new
+labels, classes, test classes, groups of a split            new     new
+the protocol, its version, a setting                        new     new
+code of a user's protocol                                   new     new
+benchmark or preset: name, version, file                    new     name
+the metric that a benchmark puts first                      new     new
+the metric that a board or comparison is asked for                  new
+the members of a group (`--groups`)                         asked   group
+images that could not be read                                       new
+seed of splits, hold-outs and resamples                     new
+`--groups`, `--no-overlaps`, `--no-floors`                  asked
+where a value comes from, names and paths of files
+batch size, workers, device, number of processes
+torch, Pillow, Python, the operating system
+================================================  ========  ======  ======  ===
+
+"features": the folder of the feature store (`FeatureKey`); each layer is a file in it. "record": the id of a record,
+which also names floors in the cache and the checkpoints of protocols that train on images (`record_id`). "asked": the
+record keeps its id and is replaced, and a suite does not take it for finished work (`Asked`). "column":
+`comparability_key`; a result without a benchmark joins the column of the only benchmark that measures the same, hence
+"name", and the members count for the metric of a group only. "row": `row_key`; the seed is not part of it, because the
+seeds of one row are averaged.
+
+Versions of torch and Pillow change roundings, as another device does, and stand in the record. sslbench's own networks
+and its way from a file to features change with `ENCODING`, which every key holds; a protocol has its own `VERSION`.
+
+This module knows values only and lies at the level of records: the feature store above it and the leaderboard, which
+must not load torch, use the same keys. The values come from their owners: `Backbone.identity`, `Source.fingerprint`,
+`Preprocessing.values`, `user_code.sha256`.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sslbench.record_parts import BenchmarkUsed, DataUsed, PresetUsed, ProtocolUsed, WeightsUsed
+from sslbench.results import Result, canonical
+
+ENCODING = 1
+"""Version of the way from an image file to its features; raised when the same input gives other features."""
+
+
+def digest(value: Any, digits: int = 16) -> str:
+    """Return the first hex digits of the SHA-256 of a value's canonical text.
+
+    >>> digest({"b": (1, 2), "a": None}) == digest({"a": None, "b": [1, 2]})
+    True
+    """
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:digits]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureKey:
+    """Everything that features depend on but the layer; the key of an entry of the feature store.
+
+    Attributes:
+        weights: SHA-256 of the backbone's tensors.
+        backbone: its name, and what else decides the forward pass (`Backbone.identity`).
+        images: fingerprint of ids and image contents.
+        preprocessing: the values that decide the pixels.
+        precision: of the computation, 'fp32', 'bf16' or 'fp16'.
+        dtype: of the stored array, 'float32' or 'float16'.
+        encoding: see `ENCODING`.
+    """
+
+    weights: str
+    backbone: dict[str, str]
+    images: str
+    preprocessing: dict[str, Any]
+    precision: str
+    dtype: str
+    encoding: int = ENCODING
+
+    def digest(self) -> str:
+        """Return the 16 hex digits that end the name of the entry."""
+        return digest(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What is measured; the fields of a `Result` that decide its numbers and its place on a leaderboard."""
+
+    weights: WeightsUsed
+    layer: str
+    preprocessing: Mapping[str, Any]
+    precision: str
+    feature_dtype: str
+    protocol: ProtocolUsed
+    benchmark: BenchmarkUsed | None
+    preset: PresetUsed | None
+    data: DataUsed
+    seed: int
+
+
+def record_id(measured: Measurement | Result) -> str:
+    """Return the 16 hex digits that name a record; the machine, batch size, workers and time are not part of them."""
+    weights, benchmark, preset = measured.weights, measured.benchmark, measured.preset
+    parts = {
+        "encoding": ENCODING,
+        "weights": [weights.sha256, weights.backbone, weights.code],
+        "layer": measured.layer,
+        "preprocessing": _pixels(measured.preprocessing),
+        "precision": measured.precision,
+        "dtype": measured.feature_dtype,
+        "protocol": measured.protocol,
+        "benchmark": benchmark,
+        # The publication is text about the same settings.
+        "preset": None if preset is None else [preset.name, preset.version, preset.sha256, preset.modified],
+        "data": [measured.data.train.fingerprint, measured.data.test.fingerprint],
+        "seed": measured.seed,
+    }
+    return digest(parts)
+
+
+def groups_digest(ids: Sequence[str], groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return, for each column, a digest of the group of every test sample.
+
+    Args:
+        ids: of the test samples.
+        groups: column -> the group of each of them.
+    """
+    return {name: digest([list(ids), list(column)]) for name, column in groups.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparability:
+    """Everything that two results must have in common to stand in one column of a table.
+
+    Weights, backbone, layer, preprocessing, precision and dtype may differ: they are what is compared, and make the row
+    (`row_key`). The seed may differ: several seeds of one row are averaged, and said to be several. The benchmark's
+    name does not matter: the same measurement may be made with and without it.
+    """
+
+    protocol: str
+    version: int
+    settings: str
+    train: str
+    test: str
+    n_train: int
+    n_test: int
+    unreadable: int
+    metric: str
+    groups: str = ""
+    code: str = ""
+
+
+def comparability_key(result: Result, metric: str | None = None) -> Comparability:
+    """Return what must agree with another result for the two to be compared by `metric` (default: the headline)."""
+    data = result.data
+    return Comparability(
+        protocol=result.protocol.name,
+        version=result.protocol.version,
+        settings=canonical(result.protocol.settings),
+        train=data.train.fingerprint,
+        test=data.test.fingerprint,
+        n_train=data.train.n_used,
+        n_test=data.test.n_used,
+        unreadable=len(data.unreadable),
+        metric=metric or result.headline,
+        groups=_groups(result, metric or result.headline),
+        code=result.protocol.code,
+    )
+
+
+def row_key(result: Result) -> str:
+    """Return what makes two results one row of a table: everything that is compared, apart from the seed."""
+    weights = result.weights
+    # An untrained backbone has other tensors for every seed, and is the same thing each time.
+    tensors = "untrained" if weights.untrained else weights.sha256
+    code = {name: value for name, value in weights.code.items() if not (weights.untrained and name == "probe")}
+    values = _pixels(result.preprocessing)
+    return canonical([tensors, weights.backbone, code, result.layer, values, result.precision, result.feature_dtype])
+
+
+def _pixels(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a preprocessing without their origin."""
+    return {key: value for key, value in preprocessing.items() if key != "origin"}
+
+
+def _groups(result: Result, metric: str) -> str:
+    """For the metric of a worst group: its members, or of older records the groups and their sizes."""
+    found = re.fullmatch(r"worst_group\((.*)\)\.\w+", metric)
+    if not found:
+        return ""
+    if result.asked is not None and found[1] in result.asked.groups:
+        return result.asked.groups[found[1]]
+    groups = result.groups.get(found[1], ())
+    return ", ".join(sorted(f"{group.name} {group.metric.n}" for group in groups))

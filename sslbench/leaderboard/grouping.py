@@ -1,0 +1,54 @@
+"""Results that may stand in one column, and results that measure one thing more than once."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from sslbench.identity import Comparability, comparability_key, row_key
+from sslbench.results import Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """What all results of one column have in common; `benchmark` is its name and version, empty without one."""
+
+    key: Comparability
+    benchmark: str = ""
+
+
+def groups_of(results: Sequence[Result], metric: str | None) -> dict[str, Group]:
+    """Return, for the id of each result, the group it may be compared in.
+
+    A result that was made without naming a benchmark joins the benchmark that measures the same, if there is one only;
+    two benchmarks, or two versions of one, are never in one group, whatever they have in common.
+    """
+    named: dict[Comparability, set[str]] = defaultdict(set)
+    keys = {result.id: comparability_key(result, metric) for result in results}
+    for result in results:
+        if result.benchmark is not None:
+            named[keys[result.id]].add(_benchmark(result))
+    groups = {}
+    for result in results:
+        key = keys[result.id]
+        joined = next(iter(named[key])) if len(named[key]) == 1 else ""
+        groups[result.id] = Group(key, _benchmark(result) or joined)
+    return groups
+
+
+def newest_of_each(results: Sequence[Result], groups: Mapping[str, Group]) -> list[Result]:
+    """Return the newest record of each cell and seed, in the order of the results.
+
+    One measurement may have several records: with and without the name of a benchmark, or of a benchmark whose file
+    was edited. They are no further seeds.
+    """
+    newest: dict[tuple[object, ...], Result] = {}
+    for result in results:
+        key = (row_key(result), result.weights.sha256, groups[result.id], result.seed)
+        if key not in newest or newest[key].created <= result.created:
+            newest[key] = result
+    kept = {result.id for result in newest.values()}
+    return [result for result in results if result.id in kept]
+
+
+def _benchmark(result: Result) -> str:
+    return "" if result.benchmark is None else f"{result.benchmark.name} v{result.benchmark.version}"
