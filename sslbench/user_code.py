@@ -36,10 +36,13 @@ def sha256(things: Iterable[Any]) -> str:
 
 
 def library_versions(things: Iterable[Any]) -> dict[str, str]:
-    """Return the versions of the libraries that define these things, other than those left out."""
+    """Return the versions of the libraries that define these things, other than those left out.
+
+    Without the local part that names a build: '0.20.1+cpu' and '0.20.1+cu124' are the same code.
+    """
     tops = {_module_name(thing).partition(".")[0] for thing in things if is_library(thing)} - _LEFT_OUT
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in sorted(tops)}
-    return {name: str(version) for name, version in found.items() if version is not None}
+    return {name: str(version).partition("+")[0] for name, version in found.items() if version is not None}
 
 
 def is_library(thing: Any) -> bool:

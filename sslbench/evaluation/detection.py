@@ -49,7 +49,7 @@ __all__ = [
 log = logging.getLogger("sslbench")
 
 _SAVE_EVERY = 500  # iterations, at most
-_NO_BASELINE = "The untrained backbone was not trained as a detector for comparison (--baseline random does that)."
+_NO_BASELINE = "--baseline random trains the same detector from the untrained backbone"
 
 
 def prepare_detection(
@@ -203,7 +203,7 @@ def evaluate_detection(
             return []
         result = compared(own, beside, prepared.data.test.truth(), request.recipe, seed=prepared.run.seed)
         if not beside and not result.weights.untrained:
-            result = dataclasses.replace(result, notes=(*result.notes, _NO_BASELINE))
+            result = dataclasses.replace(result, missing_floors={"untrained": _NO_BASELINE})
         path = records.write_without_scores(result, out)
         return [*(other.result for other in beside), dataclasses.replace(result, file=path)]
 

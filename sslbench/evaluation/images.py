@@ -1,6 +1,7 @@
 """Protocols that train on images through the frozen backbone: what is around them, from data to record."""
 
 import dataclasses
+import functools
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -77,7 +78,12 @@ class _Run:
         found = [self._readable(part) for part in (prepared.data.train, prepared.data.test)]
         self.train, self.test = found[0][0], found[1][0]
         self.unreadable = found[0][1] + found[1][1]
-        self._known: dict[int, Subject] = {}  # by the backbone's place in memory: both are kept
+        self._known: dict[int, Subject] = {}  # by the backbone's place in memory; both live as long as this
+
+    @functools.cached_property
+    def untrained(self) -> Backbone | None:
+        """The same architecture untrained; None where it cannot be built."""
+        return floors.untrained_like(self.prepared.backbone)
 
     def measure(self, task: Task) -> list[Result]:
         """The rows of one protocol, with their floors beside them."""
@@ -123,9 +129,9 @@ class _Run:
         return rows
 
     def _baseline(self, task: Task) -> tuple[dict[str, tuple[Result, records.Scores]], dict[str, str]]:
-        """The same heads on the same architecture untrained, and which floors there are none of and why.
+        """The same heads on the same architecture untrained, and the reasons for floors that are missing.
 
-        From the cache where it is there; trained only when that was asked for.
+        Heads from the cache where they are there; trained only when that was asked for.
         """
         backbone, run = self.prepared.backbone, self.prepared.run
         if not run.floors or backbone.builder == "pixels":
@@ -133,7 +139,7 @@ class _Run:
         missing = {"pixels": f"{task.protocol} trains on views of images; its floor is the untrained backbone"}
         if self.prepared.request.weights == "random":
             return {}, missing
-        untrained = floors.untrained_like(backbone)
+        untrained = self.untrained
         if untrained is None:
             return {}, missing | {"untrained": floors.in_memory(backbone)}
         rows = row_names(self.prepared, task, untrained)

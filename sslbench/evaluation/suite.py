@@ -123,12 +123,12 @@ def _there(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
     for task in prepared.request.tasks:
         part = only_part(task)
         seen = prepared if part is None else dataclasses.replace(prepared, data=one_part(prepared.data, part))
-        on_images = is_on_images(task)
-        rows = row_names(seen, task, seen.backbone) if on_images else tuple(layer.text for layer in seen.layers)
-        for row in rows:
-            # Only ids and numbers of samples are looked at, and the latter are not part of a measurement's identity.
-            train, test = ({row: cast(Any, part)} for part in (seen.data.train, seen.data.test))
-            subject = describe(seen, seen.backbone, row, Encoded(train, test, (), 0.0, 0), "")
+        # Only ids and numbers of samples are looked at, and the latter are not part of a measurement's identity.
+        train, test = ({"": cast(Any, part)} for part in (seen.data.train, seen.data.test))
+        subject = describe(seen, seen.backbone, "", Encoded(train, test, (), 0.0, 0), "")
+        layers = tuple(layer.text for layer in seen.layers)
+        for row in row_names(seen, task, seen.backbone) if is_on_images(task) else layers:
+            subject = dataclasses.replace(subject, layer=row)
             path = before.get(record_id(measurement(subject, task)))
             result = None if path is None else _read(path)
             if result is None or result.asked != asked(subject, task):

@@ -450,7 +450,7 @@ def threads(folder, monkeypatch):
     return Known(first), Known(other)
 
 
-@change("torch, Pillow, Python, the operating system")
+@change("torch, Pillow, the operating system")
 def torchs_version(folder, monkeypatch):
     first = base(folder).keys()
     monkeypatch.setattr(torch, "__version__", "99.0")
@@ -459,6 +459,12 @@ def torchs_version(folder, monkeypatch):
 
 def test_every_row_of_the_table_is_tried():
     assert {row for row, _ in CHANGES.values()} == set(table())
+
+
+def test_the_readme_has_the_same_table():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    assert [[name, *cells.values()] for name, cells in table().items()] == [row for row in rows if row[0] in table()]
 
 
 @pytest.mark.parametrize("name", CHANGES)
