@@ -26,7 +26,7 @@ seed of splits, hold-outs and resamples                     new
 `--groups`, `--no-overlaps`, `--no-floors`                  asked
 where a value comes from, names and paths of files
 batch size, workers, device, number of processes
-torch, Pillow, Python, the operating system
+torch, Pillow, the operating system
 ================================================  ========  ======  ======  ===
 
 "features": the folder of the feature store (`FeatureKey`); each layer is a file in it. "record": the id of a record,

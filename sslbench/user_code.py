@@ -163,11 +163,15 @@ def _in_memory(thing: Any, seen: set[int]) -> str:
 
 
 def _function(thing: Any) -> types.FunctionType | None:
-    """The plain function behind a method, a property or a static method."""
-    for name in ("__func__", "fget", "func", "__wrapped__"):
-        inner = getattr(thing, name, None)
-        if isinstance(inner, types.FunctionType):
-            return inner
+    """The plain function behind a method, a property, a static or a cached method."""
+    if isinstance(thing, types.MethodType | staticmethod | classmethod):
+        thing = thing.__func__
+    elif isinstance(thing, property):
+        thing = thing.fget
+    elif isinstance(thing, functools.cached_property):
+        thing = thing.func
+    elif isinstance(thing, functools._lru_cache_wrapper):
+        thing = thing.__wrapped__
     return thing if isinstance(thing, types.FunctionType) else None
 
 

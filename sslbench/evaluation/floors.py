@@ -14,7 +14,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import ResultError
 from sslbench.identity import record_id
 from sslbench.metrics import regression
-from sslbench.results import Result, as_recorded
+from sslbench.results import DataUsed, Result, as_recorded
 
 log = logging.getLogger("sslbench")
 
@@ -113,11 +113,12 @@ def _pixels_like(backbone: Backbone) -> Backbone:
     return dataclasses.replace(pixels, preprocessing=own)
 
 
-def cached(wanted: str) -> tuple[Result, records.Scores] | None:
+def cached(wanted: str, data: DataUsed) -> tuple[Result, records.Scores] | None:
     """Return a floor's result from an earlier evaluation; one that is damaged is passed over.
 
     Args:
         wanted: `identity.record_id` of what it should have measured.
+        data: on what; images that could not be read then may be readable now.
     """
     for path in sorted(_folder().glob(f"*/*-{wanted}.json")):
         try:
@@ -125,9 +126,12 @@ def cached(wanted: str) -> tuple[Result, records.Scores] | None:
         except ResultError as error:
             log.warning(f"a stored floor is computed again: {error.message}")
             continue
-        if result.id == record_id(result) == wanted:
+        if not result.id == record_id(result) == wanted:
+            log.warning(f"a stored floor is computed again: {path} holds another measurement than its name says")
+        elif {row.id for row in result.data.unreadable} != {row.id for row in data.unreadable}:
+            log.info(f"a stored floor is computed again: other images can be read than for {path}")
+        else:
             return result, scores
-        log.warning(f"a stored floor is computed again: {path} holds another measurement than its name says")
     return None
 
 
@@ -145,7 +149,8 @@ def show(result: Result, scores: records.Scores, out: Path) -> None:
     Where the user asked for it by name (`--weights random`), the record there holds more.
     """
     try:
-        there = records.read(records.path_of(result, out)).asked
+        found = records.read(records.path_of(result, out))
+        there = found.asked if records.scores_path(found) is not None else None
     except ResultError:
         there = None
     if there is None or result.asked is None or there.groups != result.asked.groups:

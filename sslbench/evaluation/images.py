@@ -143,7 +143,8 @@ class _Run:
         if untrained is None:
             return {}, missing | {"untrained": floors.in_memory(backbone)}
         rows = row_names(self.prepared, task, untrained)
-        found = {row: floors.cached(self._id(untrained, row, task)) for row in rows}
+        data = self._described(untrained, rows[0]).data
+        found = {row: floors.cached(self._id(untrained, row, task), data) for row in rows}
         # The first process decides for all: the others may see another cache, or the one that it has just written.
         complete = gather_objects(all(each is not None for each in found.values()))[0]
         known = {row: each for row, each in found.items() if each is not None}

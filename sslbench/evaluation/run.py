@@ -300,7 +300,7 @@ def _floor(
     """A floor's result at the same layer (the pixels have one of their own), from the cache where it is there."""
     layer = layer if layer in encoded.train else next(iter(encoded.train))
     subject, train, test = _seen(prepared, backbone, layer, encoded, task, command)
-    found = floors.cached(record_id(measurement(subject, task)))
+    found = floors.cached(record_id(measurement(subject, task)), subject.data)
     if found is None:
         found = score(subject, task, train, test)
         if backbone.known:

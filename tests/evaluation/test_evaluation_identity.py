@@ -21,6 +21,7 @@ from sslbench.evaluation import Request, RunSettings, floors, make_task
 from sslbench.evaluation.suite import Cell, run_suite
 from sslbench.leaderboard import table
 from sslbench.preprocessing import Preprocessing
+from sslbench.results import Unreadable
 from sslbench.weights.save import save
 
 RUN = RunSettings(device="cpu", workers=0, overlaps=False)
@@ -295,6 +296,15 @@ class TestFloors:
         caplog.clear()
         evaluate(net, photos, run=RUN)
         assert "computed again" not in caplog.text
+
+    def test_one_of_fewer_images_is_not_served(self, photos):
+        """An image may fail to be read once (a network file system), which no content shows."""
+        evaluate(sequence(nn.ReLU()), photos, run=RUN)
+        for file in self.stored():
+            result = records.read(file)
+            assert floors.cached(result.id, result.data) is not None
+            gone = (Unreadable(id="cat/1.png", path="cat/1.png", reason="a passing failure"),)
+            assert floors.cached(result.id, dataclasses.replace(result.data, unreadable=gone)) is None
 
     def test_a_cache_that_cannot_be_written_does_not_stop_an_evaluation(self, photos, caplog):
         (paths.cache_dir() / "floors").write_text("no folder")
