@@ -1,6 +1,7 @@
 """The entry point: commands are imported when they are called, so that `--help` costs nothing."""
 
 import importlib
+import io
 import os
 import shlex
 import sys
@@ -9,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from sslbench.cli.echo import echo
 from sslbench.errors import SslbenchError
 from sslbench.names import did_you_mean
 
@@ -64,7 +66,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     if value:
         from importlib.metadata import version
 
-        click.echo(f"sslbench {version('sslbench')}")
+        echo(f"sslbench {version('sslbench')}")
         ctx.exit()
 
 
@@ -85,11 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     A user's mistake ends in one message. Set SSLBENCH_TRACEBACK=1 to see the traceback as well.
     """
+    _open_streams()
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
         typed = shlex.join(["sslbench", *words])
         outcome = cli.main(args=words, prog_name="sslbench", standalone_mode=False, obj=typed)
         code = outcome if isinstance(outcome, int) else 0
+        sys.stdout.flush()  # what is left at exit would be lost silently on a full disk, and noisily on a closed pipe
     except click.exceptions.Exit as error:
         code = error.exit_code
     except click.exceptions.Abort:
@@ -116,13 +120,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
+def _open_streams() -> None:
+    """Make printing work on any terminal: ASCII ones get escapes, closed ones lose what is printed."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # 2>&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - until the end
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _fail(message: str, code: int) -> int:
     if os.environ.get("SSLBENCH_TRACEBACK"):
         import traceback
 
         traceback.print_exc()
     head, *rest = message.splitlines() or [""]
-    click.echo(click.style("error: ", fg="red", bold=True) + head, err=True)
+    echo(head, err=True, before=click.style("error: ", fg="red", bold=True))
     for line in rest:
-        click.echo("  " + line, err=True)
+        echo("  " + line, err=True)
     return code
