@@ -64,7 +64,7 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Refuse aliases, before what they stand for is repeated."""
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, f"aliases (*{event.anchor}) are not read", event.start_mark)
         return super().compose_node(parent, index)
 

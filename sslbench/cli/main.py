@@ -83,32 +83,18 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs one command; exit code 0 done, 2 wrong usage, 1 failed.
+    """Run one command; exit code 0 done, 2 wrong usage, 1 failed.
 
     A user's mistake ends in one message. Set SSLBENCH_TRACEBACK=1 to see the traceback as well.
     """
     _open_streams()
     try:
-        words = list(sys.argv[1:] if arguments is None else arguments)
-        typed = shlex.join(["sslbench", *words])
-        outcome = cli.main(args=words, prog_name="sslbench", standalone_mode=False, obj=typed)
-        code = outcome if isinstance(outcome, int) else 0
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # what is left at exit would be lost silently on a full disk, and noisily on a closed pipe
-    except click.exceptions.Exit as error:
-        code = error.exit_code
-    except click.exceptions.Abort:
-        code = _fail("interrupted", 130)
-    except click.ClickException as error:
-        where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
-        code = _fail(error.format_message() + where, error.exit_code)
-    except SslbenchError as error:
-        code = _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         code = _fail("interrupted; what was extracted is kept, run the same command to continue", 130)
     except BrokenPipeError:
-        # The reader (head, less) went away: not an error, but stdout must not be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = _without_reader()
     except OSError as error:
         if error.filename is None and error.strerror is None:
             raise
@@ -118,6 +104,35 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         code = _fail("the device ran out of memory\nUse a smaller --batch-size, or --precision bf16.", 1)
     sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    """Return the exit code of a command; mistakes of the user are told."""
+    stdout = sys.stdout
+    try:
+        outcome = cli.main(
+            args=words, prog_name="sslbench", standalone_mode=False, obj=shlex.join(["sslbench", *words])
+        )
+        return outcome if isinstance(outcome, int) else 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.exceptions.Abort:
+        return _fail("interrupted", 130)
+    except click.ClickException as error:
+        where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
+        return _fail(error.format_message() + where, error.exit_code)
+    except SslbenchError as error:
+        return _fail(str(error), error.exit_code)
+    except SystemExit as error:
+        if sys.stdout is stdout:
+            raise SystemExit(error.code) from None
+        return _without_reader()  # click puts a wrapper around a closed pipe, and ends so
+
+
+def _without_reader() -> int:
+    """Return 0: that the reader of stdout (head, less) went away is no error. Nothing more is written to it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
 
 
 def _open_streams() -> None:
