@@ -26,7 +26,7 @@ def command(name: str) -> None:
         if name.removeprefix(f"{kind}/") in list_names(kind):
             path = find_file(kind, name.removeprefix(f"{kind}/"))
             echo(f"# {path}")
-            text = path.read_text(encoding="utf-8").rstrip()
+            text = path.read_bytes().decode("utf-8", "backslashreplace").rstrip()
             echo(text)
             if kind == "benchmark" and "\nextends:" in f"\n{text}":
                 _show_resolved(name.removeprefix("benchmark/"))

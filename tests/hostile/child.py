@@ -24,12 +24,14 @@ class Outcome:
         out: of stdout.
         err: of stderr.
         seconds: wall time.
+        modules: that it had imported in the end.
     """
 
     code: int
     out: str
     err: str
     seconds: float
+    modules: tuple[str, ...]
 
     @property
     def is_clear(self) -> bool:
@@ -53,7 +55,8 @@ def run(words: Sequence[str], folder: Path, *, seconds: float = SECONDS, memory:
         _become(words, folder, out, err, memory)
     code = _wait(process, began + seconds)
     taken = time.monotonic() - began
-    return Outcome(code, out.read_text(errors="replace"), err.read_text(errors="replace"), taken)
+    modules = (folder / ".modules").read_text().split() if (folder / ".modules").is_file() else ()
+    return Outcome(code, out.read_text(errors="replace"), err.read_text(errors="replace"), taken, tuple(modules))
 
 
 def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: int) -> None:
@@ -83,6 +86,7 @@ def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: in
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
+            (folder / ".modules").write_text("\n".join(sys.modules))
         os._exit(code)
 
 
