@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -51,34 +51,72 @@ def describe(cls: type[Any]) -> list[SettingInfo]:
     ]
 
 
+_LARGEST_YAML = 1_000_000
+"""Bytes; the parser takes about ten seconds for as many."""
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """The safe loader, which also refuses a key that is written twice (plain YAML keeps the last one silently)."""
+    """Safe loader that also refuses aliases and keys that are written twice, and reads dates as text.
+
+    Plain YAML keeps the last of two values silently, and thirty lines of aliases can stand for 10^29 values.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuse aliases, before what they stand for is repeated."""
+        if self.check_event(yaml.AliasEvent):
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, f"aliases (*{event.anchor}) are not read", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    pairs = [(loader.construct_object(k, deep=True), loader.construct_object(v, deep=True)) for k, v in node.value]
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
+    found: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, "a list or mapping is no key", key_node.start_mark)
+        if key in found:
             raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is written twice", node.start_mark)
-    return dict(pairs)
+        found[key] = loader.construct_object(value_node, deep=True)
+    return found
 
 
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file: no tags, no duplicate keys.
+def read_yaml(path: Path, *, may_be_empty: bool = False) -> dict[str, Any]:
+    """Read the mapping in a YAML file: no tags, aliases or duplicate keys; dates stay text.
+
+    Args:
+        path: of the file.
+        may_be_empty: return {} for a file that holds only comments, in place of refusing it.
 
     Raises:
-        UsageError: the file cannot be read or is not a mapping.
+        UsageError: the file cannot be read, is larger than a megabyte, or is not a mapping.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_YAML + 1)
+        if len(text) > _LARGEST_YAML:
+            raise UsageError(
+                f"{path} is larger than {_LARGEST_YAML:,} bytes",
+                "Settings are short; a list of images is a .csv or .json.",
+            )
+        content = yaml.load(text.decode("utf-8-sig"), Loader=_StrictLoader)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise UsageError(f"{path} is not valid YAML: lists or mappings stand too deep inside each other") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a number of thousands of digits
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
+    if content is None and may_be_empty:
+        return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UsageError(f"{path} should hold a mapping with names as keys")
     return content

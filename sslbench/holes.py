@@ -2,12 +2,12 @@
 
 import csv
 import dataclasses
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from sslbench.errors import ResultError
 from sslbench.records import replace_file
+from sslbench.text import csv_text, plain_cell
 
 HOLES = "holes.csv"
 """The file in a folder of results."""
@@ -35,13 +35,11 @@ def write(folder: Path, tried: Sequence[tuple[str, str]], holes: Sequence[Hole])
         ResultError: the file cannot be written.
     """
     kept = [hole for hole in read(folder) if (hole.weights, hole.benchmark) not in set(tried)]
-    path, text = folder / HOLES, io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in dataclasses.fields(Hole)])
-    writer.writerows(dataclasses.astuple(hole) for hole in (*kept, *holes))
+    path, head = folder / HOLES, [field.name for field in dataclasses.fields(Hole)]
+    text = csv_text([head, *(dataclasses.astuple(hole) for hole in (*kept, *holes))])
     try:
         if kept or holes:
-            replace_file(path, text.getvalue().encode())
+            replace_file(path, text.encode())
         else:
             path.unlink(missing_ok=True)
     except OSError as error:
@@ -59,8 +57,8 @@ def read(folder: Path) -> list[Hole]:
         return []
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return [Hole(**row) for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError, TypeError) as error:
+            return [Hole(**{key: plain_cell(cell) for key, cell in row.items()}) for row in csv.DictReader(file)]
+    except (OSError, ValueError, TypeError, AttributeError, csv.Error) as error:
         raise ResultError(
             f"{path} is damaged: {error}", "Remove it: `sslbench eval --suite` writes it anew."
         ) from error

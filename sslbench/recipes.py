@@ -48,6 +48,9 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    for group, name in choices.items():
+        if group in ("method", *GROUPS):
+            read_recipe(group, name)  # what is wrong with it, in our words
     folders = [folder.resolve() for folder in paths.search_path("configs")]
     escaped = [str(folder).replace("'", "\\'") for folder in folders]
     searchpath = ",".join(f"'file://{folder}'" for folder in escaped)
@@ -123,11 +126,18 @@ def _base(method: str) -> tuple[Composed, dict[str, str]]:
     """The settings before the user's words, and the file of every group."""
     if method in list_names("method"):
         path = find_file("method", method)
+        read_yaml(path)
         if "@package _global_" not in path.read_text(encoding="utf-8").partition("\n")[0]:
             raise UsageError(f"the first line of {path} should be '# @package _global_'")
         values, choices = compose("pretrain", {"method": method})
     elif method.endswith(".yaml") and Path(method).is_file():
         values = {"launcher": {"name": "local"}, **read_yaml(Path(method))}
+        missing = [group for group in ("method", *GROUPS) if not isinstance(values.get(group), dict)]
+        if missing:
+            raise UsageError(
+                f"{method} is no configuration of a run: it has no mapping '{missing[0]}'",
+                "Give the config.yaml that an earlier run wrote into its --out.",
+            )
         return Composed(values, dict.fromkeys(leaves(values), method)), {}
     elif "." in method:
         values, choices = compose("pretrain", {})
@@ -159,9 +169,7 @@ def _in_files(group: Any, name: str) -> dict[str, str]:
 
 def read_recipe(group: Any, name: str) -> dict[str, Any]:
     """What one file of a group says itself; {} when it holds only comments."""
-    path = find_file(group, name)
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return read_yaml(path) if any(not line.lstrip().startswith("#") for line in lines) else {}
+    return read_yaml(find_file(group, name), may_be_empty=True)
 
 
 def _choice(group: str, name: Any) -> str:

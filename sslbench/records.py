@@ -187,7 +187,7 @@ def _errors_name(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ResultError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, KeyError, EOFError, RecursionError, zipfile.BadZipFile, zlib.error) as error:
         raise ResultError(
             f"{path} is damaged: {error}", "Move it out of the folder of results, or run that evaluation again."
         ) from error

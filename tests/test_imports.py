@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent / "sslbench"
 
 # A part is a module or package directly below sslbench; it imports from rows above its own, and from itself.
 ROWS = (
-    {"errors", "paths", "names"},
+    {"errors", "paths", "names", "text"},
     {
         *("config", "preprocessing", "metrics", "schedules", "results", "records", "holes", "weights"),
         *("record_parts", "benchmarks", "presets", "recipes", "identity", "user_code"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sslbench.cli import check_data_report
+from sslbench.cli.echo import echo
 
 if TYPE_CHECKING:
     from sslbench.data.checked import Checked
@@ -105,13 +106,13 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     except DataError as error:
         if not given["as_json"]:
             raise
-        click.echo(check_data_report.failed(given["data"], str(error)))
+        echo(check_data_report.failed(given["data"], str(error)))
         ctx.exit(1)
     check_data_report.write_files(
         checked, csv=given["csv"], sheet=given["sheet"], html=given["html"], pairs=given["pairs"]
     )
     if given["as_json"]:
-        click.echo(check_data_report.as_json(checked))
+        echo(check_data_report.as_json(checked))
     else:
         check_data_report.show(checked)
     ctx.exit(1 if any(finding.level == "error" for finding in checked.findings) else 0)
@@ -148,11 +149,11 @@ def _check_maps(given: dict[str, Any]) -> int:
     except DataError as error:
         if not given["as_json"]:
             raise
-        click.echo(check_data_report.failed(given["data"], str(error)))
+        echo(check_data_report.failed(given["data"], str(error)))
         return 1
     check_maps_report.write_files(found, csv=given["csv"], sheet=given["sheet"], html=given["html"])
     if given["as_json"]:
-        click.echo(check_maps_report.as_json(found))
+        echo(check_maps_report.as_json(found))
     else:
         check_maps_report.show(found)
     return 1 if any(finding.level == "error" for finding in found.findings) else 0

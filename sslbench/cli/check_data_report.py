@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sslbench.cli.echo import echo
+from sslbench.text import csv_text
+
 if TYPE_CHECKING:
     from sslbench.data.checked import Checked
     from sslbench.data.findings import Finding
@@ -19,7 +22,7 @@ _CLASSES, _EACH = 60, 8  # of the pictures
 def show(checked: "Checked") -> None:
     """The parts, the counts and the findings, on stdout."""
     for line in _about(checked):
-        click.echo(line)
+        echo(line)
     _show_counts(checked)
     show_findings(checked.findings)
 
@@ -27,9 +30,9 @@ def show(checked: "Checked") -> None:
 def show_findings(findings: Sequence["Finding"]) -> None:
     """The findings, one a line, on stdout."""
     for finding in findings:
-        click.echo(click.style(f"{finding.level}: ", fg=_COLOURS[finding.level]) + finding.message)
+        echo(finding.message, before=click.style(f"{finding.level}: ", fg=_COLOURS[finding.level]))
     if not any(finding.level == "error" for finding in findings):
-        click.echo("no errors found")
+        echo("no errors found")
 
 
 def _about(checked: "Checked") -> list[str]:
@@ -55,12 +58,12 @@ def _show_counts(checked: "Checked") -> None:
     if len(ordered) > _ALL:
         listed = [*ordered[:_END], None, *ordered[-_END:]]
     width = min(max(len(name) for name in ordered), 40)
-    click.echo(f"{'class':{width}}  {'train':>9}  {'test':>9}")
+    echo(f"{'class':{width}}  {'train':>9}  {'test':>9}")
     for name in listed:
         if name is None:
-            click.echo(f"{f'... {len(ordered) - 2 * _END:,} more':{width}}")
+            echo(f"{f'... {len(ordered) - 2 * _END:,} more':{width}}")
         else:
-            click.echo(f"{name[:width]:{width}}  {train.get(name, 0):>9,}  {test.get(name, 0):>9,}")
+            echo(f"{name[:width]:{width}}  {train.get(name, 0):>9,}  {test.get(name, 0):>9,}")
 
 
 def _names(checked: "Checked") -> list[str]:
@@ -114,7 +117,7 @@ def write_files(
         rows = {f"{name} ({key})".strip(): row for key, groups in pictures.items() for name, row in groups.items()}
         counts = {f"{name} ({key})": f"{n:,} {unit}" for key, of in checked.counts.items() for name, n in of.items()}
         class_sheet.class_sheet(rows, counts, sheet)
-        click.echo(f"wrote {sheet}", err=True)
+        echo(f"wrote {sheet}", err=True)
     if html is not None:
         check_page.write_page(
             html,
@@ -125,19 +128,12 @@ def write_files(
             pictures={checked.parts[key].name: groups for key, groups in pictures.items()},
             unit=unit,
         )
-        click.echo(f"wrote {html}", err=True)
+        echo(f"wrote {html}", err=True)
 
 
 def _write_csv(checked: "Checked", path: Path) -> None:
-    import csv
-    import io
-
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["class", *checked.counts])
-    for name in _names(checked):
-        writer.writerow([name, *(column.get(name, 0) for column in checked.counts.values())])
-    _write_text(buffer.getvalue(), path)
+    rows = [[name, *(column.get(name, 0) for column in checked.counts.values())] for name in _names(checked)]
+    _write_text(csv_text([["class", *checked.counts], *rows]), path)
 
 
 def _write_text(text: str, path: Path) -> None:
@@ -146,4 +142,4 @@ def _write_text(text: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    click.echo(f"wrote {path}", err=True)
+    echo(f"wrote {path}", err=True)

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from sslbench.cli.check_data_report import show_findings
+from sslbench.cli.echo import echo
+from sslbench.text import csv_text
 
 if TYPE_CHECKING:
     from sslbench.data.map_checks import CheckedMaps
@@ -18,7 +18,7 @@ _CLASSES, _EACH = 40, 4  # of the pictures
 def show(checked: "CheckedMaps") -> None:
     """The splits, the share of every class and the findings, on stdout."""
     for line in _about(checked):
-        click.echo(line)
+        echo(line)
     _show_classes(checked)
     show_findings(checked.findings)
 
@@ -51,13 +51,13 @@ def _show_classes(checked: "CheckedMaps") -> None:
         listed = [*order[:_END], None, *order[-_END:]]
     width = min(max([len(name) for name in order] + [5]), 40)
     heads = ["pixels" if split == "all" else split for split in checked.parts]
-    click.echo(f"{'class':{width}}" + "".join(f"  {head:>8}  {'images':>7}" for head in heads))
+    echo(f"{'class':{width}}" + "".join(f"  {head:>8}  {'images':>7}" for head in heads))
     for name in listed:
         if name is None:
-            click.echo(f"... {len(order) - 2 * _END:,} more")
+            echo(f"... {len(order) - 2 * _END:,} more")
             continue
         cells = [rows[name].get(split, (0, 0, 0.0)) for split in checked.parts]
-        click.echo(f"{name[:width]:{width}}" + "".join(f"  {share:>8.2%}  {images:>7,}" for _, images, share in cells))
+        echo(f"{name[:width]:{width}}" + "".join(f"  {share:>8.2%}  {images:>7,}" for _, images, share in cells))
 
 
 def _rows(checked: "CheckedMaps") -> dict[str, dict[str, tuple[int, int, float]]]:
@@ -118,7 +118,7 @@ def write_files(checked: "CheckedMaps", *, csv: Path | None, sheet: Path | None,
             for s, (_, images, share) in of.items()
         }
         class_sheet.class_sheet(shown, captions, sheet)
-        click.echo(f"wrote {sheet}", err=True)
+        echo(f"wrote {sheet}", err=True)
     if html is not None:
         check_page.write_page(
             html,
@@ -128,21 +128,18 @@ def write_files(checked: "CheckedMaps", *, csv: Path | None, sheet: Path | None,
             counts={s: {name: of[s][1] for name, of in rows.items() if s in of} for s in checked.parts},
             pictures={checked.parts[split].name: groups for split, groups in pictures.items()},
         )
-        click.echo(f"wrote {html}", err=True)
+        echo(f"wrote {html}", err=True)
 
 
 def _write_csv(checked: "CheckedMaps", path: Path) -> None:
-    import csv
-    import io
-
     from sslbench.weights.save import new_file
 
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["class", *(f"{split}_{what}" for split in checked.parts for what in ("pixels", "images"))])
-    for name, of in _rows(checked).items():
-        writer.writerow([name, *(n for split in checked.parts for n in of.get(split, (0, 0, 0.0))[:2])])
+    head = ["class", *(f"{split}_{what}" for split in checked.parts for what in ("pixels", "images"))]
+    rows = [
+        [name, *(n for split in checked.parts for n in of.get(split, (0, 0, 0.0))[:2])]
+        for name, of in _rows(checked).items()
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
-        temporary.write_text(buffer.getvalue(), encoding="utf-8")
-    click.echo(f"wrote {path}", err=True)
+        temporary.write_text(csv_text([head, *rows]), encoding="utf-8")
+    echo(f"wrote {path}", err=True)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sslbench.cli import flags
+from sslbench.cli.echo import echo
+from sslbench.text import table_cell
 
 if TYPE_CHECKING:
     from sslbench.evaluation.layer_similarity import LayerFeatures, LayerSimilarity
@@ -55,7 +57,7 @@ def command(a: str, b: str, **given: Any) -> None:
     ):
         if path:
             write(found, Path(path))
-            click.echo(f"written: {Path(path).resolve()}", err=True)
+            echo(f"written: {Path(path).resolve()}", err=True)
 
 
 def _is_features(path: Path) -> bool:
@@ -111,13 +113,13 @@ def _print(found: "LayerSimilarity") -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title=None)
-    table.add_column(f"{found.names[0]} \\ {found.names[1]}")
+    table.add_column(table_cell(f"{found.names[0]} \\ {found.names[1]}"))
     for column in found.columns:
-        table.add_column(column, justify="right")
+        table.add_column(table_cell(column), justify="right")
     for name, row in zip(found.rows, found.values, strict=True):
-        table.add_row(name, *("n/a" if value != value else f"{value:.3f}" for value in row))
+        table.add_row(table_cell(name), *("n/a" if value != value else f"{value:.3f}" for value in row))
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(120, 14 * (len(found.columns) + 2)))
     console.print(table)
-    click.echo(f"linear CKA{', debiased' if found.debiased else ''}, {found.n} images", err=True)
+    echo(f"linear CKA{', debiased' if found.debiased else ''}, {found.n} images", err=True)

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sslbench.cli.echo import echo
+from sslbench.text import table_cell
+
 if TYPE_CHECKING:
     from sslbench.leaderboard.compare import Comparison
     from sslbench.results import Result
@@ -40,7 +43,7 @@ def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
             raise _nothing(a, b, ours, theirs)
         found = with_holm([compare(one, other, metric=metric) for one, other in matched])
     if as_json:
-        click.echo(_json(found))
+        echo(_json(found))
     else:
         _print(found)
 
@@ -81,15 +84,15 @@ def _print(found: "list[Comparison]") -> None:
         layer = one.a.layer if one.a.layer == one.b.layer else f"{one.a.layer} / {one.b.layer}"
         cells = [one.a.protocol.name, layer, one.metric, f"{one.n:,}", f"{one.value_a:.2f}", f"{one.value_b:.2f}"]
         cells += [f"{one.difference:+.2f}", f"{one.low:+.2f} .. {one.high:+.2f}", _p(one.p_mcnemar)]
-        table.add_row(*cells, *([_p(one.p_holm)] if corrected else []), one.verdict)
+        table.add_row(*map(table_cell, cells), *([_p(one.p_holm)] if corrected else []), one.verdict)
     for letter, names in (("A", {one.a.weights.name for one in found}), ("B", {one.b.weights.name for one in found})):
-        click.echo(f"{letter}: {', '.join(sorted(names))}")
+        echo(f"{letter}: {', '.join(sorted(names))}")
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
     console.print(table)
     for line in _notes(found):
-        click.echo(line)
+        echo(line)
 
 
 def _p(value: float | None) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sslbench.cli import flags
+from sslbench.cli.echo import echo
 
 if TYPE_CHECKING:
     from sslbench.weights.convert import ConversionReport
@@ -70,7 +71,7 @@ def command(
     report = convert.rewrite(
         file, found, out, to=to, format=format, keep_heads=keep_heads, backbone=backbone, expected=expected
     )
-    click.echo("\n".join(_lines(report)))
+    echo("\n".join(_lines(report)))
 
 
 def _lines(report: "ConversionReport") -> list[str]:

@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from sslbench.cli.echo import echo
+
 
 @click.group("data")
 def command() -> None:
@@ -42,11 +44,11 @@ def to_kwcoco(
     sources: Any = open_objects(source) if boxes else open_data(source, **columns)
     written = write_kwcoco(sources, out, extract=extract, absolute=absolute, overwrite=overwrite)
     parts = ", ".join(f"{split} {n:,}" for split, n in written.images.items())
-    click.echo(f"{out}: {sum(written.images.values()):,} images ({parts}), {written.annotations:,} annotations")
+    echo(f"{out}: {sum(written.images.values()):,} images ({parts}), {written.annotations:,} annotations")
     if written.extracted:
-        click.echo(f"extracted {written.extracted:,} images to {extract}")
+        echo(f"extracted {written.extracted:,} images to {extract}")
     for note in dict.fromkeys(note for part in sources.values() for note in part.notes):
-        click.echo(note, err=True)
+        echo(note, err=True)
 
 
 _PROJECT = click.option(
@@ -77,9 +79,9 @@ def add(name: str, location: str, overwrite: bool, project: bool, **columns: Any
     file = _catalog_file(project)
     catalog.add(name, catalog.Entry(kept, **columns), file, overwrite=overwrite)
     counts = ", ".join(f"{split} {len(part):,}" for split, part in parts.items())
-    click.echo(f"{name} = {kept} ({counts} images), in {file}")
+    echo(f"{name} = {kept} ({counts} images), in {file}")
     if Path(name).exists():
-        click.echo(f"note: here '{name}' is also a path, and in this folder --data {name} means the path", err=True)
+        echo(f"note: here '{name}' is also a path, and in this folder --data {name} means the path", err=True)
 
 
 @command.command("remove")
@@ -91,7 +93,7 @@ def remove(name: str, project: bool) -> None:
 
     file = _catalog_file(project)
     catalog.remove(name, file)
-    click.echo(f"removed {name} from {file}")
+    echo(f"removed {name} from {file}")
 
 
 @command.command("list")
@@ -101,10 +103,10 @@ def list_names() -> None:
 
     known = catalog.entries()
     if not known:
-        click.echo("no names yet: sslbench data add NAME STRING", err=True)
+        echo("no names yet: sslbench data add NAME STRING", err=True)
     width = max(map(len, known), default=0)
     for named in known.values():
-        click.echo(f"{named.name:<{width}}  {named.entry.data}")
+        echo(f"{named.name:<{width}}  {named.entry.data}")
 
 
 @command.command("show")
@@ -120,10 +122,10 @@ def show(name: str) -> None:
     known = catalog.entries()
     if name not in known:
         raise UsageError(f"there is no data location called '{name}'", did_you_mean(name, known))
-    click.echo(f"# {known[name].file}")
+    echo(f"# {known[name].file}")
     for key, value in dataclasses.asdict(known[name].entry).items():
         if value is not None:
-            click.echo(f"{key}: {value}")
+            echo(f"{key}: {value}")
 
 
 def _catalog_file(project: bool) -> Path:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sslbench.cli.echo import echo
+
 if TYPE_CHECKING:
     from sslbench.pretraining import Outcome
     from sslbench.results import Result
@@ -45,7 +47,7 @@ def command(out: str) -> None:
     terminal.show_messages()
     folder = Path(out)
     evaluation.check_writable(folder)
-    click.echo(
+    echo(
         f"1 797 handwritten digits (bundled with scikit-learn), {BACKBONE}, SimCLR for {EPOCHS} epochs: about a minute",
         err=True,
     )
@@ -59,13 +61,13 @@ def command(out: str) -> None:
             prepared, store=folder / "features", out=folder / "results", command="sslbench demo", progress=progress
         )
     result_table.print_results(results, folder / "results")
-    click.echo()
+    echo()
     write_board(folder / "results", {"csv": str(folder / "leaderboard.csv")})
     for name in ("views.png", "curve.png"):
-        click.echo(f"{name.removesuffix('.png')}: {(folder / 'pretrained' / name).resolve()}")
-    click.echo()
+        echo(f"{name.removesuffix('.png')}: {(folder / 'pretrained' / name).resolve()}")
+    echo()
     for line in verdict(results):
-        click.echo(line)
+        echo(line)
 
 
 def _pretrain(out: Path) -> "Outcome":

@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from sslbench.cli.echo import echo
 from sslbench.cli.terminal import ProgressLines
 from sslbench.cli.training_progress import QUIET, duration
 from sslbench.distributed import this_process
@@ -32,7 +31,7 @@ class DetectionLines:
         now = time.monotonic()
         if now - self.last >= QUIET or line.iteration == line.iterations:
             self.last = now
-            click.echo(f"iteration {line.iteration} of {line.iterations}: {_text(line, whole=True)}", err=True)
+            echo(f"iteration {line.iteration} of {line.iterations}: {_text(line, whole=True)}", err=True)
 
 
 class DetectionBars:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sslbench.cli import flags
+from sslbench.cli.echo import echo
 
 if TYPE_CHECKING:
     from sslbench.weights.diff import Diff, Side
@@ -37,7 +38,7 @@ def command(
         raise UsageError("--raw compares names as they stand, so --format-a and --format-b exclude it")
     sides = [_side(path, format, raw, trust_pickle) for path, format in ((a, format_a), (b, format_b))]
     found = compare(*sides)
-    click.echo(_json(found) if as_json else "\n".join(_lines(found, a, b)))
+    echo(_json(found) if as_json else "\n".join(_lines(found, a, b)))
     return 0 if found.same else 1
 
 

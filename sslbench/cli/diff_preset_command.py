@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from sslbench.cli.echo import echo
+
 
 @click.command("diff-preset")
 @click.argument("a")
@@ -28,7 +30,7 @@ def command(a: str, b: str, as_json: bool) -> int:
         from sslbench.results import plain
 
         rows = {each.key: {"a": plain(each.a), "b": plain(each.b)} for each in found}
-        click.echo(json.dumps({"a": a, "b": b, "differences": rows}, indent=1, allow_nan=False))
+        echo(json.dumps({"a": a, "b": b, "differences": rows}, indent=1, allow_nan=False))
     else:
         _print(a, b, [(each.key, _show(each.a), _show(each.b)) for each in found])
     return 1 if found else 0
@@ -36,12 +38,12 @@ def command(a: str, b: str, as_json: bool) -> int:
 
 def _print(a: str, b: str, rows: list[tuple[str, str, str]]) -> None:
     if not rows:
-        click.echo(f"{a} and {b} do not differ")
+        echo(f"{a} and {b} do not differ")
         return
     rows = [("", a, b), *rows]
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     for row in rows:
-        click.echo(f"{row[0]:<{first}}  {row[1]:<{second}}  {row[2]}".rstrip())
+        echo(f"{row[0]:<{first}}  {row[1]:<{second}}  {row[2]}".rstrip())
 
 
 def _show(value: Any) -> str:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sslbench.cli.echo import echo
 from sslbench.cli.eval_command import show_value
 from sslbench.evaluation import Prepared
+from sslbench.text import visible
 
 if TYPE_CHECKING:
     from sslbench.benchmarks import Benchmark
@@ -78,7 +80,8 @@ def _asked_by(request: "Request", name: str, origin: str) -> str:
 
 def section(title: str, rows: list[tuple[str, str, str]]) -> None:
     """A heading, and (name, value, origin) below it in columns."""
-    click.echo(click.style(title, bold=True))
+    echo(before=click.style(title, bold=True))
     width = max((len(name) for name, _, _ in rows), default=0)
     for name, value, origin in rows:
-        click.echo(f"  {name:<{width}}  {value}" + (click.style(f"  [{origin}]", dim=True) if origin else ""))
+        behind = click.style(f"  [{visible(origin)}]", dim=True) if origin else ""
+        echo(f"  {name:<{width}}  {value}", after=behind)

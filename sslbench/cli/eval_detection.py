@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from sslbench.cli import flags
+from sslbench.cli.echo import echo
 from sslbench.cli.protocol_names import DETECTION
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
@@ -142,11 +141,11 @@ def _request(values: dict[str, Any], given: Mapping[str, Any], d2: dict[str, Any
         )
     baselines = given["baselines"]
     if not given["data"] and data == DEFAULT and this_process().rank == 0:
-        click.echo(f"no --data: using drawn toy shapes ({DEFAULT})", err=True)
+        echo(f"no --data: using drawn toy shapes ({DEFAULT})", err=True)
     if not (baselines or given["data"] or given["benchmarks"] or given["no_floors"]):
         baselines = ("random",)  # what the toys can show: whether the weights are better than none
         if this_process().rank == 0 and given["weights"] != "random":
-            click.echo("also the untrained backbone is trained, to stand beside (--no-floors leaves it out)", err=True)
+            echo("also the untrained backbone is trained, to stand beside (--no-floors leaves it out)", err=True)
     recipe, origins, used = make_recipe(values, benchmark, limit_iterations=given["limit_iters"])
     if used is not None and d2:
         used = dataclasses.replace(used, modified=True)
@@ -201,15 +200,15 @@ def _print(results: list["Result"], out: Path) -> None:
     for result in results:
         first = [name for name in ("AP", "AP50", "AP75") if name in result.metrics]
         values = {name: result.metrics[name].value for name in dict.fromkeys([*first, *result.metrics])}
-        click.echo(f"{result.weights.name}: " + ", ".join(f"{k} {_number(v)}" for k, v in values.items()))
-        click.echo("per class: " + ", ".join(f"{k} {_number(v)}" for k, v in result.per_class.items()))
+        echo(f"{result.weights.name}: " + ", ".join(f"{k} {_number(v)}" for k, v in values.items()))
+        echo("per class: " + ", ".join(f"{k} {_number(v)}" for k, v in result.per_class.items()))
         if result.file is not None:
             stem = result.file.with_suffix("")
-            click.echo(f"predictions: {stem}{PREDICTIONS}\npictures: {stem}.png")
+            echo(f"predictions: {stem}{PREDICTIONS}\npictures: {stem}.png")
             if Path(f"{stem}.detector.torch").is_file():  # not of a network that only Detectron2 has
-                click.echo(f"detector: {stem}.detector.torch")
+                echo(f"detector: {stem}.detector.torch")
         for note in result.notes:
-            click.echo(note, err=not note.startswith(f"{result.weights.name}: AP "))
+            echo(note, err=not note.startswith(f"{result.weights.name}: AP "))
 
 
 def _number(value: float | None) -> str:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sslbench.cli.echo import echo
 from sslbench.cli.protocol_names import DETECTION, all_protocols
 from sslbench.distributed import this_process
 from sslbench.errors import SslbenchError, UsageError
+from sslbench.text import visible
 
 if TYPE_CHECKING:
     from sslbench.benchmarks import Benchmark
@@ -143,11 +145,12 @@ def run(
 def _print_holes(holes: Sequence["Hole"], n_cells: int, out: Path) -> None:
     if not holes:
         return
-    click.echo(click.style(f"{len(holes)} of {n_cells} cells are holes", bold=True) + f" ({out}/holes.csv):", err=True)
+    head = click.style(f"{len(holes)} of {n_cells} cells are holes", bold=True)
+    echo(f" ({out}/holes.csv):", err=True, before=head)
     for hole in holes:
-        click.echo(f"  {hole.weights} on {hole.benchmark}: {hole.reason}", err=True)
+        echo(f"  {hole.weights} on {hole.benchmark}: {hole.reason}", err=True)
         if hole.remedy:
-            click.echo(f"    {hole.remedy}", err=True)
+            echo(f"    {hole.remedy}", err=True)
 
 
 def dry_run(cells: Sequence["Cell"], settings: "RunSettings", origins: dict[str, str], store: Path) -> None:
@@ -156,11 +159,11 @@ def dry_run(cells: Sequence["Cell"], settings: "RunSettings", origins: dict[str,
     from sslbench.evaluation import prepare
 
     for cell in cells:
-        click.echo(click.style(f"{cell.weights} on {cell.benchmark}", bold=True))
+        echo(before=click.style(visible(f"{cell.weights} on {cell.benchmark}"), bold=True))
         try:
             if cell.problem is not None:
                 raise cell.problem
             for request in cell.requests:
                 print_plan(prepare(request, settings), origins, store)
         except SslbenchError as error:
-            click.echo(f"  hole: {error.message}")
+            echo(f"  hole: {error.message}")

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from sslbench.cli import flags
+from sslbench.cli.echo import echo
 
 
 @click.command("extract")
@@ -46,7 +47,7 @@ def command(**given: Any) -> None:
         for split, extraction in evaluation.extract_only(request, run, store=store, progress=progress).items():
             for layer, features in extraction.features.items():
                 path = extraction.entry.layer_file(layer)
-                click.echo(f"{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{_shown(path)}")
+                echo(f"{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{_shown(path)}")
 
 
 def _shown(path: Path) -> str:

@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 import click
 
 from sslbench import paths
+from sslbench.cli.echo import echo
 from sslbench.distributed import this_process
+from sslbench.text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -15,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _warn_in_red(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     if value:
         message = "--trust-pickle: a weights file that asks for it may run any program on this machine, as you."
-        click.echo(click.style(f"warning: {message}", fg="red", bold=True), err=True)
+        echo(before=click.style(f"warning: {visible(message)}", fg="red", bold=True), err=True)
     return value
 
 
@@ -153,7 +155,7 @@ def gigabytes(text: str) -> float:
 def default_data() -> str:
     """What is evaluated without --data; the user is told."""
     if this_process().rank == 0:
-        click.echo("no --data: using the handwritten digits bundled with scikit-learn (sklearn:digits)", err=True)
+        echo("no --data: using the handwritten digits bundled with scikit-learn (sklearn:digits)", err=True)
     return "sklearn:digits"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sslbench.cli import flags
+from sslbench.cli.echo import echo
 
 if TYPE_CHECKING:
     from sslbench.weights.files import WeightsFile
@@ -83,7 +84,7 @@ def _weights(path: Path, backbone: str | None, format_: str | None, as_json: boo
     if file.content.keys() & {"detector", "about"} and not _detector(file, path, as_json) and not (backbone or format_):
         return 0
     known = describe(file, backbone=backbone, format=format_)
-    click.echo(weights_page.as_json(path, known) if as_json else weights_page.page(path, known))
+    echo(weights_page.as_json(path, known) if as_json else weights_page.page(path, known))
     return 1 if known.problem else 0
 
 
@@ -99,9 +100,9 @@ def _detector(file: "WeightsFile", path: Path, as_json: bool) -> bool:
     rows = saved.rows(file, about)
     if as_json:
         described = dict(rows) | {"path": str(path), "settings": json.loads(about.text())}
-        click.echo(json.dumps(described, indent=1, allow_nan=False))
+        echo(json.dumps(described, indent=1, allow_nan=False))
         return False
-    click.echo("\n".join([str(path), *(f"  {label:<13}{value}" for label, value in rows)]))
+    echo("\n".join([str(path), *(f"  {label:<13}{value}" for label, value in rows)]))
     return "state_dict" in file.content
 
 
@@ -110,14 +111,14 @@ def _data(what: str) -> None:
     from sslbench.data.open import open_data
 
     for split, source in open_data(what).items():
-        click.echo(f"{split}: {len(source)} images, {source.labels.kind} label, {len(source.labels.classes)} classes")
+        echo(f"{split}: {len(source)} images, {source.labels.kind} label, {len(source.labels.classes)} classes")
         if source.labels.kind != "none":
             counts = class_counts(source.labels)
             shown = [f"{name} {count}" for name, count in zip(source.labels.classes, counts, strict=True)]
-            click.echo("  " + ", ".join(shown[:20]) + (f", ... {len(shown) - 20} more" if len(shown) > 20 else ""))
+            echo("  " + ", ".join(shown[:20]) + (f", ... {len(shown) - 20} more" if len(shown) > 20 else ""))
         for note in source.notes:
-            click.echo(f"  {note}")
-    click.echo(f"data: sslbench check-data {shlex.quote(what)} looks into it")
+            echo(f"  {note}")
+    echo(f"data: sslbench check-data {shlex.quote(what)} looks into it")
 
 
 def _features(path: Path) -> None:
@@ -127,10 +128,10 @@ def _features(path: Path) -> None:
 
     entry = Entry(path)
     meta = entry.meta()
-    click.echo(f"{path}: features of {meta.get('rows')} images of {meta.get('data')}")
+    echo(f"{path}: features of {meta.get('rows')} images of {meta.get('data')}")
     for layer in entry.layers():
         array = entry.read(layer)
-        click.echo(f"  {layer}: {array.shape[0]} x {array.shape[1]} {array.dtype}")
+        echo(f"  {layer}: {array.shape[0]} x {array.shape[1]} {array.dtype}")
     if list(path.glob("*.partial")):
-        click.echo("  an extraction here is not finished: run the same command again to continue it")
-    click.echo(json.dumps(meta.get("key"), indent=1))
+        echo("  an extraction here is not finished: run the same command again to continue it")
+    echo(json.dumps(meta.get("key"), indent=1))

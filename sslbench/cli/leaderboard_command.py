@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from sslbench.cli.echo import echo
+
 
 @click.command("leaderboard")
 @click.argument("folder", default="results")
@@ -51,7 +53,7 @@ def command(
         from sslbench.records import read_tree
 
         data_efficiency(read_tree(Path(folder)), Path(curves))
-        click.echo(f"curves: {Path(curves).resolve()}")
+        echo(f"curves: {Path(curves).resolve()}")
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -114,4 +116,4 @@ def write_board(
         else:
             write = {"html": leaderboard.to_html, "markdown": leaderboard.to_markdown, "latex": leaderboard.to_latex}
             write[kind](board, Path(path))
-        click.echo(f"{kind}: {Path(path).resolve()}")
+        echo(f"{kind}: {Path(path).resolve()}")

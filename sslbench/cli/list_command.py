@@ -2,6 +2,7 @@
 
 import click
 
+from sslbench.cli.echo import echo
 from sslbench.cli.protocol_names import all_protocols
 from sslbench.names import KINDS, did_you_mean, list_names
 
@@ -20,6 +21,6 @@ def command(kind: str | None) -> None:
         kinds = (singular,)
     for each in kinds:
         if kind is None:
-            click.echo(f"{each}s:")
+            echo(f"{each}s:")
         for name in all_protocols() if each == "protocol" else list_names(each):
-            click.echo(name if kind is not None else f"  {name}")
+            echo(name if kind is not None else f"  {name}")

@@ -1,6 +1,7 @@
 """The entry point: commands are imported when they are called, so that `--help` costs nothing."""
 
 import importlib
+import io
 import os
 import shlex
 import sys
@@ -9,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from sslbench.cli.echo import echo
 from sslbench.errors import SslbenchError
 from sslbench.names import did_you_mean
 
@@ -64,7 +66,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     if value:
         from importlib.metadata import version
 
-        click.echo(f"sslbench {version('sslbench')}")
+        echo(f"sslbench {version('sslbench')}")
         ctx.exit()
 
 
@@ -81,30 +83,18 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs one command; exit code 0 done, 2 wrong usage, 1 failed.
+    """Run one command; exit code 0 done, 2 wrong usage, 1 failed.
 
     A user's mistake ends in one message. Set SSLBENCH_TRACEBACK=1 to see the traceback as well.
     """
+    _open_streams()
     try:
-        words = list(sys.argv[1:] if arguments is None else arguments)
-        typed = shlex.join(["sslbench", *words])
-        outcome = cli.main(args=words, prog_name="sslbench", standalone_mode=False, obj=typed)
-        code = outcome if isinstance(outcome, int) else 0
-    except click.exceptions.Exit as error:
-        code = error.exit_code
-    except click.exceptions.Abort:
-        code = _fail("interrupted", 130)
-    except click.ClickException as error:
-        where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
-        code = _fail(error.format_message() + where, error.exit_code)
-    except SslbenchError as error:
-        code = _fail(str(error), error.exit_code)
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()  # what is left at exit would be lost silently on a full disk, and noisily on a closed pipe
     except KeyboardInterrupt:
         code = _fail("interrupted; what was extracted is kept, run the same command to continue", 130)
     except BrokenPipeError:
-        # The reader (head, less) went away: not an error, but stdout must not be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = _without_reader()
     except OSError as error:
         if error.filename is None and error.strerror is None:
             raise
@@ -116,13 +106,51 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
+def _run(words: list[str]) -> int:
+    """Return the exit code of a command; mistakes of the user are told."""
+    stdout = sys.stdout
+    try:
+        outcome = cli.main(
+            args=words, prog_name="sslbench", standalone_mode=False, obj=shlex.join(["sslbench", *words])
+        )
+        return outcome if isinstance(outcome, int) else 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.exceptions.Abort:
+        return _fail("interrupted", 130)
+    except click.ClickException as error:
+        where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
+        return _fail(error.format_message() + where, error.exit_code)
+    except SslbenchError as error:
+        return _fail(str(error), error.exit_code)
+    except SystemExit as error:
+        if sys.stdout is stdout:
+            raise SystemExit(error.code) from None
+        return _without_reader()  # click puts a wrapper around a closed pipe, and ends so
+
+
+def _without_reader() -> int:
+    """Return 0: that the reader of stdout (head, less) went away is no error. Nothing more is written to it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def _open_streams() -> None:
+    """Make printing work on any terminal: ASCII ones get escapes, closed ones lose what is printed."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # 2>&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - until the end
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _fail(message: str, code: int) -> int:
     if os.environ.get("SSLBENCH_TRACEBACK"):
         import traceback
 
         traceback.print_exc()
     head, *rest = message.splitlines() or [""]
-    click.echo(click.style("error: ", fg="red", bold=True) + head, err=True)
+    echo(head, err=True, before=click.style("error: ", fg="red", bold=True))
     for line in rest:
-        click.echo("  " + line, err=True)
+        echo("  " + line, err=True)
     return code

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sslbench.cli import flags
+from sslbench.cli.echo import echo
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
 
@@ -178,8 +179,8 @@ def _run(request: "PretrainRequest", given: dict[str, Any]) -> None:
         outcome = pretrain(request, command=typed, observers=[*observers, progress])
     finally:
         progress.close()
-    click.echo(outcome.weights)
-    click.echo(_next(request, outcome.weights))
+    echo(outcome.weights)
+    echo(_next(request, outcome.weights))
 
 
 def _observers(request: "PretrainRequest", given: dict[str, Any]) -> list["Observer"]:
@@ -221,8 +222,8 @@ def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: 
     out = _out(method, composed.values["backbone"], given)
     typed = shlex.split(str(click.get_current_context().find_root().obj))[1:]
     job = slurm.submit([*without_launcher(typed), "--launcher", "local"], settings, out)
-    click.echo(f"job {job} will train in {out}; what it says is in {out / 'slurm'}/{job}_0_log.err", err=True)
-    click.echo(job)
+    echo(f"job {job} will train in {out}; what it says is in {out / 'slurm'}/{job}_0_log.err", err=True)
+    echo(job)
 
 
 def without_launcher(words: Sequence[str]) -> list[str]:

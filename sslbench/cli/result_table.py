@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from sslbench.cli.echo import echo
 from sslbench.results import Metric, Result
+from sslbench.text import table_cell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +32,7 @@ def print_results(results: list[Result], out: Path) -> None:
         flags += ["underfitted"] if underfitted(result) else []
         flags += ["partial weights"] if result.weights.partial else []
         flags += _left_out(result)
-        table.add_row(
+        cells = (
             result.weights.name,
             result.layer,
             _protocol(result),
@@ -43,21 +43,22 @@ def print_results(results: list[Result], out: Path) -> None:
             *[_number(result.floors.get(name, {}).get(result.headline)) for name in floors],
             _selected(result),
         )
+        table.add_row(*map(table_cell, cells))
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
     console.print(table)
     groups = _groups(results)
     if groups is not None:
-        click.echo("")
+        echo("")
         console.print(groups)
     for line in filter(None, map(_overlaps, results)):
-        click.echo(line)
+        echo(line)
     for line in dict.fromkeys(line for result in results for line in _missing_floors(result)):
-        click.echo(line)
+        echo(line)
     for result in results:
-        click.echo(f"{result.protocol.name}: {result.file}")
-    click.echo(f"\nsslbench leaderboard {out}  makes one table of all results there", err=True)
+        echo(f"{result.protocol.name}: {result.file}")
+    echo(f"\nsslbench leaderboard {out}  makes one table of all results there", err=True)
 
 
 def _groups(results: list[Result]) -> "Table | None":
@@ -73,9 +74,10 @@ def _groups(results: list[Result]) -> "Table | None":
             for i, group in enumerate(groups[:_SHOWN]):
                 name = f"{group.name} (worst of {len(groups)})" if i == 0 else group.name
                 value, interval = _number(group.metric.value), _interval(group.metric)
-                table.add_row(column, *fixed, name, value, interval, f"{group.metric.n:,}")
+                cells = (column, *fixed, name, value, interval, f"{group.metric.n:,}")
+                table.add_row(*map(table_cell, cells))
             if len(groups) > _SHOWN:
-                table.add_row(column, *fixed, f"... and {len(groups) - _SHOWN} more")
+                table.add_row(*map(table_cell, (column, *fixed, f"... and {len(groups) - _SHOWN} more")))
     return table if table.row_count else None
 
 

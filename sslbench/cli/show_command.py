@@ -4,6 +4,7 @@ from typing import get_args
 
 import click
 
+from sslbench.cli.echo import echo
 from sslbench.cli.protocol_names import about, all_protocols
 from sslbench.names import FileKind, did_you_mean, find_file, list_names
 
@@ -24,9 +25,9 @@ def command(name: str) -> None:
     for kind in kinds:
         if name.removeprefix(f"{kind}/") in list_names(kind):
             path = find_file(kind, name.removeprefix(f"{kind}/"))
-            click.echo(f"# {path}")
-            text = path.read_text(encoding="utf-8").rstrip()
-            click.echo(text)
+            echo(f"# {path}")
+            text = path.read_bytes().decode("utf-8", "backslashreplace").rstrip()
+            echo(text)
             if kind == "benchmark" and "\nextends:" in f"\n{text}":
                 _show_resolved(name.removeprefix("benchmark/"))
             return
@@ -44,8 +45,8 @@ def _show_resolved(name: str) -> None:
     content = {
         key: value for key, value in plain(load_benchmark(name)).items() if value not in (None, "", 0, [], {}, False)
     }
-    click.echo("\n# with what it extends:")
-    click.echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).rstrip())
+    echo("\n# with what it extends:")
+    echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).rstrip())
 
 
 def _show_protocol(name: str) -> None:
@@ -53,7 +54,7 @@ def _show_protocol(name: str) -> None:
     from sslbench.config import describe
 
     version, title, settings = about(name)
-    click.echo(f"{name}, version {version}: {title}\n")
+    echo(f"{name}, version {version}: {title}\n")
     formatter = click.HelpFormatter(width=110)
     rows = describe(settings)
     formatter.write_dl(
@@ -62,4 +63,4 @@ def _show_protocol(name: str) -> None:
             for r in rows
         ]
     )
-    click.echo(formatter.getvalue().rstrip())
+    echo(formatter.getvalue().rstrip())

@@ -8,15 +8,14 @@ from contextlib import contextmanager
 
 import click
 
+from sslbench.cli.echo import echo
 from sslbench.distributed import this_process
 
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
-        if record.levelno >= logging.WARNING:
-            message = click.style("warning: ", fg="yellow", bold=True) + message
-        click.echo(message, err=True)
+        warning = click.style("warning: ", fg="yellow", bold=True) if record.levelno >= logging.WARNING else ""
+        echo(record.getMessage(), err=True, before=warning)
 
 
 def show_messages() -> None:
@@ -45,7 +44,7 @@ class ProgressLines:
             return
         self.last = now
         rate = f", {done / (now - started):.0f} images/s" if now > started else ""
-        click.echo(f"{what}: {done} of {total}{rate}", err=True)
+        echo(f"{what}: {done} of {total}{rate}", err=True)
 
 
 @contextmanager

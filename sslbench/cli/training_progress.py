@@ -4,7 +4,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import click
+from sslbench.cli.echo import echo
 
 if TYPE_CHECKING:
     from sslbench.train.meter import Line
@@ -76,15 +76,15 @@ class TrainingLines:
         self.last = time.monotonic()
         epochs = round(self.run.steps / self.run.per_epoch, 2)
         where = f"epoch {line.epoch:.2f} of {epochs:g}  update {line.step} of {self.run.steps}"
-        click.echo(f"{where}  {summary(line)}  {self.clock.left(line.step)} left", err=True)
+        echo(f"{where}  {summary(line)}  {self.clock.left(line.step)} left", err=True)
 
     def evaluated(self, record: dict[str, float | int]) -> None:
         """Every evaluation is worth a line."""
-        click.echo(scores(record), err=True)
+        echo(scores(record), err=True)
 
     def finished(self) -> None:
         """How long it took."""
-        click.echo(f"trained in {self.clock.elapsed()}", err=True)
+        echo(f"trained in {self.clock.elapsed()}", err=True)
 
     def close(self) -> None:
         """Nothing is open."""

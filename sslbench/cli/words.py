@@ -30,7 +30,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             continue
         try:
             override = parser.parse_override(word)
-        except HydraException:
+        except (HydraException, RecursionError, ValueError):  # ValueError: a number of thousands of digits
             raise UsageError(
                 f"'{word}' cannot be read as key=value",
                 "Put quotes around text with special characters: \"key='a,b'\"; a list is key=[1,2].",
@@ -100,18 +100,11 @@ def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tup
             machines.setdefault(file.stem, file)
     if machine not in machines:
         raise UsageError(f"there is no machine called '{machine}'", did_you_mean(machine, machines))
+    in_machine = set(read_yaml(machines[machine], may_be_empty=True))
     base, _ = compose("eval", {"machine": machine})
-    in_machine = set(read_yaml_or_empty(machines[machine]))
     return [
         ("configs/eval.yaml", {k: v for k, v in base.items() if k not in in_machine}),
         (f"machine={machine}", {k: v for k, v in base.items() if k in in_machine}),
         ("key=value", values),
         ("flag", dict(flags)),
     ]
-
-
-def read_yaml_or_empty(path: Any) -> dict[str, Any]:
-    """The mapping in a YAML file, {} when it holds only comments."""
-    text = path.read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return read_yaml(path) if lines else {}

@@ -1,6 +1,5 @@
 """The objects of a COCO or kwcoco manifest."""
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +11,14 @@ from sslbench.data._boxes import Odd, checked_objects, size_in_file
 from sslbench.data._object_types import ObjectSource
 from sslbench.data.images import Files
 from sslbench.data.source import Images
+from sslbench.data.sources._coco_assets import side_of_image
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.masks import problem
 
 Rows = list[dict[str, Any]]
+_FARTHEST = 1e9
+"""Pixels; a coordinate beyond is no coordinate."""
 
 
 def object_sources(
@@ -104,8 +106,8 @@ def _row(spec: str, annotation: dict[str, Any], class_of: dict[Any, int]) -> dic
     if mask is not None and (found := problem(mask)):
         raise DataError(f"{spec}, {name}: the segmentation cannot be used: {found}")
     area = annotation.get("area")
-    if area is not None and not (isinstance(area, int | float) and math.isfinite(area) and area >= 0):
-        raise DataError(f"{spec}, {name}: its area is {area!r}, not a number of pixels")
+    if area is not None and not (isinstance(area, int | float) and 0 <= area < _FARTHEST**2):
+        raise DataError(f"{spec}, {name}: its area is {area!r:.80}, not a number of pixels")
     return {
         "name": name,
         "number": annotation["id"],
@@ -124,8 +126,10 @@ def _numbers(spec: str, name: str, box: object) -> tuple[float, float, float, fl
     numbers = isinstance(box, list) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in box)
     if not isinstance(box, list) or len(box) != 4 or not numbers:
         raise DataError(f"{spec}, {name}: its bbox is {str(box)[:80]}, not four numbers x, y, width, height")
-    if not all(math.isfinite(v) for v in box):
-        raise DataError(f"{spec}, {name}: its bbox is {box}, which has a coordinate that is not finite")
+    if not all(abs(v) < _FARTHEST for v in box):  # NaN is not
+        raise DataError(
+            f"{spec}, {name}: its bbox is {str(box)[:80]}, which has a coordinate that is not finite, or beyond any image"
+        )
     return float(box[0]), float(box[1]), float(box[2]), float(box[3])
 
 
@@ -134,6 +138,7 @@ def _size(spec: str, image: dict[str, Any], files: Images, index: int) -> tuple[
     given = image.get("height"), image.get("width")
     if given == (None, None):
         return size_in_file(Path(files.root) / files.paths[index]) if isinstance(files, Files) else (0, 0)
-    if not all(isinstance(side, int | float) and side >= 1 and side == int(side) for side in given):
-        raise DataError(f"{spec}, image {image['id']}: height and width are {given[0]!r} and {given[1]!r}")
-    return int(given[0] or 0), int(given[1] or 0)
+    height, width = map(side_of_image, given)
+    if height is None or width is None:
+        raise DataError(f"{spec}, image {image['id']}: height and width are {given[0]!r:.40} and {given[1]!r:.40}")
+    return height, width

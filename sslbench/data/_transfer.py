@@ -22,6 +22,9 @@ from sslbench.errors import DataError
 PAUSES_S = (1.0, 3.0, 9.0)
 """How long it is waited before a transfer that broke off is begun again; then it is given up."""
 
+SLOWEST_S, SLOWEST_BYTES = 60.0, 60_000
+"""A transfer that brings fewer bytes in as many seconds is begun again: a byte now and then meets no timeout."""
+
 HEAD_BYTES = 6
 _CHUNK = 1 << 20
 _log = logging.getLogger("sslbench")
@@ -112,7 +115,9 @@ class _Raw(io.RawIOBase):
     """A stream of bytes that counts them, gives its first ones twice, and tells its own errors from others."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self._head, self.count, self.ended = stream, b"", 0, False
+        self._head, self.count, self.ended = b"", 0, False
+        self._read = getattr(stream, "read1", stream.read)  # gives what is there, and waits for no more
+        self._since, self._before = time.monotonic(), 0
 
     def start(self) -> bytes:
         """The first bytes, which are read again afterwards."""
@@ -131,11 +136,16 @@ class _Raw(io.RawIOBase):
 
     def _next(self, size: int) -> bytes:
         try:
-            chunk = self._stream.read(size)
+            chunk = self._read(size)
         except (OSError, http.client.HTTPException, EOFError) as error:
             raise _BrokenOffError(one_line(error)) from error
         self.count += len(chunk)
         self.ended = self.ended or not chunk
+        now = time.monotonic()
+        if now - self._since > SLOWEST_S:
+            if self.count - self._before < SLOWEST_BYTES and not self.ended:
+                raise _BrokenOffError(f"it sent {self.count - self._before:,} bytes in {now - self._since:.0f} s")
+            self._since, self._before = now, self.count
         return chunk
 
 

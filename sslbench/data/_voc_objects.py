@@ -21,6 +21,7 @@ from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 
 _LISTS = Path("ImageSets") / "Main"
+_DIGITS = 9  # of the side of an image
 _SPLITS = ("train", "val", "trainval", "test")
 
 
@@ -153,6 +154,8 @@ def _read(tree: Path, stem: str, file: Path, prefix: str) -> _Image:
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise DataError(f"{path} is broken XML: {error}") from error
     sides = [root.findtext(f"size/{side}", "0").strip() for side in ("height", "width")]
+    if too_long := next((side for side in sides if side.isdecimal() and len(side) > _DIGITS), None):
+        raise DataError(f"{path}: the image has a side of {too_long[:20]}... pixels")
     size = tuple(int(side) if side.isdecimal() else 0 for side in sides)
     rows = [_row(path, i, element) for i, element in enumerate(root.findall("object"), start=1)]
     known = (size[0], size[1]) if all(size) else size_in_file(file)

@@ -1,13 +1,12 @@
 """Images of test that are suspected to be in train too: pairs, and the CSV that lists them."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from sslbench.data.duplicates import exact_pairs
 from sslbench.data.near import Pair
 from sslbench.data.source import Source
+from sslbench.text import csv_text
 
 HEADER = ("test", "train", "how", "cosine", "test_path", "train_path")
 
@@ -60,8 +59,4 @@ def named(pairs: Iterable[Pair], test_ids: Sequence[str], train_ids: Sequence[st
 
 def as_csv(found: Iterable[Suspect]) -> str:
     """A table with one line per pair."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(HEADER)
-    writer.writerows(found)
-    return buffer.getvalue()
+    return csv_text([HEADER, *found])

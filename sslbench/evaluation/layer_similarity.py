@@ -1,6 +1,5 @@
 """How alike the layers of two backbones are on the same images, or of two sets of features made elsewhere."""
 
-import csv
 import dataclasses
 import io
 import logging
@@ -24,6 +23,7 @@ from sslbench.features.extract import extract
 from sslbench.features.store import Entry
 from sslbench.metrics.similarity import cka_matrix
 from sslbench.names import did_you_mean
+from sslbench.text import csv_text
 
 log = logging.getLogger("sslbench")
 
@@ -163,12 +163,12 @@ def similarity(a: LayerFeatures, b: LayerFeatures, *, debiased: bool = False) ->
 
 def write_csv(found: LayerSimilarity, path: Path) -> None:
     """One line per layer of A, one column per layer of B; an empty cell where it is not computable."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([f"{found.names[0]} \\ {found.names[1]}", *found.columns])
-    for name, row in zip(found.rows, found.values, strict=True):
-        writer.writerow([name, *("" if np.isnan(value) else repr(float(value)) for value in row)])
-    records.replace_file(path, text.getvalue().encode())
+    head = [f"{found.names[0]} \\ {found.names[1]}", *found.columns]
+    lines = [
+        [name, *("" if np.isnan(value) else repr(float(value)) for value in row)]
+        for name, row in zip(found.rows, found.values, strict=True)
+    ]
+    records.replace_file(path, csv_text([head, *lines]).encode())
 
 
 def write_heatmap(found: LayerSimilarity, path: Path) -> None:

@@ -138,6 +138,8 @@ def _read_array(path: Path) -> npt.NDArray[np.floating]:
         content = content[key]
     if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
         raise UsageError(f"{path}: should be a float array (N, D), is {content.dtype} {content.shape}")
+    if not content.size:
+        raise UsageError(f"{path}: there is nothing in an array of {content.shape[0]} x {content.shape[1]}")
     features: npt.NDArray[np.floating] = content
     return features if features.dtype in (np.float16, np.float32) else features.astype(np.float32)
 
@@ -147,10 +149,15 @@ def _read_labels(
 ) -> _Table:
     if not path.is_file():
         raise UsageError(f"there is no file {path}", did_you_mean(path.name, _siblings(path)))
-    with path.open(encoding="utf-8-sig", newline="") as handle:
-        reader = csv.DictReader(handle)
-        header = list(reader.fieldnames or ())
-        lines = list(reader)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            reader = csv.DictReader(handle)
+            header = list(reader.fieldnames or ())
+            lines = list(reader)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is no table in UTF-8: {error}", "Save it as CSV in UTF-8.") from error
     if numbers and column:
         raise UsageError("--label-col names classes and --value-col numbers: give one of them")
     candidates = list(numbers) or ([column] if column else [c for c in ("label", "class", "target") if c in header])

@@ -8,6 +8,7 @@ from sslbench.errors import UsageError
 from sslbench.leaderboard.model import Board, Cell, Extra, Row
 from sslbench.names import did_you_mean
 from sslbench.results import Costs, Result, Stage
+from sslbench.text import table_cell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -105,7 +106,6 @@ def extra_texts(board: Board, row: Row) -> list[str]:
 def to_rich(board: Board) -> "Table":
     """The further columns for the terminal: a line each and a column per row of the board, so that it stays narrow."""
     from rich.table import Table
-    from rich.text import Text
 
     shown = [i for i in range(len(board.rows)) if any(extra.values[i] is not None for extra in board.extras)]
     table = Table(padding=(0, 1))
@@ -113,7 +113,9 @@ def to_rich(board: Board) -> "Table":
     several = len({board.rows[i].layer for i in shown}) > 1
     for i in shown:
         row = board.rows[i]
-        table.add_column(Text(f"{row.label} {row.layer}" if several else row.label, overflow="fold"), justify="right")
+        table.add_column(
+            table_cell(f"{row.label} {row.layer}" if several else row.label, overflow="fold"), justify="right"
+        )
     for extra in board.extras:
-        table.add_row(Text(extra.name), *(Text(extra_text(extra.values[i])) for i in shown))
+        table.add_row(table_cell(extra.name), *(table_cell(extra_text(extra.values[i])) for i in shown))
     return table

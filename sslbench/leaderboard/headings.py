@@ -135,11 +135,15 @@ def preprocessing_text(values: Mapping[str, Any]) -> str:
     if values.get("resize") is not None and "interpolation" in values:
         words[0] += f" {values['interpolation']}"
     for key, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
-        if key in values and tuple(values[key]) != usual:
-            words.append(f"{key} {'/'.join(f'{v:g}' for v in values[key])}")
+        if isinstance(values.get(key), list | tuple) and tuple(values[key]) != usual:
+            words.append(f"{key} {'/'.join(map(_plain, values[key]))}")
     known = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
     words += [f"{key} {_short(item)}" for key, item in values.items() if key not in known]
     return ", ".join(words)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else _short(value)
 
 
 def _size(size: Any) -> str:

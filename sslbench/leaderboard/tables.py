@@ -1,7 +1,5 @@
 """A board as CSV (numbers only), Markdown and a table for the terminal."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +8,7 @@ from sslbench.errors import ResultError
 from sslbench.leaderboard.extras import cell_costs, extra_texts, row_costs, train_value
 from sslbench.leaderboard.model import Board, Cell, Row, shown, value
 from sslbench.records import replace_file
+from sslbench.text import csv_text, table_cell, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,10 +36,7 @@ def to_csv(board: Board, path: Path, form: Literal["wide", "long"] = "wide") -> 
     Raises:
         ResultError: the file cannot be written.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(_wide(board) if form == "wide" else _long(board))
-    write_text(path, text.getvalue())
+    write_text(path, csv_text(_wide(board) if form == "wide" else _long(board)))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -199,25 +195,24 @@ def to_rich(board: Board) -> "Table":
     """A board for the terminal; flags stand below it, so that it stays narrow."""
     from rich.markup import escape
     from rich.table import Table
-    from rich.text import Text
 
     layer = several_layers(board)
     notes = [f"[{i}] {flag}" for i, flag in enumerate(distinct_flags(board), start=1)]
     numbers = {flag: f"[{i}]" for i, flag in enumerate(distinct_flags(board), start=1)}
     caption = "\n".join([LEGEND, *notes, *board.notes])
-    result = Table(caption=escape(caption), caption_justify="left", title_justify="left", padding=(0, 1))
+    result = Table(caption=escape(visible(caption)), caption_justify="left", title_justify="left", padding=(0, 1))
     result.add_column("weights", overflow="fold")
     if layer:
         result.add_column("layer", overflow="fold")
     for title in [*titles(board), *(["average"] if board.averaged else [])]:
-        result.add_column(Text(title, overflow="fold"), justify="right", overflow="fold")
+        result.add_column(table_cell(title, overflow="fold"), justify="right", overflow="fold")
     for position, row in enumerate(board.rows):
         marks = "".join(numbers[flag] for flag in row.flags if flag != "floor")
-        cells = [Text(f"{row.label} {marks}".strip()), *([Text(row.layer)] if layer else [])]
+        cells = [table_cell(f"{row.label} {marks}".strip()), *([table_cell(row.layer)] if layer else [])]
         for i, cell in enumerate(row.cells):
-            cells.append(Text(cell_text(board, row, i), style="bold" if leads(cell) else ""))
+            cells.append(table_cell(cell_text(board, row, i), style="bold" if leads(cell) else ""))
         if board.averaged:
-            cells.append(Text("" if row.average is None else f"{row.average:.2f}"))
+            cells.append(table_cell("" if row.average is None else f"{row.average:.2f}"))
         ends = position + 1 < len(board.rows) and board.rows[position + 1].kind != row.kind
         result.add_row(*cells, style=_STYLES[row.kind], end_section=ends)
     return result

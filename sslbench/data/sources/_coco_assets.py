@@ -19,6 +19,16 @@ from sslbench.errors import DataError, UsageError
 Indices = npt.NDArray[np.int64]
 
 
+_LONGEST_SIDE = 10**9
+
+
+def side_of_image(value: object) -> int | None:
+    """Return the height or width that a manifest gives, in pixels; None for what is no such number."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= _LONGEST_SIDE:
+        return None
+    return int(value) if value == int(value) else None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assets:
     """The files of N images.
@@ -77,9 +87,8 @@ class AssetCollector:
             self._names[place] = str(row["name"])
         if text := str(row.get("channels") or ""):
             self._channels[place] = self._texts.setdefault(text, text)
-        sides = row.get("height"), row.get("width")
-        known = all(isinstance(side, int | float) and side >= 1 and side == int(side) for side in sides)
-        self._sizes.extend(int(side) if known and side else 0 for side in sides)
+        sides = [side_of_image(row.get(key)) for key in ("height", "width")]
+        self._sizes.extend(side or 0 if all(sides) else 0 for side in sides)
         assets = row.get("auxiliary") or row.get("assets") or []
         if not isinstance(assets, list) or not all(isinstance(a, dict) and a.get("file_name") for a in assets):
             raise DataError(f"{self.spec}, image {row['id']}: its assets are no list of mappings with a file_name")

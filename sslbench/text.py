@@ -1,0 +1,75 @@
+"""Text that others wrote (tensor names, folders, catalogs) made safe to print, and to open in a spreadsheet."""
+
+import csv
+import io
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_SHOWN = "\n\t"
+_UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Unicode categories: control and format characters, surrogates, line and paragraph separators."""
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def visible(text: str) -> str:
+    r"""Escape what a terminal would obey instead of show: control characters, half characters, changes of direction.
+
+    Example:
+        >>> visible("cat\x1b[2J")
+        'cat\\x1b[2J'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        character
+        if character in _SHOWN or unicodedata.category(character) not in _UNSAFE
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def table_cell(text: str, **given: Any) -> "Text":
+    """Return a cell of a rich table that shows the text as it is: no markup in brackets, no control characters.
+
+    Args:
+        text: of the cell.
+        given: further arguments of rich's `Text`, such as style.
+    """
+    from rich.text import Text
+
+    return Text(visible(text), **given)
+
+
+def spreadsheet_cell(value: object) -> object:
+    """Put an apostrophe before text that a spreadsheet would run as a formula; numbers stay as they are.
+
+    Example:
+        >>> spreadsheet_cell("=1+1"), spreadsheet_cell(-1.5), spreadsheet_cell("-1.5")
+        ("'=1+1", -1.5, '-1.5')
+    """
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def plain_cell(cell: str) -> str:
+    """Return the text that `spreadsheet_cell` was given."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Return rows as CSV that is safe to open in a spreadsheet."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    for row in rows:
+        writer.writerow([spreadsheet_cell(cell) for cell in row])
+    return buffer.getvalue()

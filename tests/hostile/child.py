@@ -1,0 +1,102 @@
+"""One command in a child process with bounded memory and time, and what became of it."""
+
+import contextlib
+import dataclasses
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+SECONDS = 60
+BYTES = 12 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The end of one command.
+
+    Attributes:
+        code: exit code; negative: the number of the signal that killed it.
+        out: of stdout.
+        err: of stderr.
+        seconds: wall time.
+        modules: that it had imported in the end.
+    """
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    modules: tuple[str, ...]
+
+    @property
+    def is_clear(self) -> bool:
+        """Exit code 0, 1 or 2 and no traceback; after an error at least one line."""
+        return self.code in (0, 1, 2) and "Traceback" not in self.err and (self.code == 0 or bool(self.err.strip()))
+
+
+def run(words: Sequence[str], folder: Path, *, seconds: float = SECONDS, memory: int = BYTES) -> Outcome:
+    """Run `sslbench WORDS` in a fork of this process, which has imported everything heavy already.
+
+    Args:
+        words: of the command line.
+        folder: current folder of the child; also of its caches, so that cases do not meet.
+        seconds: after which the child is killed.
+        memory: address space that the child may add to the parent's, in bytes.
+    """
+    out, err = folder / ".stdout", folder / ".stderr"
+    began = time.monotonic()
+    process = os.fork()
+    if process == 0:
+        _become(words, folder, out, err, memory)
+    code = _wait(process, began + seconds)
+    taken = time.monotonic() - began
+    modules = (folder / ".modules").read_text().split() if (folder / ".modules").is_file() else ()
+    return Outcome(code, out.read_text(errors="replace"), err.read_text(errors="replace"), taken, tuple(modules))
+
+
+def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: int) -> None:
+    """Never returns: pytest's own exit handlers must not run in the child."""
+    code = 70
+    try:
+        os.chdir(folder)
+        for number, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        os.environ["SSLBENCH_CACHE"] = str(folder / ".cache")
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + memory, mapped + memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        from sslbench.cli.main import main
+
+        try:
+            main(list(words))
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            (folder / ".modules").write_text("\n".join(sys.modules))
+        os._exit(code)
+
+
+def _wait(process: int, deadline: float) -> int:
+    while True:
+        done, status = os.waitpid(process, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            return -signal.SIGKILL
+        time.sleep(0.005)
