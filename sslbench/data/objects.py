@@ -37,6 +37,11 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     if place.options:
         raise UsageError(f"{spec}: detection takes the images as they are, without '?{next(iter(place.options))}='")
     spec = place.text
+    if find_module("source", "several").recognises(spec):
+        raise UsageError(
+            f"{spec}: a detector is trained on one data location, not on several at once",
+            "Join the manifests into one with kwcoco union; Pascal VOC trees are joined with '+': VOC2007+VOC2012.",
+        )
     if _toy_objects.recognises(spec) and not Path(spec).exists():
         return {"all": _toy(spec)}
     parts = spec.split("+") if not Path(spec).exists() else [spec]

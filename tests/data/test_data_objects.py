@@ -274,6 +274,13 @@ def test_images_without_boxes_are_refused(class_folders, tmp_path):
         open_objects(str(tmp_path / "potos"))
 
 
+def test_several_sources_at_once_are_refused_with_what_to_do(tmp_path):
+    (tmp_path / "both.yaml").write_text("sources: {a: a.json, b: b.json}\n")
+    for spec in ("several:a=a.json,b=b.json", str(tmp_path / "both.yaml")):
+        with pytest.raises(UsageError, match="not on several at once"):
+            open_objects(spec)
+
+
 OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult>
 <bndbox><xmin>{0}</xmin><ymin>{1}</ymin><xmax>{2}</xmax><ymax>{3}</ymax></bndbox></object>"""
 
