@@ -8,7 +8,7 @@ from typing import Any
 from sslbench import paths
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, find_module
+from sslbench.names import did_you_mean, find_module, from_file
 from sslbench.recipes import compose
 
 
@@ -101,6 +101,8 @@ def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tup
     if machine not in machines:
         raise UsageError(f"there is no machine called '{machine}'", did_you_mean(machine, machines))
     base, _ = compose("eval", {"machine": machine})
+    if "decoder" in base:
+        base["decoder"] = from_file(base["decoder"], f"configs/eval.yaml or machine/{machine}.yaml", "--decoder {}")
     in_machine = set(read_yaml_or_empty(machines[machine]))
     return [
         ("configs/eval.yaml", {k: v for k, v in base.items() if k not in in_machine}),
