@@ -19,9 +19,10 @@ from sslbench.errors import WeightsError
 STORAGES = {
     "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
     "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
-    "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128, "Untyped": torch.uint8,
+    "Bool": torch.bool, "QInt8": torch.qint8, "QUInt8": torch.quint8, "QInt32": torch.qint32,
+    "QUInt4x2": torch.quint4x2, "QUInt2x4": torch.quint2x4, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128, "Untyped": torch.uint8,
 }  # fmt: skip
-READABLE = frozenset(STORAGES.values())
+READABLE = frozenset(dtype for name, dtype in STORAGES.items() if not name.startswith("Q"))
 """Dtypes that every operation on weights knows; others (8-bit floats, quantised ones) are left out."""
 
 
