@@ -93,11 +93,8 @@ def save_detector(path: Path, state: Mapping[str, Tensor], about: About, *, comm
     content = save.own_content(backbone, backbone=about.backbone, metadata=metadata)
     content[_KEY] = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in others.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with save.new_file(path) as temporary, temporary.open("wb") as file:
-            torch.save(content, file)
-    except RuntimeError as error:  # so torch reports a full disk
-        raise UsageError(f"cannot write {path}: {error}") from error
+    with save.new_file(path) as temporary:
+        save.write_torch(temporary, content)
     return path
 
 
