@@ -114,8 +114,11 @@ class NamedByFile(str):
         named.where, named.remedy = where, remedy
         return named
 
+    def __str__(self) -> str:  # a copy is one, too
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:  # it stays one in other processes
-        return type(self), (str(self), self.where, self.remedy)
+        return type(self), (str.__str__(self), self.where, self.remedy)
 
 
 def find_module(kind: ModuleKind, name: str) -> ModuleType:

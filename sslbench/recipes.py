@@ -113,10 +113,11 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
 def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) -> None:
     """Marks, in place, the Python code that files name; what the user typed is theirs to run."""
     typed = ("key=value", "flag")
-    name, backbone = values["method"].get("name"), values.get("backbone")
+    settings, backbone = values.get("method"), values.get("backbone")
+    name = settings.get("name") if isinstance(settings, dict) else None
     is_typed = name == method and origins.get("method.name") == "the command"
-    if not is_typed and origins.get("method.name") not in typed:
-        values["method"]["name"] = from_file(name, f"{method}: method.name", "method.name={}")
+    if isinstance(settings, dict) and not is_typed and origins.get("method.name") not in typed:
+        settings["name"] = from_file(name, f"{method}: method.name", "method.name={}")
     if origins.get("backbone") not in typed and not str(backbone).startswith("timm:"):
         values["backbone"] = from_file(backbone, f"{method}: backbone", "--backbone {}")
     if "decoder" in values and origins.get("decoder") not in typed:

@@ -153,7 +153,12 @@ def check_recorded_preprocessing(found: Preprocessing, where: str) -> Preprocess
     if not all(0 < size <= _LARGEST_IMAGE for size in sizes) or not 0 < found.max_pixels <= MAX_PIXELS * 100:
         raise WeightsError(f"{where}: sizes should be from 1 to {_LARGEST_IMAGE:,} pixels, not {sizes}")
     numbers = (*found.mean, *found.std)
-    if len(found.mean) != len(found.std) or not found.mean or not all(map(math.isfinite, numbers)) or min(found.std) <= 0:
+    if (
+        len(found.mean) != len(found.std)
+        or not found.mean
+        or not all(map(math.isfinite, numbers))
+        or min(found.std) <= 0
+    ):
         raise WeightsError(f"{where}: mean and std should be one finite number per channel, std positive")
     return dataclasses.replace(found, decoder=tuple(from_file(found.decoder, f"{where}.decoder", "--decoder {}")))
 

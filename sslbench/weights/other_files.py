@@ -17,6 +17,7 @@ from sslbench.weights.pickled import Name, Storage, Tensor, resolve
 from sslbench.weights.torch_files import owned
 from sslbench.weights.unpickle import RestrictedPickle
 
+
 def read_pickle(path: Path, restricted: RestrictedPickle) -> Any:
     """What a plain pickle holds (Caffe2, Detectron2, MoCo's detection converter).
 

@@ -385,5 +385,3 @@ def _looks_like_class(module: str, name: str) -> bool:
     if known is not None:
         return isinstance(known, type)
     return name.rpartition(".")[2].lstrip("_")[:1].isupper()
-
-

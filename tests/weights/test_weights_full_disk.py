@@ -28,7 +28,12 @@ def short_of_space():
 
 @pytest.mark.parametrize(
     ("name", "to"),
-    [("out.pth", "torchvision"), ("out.safetensors", "torchvision"), ("out.pkl", "detectron2"), ("o.torch", "sslbench")],
+    [
+        ("out.pth", "torchvision"),
+        ("out.safetensors", "torchvision"),
+        ("out.pkl", "detectron2"),
+        ("o.torch", "sslbench"),
+    ],
 )
 def test_convert_on_a_full_disk_is_one_message(tmp_path, weights, name, to):
     out = tmp_path / name

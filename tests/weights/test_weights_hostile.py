@@ -133,7 +133,9 @@ def test_arrays_of_numbers_that_torch_lacks_are_left_out(tmp_path):
 def test_a_transform_that_makes_no_sense_is_one_message(tmp_path, metadata):
     from sslbench.backbones.build import build
 
-    save.save(tmp_path / "w.torch", build("resnet18w0.25").module.state_dict(), backbone="resnet18w0.25", metadata=metadata)
+    save.save(
+        tmp_path / "w.torch", build("resnet18w0.25").module.state_dict(), backbone="resnet18w0.25", metadata=metadata
+    )
     with pytest.raises(WeightsError, match=r"w\.torch: metadata\.preprocessing"):
         load_backbone(str(tmp_path / "w.torch"))
 
