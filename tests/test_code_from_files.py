@@ -100,7 +100,7 @@ def test_every_place_where_a_pickle_is_loaded_is_known():
 
 @pytest.fixture
 def bomb(tmp_path, monkeypatch):
-    """A module in the current folder that leaves a mark when it is imported, and can be everything that is asked for."""
+    """A module in the current folder that leaves a mark when it is imported, and can be all that is asked for."""
     (tmp_path / "bomb").mkdir()
     (tmp_path / "bomb" / "__init__.py").write_text("")
     (tmp_path / "bomb" / "code.py").write_text(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sslbench.errors import SslbenchError, UsageError, WeightsError
+from sslbench.errors import SslbenchError, WeightsError
 from sslbench.weights.save import new_file
 
 FORMAT = "sslbench checkpoint"

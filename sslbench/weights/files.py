@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import logging
 import pickle
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

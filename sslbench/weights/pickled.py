@@ -20,7 +20,8 @@ STORAGES = {
     "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
     "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
     "Bool": torch.bool, "QInt8": torch.qint8, "QUInt8": torch.quint8, "QInt32": torch.qint32,
-    "QUInt4x2": torch.quint4x2, "QUInt2x4": torch.quint2x4, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128, "Untyped": torch.uint8,
+    "QUInt4x2": torch.quint4x2, "QUInt2x4": torch.quint2x4, "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128, "Untyped": torch.uint8,
 }  # fmt: skip
 READABLE = frozenset(dtype for name, dtype in STORAGES.items() if not name.startswith("Q"))
 """Dtypes that every operation on weights knows; others (8-bit floats, quantised ones) are left out."""
@@ -186,11 +187,13 @@ class Storage(Record):
 
     __slots__ = ("count", "dtype", "first", "key", "kind", "viewed")
 
-    def __init__(self, kind: str, key: str, count: int, view: object = None) -> None:
+    def __init__(self, kind: str, key: str, count: int, view: Any = None) -> None:
         word = kind.rpartition(".")[2].removesuffix("Storage")
         self.dtype = STORAGES.get(word) if kind.startswith("torch.") else None
         self.kind, self.key, self.count = kind, key, count
-        _, self.first, self.viewed = view if isinstance(view, tuple) and len(view) == 3 else (None, 0, count)
+        is_view = isinstance(view, tuple) and len(view) == 3
+        self.first: Any = view[1] if is_view else 0
+        self.viewed: Any = view[2] if is_view else count
         if not _are_sizes((self.first, self.viewed)) or self.first + self.viewed > count:
             raise pickle.UnpicklingError("a view of a storage lies outside of it")
 
@@ -204,7 +207,7 @@ class Tensor(Record):
     __slots__ = ("dtype", "metadata", "offset", "shape", "storage", "stride")
 
     def __init__(
-        self, storage: object, offset: object, shape: object, stride: object, dtype: object, metadata: object
+        self, storage: object, offset: Any, shape: object, stride: object, dtype: object, metadata: object
     ) -> None:
         self.storage, self.offset, self.shape, self.stride = storage, offset, shape, stride
         self.dtype, self.metadata = dtype, metadata
@@ -230,7 +233,7 @@ class Tensor(Record):
             raise pickle.UnpicklingError("a tensor is damaged")
         last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         held = storage.viewed * storage.dtype.itemsize // dtype.itemsize
-        first = int(self.offset)  # type: ignore[call-overload]
+        first = int(self.offset)
         if first > held or (0 not in shape and first + last >= held):
             raise pickle.UnpicklingError(f"a tensor lies outside its storage of {held} values")
         budget.charge(math.prod(shape) * dtype.itemsize)
@@ -238,10 +241,10 @@ class Tensor(Record):
         if len(memory) != storage.count * storage.dtype.itemsize:
             raise pickle.UnpicklingError(f"storage '{storage.key}' has {len(memory)} bytes, not {storage.count} values")
         offset = first + storage.first * storage.dtype.itemsize // dtype.itemsize
-        made = torch.empty(0, dtype=dtype).set_(memory, offset, shape, stride)  # type: ignore[call-overload]
+        made = torch.empty(0, dtype=dtype).set_(memory, offset, shape, stride)
         bits = self.metadata if isinstance(self.metadata, dict) else {}
         made = made.conj().resolve_conj() if bits.get("conj") is True and dtype.is_complex else made
-        return -made if bits.get("neg") is True else made  # type: ignore[no-any-return]
+        return -made if bits.get("neg") is True else made
 
 
 def _are_sizes(values: Any) -> bool:

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ def write_torch(path: Path, content: Any) -> None:
     with path.open("wb") as file:
         watched = _Watched(file)
         try:
-            torch.save(content, watched)
+            torch.save(content, cast(IO[bytes], watched))
         except RuntimeError as error:
             if watched.failed is None:
                 raise

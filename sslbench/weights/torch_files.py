@@ -44,7 +44,7 @@ class _Archive:
         self.names = frozenset(self.zip.namelist())
         self.root = self.zip.namelist()[0].partition("/")[0]
         self.storages: dict[str, UntypedStorage] = {}
-        self.whole: UntypedStorage | None = None
+        self.whole: Any = None
         # torch < 2.1 does not write it: little
         order = self.read("byteorder") if f"{self.root}/byteorder" in self.names else b"little"
         self.swapped = order != sys.byteorder.encode()
@@ -73,13 +73,14 @@ class _Archive:
     def _storage(self, storage: Storage) -> UntypedStorage:
         name = f"data/{storage.key}"
         if not storage.count and f"{self.root}/{name}" not in self.names:
-            return UntypedStorage(0)
+            return owned(b"")
         member = self.zip.getinfo(f"{self.root}/{name}")
         start, size = self._start(member), member.file_size
         if member.compress_type == zipfile.ZIP_STORED and not self.swapped and start % 8 == 0 and size:
             if self.whole is None:
                 self.whole = UntypedStorage.from_file(os.fspath(self.path), False, self.path.stat().st_size)
-            return self.whole[start : start + size]
+            part: UntypedStorage = self.whole[start : start + size]
+            return part
         memory = owned(self.read(name))
         if self.swapped and storage.dtype is not None:
             memory.byteswap(storage.dtype)  # type: ignore[no-untyped-call]
@@ -131,7 +132,9 @@ def read_legacy(path: Path, pickled: RestrictedPickle) -> Any:
 
 def owned(data: bytes) -> UntypedStorage:
     """Return a copy of bytes that torch may write to and does not enlarge."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage() if data else UntypedStorage(0)
+    if not data:
+        return torch.empty(0, dtype=torch.uint8).untyped_storage()
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
 
 
 _DEEPEST = 200

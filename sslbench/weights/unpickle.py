@@ -216,13 +216,17 @@ class _Machine(pickle._Unpickler):
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
-    find_class: Callable[[str, str], Any]
 
     def __init__(self, file: _Bounded, pickled: "RestrictedPickle", persistent_load: Callable[[Any], Any]) -> None:
-        super().__init__(file, encoding=_ENCODING)  # type: ignore[call-arg]
+        super().__init__(file, encoding=_ENCODING)
         self.pickled = pickled
-        self.find_class = pickled.find
-        self.persistent_load = persistent_load
+        self.persistent = persistent_load
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self.pickled.find(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self.persistent(pid)
 
     def _call(self, function: Any, args: Any) -> Any:
         if not isinstance(function, Name) or not isinstance(args, tuple):
@@ -302,7 +306,7 @@ class _Machine(pickle._Unpickler):
         raise pickle.UnpicklingError("the file names something by a number of this Python's registry")
 
     dispatch: ClassVar[dict[int, Any]] = {
-        **pickle._Unpickler.dispatch,  # type: ignore[attr-defined]
+        **pickle._Unpickler.dispatch,
         **dict.fromkeys((pickle.REDUCE[0], pickle.NEWOBJ[0]), load_reduce),
         pickle.NEWOBJ_EX[0]: load_newobj_ex,
         pickle.OBJ[0]: load_obj,

@@ -403,9 +403,9 @@ def read_random(path, first, count):
     found = []
     for seed in range(first, first + count):
         path.write_bytes(CONTAINERS[seed % len(CONTAINERS)](random_pickle(seed)))
-        print(seed, flush=True)
+        print(seed, flush=True)  # noqa: T201
         found.append(outcome(path))
-    print(f"{found.count('read')} read, {len(found) - found.count('read')} refused")
+    print(f"{found.count('read')} read, {len(found) - found.count('read')} refused")  # noqa: T201
 
 
 def read_attacks(path):
@@ -413,13 +413,13 @@ def read_attacks(path):
     for name, content in attacks().items():
         path.write_bytes(content)
         signal.alarm(20)
-        print(name, end=": ", flush=True)
-        print(outcome(path).replace(str(path), "w.pth"), flush=True)
+        print(name, end=": ", flush=True)  # noqa: T201
+        print(outcome(path).replace(str(path), "w.pth"), flush=True)  # noqa: T201
         signal.alarm(0)
 
 
 if __name__ == "__main__":
-    import torch  # its memory is not counted
+    import torch  # noqa: F401 - its memory is not counted
 
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "w.pth"
