@@ -96,6 +96,7 @@ def load_benchmark(name: str) -> Benchmark:
     if modified and shipped.is_file():
         modified = _read(shipped) != content
     stem = name.removesuffix(".yaml")
+    content = names.without_code(content, str(file))
     return build(Benchmark, {**content, "name": stem, "sha256": digest, "modified": modified}, str(file))
 
 
@@ -119,7 +120,8 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
     """Where the train and the test part of a benchmark are: what the user gives, else what the benchmark names.
 
     Raises:
-        UsageError: the data have to be given, or are not in the user's data folder; it says where they are looked for.
+        UsageError: the data have to be given, or are not in the user's data folder (it says where they are looked for),
+            or the benchmark names a Python module that should read them.
     """
     if data is not None:
         if benchmark.test_folder and test_data is None:
@@ -128,6 +130,7 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
             )
         return data, test_data
     if benchmark.data:
+        names.refuse_location(benchmark.data, f"the benchmark {benchmark.name}: data")
         return benchmark.data, test_data
     if not benchmark.folder:
         raise UsageError(f"{benchmark.name} needs --data: {benchmark.title}")

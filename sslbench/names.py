@@ -3,11 +3,12 @@
 import difflib
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from sslbench import paths
 from sslbench.errors import UsageError
@@ -31,6 +32,8 @@ _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
     "schedule": ("configs", "schedule/"),
     "launcher": ("configs", "launcher/"),
 }
+# In a data location: a source that is a module of the user's. What follows '//' is a URL.
+_MODULE_SOURCE = re.compile(r"(?:^|=)(?P<place>(?P<module>[A-Za-z_]\w*(?:\.\w+)+):(?!//)[^,]*)")
 KINDS = tuple(sorted({*_PACKAGES, *_FOLDERS}))
 
 
@@ -95,16 +98,40 @@ def find_file(kind: FileKind, name: str) -> Path:
     return files[name]
 
 
+class NamedByFile(str):
+    """Name of Python code that stands in a file. It is never imported: only the user's own words choose what runs.
+
+    Attributes:
+        where: the file and its key.
+        remedy: what the user has to type to choose the same code.
+    """
+
+    where: str
+    remedy: str
+
+    def __new__(cls, name: str, where: str, remedy: str) -> Self:  # noqa: D102
+        named = super().__new__(cls, name)
+        named.where, named.remedy = where, remedy
+        return named
+
+    def __str__(self) -> str:  # a copy is one, too
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:  # it stays one in other processes
+        return type(self), (str.__str__(self), self.where, self.remedy)
+
+
 def find_module(kind: ModuleKind, name: str) -> ModuleType:
     """The module that implements a protocol, source or method: a built-in name, or a dotted path of the user's own.
 
     Raises:
-        UsageError: no such name, or the user's module cannot be imported.
+        UsageError: no such name, the user's module cannot be imported, or a file names it and the user does not.
     """
     builtin = _modules(kind)
     if name in builtin:
         return importlib.import_module(builtin[name])
     if "." in name:
+        refuse_named_by_file(name)
         return _import_user_module(name)
     raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, builtin))
 
@@ -115,8 +142,9 @@ def find_object(spec: str) -> Any:
     The current folder is searched too, as `python -m` does.
 
     Raises:
-        UsageError: the module cannot be imported, or has no such attribute.
+        UsageError: the module cannot be imported, has no such attribute, or a file names it and the user does not.
     """
+    refuse_named_by_file(spec)
     module_name, _, attribute = spec.partition(":")
     module = _import_user_module(module_name)
     target: Any = module
@@ -126,6 +154,57 @@ def find_object(spec: str) -> Any:
             raise UsageError(f"'{module_name}' ({module.__file__}) has no '{attribute}'", did_you_mean(part, valid))
         target = getattr(target, part)
     return target
+
+
+def from_file(names: Any, where: str, remedy: str) -> Any:
+    """Return names read from a file, those of Python code marked so that they are not imported.
+
+    Args:
+        names: one, or a list of them; a name with a dot or a colon stands for code. Anything else is returned as it is.
+        where: the file and its key.
+        remedy: what the user types to choose the same code; '{}' stands for the name.
+    """
+    if isinstance(names, list | tuple):
+        return [from_file(name, where, remedy) for name in names]
+    if not isinstance(names, str) or not ("." in names or ":" in names) or isinstance(names, NamedByFile):
+        return names
+    return NamedByFile(names, where, remedy.format(names))
+
+
+def without_code(content: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the content of a benchmark's or preset's file with its protocol and decoders as `from_file` gives them."""
+    changed = dict(content)
+    if "protocol" in content:
+        remedy = "sslbench eval {} beside --benchmark or --preset"
+        changed["protocol"] = from_file(content["protocol"], f"{where}: protocol", remedy)
+    fixed = content.get("preprocessing")
+    if isinstance(fixed, dict) and "decoder" in fixed:
+        decoder = from_file(fixed["decoder"], f"{where}: preprocessing.decoder", "--decoder {}")
+        changed["preprocessing"] = {**fixed, "decoder": decoder}
+    return changed
+
+
+def refuse_location(location: str, where: str) -> None:
+    """Refuse a data location read from a file that names a Python module as its source.
+
+    Raises:
+        UsageError: it does (`my_pkg.my_source:REST`, alone or among several).
+    """
+    if (found := _MODULE_SOURCE.search(location)) and not Path(found["place"]).exists():
+        refuse_named_by_file(NamedByFile(found["module"], where, f"--data {location}"))
+
+
+def refuse_named_by_file(name: str) -> None:
+    """Refuse to import what a file names.
+
+    Raises:
+        UsageError: the name was read from a file.
+    """
+    if isinstance(name, NamedByFile):
+        raise UsageError(
+            f"{name.where} names the Python code '{name}', which is not run because a file says so",
+            f"If you trust it, name it yourself: {name.remedy}",
+        )
 
 
 def _import_user_module(name: str) -> ModuleType:

@@ -73,6 +73,7 @@ def load_preset(name: str) -> Preset:
     modified = shipped.is_file() and file.resolve() != shipped.resolve() and read_yaml(shipped) != content
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
     name = Path(name).stem if name.endswith(".yaml") else stem
+    content = names.without_code(content, str(file))
     return build(Preset, {**content, "name": name, "sha256": digest, "modified": modified}, str(file))
 
 

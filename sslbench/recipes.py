@@ -10,7 +10,7 @@ from typing import Any
 from sslbench import paths
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, find_file, list_names
+from sslbench.names import did_you_mean, find_file, from_file, list_names
 
 GROUPS = ("augment", "optimizer", "schedule", "launcher")
 
@@ -109,7 +109,22 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
             origins |= dict.fromkeys(leaves(_nested(key, value)), origin)
     if method in list_names("method") and "optimizer.lr" not in given:
         _same_optimizer(method, choices, changed, before, values["optimizer"].get("name"))
+    _mark_code(values, origins, method)
     return Composed(values, origins)
+
+
+def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) -> None:
+    """Marks, in place, the Python code that files name; what the user typed is theirs to run."""
+    typed = ("key=value", "flag")
+    settings, backbone = values.get("method"), values.get("backbone")
+    name = settings.get("name") if isinstance(settings, dict) else None
+    is_typed = name == method and origins.get("method.name") == "the command"
+    if isinstance(settings, dict) and not is_typed and origins.get("method.name") not in typed:
+        settings["name"] = from_file(name, f"{method}: method.name", "method.name={}")
+    if origins.get("backbone") not in typed and not str(backbone).startswith("timm:"):
+        values["backbone"] = from_file(backbone, f"{method}: backbone", "--backbone {}")
+    if "decoder" in values and origins.get("decoder") not in typed:
+        values["decoder"] = from_file(values["decoder"], f"{method}: decoder", "decoder=[{}]")
 
 
 def _same_optimizer(method: str, choices: Mapping[str, str], changed: Mapping[str, str], old: Any, new: Any) -> None:

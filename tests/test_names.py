@@ -71,3 +71,15 @@ def test_a_users_yaml_comes_before_the_built_in_one(tmp_path, monkeypatch):
     assert names.find_file("benchmark", "knn/digits").parent.parent == paths.builtin_dir("benchmarks")
     monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
     assert names.find_file("benchmark", "knn/digits") == mine
+
+
+def test_a_name_of_a_file_stays_one_when_it_is_copied_or_sent(monkeypatch):
+    import pickle
+
+    (name,) = names.from_file(["my_pkg.my_thing"], "w.torch: key", "--flag {}")
+    for copy in (name, str(name), pickle.loads(pickle.dumps(name))):  # noqa: S301 - its own
+        for load in (lambda one: names.find_module("protocol", one), names.find_object):
+            with pytest.raises(UsageError, match=r"w\.torch: key names the Python code 'my_pkg\.my_thing'") as caught:
+                load(copy)
+            assert caught.value.remedy == "If you trust it, name it yourself: --flag my_pkg.my_thing"
+    assert names.from_file("resnet50", "", "") == "resnet50" and type(names.from_file("fast", "", "")) is str

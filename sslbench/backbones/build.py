@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sslbench import names
 from sslbench.backbones import alexnet, resnet
 from sslbench.backbones.backbone import Backbone, copied
-from sslbench.backbones.timm_models import build_timm, is_timm_name
+from sslbench.backbones.timm_models import build_timm, check_recorded_options, is_timm_name
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
@@ -77,6 +77,60 @@ def build(name: str, *, seed: int = 0) -> Backbone:
         backbone = _build(name)
     backbone.module.eval().requires_grad_(False)
     return backbone
+
+
+def check_recorded(name: str, where: str, *, numbers: int) -> None:
+    """Refuse a backbone that a weights file names unless it is one of sslbench's or timm's that the file could fill.
+
+    A network is laid out without memory for its values before one is built.
+
+    Args:
+        name: as the file has it, or as its tensors show.
+        where: the file and its key.
+        numbers: how many numbers the file's tensors hold.
+
+    Raises:
+        BackboneError: the name stands for Python code, has an option that is not taken from files, is unknown, or is
+            that of a network much larger than the file.
+    """
+    head, colon, rest = name.partition(":")
+    if colon and head not in ("timm", "pixels"):
+        raise BackboneError(
+            f"{where} names the Python code '{name}', which is not run because a file says so",
+            f"If you trust it, name it yourself: --backbone {name}",
+        )
+    spec = resnet.parse(name)
+    if spec is not None and sum(spec.layers) > _MOST_BLOCKS:
+        raise BackboneError(f"{where}: {name} has {sum(spec.layers)} blocks; at most {_MOST_BLOCKS} are built")
+    try:
+        if head == "timm":
+            check_recorded_options(rest, where)
+        with torch.device("meta"):
+            module = _build(name).module
+    except UsageError as error:
+        raise BackboneError(f"{where}: {error.message}", error.remedy) from error
+    except Exception as error:  # sizes that do not go together fail anywhere in timm
+        raise BackboneError(f"{where}: {name} cannot be built: {type(error).__name__}: {error}") from error
+    check_size(module, f"{where}: {name}", numbers=numbers)
+
+
+def check_size(module: nn.Module, what: str, *, numbers: int) -> None:
+    """Refuse a network laid out on the meta device that is much larger than the file whose numbers would fill it.
+
+    Raises:
+        BackboneError: it is.
+    """
+    needed = sum(tensor.numel() for tensor in module.state_dict().values())
+    if needed > _MUCH_LARGER * numbers + _ALWAYS_BUILT:
+        raise BackboneError(
+            f"{what} has {needed:,} numbers, and the file holds {numbers:,}",
+            "If the network is right and most of it should stay untrained, name it: --backbone NAME --allow-partial.",
+        )
+
+
+_MOST_BLOCKS = 1000
+_MUCH_LARGER = 8
+_ALWAYS_BUILT = 50_000_000  # numbers: what a network of usual size takes in memory harms nobody
 
 
 def _build(name: str) -> Backbone:

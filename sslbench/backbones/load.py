@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from sslbench.backbones.alexnet import recognise_alexnet
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.build import build
+from sslbench.backbones.build import build, check_recorded
 from sslbench.backbones.resnet import parse, recognise_resnet
 from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
 from sslbench.backbones.timm_models import classifier_names
@@ -18,8 +19,9 @@ from sslbench.backbones.vit_positions import fit_positions
 from sslbench.backbones.vit_preprocessing import vit_preprocessing
 from sslbench.backbones.vit_recognise import recognise_vit
 from sslbench.config import build as build_dataclass
-from sslbench.errors import BackboneError, UsageError
-from sslbench.preprocessing import Preprocessing
+from sslbench.errors import BackboneError, UsageError, WeightsError
+from sslbench.names import from_file
+from sslbench.preprocessing import MAX_PIXELS, Preprocessing
 from sslbench.weights import files, save
 from sslbench.weights.fill import LoadReport, fill
 from sslbench.weights.recognise import Recognised, recognise
@@ -92,7 +94,10 @@ def load_file(
     else:
         recognised = recognise(file, format=format)
         name = architecture(recognised, weights)
-        built = build(with_channels(name, 1) if stem is not None and stem.name == "sum" else name, seed=seed)
+        name = with_channels(name, 1) if stem is not None and stem.name == "sum" else name
+        where = f"{weights}: backbone" if recognised.backbone else weights
+        check_recorded(name, where, numbers=sum(tensor.numel() for tensor in recognised.canonical.values()))
+        built = build(name, seed=seed)
     tensors, ignored = _tensors_for(built, recognised)
     tensors, mapped, random = fit_stem(tensors, built, stem, what=weights)
     tensors, resized = fit_positions(tensors, built.module)
@@ -120,10 +125,49 @@ def load_file(
 def _recorded_preprocessing(file: files.WeightsFile) -> Preprocessing | None:
     """The transform that `sslbench pretrain` wrote beside the weights; None where there is none."""
     metadata = file.content.get("metadata")
-    text = metadata.get("preprocessing") if file.content.get("format") == save.FORMAT and metadata else None
+    own = file.content.get("format") == save.FORMAT and isinstance(metadata, Mapping)
+    text = metadata.get("preprocessing") if own and metadata else None
     if text is None:
         return None
-    return build_dataclass(Preprocessing, json.loads(text), f"{file.path}: metadata.preprocessing")
+    where = f"{file.path}: metadata.preprocessing"
+    try:
+        found = build_dataclass(Preprocessing, json.loads(text), where)
+    except UsageError as error:
+        raise WeightsError(error.message, error.remedy) from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(f"{where} should be a transform as JSON: {' '.join(str(error).split())[:200]}") from error
+    return check_recorded_preprocessing(found, where)
+
+
+def check_recorded_preprocessing(found: Preprocessing, where: str) -> Preprocessing:
+    """Refuse a transform from a file that no network has; return it with the functions that decode marked as a file's.
+
+    Args:
+        found: the transform.
+        where: the file and its key.
+
+    Raises:
+        WeightsError: a size, mean or std makes no sense.
+    """
+    sizes = [size for value in (found.resize, found.crop, found.squash) for size in _sizes(value)]
+    if not all(0 < size <= _LARGEST_IMAGE for size in sizes) or not 0 < found.max_pixels <= MAX_PIXELS * 100:
+        raise WeightsError(f"{where}: sizes should be from 1 to {_LARGEST_IMAGE:,} pixels, not {sizes}")
+    numbers = (*found.mean, *found.std)
+    if (
+        len(found.mean) != len(found.std)
+        or not found.mean
+        or not all(map(math.isfinite, numbers))
+        or min(found.std) <= 0
+    ):
+        raise WeightsError(f"{where}: mean and std should be one finite number per channel, std positive")
+    return dataclasses.replace(found, decoder=tuple(from_file(found.decoder, f"{where}.decoder", "--decoder {}")))
+
+
+_LARGEST_IMAGE = 16_384
+
+
+def _sizes(value: int | tuple[int, int] | None) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else value or ()
 
 
 def mapped_stem(
@@ -151,7 +195,10 @@ def mapped_stem(
     channels = 1 if stem.name == "sum" and channels is None else channels
     if channels is None:
         raise UsageError(f"--stem {rule}: for images of how many channels?", "Say it: --in-chans 4.")
-    built = build(with_channels(backbone or architecture(recognised, weights), channels))
+    name = with_channels(backbone or architecture(recognised, weights), channels)
+    if backbone is None:
+        check_recorded(name, weights, numbers=sum(tensor.numel() for tensor in recognised.canonical.values()))
+    built = build(name)
     canonical, mapped, _ = fit_stem(recognised.canonical, built, stem, what=weights)
     return dataclasses.replace(recognised, canonical=canonical, changes=mapped), built.name
 

@@ -3,6 +3,8 @@
 import ast
 import logging
 import math
+from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 import timm
@@ -76,6 +78,41 @@ def _parse_options(name: str) -> tuple[str, dict[str, Any]]:
         except (ValueError, SyntaxError):
             options[key] = value
     return name, options
+
+
+# What a weights file may say of its network: sizes and switches. Never paths, downloads, or modules by their names.
+_RECORDED_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("embed_dim", "depth", "num_heads", "patch_size", "img_size", "reg_tokens", "in_chans"), int),
+    **dict.fromkeys(("mlp_ratio", "drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate"), (int, float)),
+    **dict.fromkeys(("no_embed_class", "class_token", "fc_norm", "pre_norm", "qkv_bias", "qk_norm"), bool),
+    **dict.fromkeys(("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "dynamic_img_size"), bool),
+    "init_values": (int, float, NoneType),
+    "global_pool": str,
+}
+_MOST = {"embed_dim": 16_384, "depth": 200, "img_size": 4096, "reg_tokens": 1024, "in_chans": 4096, "mlp_ratio": 64}
+
+
+def check_recorded_options(name: str, where: str) -> None:
+    """Refuse options in a timm name read from a file that are not mere sizes or switches.
+
+    Args:
+        name: without 'timm:'.
+        where: the file and its key.
+
+    Raises:
+        UsageError: another option, or a value that no network has.
+    """
+    name, options = _parse_options(name)
+    for key, value in options.items():
+        kinds = _RECORDED_OPTIONS.get(key)
+        fits = kinds is not None and isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
+        if not fits or (isinstance(value, str) and not value.isidentifier()):
+            raise UsageError(
+                f"timm's option {key}={value} is not taken from a file",
+                f"If you trust it, name the network yourself: --backbone timm:{name},{key}={value}",
+            )
+        if isinstance(value, int | float) and not 0 <= value <= _MOST.get(key, 4096):
+            raise UsageError(f"{key}={value} is more than any network has")
 
 
 def _same(full_name: str, architecture: str) -> bool:

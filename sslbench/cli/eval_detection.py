@@ -10,7 +10,7 @@ from sslbench.cli.echo import echo
 from sslbench.cli.protocol_names import DETECTION
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, list_names
+from sslbench.names import did_you_mean, list_names, refuse_location
 
 if TYPE_CHECKING:
     from sslbench.benchmarks import Benchmark
@@ -134,6 +134,8 @@ def _request(values: dict[str, Any], given: Mapping[str, Any], d2: dict[str, Any
         )
     benchmark = _benchmark(given)
     data = given["data"] or benchmark.data
+    if not given["data"]:
+        refuse_location(data, f"the benchmark {benchmark.name}: data")
     if not data:
         raise UsageError(
             f"{benchmark.name} needs --data: {benchmark.title}",

@@ -37,7 +37,10 @@ def runs(protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence[
     chosen = []
     for name in named or list(dict.fromkeys(preset.family for preset in found)):
         own = [preset for preset in found if name in (preset.family, preset.protocol)]
-        chosen += [Run(name, preset.protocol, preset) for preset in own] or [Run(name, name)]
+        # The user's own word for a protocol, where it is the preset's: only that may name a module.
+        chosen += [Run(name, name if name == preset.protocol else preset.protocol, preset) for preset in own] or [
+            Run(name, name)
+        ]
     return list({(run.protocol, run.preset.name if run.preset else ""): run for run in chosen}.values())
 
 

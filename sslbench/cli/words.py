@@ -8,7 +8,7 @@ from typing import Any
 from sslbench import paths
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, find_module
+from sslbench.names import did_you_mean, find_module, from_file
 from sslbench.recipes import compose
 
 
@@ -102,6 +102,8 @@ def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tup
         raise UsageError(f"there is no machine called '{machine}'", did_you_mean(machine, machines))
     in_machine = set(read_yaml(machines[machine], may_be_empty=True))
     base, _ = compose("eval", {"machine": machine})
+    if "decoder" in base:
+        base["decoder"] = from_file(base["decoder"], f"configs/eval.yaml or machine/{machine}.yaml", "--decoder {}")
     return [
         ("configs/eval.yaml", {k: v for k, v in base.items() if k not in in_machine}),
         (f"machine={machine}", {k: v for k, v in base.items() if k in in_machine}),

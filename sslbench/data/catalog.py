@@ -15,7 +15,7 @@ from pathlib import Path
 from sslbench import config
 from sslbench.data import several_text
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean
+from sslbench.names import did_you_mean, refuse_location
 
 PROJECT_FILE = "sslbench-data.yaml"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -82,11 +82,14 @@ def find(name: str) -> Named | None:
     """The entry of that name, if there is one; a path that exists is no name, and if both are there it is said.
 
     Raises:
-        UsageError: a catalog cannot be read or has an unknown key.
+        UsageError: a catalog cannot be read or has an unknown key, or one that is not the user's own names a Python
+            module as the source.
     """
     if not _NAME.fullmatch(name):
         return None
     named = entries().get(name)
+    if named is not None and named.file != user_file():  # one in this folder may have come with the data
+        refuse_location(named.entry.data, f"{named.file}: {name}")
     if named is None or not Path(name).exists():
         return named
     if Path(named.entry.data).exists() and Path(name).samefile(named.entry.data):

@@ -22,7 +22,7 @@ from sslbench.data.reading import DEFAULT as DEFAULT
 from sslbench.data.reading import Reading as Reading
 from sslbench.data.source import Images
 from sslbench.errors import SslbenchError, UsageError
-from sslbench.names import did_you_mean, find_object
+from sslbench.names import did_you_mean, find_object, refuse_named_by_file
 from sslbench.preprocessing import Preprocessing
 
 Handler = Callable[[str, BinaryIO], Any]
@@ -217,7 +217,8 @@ def resolve(decoder: Iterable[str]) -> tuple[Handler, ...]:
     """The user's handlers among the names in `Preprocessing.decoder`, imported.
 
     Raises:
-        UsageError: a name is no way of decoding and no function, or both ways are named.
+        UsageError: a name is no way of decoding and no function, both ways are named, or a file names a function that
+            the user does not.
     """
     names = tuple(decoder)
     if len([name for name in names if name in WAYS]) > 1:
@@ -247,6 +248,7 @@ def name_of(handler: Handler) -> str:
 
 
 def _find(name: str) -> Handler:
+    refuse_named_by_file(name)
     plain = name.partition("@")[0]
     module, colon, attribute = plain.partition(":") if ":" in plain else plain.rpartition(".")
     if not colon or not module:

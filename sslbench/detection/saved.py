@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslbench.backbones.build import build
+from sslbench.backbones.build import build, check_recorded, check_size
+from sslbench.backbones.load import check_recorded_preprocessing
 from sslbench.config import build as build_dataclass
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
@@ -25,12 +26,14 @@ from sslbench.results import canonical
 from sslbench.train import checkpoints
 from sslbench.weights import files, save
 from sslbench.weights.fill import fill
+from sslbench.weights.recognise import tensors_at
 
 SUFFIX = ".detector.torch"
 """How the name of the exported detector beside a record ends."""
 _KEY = "detector"
 _VIT = "backbone.net."
 _STEM = "conv1.weight"
+_MOST_LAYERS = 100  # of a head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +93,8 @@ def save_detector(path: Path, state: Mapping[str, Tensor], about: About, *, comm
     content = save.own_content(backbone, backbone=about.backbone, metadata=metadata)
     content[_KEY] = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in others.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with save.new_file(path) as temporary, temporary.open("wb") as file:
-            torch.save(content, file)
-    except RuntimeError as error:  # so torch reports a full disk
-        raise UsageError(f"cannot write {path}: {error}") from error
+    with save.new_file(path) as temporary:
+        save.write_torch(temporary, content)
     return path
 
 
@@ -145,6 +145,14 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
     if about is None or file.content.get("format") != save.FORMAT:
         what = "is a checkpoint of a training" if about is not None else "holds no detector"
         raise WeightsError(f"{path} {what}", f"sslbench eval detection writes NAME{SUFFIX} beside its record.")
+    numbers = sum(tensor.numel() for key in ("state_dict", _KEY) for tensor in tensors_at(file.content, key).values())
+    check_recorded(about.backbone, f"{path}: detector.backbone", numbers=numbers)
+    recipe, classes = about.recipe, len(about.classes)
+    if max(recipe.rpn_convs or 0, recipe.box_convs or 0, recipe.box_fcs or 0, recipe.mask_convs or 0) > _MOST_LAYERS:
+        raise WeightsError(f"{path}: its recipe has a head of more than {_MOST_LAYERS} layers")
+    with torch.device("meta"):
+        skeleton = build_detector(build(about.backbone), recipe, classes, device="meta")
+    check_size(skeleton, f"{path}: its detector", numbers=numbers)
     backbone = dataclasses.replace(build(about.backbone), preprocessing=about.preprocessing)
     detector = build_detector(backbone, about.recipe, len(about.classes), device=device)
     fill(detector, _joined(file.content, about.recipe), what=str(path))
@@ -166,9 +174,11 @@ def about_of(file: files.WeightsFile) -> About | None:
     if not isinstance(given, str) or not given:
         return None
     try:
-        return build_dataclass(About, json.loads(given), f"{file.path}: detector")
-    except (UsageError, ValueError) as error:
+        about = build_dataclass(About, json.loads(given), f"{file.path}: detector")
+    except (UsageError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(str(error), "Was it written by another version of sslbench?") from error
+    where = f"{file.path}: detector.preprocessing"
+    return dataclasses.replace(about, preprocessing=check_recorded_preprocessing(about.preprocessing, where))
 
 
 def rows(file: files.WeightsFile, about: About) -> list[tuple[str, str]]:

@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from sslbench.data.training import RawBatch
 from sslbench.errors import UsageError
 from sslbench.pretraining.settings import PretrainRequest, differences, plain
 from sslbench.train import checkpoints
-from sslbench.weights.save import new_file
+from sslbench.weights.save import new_file, write_torch
 
 log = logging.getLogger("sslbench")
 
@@ -81,6 +80,6 @@ def keep_failed(folder: Path, raw: RawBatch, ids: tuple[str, ...], *, step: int,
     """The batch whose loss was not finite: views, labels, and the ids of its images."""
     path = folder / f"failed_batch_step{step + 1}_process{rank}.pt"
     content = {"views": list(raw.views), "labels": raw.labels, "indices": raw.indices, "ids": list(ids)}
-    with new_file(path) as temporary, temporary.open("wb") as file:
-        torch.save(content, file)
+    with new_file(path) as temporary:
+        write_torch(temporary, content)
     return path

@@ -52,7 +52,10 @@ def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, 
     Raises:
         UsageError: no such method or setting, or the method cannot use this backbone or data.
     """
-    module = names.find_module("method", str(settings.get("name")))
+    name = settings.get("name")
+    if not isinstance(name, str):
+        raise UsageError("which method? The settings have no method.name")
+    module = names.find_module("method", name)
     values = {key: value for key, value in settings.items() if key != "name"}
     config = build(module.Config, values, f"method {settings['name']}")
     with torch.random.fork_rng(devices=[]):

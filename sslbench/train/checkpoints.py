@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sslbench.errors import SslbenchError, UsageError, WeightsError
+from sslbench.errors import SslbenchError, WeightsError
 from sslbench.weights.save import new_file
 
 FORMAT = "sslbench checkpoint"
@@ -33,10 +33,10 @@ def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Pat
         folder.mkdir(parents=True, exist_ok=True)
         with new_file(path) as temporary, temporary.open("wb") as file:
             torch.save({"format": FORMAT, "version": VERSION, "step": step, **content}, file)
-    except (OSError, RuntimeError, UsageError) as error:  # torch reports a full disk as RuntimeError
+    except (OSError, RuntimeError, SslbenchError) as error:  # torch reports a full disk as RuntimeError
         kept = newest(folder)
         remedy = f"The last whole checkpoint is {kept}." if kept else "No checkpoint was written yet."
-        message = error.message if isinstance(error, UsageError) else f"cannot write {path}: {error}"
+        message = error.message if isinstance(error, SslbenchError) else f"cannot write {path}: {error}"
         raise SslbenchError(message, f"Free some space. {remedy}") from error
     for old in files(folder)[: -max(keep, 1)]:
         old.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import logging
 import pickle
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,22 @@ import safetensors
 import torch
 
 from sslbench.errors import WeightsError
-from sslbench.weights import haiku, other_files, torchscript, vissl_parts
+from sslbench.weights import haiku, other_files, torch_files, vissl_parts
+from sslbench.weights.pickled import READABLE, Inert, Unreadable
 from sslbench.weights.sniff import Container, refuse_path, sniff
-from sslbench.weights.unpickle import Inert, RestrictedPickle
+from sslbench.weights.unpickle import RestrictedPickle
 
-_OTHER_READERS = {
+_READERS = {
     "pickle": other_files.read_pickle,
     "npy": other_files.read_npy,
     "npz": other_files.read_npz,
     "torch tar": other_files.read_tar,
-    "torchscript": torchscript.read_torchscript,
+    "torch zip": torch_files.read_zip,
+    "torch legacy": torch_files.read_legacy,
+    "torchscript": torch_files.read_torchscript,
 }
+
+_READABLE_ARRAYS = frozenset(map(np.dtype, "b1 u1 i1 i2 i4 i8 f2 f4 f8 c8 c16".split()))
 
 log = logging.getLogger("sslbench")
 
@@ -42,6 +46,7 @@ class WeightsFile:
         metadata: of a safetensors file; else empty.
         stubbed: classes that the file names and that became inert.
         suspicious: functions that the file names without calling them.
+        unreadable: tensors that are no plain ones and were left out, each with its kind: 'queue (sparse)'.
     """
 
     path: Path
@@ -51,6 +56,7 @@ class WeightsFile:
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stubbed: tuple[str, ...] = ()
     suspicious: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
@@ -75,20 +81,22 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
     if container == "safetensors":
         content, metadata = _read_safetensors(path)
-        return WeightsFile(path, sha256, content, container, metadata)
-    if container in _OTHER_READERS:
-        loaded, pickled = _read_other(path, container, trust_pickle=trust_pickle)
-    else:
-        loaded, pickled = _read_torch(path, mmap=container == "torch zip", trust_pickle=trust_pickle)
+        plainer = _Plainer(path)
+        return WeightsFile(
+            path, sha256, plainer.plain(content), container, plainer.plain(metadata), (), (), plainer.left_out()
+        )
+    loaded, pickled = _read_pickled(path, container, trust_pickle=trust_pickle)
+    if container.startswith("torch "):
         loaded = vissl_parts.joined(path, loaded, lambda part: _read_part(part, trust_pickle=trust_pickle))
     stubbed, suspicious = tuple(sorted(pickled.stubbed)), tuple(sorted(pickled.suspicious))
     if not isinstance(loaded, Mapping | torch.nn.Module) and not (isinstance(loaded, Inert) and loaded.mapping):
         raise _no_dict(path, loaded, stubbed)
+    plainer = _Plainer(path)
     try:
-        content = haiku.flattened(_Plainer(path).plain(loaded))
+        content = haiku.flattened(plainer.plain(loaded))
     except RecursionError as error:
         raise _damaged(path, error) from error
-    return WeightsFile(path, sha256, content, container, {}, stubbed, suspicious)
+    return WeightsFile(path, sha256, content, container, {}, stubbed, suspicious, plainer.left_out())
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -99,50 +107,24 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise WeightsError(f"{path} is a damaged safetensors file: {error}", "Get the file again.") from error
 
 
-def _read_torch(path: Path, *, mmap: bool, trust_pickle: bool) -> tuple[Any, RestrictedPickle]:
-    """First by the safe reader of torch, which knows tensors and plain containers; then by the restricted one."""
-    restricted = RestrictedPickle()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the age of a file's format: nothing the user can mend
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap), restricted
-        except pickle.UnpicklingError:
-            pass
-        except Exception as error:
-            raise _damaged(path, error) from error
-        if trust_pickle:
-            return _run_pickle(path), restricted
-        try:
-            with path.open("rb") as file:
-                loaded = torch.load(
-                    file,
-                    map_location="cpu",
-                    weights_only=False,
-                    pickle_module=restricted.as_module(),
-                    encoding="latin1",
-                )
-        except WeightsError as error:
-            raise WeightsError(f"{path}: {error.message}", error.remedy) from error
-        except Exception as error:
-            raise _damaged(path, error) from error
-    return loaded, restricted
-
-
 def _read_part(path: Path, *, trust_pickle: bool) -> Any:
     """Another file of torch.save, which belongs to the one that is being read."""
     container = sniff(path)
     if not container.startswith("torch "):
         raise WeightsError(f"{path} should be a file of torch.save, not {container}")
-    return _read_torch(path, mmap=container == "torch zip", trust_pickle=trust_pickle)[0]
+    return _read_pickled(path, container, trust_pickle=trust_pickle)[0]
 
 
-def _read_other(path: Path, container: Container, *, trust_pickle: bool) -> tuple[Any, RestrictedPickle]:
-    restricted = RestrictedPickle()
+def _read_pickled(path: Path, container: Container, *, trust_pickle: bool) -> tuple[Any, RestrictedPickle]:
+    restricted = RestrictedPickle(path.stat().st_size)
     try:
-        return _OTHER_READERS[container](path, restricted), restricted
+        loaded = _READERS[container](path, restricted)
+        if trust_pickle and container.startswith("torch ") and (restricted.stubbed or restricted.suspicious):
+            return _run_pickle(path), restricted  # for what became inert
+        return loaded, restricted
     except WeightsError as error:
-        if trust_pickle and restricted.suspicious and container == "pickle":
-            return _run_pickle(path, plain=True), restricted
+        if trust_pickle and restricted.suspicious and (container == "pickle" or container.startswith("torch ")):
+            return _run_pickle(path, plain=container == "pickle"), restricted
         where = "" if str(path) in error.message else f"{path}: "
         raise WeightsError(f"{where}{error.message}", error.remedy) from error
     except Exception as error:
@@ -183,6 +165,15 @@ class _Plainer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.done: dict[int, Any] = {}
+        self.unreadable: dict[str, None] = {}
+
+    def left_out(self) -> tuple[str, ...]:
+        """Tensors that are not read, each with its kind; the user is told of them."""
+        names = tuple(self.unreadable)
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            log.warning(f"{self.path}: left out what is no plain tensor of numbers: {', '.join(names[:3])}{more}")
+        return names
 
     def plain(self, value: Any) -> Any:
         """Dicts with text keys, tensors, numbers and text; None for everything else."""
@@ -193,29 +184,50 @@ class _Plainer:
         if isinstance(value, Mapping):
             return self._mapping(value)
         if isinstance(value, torch.Tensor):
-            if value.is_meta:
-                raise WeightsError(f"{self.path} was saved from the meta device: its tensors have no values")
-            return value.detach()
+            return self._tensor(value)
         if isinstance(value, np.ndarray):
             return _tensor(value)
-        if isinstance(value, np.generic):
-            return value.item()
-        return value if isinstance(value, str | int | float | bool) else None
+        if isinstance(value, str):
+            return _printable(value)
+        if isinstance(value, int):
+            return value if value.bit_length() <= 64 else None  # Python refuses to print much larger ones
+        return value if isinstance(value, float | Unreadable) else None
+
+    def _tensor(self, value: torch.Tensor) -> torch.Tensor | Unreadable:
+        if value.is_nested or value.layout != torch.strided:
+            return Unreadable("nested" if value.is_nested else "sparse")
+        if value.dtype not in READABLE:
+            return Unreadable(str(value.dtype).removeprefix("torch."))
+        if value.is_meta:
+            return Unreadable("meta")
+        return value.detach().resolve_conj().resolve_neg()
 
     def _mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
         if id(value) not in self.done:
             plain = self.done[id(value)] = dict[str, Any]()
             for key, entry in value.items():
+                name = _printable(key if isinstance(key, str) else f"{key!s:.100}")
                 made = self.plain(entry)
-                if made is not None:
-                    plain[str(key)] = made
+                if isinstance(made, Unreadable) and made.kind == "meta":
+                    raise WeightsError(f"{self.path} was saved from the meta device: its tensors have no values")
+                if isinstance(made, Unreadable):
+                    self.unreadable[f"'{name}' ({made.kind})"] = None
+                elif made is not None:
+                    plain[name] = made
         found: dict[str, Any] = self.done[id(value)]
         return found
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
+def _printable(text: str) -> str:
+    """Return the text with what is no character (half of a surrogate pair) written out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | Unreadable | None:
     """The same numbers; None for text and objects."""
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+    if array.dtype.kind not in "biufc":
         return None
+    if array.dtype.newbyteorder("=") not in _READABLE_ARRAYS:
+        return Unreadable(str(array.dtype))
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(native.copy(order="C"))  # what numpy read may be read-only

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from sslbench.weights.pickled import Array, Dtype, Name
+
 _STATE = "experiment_state"
 _NETWORKS = ("online", "target")
 # byol_experiment._ByolExperimentState, in its order: a pickle of a named tuple does not hold the names.
+_NUMBERS = frozenset("bool bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
 _FIELDS = ("online_params", "target_params", "online_state", "target_state", "opt_state")
 
 
@@ -59,12 +62,8 @@ def functions() -> dict[str, Callable[..., Any]]:
         "dill._dill._create_namedtuple": _named_tuple,
         "jax._src.array._reconstruct_array": _array,
         "jax._src.device_array.reconstruct_device_array": _array,
+        "byol.byol_experiment._ByolExperimentState": _named_tuple("_ByolExperimentState", _FIELDS).make,
     }
-
-
-def classes() -> dict[str, type]:
-    """Classes of these pickles, by full name; made anew for every file, because a pickle may set their attributes."""
-    return {"byol.byol_experiment._ByolExperimentState": _named_tuple("_ByolExperimentState", _FIELDS)}
 
 
 def _as_dict(items: object = ()) -> dict[Any, Any]:
@@ -74,32 +73,32 @@ def _as_dict(items: object = ()) -> dict[Any, Any]:
     return items
 
 
-def _array(make: Callable[..., Any], args: tuple[Any, ...], state: Any, *_: object) -> np.ndarray[Any, Any]:
+def _array(make: object, args: object, state: object, *_: object) -> Array:
     """An array as numpy itself pickles it, in one call: `make` is what the file could have called directly."""
-    array = make(*args)
-    if not isinstance(array, np.ndarray):
+    array = make.make(*args) if isinstance(make, Name) and isinstance(args, tuple) else None
+    if not isinstance(array, Array):
         raise pickle.UnpicklingError("an array is made by something that makes none")
-    array.__setstate__(state)
+    array.set_state(state)
     return array
 
 
-def _dtype(kind: object) -> "np.dtype[Any]":
-    """Of a class of numpy, for which a stand-in was made that knows its name."""
-    name = getattr(kind, "name", None)
-    if not isinstance(name, str) or not name.startswith("numpy."):
+def _dtype(kind: object) -> Dtype:
+    """Of a class of numpy's numbers."""
+    name = kind.name.removeprefix("numpy.") if isinstance(kind, Name) else ""
+    if name not in _NUMBERS:
         raise pickle.UnpicklingError("a numpy dtype is damaged")
-    return np.dtype(name.removeprefix("numpy."))
+    return Dtype(np.dtype(name.removesuffix("_")))
 
 
-def _named_tuple(name: str, fields: object, *_: object) -> type:
+def _named_tuple(name: object, fields: object, *_: object) -> Name:
     """A class whose objects are plain dicts, field -> value."""
-    if not isinstance(fields, tuple | list) or not all(isinstance(field, str) for field in fields):
+    names = fields if isinstance(fields, tuple | list) else ()
+    if not names or not all(isinstance(field, str) for field in names):
         raise pickle.UnpicklingError("a named tuple is damaged")
-    names = tuple(fields)
 
-    def new(_cls: type, *values: object) -> dict[str, object]:
+    def make(*values: object) -> dict[str, object]:
         if len(values) != len(names):
             raise pickle.UnpicklingError(f"a named tuple has {len(values)} values for {len(names)} fields")
         return dict(zip(names, values, strict=True))
 
-    return type(str(name), (), {"__new__": new})
+    return Name(str(name), make)

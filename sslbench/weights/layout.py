@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
@@ -63,8 +62,7 @@ def write(
     suffix = path.suffix.lower()
     if table.name == save.FORMAT:
         content = save.own_content(tensors, backbone=backbone, metadata=note)
-        with path.open("wb") as file:
-            torch.save(content, file)
+        save.write_torch(path, content)
     elif suffix == ".safetensors":
         flat = {key: tensor.contiguous() for key, tensor in _own_storage(tensors).items()}
         metadata = {"format": "pt", **{key: str(value) for key, value in note.items()}}
@@ -76,8 +74,7 @@ def write(
     else:
         beside = {**(table.file.marker or {}), **table.file.write.torch, NOTE: dict(note)}
         content = _nested(table, _own_storage(tensors), _own_storage(heads_beside), beside)
-        with path.open("wb") as file:
-            torch.save(content, file)
+        save.write_torch(path, content)
 
 
 def _nested(

@@ -1,16 +1,18 @@
 """sslbench's own weights file: one backbone under canonical names, with its architecture and where it comes from."""
 
 import contextlib
+import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
 
-from sslbench.errors import UsageError, WeightsError
+from sslbench.errors import SslbenchError, UsageError, WeightsError
 
 FORMAT = "sslbench"
 VERSION = 1
@@ -42,9 +44,43 @@ def save(
     if not tensors:
         raise WeightsError(f"there are no tensors to write to {path}")
     content = own_content(tensors, backbone=backbone, metadata=metadata)
-    with new_file(path) as temporary, temporary.open("wb") as file:
-        torch.save(content, file)
+    with new_file(path) as temporary:
+        write_torch(temporary, content)
     return path
+
+
+def write_torch(path: Path, content: Any) -> None:
+    """Write a file of torch.save.
+
+    Raises:
+        OSError: the disk does not take it; torch itself hides that in a RuntimeError.
+    """
+    with path.open("wb") as file:
+        watched = _Watched(file)
+        try:
+            torch.save(content, cast(IO[bytes], watched))
+        except RuntimeError as error:
+            if watched.failed is None:
+                raise
+            raise watched.failed from error
+
+
+class _Watched:
+    """A file to write to, which keeps the error of a write that failed."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.failed: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def own_content(tensors: Mapping[str, Tensor], *, backbone: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +118,8 @@ def new_file(path: Path) -> Iterator[Path]:
     """A temporary file beside `path`, with its suffix, that takes its place when the block ends without an error.
 
     Raises:
-        UsageError: the folder or disk does not take it.
+        UsageError: the folder does not take it.
+        SslbenchError: the disk is full, or the file larger than may be.
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=f".part{path.suffix}")
@@ -99,9 +136,22 @@ def new_file(path: Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~umask)  # mkstemp gives it to the owner only
         temporary.replace(path)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        if error.errno not in _FULL:
+            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        free = shutil.disk_usage(path.parent).free
+        raise SslbenchError(
+            f"cannot write {path}: {error.strerror}, after {_size(temporary):,} bytes",
+            f"{free:,} bytes are free in {path.parent}: free some, or write elsewhere. Nothing half-written is left.",
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -100,6 +100,7 @@ def _sniff_zip(path: Path) -> Container:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
+            _refuse_bomb(path, archive)
             damaged = _damaged_member(archive)
     except _ZIP_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
@@ -118,6 +119,16 @@ def _sniff_zip(path: Path) -> Container:
     if is_script:
         return "torchscript"
     return "torch zip" if is_torch else "npz"
+
+
+def _refuse_bomb(path: Path, archive: zipfile.ZipFile) -> None:
+    """Refuse an archive that unpacks to far more than its size; weights hardly shrink."""
+    unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > 64_000_000 + 16 * path.stat().st_size:
+        raise WeightsError(
+            f"{path} has {path.stat().st_size:,} bytes and unpacks to {unpacked:,}, which weights do not",
+            "It is damaged or made to harm: get it from somewhere else.",
+        )
 
 
 def _damaged_member(archive: zipfile.ZipFile) -> str | None:

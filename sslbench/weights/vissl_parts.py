@@ -38,6 +38,7 @@ def joined(path: Path, loaded: Any, read: Read) -> Any:
         )
     if not isinstance(kind, str) or kind not in _LISTS:
         return loaded
+    _refuse_repeated(path, loaded)
     try:
         trunk, heads = _join_shards(path, loaded, read) if kind == "shard_list" else _join_slices(path, loaded, read)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
@@ -47,6 +48,13 @@ def joined(path: Path, loaded: Any, read: Read) -> Any:
             "Consolidate them with VISSL: extra_scripts/convert_sharded_checkpoint.py.",
         ) from error
     return {"type": "consolidated", "classy_state_dict": {"base_model": {"model": {"trunk": trunk, "heads": heads}}}}
+
+
+def _refuse_repeated(path: Path, loaded: Mapping[str, Any]) -> None:
+    """Refuse shards listed twice: a short list could ask for the same large file without end."""
+    shards = loaded.get("shards") or ()
+    if len({str(name) for name in shards}) < len(shards):
+        raise WeightsError(f"{path} lists a part of the checkpoint twice")
 
 
 def _part(path: Path, name: object) -> Path:

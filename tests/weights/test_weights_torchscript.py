@@ -210,7 +210,7 @@ def test_a_damaged_archive_is_refused_with_one_message(tmp_path):
         damaged(path, "is damaged: .* its end is missing or broken")
     for change, message in (
         (lambda name, data: None if name.endswith("/data/0") else data, "torchscript file: .*no item named"),
-        (lambda name, data: data[:-2] if name.endswith("/data/0") else data, "torchscript file: the tensor '0' has"),
+        (lambda name, data: data[:-2] if name.endswith("/data/0") else data, "torchscript file: storage '0' has"),
         (lambda name, data: data[:-9] if name.endswith("/data.pkl") else data, "torchscript file"),
         (lambda name, data: None if name.endswith("/data.pkl") else data, "TorchScript program without weights"),
     ):
@@ -236,4 +236,4 @@ def test_modules_in_a_circle_or_without_end_are_refused(tmp_path):
         many.write(b"c__torch__\nM\n)\x81}(X\x01\x00\x00\x00a" + got + b"X\x01\x00\x00\x00b" + got + b"ub" + put)
     many.write(b".")
     archive_of(tmp_path / "many.pt", many.getvalue())
-    damaged(tmp_path / "many.pt", "more than 1,000,000 attributes")
+    damaged(tmp_path / "many.pt", "far beyond its own size")

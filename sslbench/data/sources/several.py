@@ -15,7 +15,7 @@ from sslbench.data.source import ORIGIN, Source
 from sslbench.data.sources._names import split_rank
 from sslbench.data.wording import counted, some
 from sslbench.errors import SslbenchError, UsageError
-from sslbench.names import did_you_mean
+from sslbench.names import did_you_mean, refuse_location
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -113,6 +113,7 @@ def _read_file(file: Path) -> dict[str, Part]:
         if not isinstance(value, str | dict):
             raise UsageError(f"{where} should be a data location, or a mapping with the key 'data'")
         part = Part(value) if isinstance(value, str) else config.build(Part, value, where)
+        refuse_location(part.data, where)
         as_it_is = not part.data or _is_in_catalog(part.data, file)
         data = part.data if as_it_is else catalog.beside(part.data, file)
         found[name] = dataclasses.replace(part, data=data)

@@ -134,6 +134,7 @@ def _ids(name: str, paths: Sequence[str], folder: Path) -> tuple[list[str], tupl
 
 def _read(path: Path) -> Any:
     """An array or list. Nothing in the file is run."""
+    from sslbench.weights.pickled import resolve
     from sslbench.weights.unpickle import RestrictedPickle
 
     try:
@@ -145,7 +146,8 @@ def _read(path: Path) -> Any:
                 _, _, dtype = header(file)
                 if not dtype.hasobject:
                     return _checked_text(np.load(path, mmap_mode="r", allow_pickle=False))
-            return RestrictedPickle().as_module().load(file, encoding="latin1")
+            restricted = RestrictedPickle(path.stat().st_size)
+            return resolve(restricted.load(file), restricted.budget)
     except WeightsError as error:
         raise DataError(f"{path}: {error.message}") from error
     except Exception as error:  # a damaged pickle raises anything
