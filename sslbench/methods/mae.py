@@ -1,10 +1,12 @@
 """MAE: a vision transformer sees a quarter of the patches and a small decoder paints the rest (He et al., 2111.06377).
 
-The targets are the pixels of the normalised view. The encoder keeps timm's initialisation (the published code draws its
-linear layers from Xavier's uniform distribution), so that weights which were loaded before stay.
+The targets are the pixels of the normalised view. Departure: the encoder keeps timm's initialisation; the published
+code draws its linear layers from Xavier's uniform distribution. Weights that were loaded before (--init) stay as they
+are, position embeddings included.
 """
 
 import dataclasses
+import logging
 from typing import Literal
 
 import torch
@@ -20,6 +22,8 @@ from sslbench.methods._precision import in_float32
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
+log = logging.getLogger("sslbench")
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -31,7 +35,9 @@ class Config:
     decoder_heads: int = setting(16, "attention heads of the decoder")
     normalize_targets: bool = setting(True, "the pixels of every patch to mean 0 and variance 1")
     positions: Literal["sincos", "learnt"] = setting(
-        "sincos", "of the encoder: fixed sines and cosines (published), or those it has, which are trained"
+        "sincos",
+        "of the encoder: fixed sines and cosines (published; loaded ones stay, and are fixed), or those it has, which "
+        "are trained",
     )
 
 
@@ -131,9 +137,12 @@ class Method(method.Method):
         self.config = config
         _check(config, patches, self.visible, vit.embed_dim)
         if config.positions == "sincos" and vit.pos_embed is not None:
-            prefix = vit.pos_embed.shape[1] - patches
-            with torch.no_grad():
-                vit.pos_embed.zero_()[:, prefix:] = _sincos(grid, vit.embed_dim)
+            if setup.loaded:
+                log.info("mae: the loaded position embeddings stay, fixed; method.positions=learnt trains them")
+            else:
+                prefix = vit.pos_embed.shape[1] - patches
+                with torch.no_grad():
+                    vit.pos_embed.zero_()[:, prefix:] = _sincos(grid, vit.embed_dim)
             vit.pos_embed.requires_grad_(False)
         pixels = setup.channels * self.patch_size[0] * self.patch_size[1]
         self.decoder = Decoder(vit.embed_dim, grid, pixels, vit.num_prefix_tokens, config)
