@@ -26,6 +26,7 @@ def initialise(vit: VisionTransformer, *, class_token_std: float, separate_qkv: 
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    for module in vit.modules():
         if isinstance(module, Attention) and separate_qkv:
             for part in module.qkv.weight.chunk(3):
                 nn.init.xavier_uniform_(part)
