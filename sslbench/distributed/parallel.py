@@ -121,4 +121,5 @@ def clip_gradients(parameters: Iterable[nn.Parameter], largest: float, *, each: 
 
 def _whole(norm: Tensor) -> Tensor:
     """Return the number of all processes; with sharded gradients each has a part of it."""
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole

@@ -2,7 +2,7 @@
 
 import torch
 from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
-from timm.models.vision_transformer import Attention, VisionTransformer
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 
@@ -26,9 +26,9 @@ def initialise(vit: VisionTransformer, *, class_token_std: float, separate_qkv: 
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    for module in vit.modules():
-        if isinstance(module, Attention) and separate_qkv:
-            for part in module.qkv.weight.chunk(3):
+    for name, parameter in vit.named_parameters():
+        if separate_qkv and name.endswith("attn.qkv.weight"):
+            for part in parameter.chunk(3):
                 nn.init.xavier_uniform_(part)
     projection = vit.patch_embed.proj
     nn.init.xavier_uniform_(projection.weight.view(len(projection.weight), -1))

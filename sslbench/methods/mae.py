@@ -5,11 +5,11 @@ distribution; weights that were loaded (--init) stay as they are, position embed
 """
 
 import dataclasses
-import functools
 import logging
 from typing import Literal
 
 import torch
+from timm.layers.norm import LayerNorm
 from timm.layers.patch_embed import PatchEmbed
 from timm.models._manipulate import checkpoint_seq
 from timm.models.vision_transformer import Block, VisionTransformer
@@ -93,10 +93,9 @@ class Decoder(nn.Module):
         self.prefix = prefix
         self.embed = nn.Linear(dim, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
-        norm = functools.partial(nn.LayerNorm, eps=1e-6)
         depth, heads = config.decoder_depth, config.decoder_heads
-        self.blocks = nn.Sequential(*(Block(width, heads, qkv_bias=True, norm_layer=norm) for _ in range(depth)))
-        self.norm = norm(width)
+        self.blocks = nn.Sequential(*(Block(width, heads, qkv_bias=True, norm_layer=LayerNorm) for _ in range(depth)))
+        self.norm = LayerNorm(width)
         self.pixels = nn.Linear(width, pixels)
         for module in self.modules():
             if isinstance(module, nn.Linear):
