@@ -46,9 +46,13 @@ def resnet_features(case: Case) -> None:
 def _with_pool(name: str, kind: str, arguments: list) -> str:
     """A recorded layer and pool in our words: 'res5:avg(6,1,0)'."""
     if kind == "Identity":
-        return name
-    (kernel, _), stride, padding = arguments
-    return f"{name}:{ {'AvgPool2d': 'avg'}[kind] }({kernel},{stride},{padding})"
+        return f"{name}:flatten"
+    if kind == "AdaptiveAvgPool2d":
+        height, width = arguments[0] if isinstance(arguments[0], list) else (arguments[0], arguments[0])
+        return f"{name}:adaptive({height},{width})"
+    assert kind == "AvgPool2d", kind
+    numbers = [value[0] if isinstance(value, list) else value for value in arguments]
+    return f"{name}:avg({','.join(map(str, numbers))})"
 
 
 def linear_heads(case: Case) -> None:
@@ -62,9 +66,10 @@ def linear_heads(case: Case) -> None:
     settings = config.build(linear_online.Settings, preset.settings, preset.name)
     _check_pools(resolve_layers(backbone, preset.layers), recorded["feat_pool_ops"])
     assert recorded["trunk_trainable"] is False
-    kinds = [(kind, name) for (kind, _), (name, _) in zip(recorded["head_params"], recorded["feat_pool_ops"])]  # noqa: B905
-    if not kinds:  # an SVM's: features only
+    if not recorded["head_params"]:  # an SVM's: features only
         return
+    both = zip(recorded["head_params"], recorded["feat_pool_ops"], strict=True)
+    kinds = [(kind, name) for (kind, _), (name, _) in both]
     asked = [name for kind, name in kinds if kind == "eval_mlp"]
     texts = {layer.partition(":")[0]: layer for layer in preset.layers}
     layers = resolve_layers(backbone, [texts[name] for name in dict.fromkeys(name for _, name in kinds)])
