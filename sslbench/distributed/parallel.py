@@ -110,13 +110,13 @@ def clip_gradients(parameters: Iterable[nn.Parameter], largest: float, *, each: 
         each: clip every tensor by itself, as DINO's code does (utils.py, clip_gradients).
     """
     if not each:
-        norm = nn.utils.clip_grad_norm_(list(parameters), largest)
-        return _whole(norm)
+        return _whole(nn.utils.clip_grad_norm_(list(parameters), largest))
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    norms: list[Tensor] = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     for gradient, norm in zip(gradients, norms, strict=True):
         gradient.mul_((largest / (norm + 1e-6)).clamp(max=1.0))
-    return torch.linalg.vector_norm(torch.stack([_whole(norm) for norm in norms]))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([_whole(norm) for norm in norms]))
+    return total
 
 
 def _whole(norm: Tensor) -> Tensor:
