@@ -139,6 +139,7 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
     missing = [path.absolute() for path in wanted if not path.exists()]
     if missing:
         where = f" The data are offered at {benchmark.page}." if benchmark.page else ""
+        where += " `sslbench data prepare` lists the data sets that it lays out from their archives."
         raise UsageError(
             f"{benchmark.name} needs --data: {benchmark.title}; looked for {' and '.join(map(str, missing))}",
             f"Give --data (and --test-data), or set SSLBENCH_DATA to the folder that holds {wanted[0].name}.{where}",

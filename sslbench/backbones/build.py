@@ -65,7 +65,8 @@ def build(name: str, *, seed: int = 0) -> Backbone:
     Args:
         name: 'resnet50', 'resnext50_32x4d', 'resnet50w2', 'resnet18_cifar', 'alexnet_bvlc', ...; a timm name, as it is
             or after 'timm:'; the user's 'module:callable'; 'pixels', 'pixels:SIZE' or 'pixels:native'. ResNets and
-            timm's models take images of another number of channels: 'resnet50,in_chans=13'.
+            timm's models take images of another number of channels: 'resnet50,in_chans=13'. ResNets besides:
+            'resnet50,zero_init_residual=true'.
         seed: of the random weights, which depend on nothing else; the global random state is left alone.
 
     Raises:
@@ -158,7 +159,7 @@ def _refuse_options(name: str) -> None:
     """Without 'timm:', 'resnet50' is sslbench's own also where timm has a network of that name."""
     base, comma, options = name.partition(",")
     if comma and (resnet.parse(base) is not None or base in alexnet.NAMES):
-        has = "none" if base in alexnet.NAMES else f"one: {base},in_chans=4"
+        has = "none" if base in alexnet.NAMES else f"two: {base},in_chans=4 and {base},zero_init_residual=true"
         timms = f" The options of timm's: timm:{name}." if is_timm_name(base) else ""
         raise UsageError(f"'{options}' is no option of {base}", f"It has {has}.{timms}")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from sslbench.backbones.alexnet import recognise_alexnet
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build, check_recorded
-from sslbench.backbones.resnet import parse, recognise_resnet
+from sslbench.backbones.resnet import parse, recognise_resnet, without_initialisation
 from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
 from sslbench.backbones.timm_models import classifier_names
 from sslbench.backbones.vit_positions import fit_positions
@@ -87,6 +87,11 @@ def load_file(
     """A backbone with the weights of a file that has been read; arguments and errors as for `load_backbone`."""
     weights = str(file.path)
     if backbone is not None:
+        if (plain := without_initialisation(backbone)) != backbone:
+            raise UsageError(
+                f"zero_init_residual says how random weights begin, and {weights} holds weights",
+                f"Leave it out: --backbone {plain}.",
+            )
         built = build(backbone, seed=seed)
         if built.builder == "pixels":
             raise UsageError(f"the backbone '{backbone}' has no weights", f"Leave the file out: --weights {backbone}.")

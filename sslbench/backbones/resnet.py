@@ -3,7 +3,8 @@
 A name says everything: `resnet50`, `resnext101_32x8d`, `wide_resnet50_2`, and each of them with all channels multiplied
 (`resnet50w2` is VISSL's RN50-w2, `resnet18w0.25` a quarter of the width). Depths that have no number of their own are
 written with their blocks: `resnet_bottleneck_2-2-2-2`. `_cifar` at the end stands for the stem that small images get
-(`resnet18_cifar`, `resnet18w0.25_cifar`), and `,in_chans=13` for images of 13 channels.
+(`resnet18_cifar`, `resnet18w0.25_cifar`). Options follow commas: `,in_chans=13` for images of 13 channels,
+`,zero_init_residual=true` for random weights whose residual branches begin at zero.
 """
 
 import collections
@@ -33,8 +34,9 @@ _NUMBER = r"(\d+(?:\.\d+)?)"
 _NAME = re.compile(
     rf"(?P<family>resnet|resnext|wide_resnet)(?P<depth>\d+|_(?:basic|bottleneck)_\d+-\d+-\d+-\d+)"
     rf"(?:_(?P<groups>\d+)x(?P<group_width>{_NUMBER})d|_(?P<factor>{_NUMBER}))?(?:w(?P<width>{_NUMBER}))?"
-    rf"(?P<cifar>_cifar)?(?:,in_chans=(?P<channels>[1-9]\d*))?"
+    rf"(?P<cifar>_cifar)?(?P<options>(?:,[^,]*)*)"
 )
+_ZERO_INIT = ",zero_init_residual=true"
 Stem = Literal["imagenet", "cifar"]
 _STEM_KERNELS: Mapping[tuple[int, ...], Stem] = {(7, 7): "imagenet", (3, 3): "cifar"}
 
@@ -52,6 +54,8 @@ class ResNetSpec:
         stem: 'imagenet' (7x7 convolution of stride 2, max-pooling) or 'cifar' (3x3 of stride 1, no pooling: Chen et al.
             2020, SimCLR, appendix B.9).
         channels: of the images.
+        zero_init_residual: the last BatchNorm of every block begins with a weight of 0, so that the block begins as its
+            shortcut (Goyal et al. 2017, arXiv 1706.02677, section 5.1); of random weights alone.
     """
 
     block: Literal["basic", "bottleneck"]
@@ -61,6 +65,7 @@ class ResNetSpec:
     width_per_group: float = 64
     stem: Stem = "imagenet"
     channels: int = 3
+    zero_init_residual: bool = False
 
     @property
     def name(self) -> str:
@@ -70,6 +75,7 @@ class ResNetSpec:
         end = "" if self.width == 64 else f"w{_decimal(self.width / 64)}"
         end += "_cifar" if self.stem == "cifar" else ""
         end += f",in_chans={self.channels}" if self.channels != 3 else ""
+        end += _ZERO_INIT if self.zero_init_residual else ""
         if self.groups > 1:
             return f"resnext{depth}_{self.groups}x{_decimal(self.width_per_group)}d{end}"
         if self.width_per_group != 64:
@@ -89,7 +95,8 @@ def _decimal(value: float) -> str:
 def parse(name: str) -> ResNetSpec | None:
     """The spec behind a name, or None when it is not a ResNet's name."""
     found = _NAME.fullmatch(name)
-    if not found or (found["family"] == "resnet") == bool(found["groups"] or found["factor"]):
+    options = _options(found["options"]) if found else None
+    if not found or options is None or (found["family"] == "resnet") == bool(found["groups"] or found["factor"]):
         return None
     if (found["family"] == "resnext") != bool(found["groups"]):
         return None
@@ -108,10 +115,29 @@ def parse(name: str) -> ResNetSpec | None:
         groups=int(found["groups"] or 1),
         width_per_group=float(found["group_width"] or 64 * float(found["factor"] or 1)),
         stem="cifar" if found["cifar"] else "imagenet",
-        channels=int(found["channels"] or 3),
+        channels=int(options.get("in_chans", "3")),
+        zero_init_residual=options.get("zero_init_residual") == "true",
     )
     plain_basic = block == "bottleneck" or (spec.groups == 1 and spec.width_per_group == 64)
     return spec if width == int(width) > 0 and min(layers) > 0 and plain_basic and _divides(spec) else None
+
+
+def _options(text: str) -> dict[str, str] | None:
+    """',in_chans=4' as {'in_chans': '4'}; None where a ResNet has no such option or value, or it stands there twice."""
+    values = {"in_chans": r"[1-9]\d*", "zero_init_residual": r"true|True|false|False"}
+    options: dict[str, str] = {}
+    for option in text.split(",")[1:]:
+        key, _, value = option.partition("=")
+        if key in options or key not in values or not re.fullmatch(values[key], value):
+            return None
+        options[key] = value.lower()
+    return options
+
+
+def without_initialisation(name: str) -> str:
+    """Return the name of the same architecture without what concerns its random weights alone."""
+    spec = parse(name)
+    return dataclasses.replace(spec, zero_init_residual=False).name if spec and spec.zero_init_residual else name
 
 
 def _divides(spec: ResNetSpec) -> bool:
@@ -142,6 +168,11 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if spec.zero_init_residual:
+            for module in self.modules():
+                if isinstance(module, BasicBlock | Bottleneck):
+                    last = module.bn3 if isinstance(module, Bottleneck) else module.bn2
+                    nn.init.zeros_(last.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, channels of the images, H, W) -> (B, channels of the last stage)."""

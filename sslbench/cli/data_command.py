@@ -1,4 +1,4 @@
-"""`sslbench data`: names for data locations, and manifests made of them."""
+"""`sslbench data`: names for data locations, manifests made of them, and folders made of official archives."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from sslbench.cli.echo import echo
 
 @click.group("data")
 def command() -> None:
-    """Names for data locations, and manifests made of them."""
+    """Names for data locations, manifests made of them, and folders made of official archives."""
 
 
 @command.command("to-kwcoco")
@@ -49,6 +49,35 @@ def to_kwcoco(
         echo(f"extracted {written.extracted:,} images to {extract}")
     for note in dict.fromkeys(note for part in sources.values() for note in part.notes):
         echo(note, err=True)
+
+
+@command.command("prepare")
+@click.argument("name", required=False)
+@click.option(
+    "--archive", "archives", multiple=True, type=click.Path(path_type=Path), help="An archive, or a folder of them."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Data folder. Default: $SSLBENCH_DATA, else ./data.")
+@click.option("--no-verify", is_flag=True, help="No checksums and no counting: for a part of a data set.")
+def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_verify: bool) -> None:
+    """Lay out the data set NAME from its official archives, where benchmarks look for it.
+
+    Nothing is downloaded. Without NAME the data sets and their archives are listed. A run that was interrupted
+    continues when it is started again.
+    """
+    from sslbench.cli import terminal
+    from sslbench.data import prepare as prepared
+    from sslbench.errors import UsageError
+
+    terminal.show_messages()
+    if name is None:
+        if archives or out or no_verify:
+            raise UsageError("which data set?", "sslbench data prepare lists them: sslbench data prepare NAME ...")
+        for line in prepared.described():
+            click.echo(line)
+        return
+    prepared.archives_of(name)
+    folder = prepared.prepare(name, archives, root=out, verify=not no_verify)
+    click.echo(f"{name}: {folder}")
 
 
 _PROJECT = click.option(

@@ -128,7 +128,7 @@ def _numbers(spec: str, name: str, box: object) -> tuple[float, float, float, fl
         raise DataError(f"{spec}, {name}: its bbox is {str(box)[:80]}, not four numbers x, y, width, height")
     if not all(abs(v) < _FARTHEST for v in box):  # NaN is not
         raise DataError(
-            f"{spec}, {name}: its bbox is {str(box)[:80]}, which has a coordinate that is not finite, or beyond any image"
+            f"{spec}, {name}: a coordinate of its bbox {str(box)[:60]} is not finite, or beyond any image"
         )
     return float(box[0]), float(box[1]), float(box[2]), float(box[3])
 

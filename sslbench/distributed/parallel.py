@@ -101,7 +101,25 @@ def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, st
         optimizer.load_state_dict(state)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
-    """Scales all gradients so that their norm is at most `largest`; gives the norm before."""
-    norm = nn.utils.clip_grad_norm_(list(parameters), largest)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+def clip_gradients(parameters: Iterable[nn.Parameter], largest: float, *, each: bool = False) -> Tensor:
+    """Scale gradients so that their norm is at most `largest`, and return the norm of all of them before that.
+
+    Args:
+        parameters: those without a gradient are passed over.
+        largest: of all gradients together, or of each tensor's with `each`.
+        each: clip every tensor by itself, as DINO's code does (utils.py, clip_gradients).
+    """
+    if not each:
+        return _whole(nn.utils.clip_grad_norm_(list(parameters), largest))
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms: list[Tensor] = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    for gradient, norm in zip(gradients, norms, strict=True):
+        gradient.mul_((largest / (norm + 1e-6)).clamp(max=1.0))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([_whole(norm) for norm in norms]))
+    return total
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """Return the number of all processes; with sharded gradients each has a part of it."""
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole

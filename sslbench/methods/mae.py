@@ -1,15 +1,16 @@
 """MAE: a vision transformer sees a quarter of the patches and a small decoder paints the rest (He et al., 2111.06377).
 
-The targets are the pixels of the normalised view. The encoder keeps timm's initialisation (the published code draws its
-linear layers from Xavier's uniform distribution), so that weights which were loaded before stay.
+The targets are the pixels of the normalised view. The encoder begins as the published code's, with Xavier's uniform
+distribution; weights that were loaded (--init) stay as they are, position embeddings included.
 """
 
 import dataclasses
+import logging
 from typing import Literal
 
 import torch
+from timm.layers.norm import LayerNorm
 from timm.layers.patch_embed import PatchEmbed
-from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
 from timm.models._manipulate import checkpoint_seq
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -17,8 +18,11 @@ from torch import Tensor, nn
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._precision import in_float32
+from sslbench.methods._vision_transformers import fix_positions, initialise, sincos
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
+
+log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +35,9 @@ class Config:
     decoder_heads: int = setting(16, "attention heads of the decoder")
     normalize_targets: bool = setting(True, "the pixels of every patch to mean 0 and variance 1")
     positions: Literal["sincos", "learnt"] = setting(
-        "sincos", "of the encoder: fixed sines and cosines (published), or those it has, which are trained"
+        "sincos",
+        "of the encoder: fixed sines and cosines (published; loaded ones stay, and are fixed), or those it has, which "
+        "are trained",
     )
 
 
@@ -87,16 +93,16 @@ class Decoder(nn.Module):
         self.prefix = prefix
         self.embed = nn.Linear(dim, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
-        blocks = [Block(width, config.decoder_heads, qkv_bias=True) for _ in range(config.decoder_depth)]
-        self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.LayerNorm(width, eps=1e-6)
+        depth, heads = config.decoder_depth, config.decoder_heads
+        self.blocks = nn.Sequential(*(Block(width, heads, qkv_bias=True, norm_layer=LayerNorm) for _ in range(depth)))
+        self.norm = LayerNorm(width)
         self.pixels = nn.Linear(width, pixels)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
         nn.init.normal_(self.mask_token, std=0.02)
-        self.register_buffer("positions", _sincos(grid, width), persistent=False)
+        self.register_buffer("positions", sincos(grid, width), persistent=False)
 
     def forward(self, tokens: Tensor, restore: Tensor, wanted: Tensor) -> Tensor:
         """(B, prefix + visible, dim), (B, patches), (B, masked) -> pixels of the wanted patches (B, masked, pixels)."""
@@ -108,11 +114,6 @@ class Decoder(nn.Module):
         tokens = self.blocks(torch.cat([prefix, everything], dim=1))
         painted: Tensor = self.pixels(self.norm(take(tokens[:, self.prefix :], wanted)))
         return painted
-
-
-def _sincos(grid: tuple[int, int], dim: int) -> Tensor:
-    positions: Tensor = build_sincos2d_pos_embed(list(grid), dim=dim)
-    return positions[None]
 
 
 class Method(method.Method):
@@ -130,11 +131,12 @@ class Method(method.Method):
         self.visible = int(patches * (1 - config.masked))
         self.config = config
         _check(config, patches, self.visible, vit.embed_dim)
+        if not setup.loaded:
+            initialise(vit, class_token_std=0.02, separate_qkv=False)
         if config.positions == "sincos" and vit.pos_embed is not None:
-            prefix = vit.pos_embed.shape[1] - patches
-            with torch.no_grad():
-                vit.pos_embed.zero_()[:, prefix:] = _sincos(grid, vit.embed_dim)
-            vit.pos_embed.requires_grad_(False)
+            fix_positions(vit, loaded=setup.loaded)
+            if setup.loaded:
+                log.info("mae: the loaded position embeddings stay, fixed; method.positions=learnt trains them")
         pixels = setup.channels * self.patch_size[0] * self.patch_size[1]
         self.decoder = Decoder(vit.embed_dim, grid, pixels, vit.num_prefix_tokens, config)
 

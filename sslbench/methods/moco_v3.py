@@ -1,23 +1,28 @@
 """MoCo v3 (Chen, Xie, He 2021, arXiv 2104.02057): for ResNets and ViTs, without a queue.
 
-Departures: a timm ViT keeps timm's position embedding, learnt where timm's is learnt (the paper's is a fixed
-sine-cosine one), and its patch projection keeps timm's initialisation.
+A plain vision transformer of timm begins as the published code's: Xavier's uniform distribution, fixed positions of
+sines and cosines. Weights that were loaded (--init) stay as they are, position embeddings included.
 """
 
 import dataclasses
 import logging
+from typing import Literal
 
 import torch
+from timm.layers.patch_embed import PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather, rank
+from sslbench.errors import UsageError
 from sslbench.methods import _momentum
 from sslbench.methods._contrastive import need_negatives
 from sslbench.methods._heads import mlp
 from sslbench.methods._precision import in_float32
 from sslbench.methods._requirements import need_views
+from sslbench.methods._vision_transformers import fix_positions, initialise
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -34,6 +39,9 @@ class Config:
     predictor: tuple[int, ...] = setting((4096,), "widths of the predictor's hidden layers")
     predictor_last_norm: bool = setting(False, "BatchNorm behind the predictor's last layer; true for ViTs")
     freeze_patch_projection: bool = setting(True, "a ViT's patch projection stays random, against instability (4.2)")
+    positions: Literal["sincos", "learnt"] = setting(
+        "sincos", "of a ViT: fixed sines and cosines (published; loaded ones stay, and are fixed), or trained ones"
+    )
 
 
 @in_float32
@@ -62,6 +70,8 @@ class Method(method.Method):
         need_negatives(setup, method="moco_v3")
         super().__init__(backbone)
         self.config = config
+        if isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed):
+            _begin(backbone, config, setup)
         if config.freeze_patch_projection:
             _freeze_patch_projection(backbone)
         self.projector = mlp(
@@ -95,6 +105,21 @@ class Method(method.Method):
     def exports(self) -> dict[str, nn.Module]:
         """The query network's backbone, and the momentum copy."""
         return {"student": self.backbone, "teacher": self.key_backbone}
+
+
+def _begin(vit: VisionTransformer, config: Config, setup: Setup) -> None:
+    """Give a vision transformer the published initial weights, unless some were loaded, and the positions asked for."""
+    if not setup.loaded:
+        initialise(vit, class_token_std=1e-6, separate_qkv=True)
+        nn.init.zeros_(vit.patch_embed.proj.bias)
+    if config.positions == "sincos":
+        if vit.embed_dim % 4:
+            raise UsageError(
+                f"moco_v3: the backbone's width is {vit.embed_dim}, no multiple of 4, which positions of sines and "
+                "cosines need",
+                "Train learnt ones: method.positions=learnt.",
+            )
+        fix_positions(vit, loaded=setup.loaded)
 
 
 def _freeze_patch_projection(backbone: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """The backbone and the method of a run, from their names and settings."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from sslbench import names
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
+from sslbench.backbones.resnet import without_initialisation
 from sslbench.config import build
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
@@ -35,7 +37,7 @@ def make_backbone(request: PretrainRequest) -> Backbone:
         raise UsageError("--format and --stem say how weights are read, and there is no --init")
     backbone = load_backbone(
         request.init or "random",
-        backbone=name,
+        backbone=without_initialisation(name) if request.init else name,  # a recipe's initialisation gives way
         format=request.init_format,
         stem=request.stem,
         seed=request.settings.seed,
@@ -43,7 +45,8 @@ def make_backbone(request: PretrainRequest) -> Backbone:
     if backbone.report is not None:
         log.info(f"{request.init}: {backbone.name}, {backbone.report.line()}")
     backbone.module.requires_grad_(True).train()
-    return backbone
+    # The weights that come out are no initial ones: a file of them holds the plain architecture.
+    return dataclasses.replace(backbone, name=without_initialisation(backbone.name))
 
 
 def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, seed: int) -> Method:

@@ -104,6 +104,7 @@ def prepare(request: PretrainRequest) -> Prepared:
         steps_per_epoch=plan.per_epoch,
         backbone=backbone.name,
         channels=channels,
+        loaded=request.init is not None,
     )
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
     if settings.activation_checkpointing:
@@ -197,6 +198,8 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
     for name in ("log_every", "keep", "prefetch"):
         if getattr(settings, name) < 1:
             raise UsageError(f"{name} {getattr(settings, name)} must be at least 1")
+    if settings.clip_each and not settings.clip_norm:
+        raise UsageError("clip_each=true clips nothing without clip_norm", "Set clip_norm=3, or leave clip_each out.")
     steps = max(1, round(settings.epochs * per_epoch))
     epochs = steps / per_epoch
     asked = settings.schedule
@@ -222,6 +225,7 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
         normalisation=Preprocessing(mean=settings.augment.mean, std=settings.augment.std, origin="augment"),
         accumulate=settings.accumulate,
         clip_norm=settings.clip_norm,
+        clip_each=settings.clip_each,
         precision=settings.precision,
         average_decay=settings.ema or 0.0,
         frozen=settings.freeze or {},

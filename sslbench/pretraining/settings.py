@@ -43,6 +43,7 @@ class PretrainSettings:
     batch_size: int = setting(256, "images per update, all processes together")
     accumulate: int = setting(1, "forward passes that an update is divided into")
     clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip")
+    clip_each: bool = setting(False, "clip_norm is that of each tensor's gradient (DINO's code), not of all together")
     precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "of the forward pass (autocast)")
     sync_bn: bool = setting(False, "BatchNorm over all processes (GPU only)")
     strategy: Literal["ddp", "fsdp"] = setting("ddp", "fsdp shards parameters, gradients and optimizer state")
@@ -148,9 +149,9 @@ def updates(text: str, per_epoch: int) -> int:
 def plain(settings: PretrainSettings) -> dict[str, Any]:
     """The settings as mappings, lists, numbers and text, as YAML and checkpoints hold them.
 
-    Those of reading are left out where they are the defaults, so that runs from before there were any can be continued.
+    Those that came later are left out where they are the defaults, so that runs from before can be continued.
     """
-    usual = {"decoder": (), "max_pixels": MAX_PIXELS, "sampler": "auto", "shard_window": WINDOW}
+    usual = {"clip_each": False, "decoder": (), "max_pixels": MAX_PIXELS, "sampler": "auto", "shard_window": WINDOW}
     values = dataclasses.asdict(settings)
     return {key: _plain(value) for key, value in values.items() if key not in usual or value != usual[key]}
 

@@ -40,6 +40,7 @@ class Plan:
         normalisation: mean and std of the views.
         accumulate: forward passes per update.
         clip_norm: largest norm of the gradients.
+        clip_each: the largest norm is that of each tensor's gradient, not of all together.
         precision: of the forward pass; parameters stay float32.
         average_decay: of the moving average of the backbone.
         frozen: prefix of parameter names -> updates for which they stay as they are.
@@ -57,6 +58,7 @@ class Plan:
     normalisation: Preprocessing
     accumulate: int = 1
     clip_norm: float | None = None
+    clip_each: bool = False
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     average_decay: float = 0.0
     frozen: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -157,7 +159,9 @@ def _update(state: State, plan: Plan, step: Step) -> Tensor | None:
                 if name.startswith(prefix):
                     parameter.grad = None
     state.method.before_update(step)
-    norm = clip_gradients(state.method.parameters(), plan.clip_norm) if plan.clip_norm else None
+    norm = None
+    if plan.clip_norm:
+        norm = clip_gradients(state.method.parameters(), plan.clip_norm, each=plan.clip_each)
     state.scaler.step(state.optimizer)
     state.scaler.update()
     state.method.after_update(step)

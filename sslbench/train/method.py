@@ -80,6 +80,7 @@ class Setup:
         steps_per_epoch: in one epoch.
         backbone: its name, for messages.
         channels: of the views.
+        loaded: whether the backbone holds the weights of a file (--init), not random ones.
     """
 
     feature_dim: int
@@ -93,6 +94,7 @@ class Setup:
     steps_per_epoch: int
     backbone: str
     channels: int = 3
+    loaded: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

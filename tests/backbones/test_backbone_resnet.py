@@ -4,7 +4,7 @@ import pytest
 import torch
 import torchvision
 
-from sslbench.backbones.resnet import DEPTHS, NAMES, ResNet, parse, recognise_resnet
+from sslbench.backbones.resnet import DEPTHS, NAMES, ResNet, parse, recognise_resnet, without_initialisation
 
 TORCHVISION = [name for name in NAMES if hasattr(torchvision.models, name)]
 UNUSUAL = [
@@ -116,7 +116,27 @@ def test_other_architectures_are_not_taken_for_a_resnet():
     "name",
     "resnet resnet49 resnet50w0.3 resnet50w0 resnet50_2 resnext50 wide_resnet50 wide_resnet18_2 resnext18_32x4d "
     "resnet50d resnet50w xresnet50 resnet_basic_2-2-2 resnet50_cifar10 resnet50_cifarw2 resnet50,in_chans=0 "
-    "resnet50,in_chans= resnet50,in_chans=3,in_chans=3 resnet50,drop=1".split(),
+    "resnet50,in_chans= resnet50,in_chans=3,in_chans=3 resnet50,drop=1 resnet50,zero_init_residual=2 "
+    "resnet50,zero_init_residual".split(),
 )
 def test_names_that_mean_nothing_are_refused(name):
     assert parse(name) is None
+
+
+@pytest.mark.parametrize(("name", "last"), [("resnet18w0.25", "bn2"), ("resnet50w0.125", "bn3")])
+def test_residual_branches_that_begin_at_zero(name, last):
+    """As torchvision's zero_init_residual: the last BatchNorm of every block, and nothing else."""
+    plain, zero = ResNet(parse(name)), ResNet(parse(f"{name},zero_init_residual=true"))
+    blocks = sum(parse(name).layers)
+    zeros = {key for key, tensor in zero.state_dict().items() if key.endswith("weight") and not tensor.any()}
+    assert len(zeros) == blocks
+    assert all(key.endswith(f".{last}.weight") for key in zeros)
+    assert all(tensor.any() for key, tensor in plain.state_dict().items() if key.endswith("weight"))
+
+
+def test_options_of_a_name_in_any_order():
+    spec = parse("resnet18,zero_init_residual=True,in_chans=4")
+    assert spec.name == "resnet18,in_chans=4,zero_init_residual=true"
+    assert parse("resnet18,zero_init_residual=false").name == "resnet18"
+    assert without_initialisation(spec.name) == "resnet18,in_chans=4"
+    assert without_initialisation("timm:resnet18") == "timm:resnet18"

@@ -63,9 +63,9 @@ def test_what_is_no_url_is_refused_with_the_url(url):
 )
 def test_an_answer_that_is_none_is_one_message(sent, monkeypatch):
     monkeypatch.setattr(_transfer, "PAUSES_S", ())
-    with answering(lambda _, connection: connection.sendall(sent)) as address:
-        with pytest.raises(SslbenchError, match=f"{address}/x.tar"):
-            remote.local_copies([f"{address}/x.tar"])
+    with answering(lambda _, connection: connection.sendall(sent)) as address, pytest.raises(SslbenchError) as raised:
+        remote.local_copies([f"{address}/x.tar"])
+    assert f"{address}/x.tar" in raised.value.message
 
 
 def test_a_url_that_is_signed_for_get_alone_is_read(tmp_path):
@@ -102,7 +102,7 @@ def test_a_server_that_never_ends_its_answer_is_given_up(monkeypatch):
             time.sleep(0.05)
 
     monkeypatch.setattr(_urls, "_ANSWER_S", 0.3)
-    with answering(answer) as address, pytest.raises(DataError, match="no answer within 0.3 s"):
+    with answering(answer) as address, pytest.raises(DataError, match="no answer within"):
         remote.local_copies([f"{address}/x.zip"])
 
 

@@ -36,7 +36,7 @@ def _settings(case: Case, run: str) -> knn.Settings:
 
 def _one(case: Case, run: str, wanted: dict[str, np.ndarray]) -> None:
     given, settings = case.inputs(), _settings(case, run)
-    n_classes = int(given["train_y"].max()) + 1
+    n_classes = int(max(given["train_y"].max(), given["test_y"].max())) + 1
     classes = tuple(f"class{c}" for c in range(n_classes))
     train, test = (
         Features(x, Labels("single", classes, y), tuple(f"{i:05d}" for i in range(len(x))))
@@ -45,6 +45,10 @@ def _one(case: Case, run: str, wanted: dict[str, np.ndarray]) -> None:
     outcome = knn.run(train, test, settings, seed=0)
     scores = outcome.scores
     assert outcome.metrics["top1"][0] == pytest.approx(np.mean(scores.argmax(1) == given["test_y"]))
+    if "probs" in wanted and not np.isfinite(wanted["probs"]).all():
+        # VISSL without L2 norm overflows: its votes are no numbers, and its figures are made of them.
+        assert np.isfinite(scores).all()
+        return
     if "top1" in wanted:
         _accuracy(scores, given["test_y"], 1, float(wanted["top1"]))
     if "top5" in wanted:
@@ -52,7 +56,8 @@ def _one(case: Case, run: str, wanted: dict[str, np.ndarray]) -> None:
     assert np.isnan(outcome.metrics["top5"][0]) == (n_classes < 5)
     if "probs" in wanted:
         votes = wanted["probs"].astype(np.float64)
-        np.testing.assert_allclose(scores, votes / votes.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-7)
+        named = scores[:, : votes.shape[1]]  # VISSL knows the classes of train only, solo-learn those of test
+        np.testing.assert_allclose(named, votes / votes.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-7)
     if "predictions" in wanted:
         _predictions(scores, wanted["predictions"])
     if "topk_similarity" in wanted:

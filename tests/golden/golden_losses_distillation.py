@@ -7,7 +7,7 @@ import pytest
 import torch
 import two_processes
 from golden_cases import Case
-from golden_losses import PRECISIONS, compare
+from golden_losses import PRECISIONS, compare, value_of
 from golden_losses_distributed import Computation, check
 from torch import Tensor
 from torch.nn import functional
@@ -20,7 +20,7 @@ def _barlow_twins(case: Case) -> None:
     """VISSL normalises both views together; lightly and solo-learn each by itself, as the paper."""
     args = case.meta["args"]
     settings = {
-        "off_diagonal": args.get("lambda_", args.get("lambda_param", args.get("lamb"))),
+        "off_diagonal": value_of(args, "lambda_", "lambda_param", "lamb", default=0.0051),
         "scale": args.get("scale_loss", 1.0),
         "normalisation": "vissl" if case.name.startswith("vissl") else "paper",
     }
@@ -33,7 +33,7 @@ def _vicreg(case: Case) -> None:
     if case.name.startswith("solo"):
         weights = (args["sim_loss_weight"], 2 * args["var_loss_weight"], args["cov_loss_weight"])
     else:
-        weights = (args["lambda_param"], args["mu_param"], args["nu_param"])
+        weights = (args.get("lambda_param", 25.0), args.get("mu_param", 25.0), args.get("nu_param", 1.0))
     settings = dict(zip(("invariance", "variance", "covariance"), weights, strict=True))
     compare(case, ["za", "zb"], lambda x: vicreg.vicreg_loss(x["za"], x["zb"], **settings))
 
@@ -51,7 +51,7 @@ def _negative_cosine(case: Case) -> None:
 
 
 def _dino(case: Case) -> None:
-    """Three steps: the loss of each, the centre after it, the teacher's temperature in each epoch."""
+    """Compare the loss of each step, the centre after it, and the teacher's temperature in each epoch."""
     args = case.meta["args"]
     init = args["init"]
     config = dino.Config(
@@ -85,7 +85,8 @@ def _dino(case: Case) -> None:
         return torch.stack(values).sum()
 
     # lightly's temperatures are float32 numbers, DINO's and VISSL's centres are not.
-    compare(case, [f"student{i}" for i in range(3)], loss, f64=1e-7 if case.name.startswith("dino_lightly") else 1e-9)
+    names = [f"student{i}" for i in range(len(args["epochs"]))]
+    compare(case, names, loss, f64=1e-7 if case.name.startswith("dino_lightly") else 1e-9)
 
 
 def _dino_step(
@@ -102,8 +103,8 @@ def _dino_step(
 PATTERNS: dict[str, Callable[[Case], None]] = {
     "*_barlow_n*": _barlow_twins,
     "*_vicreg_n*": _vicreg,
-    "solo_byol": _byol,
-    "solo_simsiam": _simsiam,
+    "solo_byol*": _byol,
+    "solo_simsiam*": _simsiam,
     "lightly_negcos*": _negative_cosine,
     "dino_*_c*": _dino,
 }
@@ -121,25 +122,30 @@ def with_gradients(x: dict[str, Tensor], names: list[str], loss: Callable[[], Te
 def _barlow_rows(x: dict[str, Tensor], args: dict[str, object]) -> dict[str, Tensor]:
     def loss() -> Tensor:
         za, zb = x["embedding"].chunk(2)
-        return barlow_twins.barlow_twins_loss(za, zb, scale=0.024, normalisation="vissl")
+        settings = {"off_diagonal": args.get("lambda_", 0.0051), "scale": args.get("scale_loss", 0.024)}
+        return barlow_twins.barlow_twins_loss(za, zb, **settings, normalisation="vissl")
 
     return with_gradients(x, ["embedding"], loss)
 
 
 def _vicreg_views(x: dict[str, Tensor], args: dict[str, object]) -> dict[str, Tensor]:
-    return with_gradients(x, ["z0", "z1"], lambda: vicreg.vicreg_loss(x["z0"], x["z1"]))
+    names = {"invariance": "lambda_param", "variance": "mu_param", "covariance": "nu_param"}
+    weights = {ours: args[theirs] for ours, theirs in names.items() if theirs in args}
+    return with_gradients(x, ["z0", "z1"], lambda: vicreg.vicreg_loss(x["z0"], x["z1"], **weights))
 
 
 def _dino_rows(x: dict[str, Tensor], args: dict[str, object]) -> dict[str, Tensor]:
     center = x["center"].clone()
-    result = with_gradients(x, ["student"], lambda: _dino_step(x["student"], x["teacher"], center, 0.05, 0.1, 0.9))
+    init = {"teacher_temp": 0.05, "student_temp": 0.1, "center_momentum": 0.9, **args.get("init", {}), **args}
+    settings = [init[name] for name in ("teacher_temp", "student_temp", "center_momentum")]
+    result = with_gradients(x, ["student"], lambda: _dino_step(x["student"], x["teacher"], center, *settings))
     return {**result, "center_after": center}
 
 
 COMPUTATIONS: dict[str, Computation] = {
-    "barlow_2ranks": _barlow_rows,
-    "lightly_vicreg_gather_2ranks": _vicreg_views,
-    "dino_2ranks": _dino_rows,
+    "barlow_2ranks*": _barlow_rows,
+    "lightly_vicreg_gather_2ranks*": _vicreg_views,
+    "dino_2ranks*": _dino_rows,
 }
 
 
@@ -155,25 +161,26 @@ def barlow_normalised_alone(case: Case) -> None:
     over processes; that of `barlow_twins_loss` is smaller by their number, which `Method.loss` makes good.
     """
     wanted = case.expected()
-    for rank, found in enumerate(two_processes.run(_normalised_alone, case.inputs())):
+    off_diagonal = value_of(case.meta["args"], "lambda_param", default=0.0051)
+    for rank, found in enumerate(two_processes.run(_normalised_alone, case.inputs(), off_diagonal)):
         np.testing.assert_allclose(found["loss"], wanted["loss"][rank], rtol=5e-5)
         for name in ("grad_z0", "grad_z1"):
             recorded = wanted[name][rank]
             np.testing.assert_allclose(2 * found[name], recorded, rtol=0, atol=2e-4 * np.abs(recorded).max())
 
 
-def _normalised_alone(rank: int, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _normalised_alone(rank: int, inputs: dict[str, np.ndarray], off_diagonal: float) -> dict[str, np.ndarray]:
     x = {name: torch.from_numpy(value[rank]).clone() for name, value in inputs.items()}
 
     def loss() -> Tensor:
         za, zb = (functional.batch_norm(x[name], None, None, training=True) for name in ("z0", "z1"))
-        return barlow_twins.barlow_twins_loss(za, zb)
+        return barlow_twins.barlow_twins_loss(za, zb, off_diagonal=off_diagonal)
 
     return {name: value.detach().numpy() for name, value in with_gradients(x, ["z0", "z1"], loss).items()}
 
 
 PATTERNS_2_PROCESSES: dict[str, Callable[[Case], None]] = {
     **dict.fromkeys(COMPUTATIONS, losses_of_two_processes),
-    "lightly_barlow_gather_2ranks": barlow_normalised_alone,
+    "lightly_barlow_gather_2ranks*": barlow_normalised_alone,
 }
 """Name of a case of 01b_losses_distributed -> what runs it."""

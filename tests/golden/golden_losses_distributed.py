@@ -19,6 +19,9 @@ Arrays = dict[str, np.ndarray]
 Computation = Callable[[dict[str, Tensor], dict[str, object]], dict[str, Tensor]]
 """(a process's own part of the inputs, the case's settings) -> what the case recorded, by name."""
 
+SHARED = ("queue", "center", "bank")
+"""Inputs that all processes have in common; the others have a leading axis of processes."""
+
 LOSS_TOLERANCE = 5e-6
 GRADIENT_TOLERANCE = 2e-5
 
@@ -55,8 +58,7 @@ def _results(topic: Path, computations: tuple[tuple[str, Computation], ...]) -> 
 def _compute(rank: int, jobs: list[tuple[str, Computation, Arrays, dict[str, object]]]) -> dict[str, Arrays]:
     results = {}
     for name, computation, inputs, args in jobs:
-        # What is shared by the processes has no leading axis of 2.
-        mine = {key: torch.from_numpy(x[rank] if len(x) == 2 else x).clone() for key, x in inputs.items()}
+        mine = {key: torch.from_numpy(x if key in SHARED else x[rank]).clone() for key, x in inputs.items()}
         results[name] = {key: value.detach().numpy() for key, value in computation(mine, args).items()}
     return results
 
@@ -80,8 +82,10 @@ def _two_views(x: dict[str, Tensor], args: dict[str, object]) -> dict[str, Tenso
 def _swav(x: dict[str, Tensor], args: dict[str, object]) -> dict[str, Tensor]:
     def loss() -> Tensor:
         views = x["scores"].unflatten(0, (args["nc"], -1))
-        codes = torch.stack([swav.assign(view.detach(), None, swav.Config()) for view in views])
-        return swav.swapped_prediction(views, codes, range(args["nc"]), 0.1)
+        config = swav.Config(epsilon=args.get("epsilon", 0.05), iterations=args.get("num_iters", 3))
+        assigned = args.get("crops_for_assign", range(min(2, args["nc"])))
+        codes = torch.stack([swav.assign(views[i].detach(), None, config) for i in assigned])
+        return swav.swapped_prediction(views, codes, assigned, args.get("T", 0.1))
 
     return _with_gradients(x, ["scores"], loss)
 
@@ -92,15 +96,15 @@ def _moco(x: dict[str, Tensor], args: dict[str, object]) -> dict[str, Tensor]:
 
     result = _with_gradients(x, ["query"], loss)
     queue = x["queue"].T.clone()
-    moco.enqueue_(queue, gather(x["key"]), 0)
+    moco.enqueue_(queue, gather(x["key"]), args.get("queue_ptr", args.get("ptr", 0)))
     return {**result, "queue_after": queue.T}
 
 
 COMPUTATIONS: dict[str, Computation] = {
-    "simclr_2ranks": _simclr,
-    "lightly_ntxent_gather_2ranks": _two_views,
-    "swav_2ranks_*": _swav,
-    "moco_2ranks": _moco,
+    "simclr_2ranks*": _simclr,
+    "lightly_ntxent_gather_2ranks*": _two_views,
+    "swav_2ranks*": _swav,
+    "moco_2ranks*": _moco,
 }
 
 
@@ -126,6 +130,6 @@ def multicrop_simclr(case: Case) -> None:
 
 PATTERNS: dict[str, Callable[[Case], None]] = {
     **dict.fromkeys(COMPUTATIONS, losses),
-    "multicrop_simclr_2ranks_*": multicrop_simclr,
+    "multicrop_simclr_2ranks*": multicrop_simclr,
 }
 """Name of a case of 01b_losses_distributed (a pattern) -> what runs it."""

@@ -1,12 +1,14 @@
-"""ResNet-50 features at VISSL's layers, with weights that a recipe gives."""
+"""Features of ResNets at VISSL's layers with weights that a recipe gives, and VISSL's linear heads."""
 
+import ast
+import dataclasses
 import hashlib
 import json
 
 import numpy as np
 import torch
 from golden_cases import Case
-from golden_losses import Inputs, compare
+from golden_losses import Inputs, compare, numbered
 from torch import Tensor, nn
 
 from sslbench import config
@@ -17,22 +19,21 @@ from sslbench.protocols import linear_online
 from sslbench.protocols._linear_heads import head_losses
 from sslbench.protocols._linear_plan import make_heads, planned
 
-_LAYERS = ("conv1", "res2", "res3", "res4", "res5", "res5avg")
 
-
-def resnet50_features(case: Case) -> None:
-    args, seed = case.meta["args"], int(case.inputs()["image_seed"])
-    backbone = build("resnet50")
+def resnet_features(case: Case) -> None:
+    """Compare pooled features; the case says the depth (in its name), the size, the layers and their pools."""
+    args, seed, wanted = case.meta["args"], int(case.inputs()["image_seed"]), case.expected()
+    backbone = build(args.get("arch", case.name.partition("_features")[0]))
     with torch.no_grad():
         for name, tensor in backbone.module.state_dict().items():
             tensor.copy_(torch.from_numpy(np.asarray(recipe(name, tuple(tensor.shape), args["salt"]))))
     image = np.random.RandomState(seed).standard_normal((2, 3, args["size"], args["size"])).astype(np.float32)
-    names = [layer if layer == "res5avg" else f"{layer}:vissl" for layer in _LAYERS]
-    layers = resolve_layers(backbone, names)
+    pools = {name: ast.literal_eval(pool) if isinstance(pool, str) else pool for name, pool in args["pool_ops"]}
+    names = [name.removesuffix("/shape") for name in wanted if name.endswith("/shape")]
+    layers = resolve_layers(backbone, [_with_pool(name, *pools[name]) for name in names])
     with torch.inference_mode():
         features = forward_layers(backbone.module.eval(), torch.from_numpy(image), layers)
-    wanted = case.expected()
-    for name, layer in zip(_LAYERS, layers, strict=True):
+    for name, layer in zip(names, layers, strict=True):
         values = features[layer.text].numpy()
         shape = wanted[f"{name}/shape"]
         assert values.shape == (shape[0], np.prod(shape[1:]))
@@ -42,21 +43,43 @@ def resnet50_features(case: Case) -> None:
         np.testing.assert_allclose(values[:, :64], wanted[f"{name}/first64"], rtol=1e-4, atol=1e-4 * size)
 
 
+def _with_pool(name: str, kind: str, arguments: list) -> str:
+    """A recorded layer and pool in our words: 'res5:avg(6,1,0)'."""
+    if kind == "Identity":
+        return f"{name}:flatten"
+    if kind == "AdaptiveAvgPool2d":
+        height, width = arguments[0] if isinstance(arguments[0], list) else (arguments[0], arguments[0])
+        return f"{name}:adaptive({height},{width})"
+    assert kind == "AvgPool2d", kind
+    numbers = [value[0] if isinstance(value, list) else value for value in arguments]
+    return f"{name}:avg({','.join(map(str, numbers))})"
+
+
 def linear_heads(case: Case) -> None:
-    """VISSL's heads on pooled layers: what the preset `linear/vissl` trains has the same layers, pools and shapes."""
+    """VISSL's heads on pooled layers: what the preset `linear/vissl` trains has the same layers, pools and shapes.
+
+    A recorded head without BatchNorm is one of the preset's plain layers; heads are taken in the recorded order.
+    """
     recorded = json.loads((case.topic / "expected.json").read_text(encoding="utf-8"))[case.name]
     backbone = build("resnet50")
     preset = load_preset("linear/vissl")
     settings = config.build(linear_online.Settings, preset.settings, preset.name)
-    layers = resolve_layers(backbone, preset.layers)
-    _check_pools(layers, recorded["feat_pool_ops"])
+    _check_pools(resolve_layers(backbone, preset.layers), recorded["feat_pool_ops"])
     assert recorded["trunk_trainable"] is False
     if not recorded["head_params"]:  # an SVM's: features only
         return
+    both = zip(recorded["head_params"], recorded["feat_pool_ops"], strict=True)
+    kinds = [(kind, name) for (kind, _), (name, _) in both]
+    asked = [name for kind, name in kinds if kind == "eval_mlp"]
+    texts = {layer.partition(":")[0]: layer for layer in preset.layers}
+    layers = resolve_layers(backbone, [texts[name] for name in dict.fromkeys(name for _, name in kinds)])
+    plain = tuple(name for kind, name in kinds if kind != "eval_mlp")
+    settings = dataclasses.replace(settings, plain_layers=plain if asked else (), norm="affine" if asked else "none")
     plans = planned(backbone, layers, settings)
     assert len(plans) == len(recorded["head_params"])
     shapes = {layer.text: _width(layer) for layer in layers}
-    heads = make_heads(plans, shapes, 1000, settings, seed=0, device=torch.device("cpu"))
+    classes = recorded["head_params"][0][1]["dims"][-1]
+    heads = make_heads(plans, shapes, classes, settings, seed=0, device=torch.device("cpu"))
     state = recorded["heads_state"]
     for number, bank in enumerate(heads.all_banks()):
         kind, arguments = recorded["head_params"][number]
@@ -76,14 +99,15 @@ def linear_heads(case: Case) -> None:
 
 def heads_of_several_labels(case: Case) -> None:
     """VISSL's binary cross-entropy of several heads; it can normalise their outputs first."""
+    names = numbered(case.inputs(), "o")
 
     def loss(x: Inputs) -> Tensor:
-        outputs = torch.stack([x["o0"], x["o1"]], dim=1)
+        outputs = torch.stack([x[name] for name in names], dim=1)
         if case.meta["args"].get("normalize_output"):
             outputs = nn.functional.normalize(outputs, dim=2)
         return head_losses(outputs, x["target"], len(outputs), (x["target"] >= 0).sum(0)).sum()
 
-    compare(case, ["o0", "o1"], loss, f64=2e-7)  # the reference adds up in float32
+    compare(case, names, loss, f64=2e-7)  # the reference adds up in float32
 
 
 def _check_pools(layers: tuple[Layer, ...], recorded: list) -> None:

@@ -5,6 +5,7 @@ Where those scripts lose or keep more than the weights of the backbone, the diff
 
 import hashlib
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from golden_cases import Case
 from golden_models import recipe
+from golden_optimizers import resnet_with
 from torch import Tensor
 
 from sslbench.backbones.build import build
@@ -175,17 +177,18 @@ def caffe2_resnet(case: Case) -> None:
     """With 'bgr2rgb' we do as the script; without it, the script leaves the first convolution as it was."""
     recorded = _recorded(case)
     found = recognise(_file(case, recorded["input_file"]))
-    assert found.format == ("caffe2_resnet_jigsaw" if case.name.endswith("jigsaw") else "caffe2_resnet")
+    assert found.format == ("caffe2_resnet_jigsaw" if "jigsaw" in case.name else "caffe2_resnet")
     for option, result in recorded["results"].items():
         wanted = _listed(result["output"])
-        head = {key: wanted.pop(key) for key in ("fc1000.weight", "fc1000.bias")}
+        head = {key: wanted.pop(key) for key in wanted.keys() - found.canonical.keys()}
         ours = dict(found.canonical)
         if option == "bgr2rgb=None":
             ours["conv1.weight"] = ours["conv1.weight"].flip(1)
         assert _described(ours) == wanted
-        names = {"fc1000_w": "fc1000.weight", "fc1000_b": "fc1000.bias"}
         classifier = {key.replace("_s0", ""): tensor for key, tensor in found.heads.items()}
-        assert _described({name: classifier[key] for key, name in names.items()}) == head
+        assert all(re.fullmatch(r"fc1000\.(weight|bias)", key) for key in head)
+        ours = {key: classifier[f"fc1000_{'w' if key.endswith('weight') else 'b'}"] for key in head}
+        assert _described(ours) == head
     _check_way_back(case, recorded, found)
 
 
@@ -212,7 +215,7 @@ def _check_way_back(case: Case, recorded: dict[str, Any], found: Recognised) -> 
 def alexnet(case: Case) -> None:
     recorded = _recorded(case)
     found = recognise(_file(case, recorded["input_file"]))
-    assert found.format == {"alexnet_deepcluster": "deepcluster_alexnet", "alexnet_rotnet": "rotnet"}[case.name]
+    assert found.format == ("rotnet" if "rotnet" in case.name else "deepcluster_alexnet")
     assert _described(_to("vissl_alexnet", found.canonical)) == _listed(recorded["output"], "model_state_dict")
     back = load_table(found.format).from_canonical({**found.canonical, **found.heads})
     tensors = tensors_at(_file(case, recorded["input_file"]).content, found.where)
@@ -227,22 +230,28 @@ def moco(case: Case) -> None:
     wanted = _listed(recorded["output"], "model")
     ours = _described(_to("detectron2", found.canonical))
     assert ours == {key: value for key, value in wanted.items() if COUNTER not in key and "stem.fc" not in key}
-    assert len(ours) == 265
+    assert len(ours) == len(_without_counters(found.canonical))
 
 
 def detectron2_names(case: Case) -> None:
     """Every tensor of Detectron2's model is found in our file by its suffix matching, and each of ours is used."""
     recorded = _recorded(case)
-    tensors = dict(build("resnet50").module.state_dict())
+    tensors = dict(build(_resnet_of(recorded["checkpoint_keys"])).module.state_dict())
     assert set(_to("detectron2", tensors)) == set(recorded["checkpoint_keys"]) == set(recorded["matched"].values())
     backbone = {key: recorded["matched"][key] for key in recorded["model_keys_backbone"]}
-    assert len(backbone) == 265
+    assert len(backbone) == len(_without_counters(tensors))
     here = _to("detectron2", tensors)
     model = {key: here[source] for key, source in backbone.items()}
     extra = {key: torch.zeros(1) for key in recorded["other_model_keys"]}
     found = recognise(WeightsFile(Path("d2.pth"), "0" * 64, {"model": model | extra}, "torch zip"))
     assert found.format == ("detectron2_c4" if case.name.endswith("C4") else "detectron2")
     assert _same_tensors(found.canonical, _without_counters(tensors))
+
+
+def _resnet_of(keys: list[str]) -> str:
+    """The ResNet behind Detectron2's names: 'res4.22.conv3.weight' is of the third stage, whose blocks are counted."""
+    named = [f"layer{int(key[3]) - 1}{key[4:]}" for key in keys if re.match(r"res[2-5]\.", key)]
+    return resnet_with(named)
 
 
 def caffe2_names(case: Case) -> None:
@@ -257,7 +266,7 @@ def caffe2_names(case: Case) -> None:
     for key, name in pairs.items():
         if key not in found.dropped and key not in found.heads:
             assert float(ours[name].flatten()[0]) == float(tensors[key].flatten()[0])
-    assert len(ours) == 265
+    assert len(ours) == len(pairs) - len(set(pairs) & {*found.dropped, *found.heads})
 
 
 def helpers(case: Case) -> None:

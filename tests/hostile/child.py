@@ -80,7 +80,7 @@ def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: in
             main(list(words))
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, it is printed
         traceback.print_exc()
     finally:
         with contextlib.suppress(BaseException):

@@ -274,7 +274,8 @@ def _with_images(files: dict[str, bytes], words: tuple[str, ...]) -> Callable[[P
 
 # --- Pascal VOC -------------------------------------------------------------------------------------------------------
 
-_VOC = """<annotation><filename>{name}</filename><size><width>{width}</width><height>{height}</height><depth>3</depth></size>
+_VOC = """<annotation><filename>{name}</filename><size><width>{width}</width>
+<height>{height}</height><depth>3</depth></size>
 <object><name>{label}</name><difficult>{difficult}</difficult><bndbox><xmin>{x}</xmin><ymin>1</ymin><xmax>5</xmax>
 <ymax>5</ymax></bndbox></object></annotation>"""
 _VOC_VALUES = {"width": "8", "height": "8", "label": "a", "difficult": "0", "x": "1"}
@@ -286,7 +287,7 @@ def voc_cases() -> Iterator[Case]:
     for key in _VOC_VALUES:
         for value in odd:
             for way, words in {
-                "labels": PIXELS + ("--data", "VOC2007"),
+                "labels": (*PIXELS, "--data", "VOC2007"),
                 "objects": ("check-data", "VOC2007", "--boxes"),
             }.items():
                 yield f"VOC as {way}: {key} {value[:12]!r}", _voc({**_VOC_VALUES, key: value}, words)

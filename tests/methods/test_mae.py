@@ -132,6 +132,13 @@ def test_positions_are_fixed_sines_and_cosines_or_those_of_the_backbone():
     assert torch.equal(learnt.backbone.pos_embed, network(VIT).pos_embed)
 
 
+def test_position_embeddings_that_were_loaded_stay():
+    for positions, trained in (("sincos", False), ("learnt", True)):
+        loaded, _, _ = make(dataclasses.replace(CONFIG, positions=positions), loaded=True)
+        assert torch.equal(loaded.backbone.pos_embed, network(VIT).pos_embed)
+        assert loaded.backbone.pos_embed.requires_grad is trained
+
+
 @pytest.mark.parametrize("options", [",reg_tokens=2", ",class_token=False,global_pool=avg", ",no_embed_class=True",
                                      ",global_pool=avg", ",pre_norm=True", ",dynamic_img_size=True"])  # fmt: skip
 def test_other_vision_transformers_train_all_their_parameters(options):

@@ -7,9 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from training_samples import network
 
 from sslbench.methods._momentum import copy_of, cosine_momentum, update
 from sslbench.methods._precision import in_float32
+from sslbench.methods._vision_transformers import initialise
 
 
 def test_a_copy_gets_no_gradient_no_noise_and_is_independent():
@@ -58,3 +60,18 @@ def test_losses_leave_autocast_and_half_precision():
         value, dtype, other, number = product(half, others=[torch.ones(2, 2), (double,)], named={"a": half, "n": 3})
         assert torch.is_autocast_enabled("cpu")
     assert (value.dtype, dtype, other, number) == (torch.float32, torch.float64, torch.float32, 3)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_vision_transformers_begin_with_xaviers_distribution(separate):
+    vit = network("timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=1,embed_dim=96,num_heads=3")
+    initialise(vit, class_token_std=0.5, separate_qkv=separate)
+    fans = {"attn.qkv": (96, 96 if separate else 288), "attn.proj": (96, 96), "mlp.fc1": (96, 384)}
+    for name, (fan_in, fan_out) in fans.items():
+        layer = vit.blocks[0].get_submodule(name)
+        bound = math.sqrt(6 / (fan_in + fan_out))
+        assert 0.98 * bound < layer.weight.abs().max() <= bound
+        assert not layer.bias.any()
+    projection = vit.patch_embed.proj
+    assert 0.98 < projection.weight.abs().max() / math.sqrt(6 / (3 * 64 + 96)) <= 1
+    assert 0.3 < vit.cls_token.std() < 0.7

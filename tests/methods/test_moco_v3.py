@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_trains_a_vit_with_a_frozen_patch_projection():
     check_contract(lambda: moco_v3.Method(network(VIT), config, setup), setup)
     method = moco_v3.Method(network(VIT), config, setup).train()
     frozen = [name for name, p in method.backbone.named_parameters() if not p.requires_grad]
-    assert frozen == ["patch_embed.proj.weight", "patch_embed.proj.bias"]
+    assert frozen == ["pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"]
     before = method.backbone.patch_embed.proj.weight.clone()
     train(method, batch_of(setup), setup, 2)
     assert torch.equal(method.backbone.patch_embed.proj.weight, before)
@@ -61,7 +62,9 @@ def test_trains_a_vit_with_a_frozen_patch_projection():
 
 def test_the_patch_projection_can_be_trained():
     setup = setup_for(network(VIT))
-    method = moco_v3.Method(network(VIT), moco_v3.Config(freeze_patch_projection=False, **SMALL), setup)
+    method = moco_v3.Method(
+        network(VIT), moco_v3.Config(freeze_patch_projection=False, positions="learnt", **SMALL), setup
+    )
     assert all(p.requires_grad for p in method.backbone.parameters())
 
 
@@ -105,3 +108,21 @@ def test_three_views_are_refused():
     backbone = network()
     with pytest.raises(UsageError, match="moco_v3 takes 2 views"):
         moco_v3.Method(backbone, moco_v3.Config(**SMALL), setup_for(backbone, sizes=(32, 32, 32)))
+
+
+@pytest.mark.parametrize(("positions", "loaded"), [("sincos", False), ("sincos", True), ("learnt", False)])
+def test_positions_of_a_vit_are_fixed_loaded_or_learnt(positions, loaded):
+    setup = dataclasses.replace(setup_for(network(VIT)), loaded=loaded)
+    vit = moco_v3.Method(network(VIT), moco_v3.Config(positions=positions, **SMALL), setup).backbone
+    assert vit.pos_embed.requires_grad is (positions == "learnt")
+    kept = positions == "learnt" or loaded
+    assert torch.equal(vit.pos_embed, network(VIT).pos_embed) is kept
+    assert torch.equal(vit.blocks[0].attn.qkv.weight, network(VIT).blocks[0].attn.qkv.weight) is loaded
+    if not kept:
+        torch.testing.assert_close((vit.pos_embed[0, 1:] ** 2).sum(1), torch.full((16,), 24.0))
+
+
+def test_a_width_without_sines_and_cosines_is_refused():
+    backbone = VIT.replace("embed_dim=48,num_heads=3", "embed_dim=42,num_heads=3")
+    with pytest.raises(UsageError, match=r"no multiple of 4(.|\n)*method.positions=learnt"):
+        moco_v3.Method(network(backbone), moco_v3.Config(**SMALL), setup_for(network(backbone)))

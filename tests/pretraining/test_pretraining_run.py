@@ -18,6 +18,7 @@ from sslbench.errors import SslbenchError, UsageError
 from sslbench.pretraining import PretrainRequest, pretrain
 from sslbench.train import checkpoints
 from sslbench.train.loop import NotFiniteError, StoppedError
+from sslbench.weights.save import save
 
 
 class Recorder:
@@ -219,6 +220,7 @@ def test_freezing_the_moving_average_and_starting_from_weights(undisturbed, tmp_
         ({"schedule": {"lr": 1.0, "warmup_epochs": 5}}, "does not fit into 3 epochs"),
         ({"device": "cuda"}, "cuda"),
         ({"save_every": "0 epochs"}, "is no interval"),
+        ({"clip_each": True}, "clips nothing without clip_norm"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(changes, message, tmp_path):
@@ -273,3 +275,32 @@ def test_init_is_loaded_strictly(undisturbed, tmp_path):
     with pytest.raises(UsageError, match="there is no --init"):
         start(stem="average")
     assert not (tmp_path / "out").exists()
+
+
+def test_position_embeddings_of_init_reach_mae(tmp_path):
+    first = load_backbone("random", backbone=runs.VIT, seed=3)
+    save(tmp_path / "init.torch", first.module.state_dict(), backbone=first.name, metadata={})
+    settings = runs.settings("mae", epochs=1)
+    request = PretrainRequest(settings, "sklearn:digits", tmp_path / "out", init=str(tmp_path / "init.torch"), limit=96)
+    after = tensors(pretrain(request, command="test").weights)
+    assert torch.equal(after["pos_embed"], first.module.pos_embed)
+    assert not torch.equal(after["blocks.0.attn.qkv.weight"], first.module.blocks[0].attn.qkv.weight)
+
+
+def test_residual_branches_begin_at_zero_and_the_weights_hold_the_plain_architecture(undisturbed, tmp_path):
+    def conv(outcome):
+        return tensors(outcome.weights)["layer1.0.bn2.weight"]
+
+    backbone = f"{runs.RESNET},zero_init_residual=true"
+    zero = runs.run("simclr", tmp_path / "zero", backbone=backbone, epochs=1, optimizer={"name": "sgd", "lr": 0.0})
+    assert not conv(zero).any()
+    assert load_backbone(str(zero.weights)).name == runs.RESNET
+    config = (tmp_path / "zero" / "config.yaml").read_text()
+    assert f"backbone: {backbone}" in config
+    changes = {"backbone": backbone, "epochs": 1, "optimizer": {"name": "sgd", "lr": 0.0}}
+    request = PretrainRequest(
+        runs.settings("simclr", **changes), "sklearn:digits", tmp_path / "b", init=str(undisturbed[0].weights), limit=96
+    )
+    assert torch.equal(conv(pretrain(request, command="test")), conv(undisturbed[0])), "loaded weights stay"
+    with pytest.raises(UsageError, match="zero_init_residual says how random weights begin"):
+        load_backbone(str(zero.weights), backbone=backbone)

@@ -1,0 +1,87 @@
+"""`sslbench data prepare`: official archives that the user downloaded, laid out as the benchmarks look for them.
+
+Nothing is downloaded. Files go into a hidden folder beside the final one, which gets its name when all of them are
+there; a run that was interrupted continues.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sslbench import paths
+from sslbench.config import read_yaml
+from sslbench.data.prepare import dsprites, imagenet, places205, small_norb, ucf101, unpacked
+from sslbench.data.prepare.layout import Layout, Plan, prepare_folder, refuse_existing
+from sslbench.data.prepare.official import Official, find_archives
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
+
+MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], Plan]]] = {
+    "dsprites_location": (dsprites.ARCHIVES, dsprites.location),
+    "dsprites_orientation": (dsprites.ARCHIVES, dsprites.orientation),
+    "imagenet1k": (imagenet.ARCHIVES, imagenet.plan),
+    "places205": (places205.ARCHIVES, places205.plan),
+    "small_norb_azimuth": (small_norb.ARCHIVES, small_norb.azimuth),
+    "small_norb_elevation": (small_norb.ARCHIVES, small_norb.elevation),
+    "ucf101": (ucf101.ARCHIVES, ucf101.plan),
+    **{name: (kind.archives, kind.plan) for name, kind in unpacked.SETS.items()},
+}
+"""Data set -> its archives, and what makes a plan of them."""
+
+
+def archives_of(name: str) -> tuple[Official, ...]:
+    """Return the archives that a data set is made of.
+
+    Raises:
+        UsageError: there is no such data set here.
+    """
+    if name not in MAKERS:
+        raise UsageError(f"there is no layout for a data set called '{name}'", did_you_mean(name, MAKERS))
+    return MAKERS[name][0]
+
+
+def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, verify: bool = True) -> Path:
+    """Lay out a data set and return its folder.
+
+    Args:
+        name: of the data set, as in benchmarks/data.
+        archives: files, or folders that hold them, under their official names.
+        root: where the folder goes; None: where benchmarks look, $SSLBENCH_DATA or ./data.
+        verify: compare checksums, where they are published, and the number of images; off for a part of a data set.
+
+    Raises:
+        UsageError: no such data set, an archive is missing, or the folder is there already.
+        DataError: an archive is damaged or another than the official one, or the disk is too small.
+    """
+    official = archives_of(name)
+    settings = _settings(name)
+    root = root or Path(os.environ.get("SSLBENCH_DATA") or "data").expanduser()
+    place = unpacked.SETS[name].folder if name in unpacked.SETS else str(settings["folder"])
+    refuse_existing(root / place)
+    found = find_archives(name, official, archives, verify=verify)
+    samples = settings["samples"]
+    if place == settings.get("test_folder"):  # trained on other data
+        samples = {"test": samples["test"]}
+    counted = verify and not all(archive.md5 for archive in official)
+    return prepare_folder(Layout(root / place, samples if counted else {}), MAKERS[name][1](found))
+
+
+def _settings(name: str) -> dict[str, Any]:
+    """The data set's file in benchmarks/data, the user's before the built-in one."""
+    for root in paths.search_path("benchmarks"):
+        if (file := root / "data" / f"_{name}.yaml").is_file():
+            return read_yaml(file)
+    raise UsageError(f"benchmarks/data/_{name}.yaml is missing")
+
+
+def described() -> list[str]:
+    """Return a line for each data set: its name and its archives."""
+    width = max(map(len, MAKERS))
+    return [
+        f"{name:<{width}}  {', '.join(archive.name for archive in archives)}"
+        for name, (archives, _) in sorted(MAKERS.items())
+    ]
+
+
+__all__ = ["MAKERS", "archives_of", "described", "prepare"]

@@ -1,0 +1,220 @@
+"""A folder of images that appears whole: planned, written file by file beside its place, counted, renamed."""
+
+import contextlib
+import dataclasses
+import fcntl
+import gzip
+import logging
+import lzma
+import os
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from sslbench.data.sources._members import is_image, safe_name
+from sslbench.data.wording import counted
+from sslbench.errors import DataError, UsageError
+
+log = logging.getLogger("sslbench")
+_NOTE_EVERY = 20_000
+BLOCK_BYTES = 4096
+"""What a small file takes on most file systems."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where a data set goes.
+
+    Attributes:
+        folder: the final one.
+        samples: images that its parts have to hold, {'train': 50000, 'test': 10000}; empty: not compared.
+    """
+
+    folder: Path
+    samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is written.
+
+    Attributes:
+        files: relative path of each file and what gives its content; the content of a file that is there is not asked
+            for. Paths are '/'-separated.
+        space: bytes that all of it takes, roughly.
+    """
+
+    files: Iterable[tuple[str, Callable[[], bytes]]]
+    space: int
+
+
+def prepare_folder(layout: Layout, plan: Plan) -> Path:
+    """Write all files and return the folder, which then has its name; a run that was interrupted continues.
+
+    Raises:
+        UsageError: the folder is there already, or another run is making it.
+        DataError: the disk is too small, an archive is damaged, or the number of images is not the expected one.
+    """
+    target = layout.folder
+    refuse_existing(target)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        with _alone(partial):
+            _check_space(partial, plan.space)
+            written = _write(partial, plan.files)
+            _check_counts(written, layout.samples, target)
+            partial.rename(target)
+    except OSError as error:
+        where = error.filename or partial
+        raise DataError(
+            f"stopped at {where}: {error.strerror or error}", "What is written stays; the same command continues."
+        ) from error
+    partial.with_name(f"{partial.name}.lock").unlink(missing_ok=True)
+    return target
+
+
+def refuse_existing(target: Path) -> None:
+    """Refuse to write over a folder.
+
+    Raises:
+        UsageError: it is there already.
+    """
+    if target.exists():
+        raise UsageError(f"{target} is there already", "Remove it, or give another --out.")
+
+
+@contextlib.contextmanager
+def _alone(partial: Path) -> Iterator[None]:
+    with partial.with_name(f"{partial.name}.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"another process is writing {partial}") from error
+        yield
+
+
+def _check_space(partial: Path, needed: int) -> None:
+    there = sum(
+        max(BLOCK_BYTES, (Path(root) / name).stat().st_size) for root, _, names in os.walk(partial) for name in names
+    )
+    free = shutil.disk_usage(partial).free
+    if there:
+        log.info(f"continuing: {there / 1e9:.1f} GB are there already")
+    if needed - there > free:
+        raise DataError(
+            f"{partial.parent} has {free / 1e9:.1f} GB free, and {(needed - there) / 1e9:.1f} GB are needed",
+            "Free some space, or give another --out.",
+        )
+
+
+def _write(partial: Path, files: Iterable[tuple[str, Callable[[], bytes]]]) -> Counter[str]:
+    """Write what is not there yet; the number of images by the first folder of their paths."""
+    parts: Counter[str] = Counter()
+    folders: set[Path] = set()
+    for total, (name, content) in enumerate(files, 1):
+        path = partial / name
+        if path.parent not in folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folders.add(path.parent)
+        if not path.exists():
+            temporary = path.with_name(f".{path.name}.new")
+            temporary.write_bytes(content())
+            temporary.rename(path)
+        if is_image(name):
+            parts[PurePosixPath(name).parts[0]] += 1
+        if total % _NOTE_EVERY == 0:
+            log.info(f"{counted(total, 'file')} written")
+    return parts
+
+
+def _check_counts(found: Counter[str], samples: Mapping[str, int], target: Path) -> None:
+    """Parts are the first folders of the paths; where there are none, the sum counts. A test part may be called val."""
+    if not samples:
+        return
+    if set(found) & {"train", "val", "test"}:
+        ours = {"train": found["train"], "test": found["val"] + found["test"]}
+        wrong = {part: n for part, n in samples.items() if ours.get(part) != n}
+    else:
+        ours = {"all": sum(found.values())}
+        wrong = {"all": sum(samples.values())} if ours["all"] != sum(samples.values()) else {}
+    if wrong:
+        text = "; ".join(f"{part}: {ours.get(part, 0):,} images, expected {n:,}" for part, n in wrong.items())
+        raise DataError(
+            f"the archives are not the whole of {target.name}: {text}",
+            "Check the archives. --no-verify keeps a part of the data set.",
+        )
+
+
+def members(archive: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yield the files of a tar (packed or not) or zip, in its order; folders are passed over.
+
+    A member's content has to be asked for before the next member is.
+
+    Raises:
+        DataError: the archive is damaged, or a member is a link or leads out of the archive.
+    """
+    if zipfile.is_zipfile(archive):
+        with _damage(archive), zipfile.ZipFile(archive) as packed:
+            for info in packed.infolist():
+                if not info.is_dir():
+                    yield _safe(archive, info.filename), _reader_of_zip(archive, packed, info)
+        return
+    with _damage(archive), tarfile.open(archive, mode="r|*") as stream:
+        yield from _tar_members(archive, stream)
+
+
+@contextlib.contextmanager
+def _damage(archive: Path) -> Iterator[None]:
+    """Say that an archive is damaged where reading it fails; errors of the disk pass."""
+    try:
+        yield
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise DataError(f"{archive} is damaged: {error}", "Download it again; what is written stays.") from error
+    except (NotImplementedError, RuntimeError) as error:
+        raise DataError(f"{archive} cannot be unpacked: {error}", "Is it the official archive?") from error
+
+
+def _tar_members(archive: Path, stream: tarfile.TarFile) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    for member in stream:
+        if member.isdir():
+            continue
+        if not member.isfile():
+            raise DataError(f"{archive}: the member {member.name!a} is a link or a device, which is refused")
+        yield _safe(archive, member.name), _reader_of_tar(archive, stream, member)
+
+
+def _reader_of_tar(archive: Path, stream: tarfile.TarFile, member: tarfile.TarInfo) -> Callable[[], bytes]:
+    def read() -> bytes:
+        with _damage(archive):
+            file = stream.extractfile(member)
+            content = file.read() if file is not None else b""
+            if len(content) != member.size:
+                raise EOFError(f"{member.name!a} ends early")
+            return content
+
+    return read
+
+
+def _reader_of_zip(archive: Path, packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> Callable[[], bytes]:
+    def read() -> bytes:
+        with _damage(archive):
+            return packed.read(info)
+
+    return read
+
+
+def _safe(archive: Path, name: str) -> str:
+    safe = safe_name(name)
+    if safe is None or "\\" in name or "\0" in name:
+        raise DataError(f"{archive}: the member {name!a} leads out of the archive, which is refused")
+    return safe
+
+
+def archive_space(*archives: Path) -> int:
+    """Return the bytes that images in these archives take: they do not pack, and their files are rounded up."""
+    return sum(int(path.stat().st_size * 1.05) for path in archives if path.is_file())

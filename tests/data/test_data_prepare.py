@@ -1,0 +1,273 @@
+"""`sslbench data prepare` on tiny archives of the official layouts, made here."""
+
+import gzip
+import io
+import tarfile
+import zipfile
+
+import cv2
+import numpy as np
+import pytest
+import scipy.io
+from click.testing import CliRunner
+from PIL import Image
+
+from sslbench.cli.data_command import command
+from sslbench.data import prepare as module
+from sslbench.data.open import open_data
+from sslbench.data.prepare import layout, prepare
+from sslbench.errors import DataError, UsageError
+
+WNIDS = ("n01440764", "n01443537", "n02979186")
+
+
+def picture(value, suffix="JPEG"):
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(buffer, suffix)
+    return buffer.getvalue()
+
+
+def tar(path, files, mode="w"):
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def tree(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def imagenet(tmp_path):
+    """Three classes of two training images, four validation images whose classes are 3, 1, 2, 3."""
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    inner = {}
+    for number, wnid in enumerate(WNIDS):
+        images = {f"{wnid}_{i}.JPEG": picture(10 * number + i) for i in range(2)}
+        inner[f"{wnid}.tar"] = tar(tmp_path / "inner.tar", images).read_bytes()
+    tar(folder / "ILSVRC2012_img_train.tar", inner)
+    tar(folder / "ILSVRC2012_img_val.tar", {f"ILSVRC2012_val_{i:08d}.JPEG": picture(100 + i) for i in range(1, 5)})
+    kind = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("num_children", "O")]
+    rows = [(i + 1, wnid, 0) for i, wnid in enumerate(WNIDS)] + [(4, "n00000000", 3)]
+    buffer = io.BytesIO()
+    scipy.io.savemat(buffer, {"synsets": np.array(rows, dtype=kind)})
+    devkit = {
+        "ILSVRC2012_devkit_t12/data/meta.mat": buffer.getvalue(),
+        "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": b"3\n1\n2\n3\n",
+    }
+    tar(folder / "ILSVRC2012_devkit_t12.tar.gz", devkit, "w:gz")
+    return folder
+
+
+def test_imagenet(imagenet, tmp_path):
+    folder = prepare("imagenet1k", [imagenet], root=tmp_path / "data", verify=False)
+    assert folder == tmp_path / "data" / "imagenet"
+    train = [f"train/{wnid}/{wnid}_{i}.JPEG" for wnid in WNIDS for i in range(2)]
+    classes = (WNIDS[2], WNIDS[0], WNIDS[1], WNIDS[2])
+    val = [f"val/{wnid}/ILSVRC2012_val_{i:08d}.JPEG" for i, wnid in enumerate(classes, 1)]
+    assert tree(folder) == sorted(train + val)
+    assert (folder / val[1]).read_bytes() == picture(102)
+    assert {split: len(part) for split, part in open_data(str(folder)).items()} == {"train": 6, "val": 4}
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["imagenet"], "nothing else is left"
+    with pytest.raises(UsageError, match="is there already"):
+        prepare("imagenet1k", [imagenet], root=tmp_path / "data", verify=False)
+
+
+def test_another_checksum_is_refused_before_anything_is_written(imagenet, tmp_path):
+    with pytest.raises(DataError, match=r"ILSVRC2012_img_train.tar is damaged(.|\n)*1d675b47d978889d74fa0da5fadfb00e"):
+        prepare("imagenet1k", [imagenet], root=tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_killed_run_continues_and_writes_nothing_twice(imagenet, tmp_path, monkeypatch):
+    written = []
+
+    def stop(content):
+        if len(written) == 5:
+            raise KeyboardInterrupt
+        written.append(content)
+
+    original = layout.Path.write_bytes
+    monkeypatch.setattr(layout.Path, "write_bytes", lambda path, content: (stop(content), original(path, content))[1])
+    with pytest.raises(KeyboardInterrupt):
+        prepare("imagenet1k", [imagenet], root=tmp_path / "data", verify=False)
+    assert not (tmp_path / "data" / "imagenet").exists()
+    assert len([name for name in tree(tmp_path / "data" / ".imagenet.partial") if name.endswith("JPEG")]) == 5
+    monkeypatch.undo()
+    again = []
+    monkeypatch.setattr(layout.Path, "write_bytes", lambda path, content: (again.append(1), original(path, content))[1])
+    folder = prepare("imagenet1k", [imagenet], root=tmp_path / "data", verify=False)
+    assert len(again) == 10 - 5
+    assert len(tree(folder)) == 10
+
+
+@pytest.mark.parametrize("cut", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"])
+def test_an_archive_that_ends_early_is_named(name, cut, imagenet, tmp_path):
+    path = imagenet / name
+    content = path.read_bytes().rstrip(b"\0")  # the padding at the end may be missing
+    path.write_bytes(content[: int(len(content) * cut)])
+    with pytest.raises(DataError, match=r"damaged|ends early|does not hold"):
+        prepare("imagenet1k", [imagenet], root=tmp_path / "data", verify=False)
+    assert not (tmp_path / "data" / "imagenet").exists()
+
+
+def test_a_disk_that_is_too_small_is_said_first(imagenet, tmp_path, monkeypatch):
+    usage = layout.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(layout.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(DataError, match="are needed"):
+        prepare("imagenet1k", [imagenet], root=tmp_path / "data", verify=False)
+    assert not tree(tmp_path / "data" / ".imagenet.partial")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../evil.JPEG", "/tmp/evil.JPEG", "imagenet-a/../../evil.JPEG", "imagenet-a/a\\b.JPEG"]
+)
+def test_members_that_lead_out_of_the_archive_are_refused(name, tmp_path):
+    path = tar(tmp_path / "imagenet-a.tar", {"imagenet-a/n01440764/1.jpg": picture(0), name: b"x"})
+    with pytest.raises(DataError, match="leads out of the archive"):
+        prepare("imagenet_a", [path], root=tmp_path / "data", verify=False)
+    assert not list(tmp_path.rglob("evil*"))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_refused(kind, tmp_path):
+    path = tmp_path / "imagenet-a.tar"
+    with tarfile.open(path, "w") as archive:
+        info = tarfile.TarInfo("imagenet-a/n01440764/1.jpg")
+        info.type, info.linkname = kind, "/etc/hostname"
+        archive.addfile(info)
+    with pytest.raises(DataError, match="is a link or a device"):
+        prepare("imagenet_a", [path], root=tmp_path / "data", verify=False)
+
+
+def test_sets_that_are_only_unpacked(tmp_path):
+    path = tar(tmp_path / "imagenetv2-matched-frequency.tar.gz",
+               {"imagenetv2-matched-frequency-format-val/7/a.jpeg": picture(7)}, "w:gz")  # fmt: skip
+    folder = prepare("imagenet_v2", [path], root=tmp_path / "data", verify=False)
+    assert tree(folder) == ["7/a.jpeg"]
+    with zipfile.ZipFile(tmp_path / "ImageNet-Sketch.zip", "w") as packed:
+        packed.writestr("sketch/n01440764/s.JPEG", picture(1))
+        packed.writestr("__MACOSX/sketch/n01440764/._s.JPEG", b"x")
+    folder = prepare("imagenet_sketch", [tmp_path], root=tmp_path / "data", verify=False)
+    assert folder.name == "imagenet-sketch" and tree(folder) == ["n01440764/s.JPEG"]
+
+
+def norb(values, code):
+    head = [code, values.ndim, *values.shape, *[1] * (3 - values.ndim)]
+    return np.array(head, "<i4").tobytes() + values.tobytes()
+
+
+@pytest.fixture
+def small_norb(tmp_path):
+    random = np.random.default_rng(0)
+    for number, name in enumerate(module.small_norb._NAME.values()):
+        images = random.integers(0, 255, (4, 2, 96, 96), dtype=np.uint8)
+        infos = np.array([[4, 0, 0, 1], [4, 8, 34, 2], [6, 3, 2, 0], [7, number, 20, 5]], "<i4")
+        (tmp_path / f"{name}-dat.mat.gz").write_bytes(gzip.compress(norb(images, 0x1E3D4C55)))
+        (tmp_path / f"{name}-info.mat").write_bytes(norb(infos, 0x1E3D4C54))
+    return tmp_path
+
+
+def test_small_norb(small_norb):
+    folder = prepare("small_norb_azimuth", [small_norb], root=small_norb / "data", verify=False)
+    assert tree(folder / "train") == ["000/00000.png", "020/00002.png", "200/00003.png", "340/00001.png"]
+    folder = prepare("small_norb_elevation", [small_norb], root=small_norb / "data", verify=False)
+    assert tree(folder / "test") == ["30/00000.png", "35/00003.png", "45/00002.png", "70/00001.png"]
+    name = module.small_norb._NAME["train"]
+    pixels = np.frombuffer(gzip.decompress((small_norb / f"{name}-dat.mat.gz").read_bytes()), np.uint8, offset=24)
+    ours = np.asarray(Image.open(folder / "train" / "70" / "00001.png"))
+    np.testing.assert_array_equal(ours, pixels.reshape(4, 2, 96, 96)[1, 0])
+
+
+def test_the_number_of_images_is_compared(small_norb):
+    with pytest.raises(DataError, match=r"train: 4 images, expected 24,300(.|\n)*--no-verify"):
+        prepare("small_norb_azimuth", [small_norb], root=small_norb / "data")
+    assert not (small_norb / "data" / "small_norb_azimuth").exists()
+
+
+def test_dsprites(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.dsprites, "_CHUNK", 3)
+    images = np.random.default_rng(0).integers(0, 2, (10, 64, 64), dtype=np.uint8)
+    factors = np.zeros((10, 6), np.int64)
+    factors[:, 3], factors[:, 4] = [0, 2, 3, 4, 5, 7, 8, 39, 38, 37], [0, 1, 2, 3, 4, 29, 30, 31, 16, 15]
+    path = tmp_path / module.dsprites.NAME
+    np.savez_compressed(path, imgs=images, latents_classes=factors, metadata=np.array({"a": 1}, dtype=object))
+    folder = prepare("dsprites_location", [path], root=tmp_path, verify=False)
+    assert [int(name[:2]) for name in sorted(tree(folder), key=lambda name: name[3:])] == [
+        x // 2 for x in factors[:, 4]
+    ]
+    np.testing.assert_array_equal(np.asarray(Image.open(folder / "15" / "000007.png")), images[7] * 255)
+    folder = prepare("dsprites_orientation", [path], root=tmp_path, verify=False)
+    labels = [int(name[:2]) for name in sorted(tree(folder), key=lambda name: name[3:])]
+    assert labels == [int(x // 2.5) for x in factors[:, 3]], "VTAB: floordiv by 40 / 16"
+
+
+def test_places205(tmp_path):
+    root = "data/vision/torralba/deeplearning/images256/"
+    names = ["a/abbey/1.jpg", "a/apartment_building/outdoor/2.jpg", "a/abbey/3.jpg", "a/abbey/unlisted.jpg"]
+    tar(tmp_path / "imagesPlaces205_resize.tar.gz", {root + name: picture(i) for i, name in enumerate(names)}, "w:gz")
+    lists = {"trainvalsplit_places205/train_places205.csv": b"a/abbey/1.jpg 0\na/apartment_building/outdoor/2.jpg 9\n",
+             "trainvalsplit_places205/val_places205.csv": b"a/abbey/3.jpg 0\n"}  # fmt: skip
+    tar(tmp_path / "trainvalsplit_places205.tar.gz", lists, "w:gz")
+    folder = prepare("places205", [tmp_path], root=tmp_path / "data", verify=False)
+    assert tree(folder) == ["train/abbey/1.jpg", "train/apartment_building-outdoor/2.jpg", "val/abbey/3.jpg"]
+    tar(tmp_path / "trainvalsplit_places205.tar.gz", {"train_places205.csv": b"../../x/evil.jpg 0\n"}, "w:gz")
+    with pytest.raises(DataError, match=r"line 1: '../../x/evil.jpg 0' is not"):
+        prepare("places205", [tmp_path], root=tmp_path / "other", verify=False)
+
+
+def test_ucf101(tmp_path):
+    for action, video, frames in (("Archery", "v_Archery_g01_c01", 9), ("Biking", "v_Biking_g08_c02", 4)):
+        folder = tmp_path / "UCF-101" / action
+        folder.mkdir(parents=True)
+        writer = cv2.VideoWriter(str(folder / f"{video}.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 5, (32, 32))
+        for i in range(frames):
+            writer.write(np.full((32, 32, 3), 20 * i, np.uint8))
+        writer.release()
+    with zipfile.ZipFile(tmp_path / "UCF101TrainTestSplits-RecognitionTask.zip", "w") as packed:
+        packed.writestr("ucfTrainTestlist/trainlist01.txt", "Archery/v_Archery_g01_c01.avi 1\r\n")
+        packed.writestr("ucfTrainTestlist/testlist01.txt", "Biking/v_Biking_g08_c02.avi\n")
+        packed.writestr("ucfTrainTestlist/trainlist02.txt", "Biking/v_Biking_g08_c02.avi 2\n")
+    folder = prepare("ucf101", [tmp_path], root=tmp_path / "data", verify=False)
+    assert tree(folder) == ["test/Biking/v_Biking_g08_c02.jpg", "train/Archery/v_Archery_g01_c01.jpg"]
+    assert np.asarray(Image.open(folder / "train/Archery/v_Archery_g01_c01.jpg")).mean() == pytest.approx(80, abs=3)
+    rar = tmp_path / "packed" / "UCF101.rar"
+    rar.parent.mkdir()
+    rar.write_bytes(b"Rar!")
+    lists = tmp_path / "UCF101TrainTestSplits-RecognitionTask.zip"
+    with pytest.raises(UsageError, match=r"(.|\n)*unrar x UCF101.rar"):
+        prepare("ucf101", [rar, lists], root=tmp_path / "other", verify=False)
+
+
+class TestCommand:
+    def test_lists_what_it_knows(self):
+        lines = CliRunner().invoke(command, ["prepare"]).output.splitlines()
+        assert len(lines) == len(module.MAKERS)
+        assert any(line.startswith("imagenet1k") and "ILSVRC2012_img_val.tar" in line for line in lines)
+
+    def test_prepares(self, imagenet, tmp_path):
+        words = ["prepare", "imagenet1k", "--archive", str(imagenet), "--out", str(tmp_path / "d"), "--no-verify"]
+        result = CliRunner().invoke(command, words)
+        assert result.exit_code == 0 and str(tmp_path / "d" / "imagenet") in result.output
+
+    @pytest.mark.parametrize(("words", "message"), [
+        (["imagenet"], "or 'imagenet1k'?"),
+        (["imagenet1k"], "not given: ILSVRC2012_img_train.tar"),
+        (["imagenet1k", "--archive", "nowhere.tar"], "there is no nowhere.tar"),
+        (["--no-verify"], "which data set"),
+    ])  # fmt: skip
+    def test_mistakes(self, words, message):
+        error = CliRunner().invoke(command, ["prepare", *words]).exception
+        assert isinstance(error, UsageError) and message in str(error)
+
+    def test_every_set_is_a_data_set_of_the_benchmarks(self):
+        for name in module.MAKERS:
+            settings = module._settings(name)
+            folder = module.unpacked.SETS[name].folder if name in module.unpacked.SETS else settings["folder"]
+            looked_for = (str(settings["folder"]), str(settings.get("test_folder", "")))
+            assert any(place == folder or place.startswith(f"{folder}/") for place in looked_for), name

@@ -1,0 +1,194 @@
+"""The runners of golden cases on cases of another kind than those at hand: other depths, names, NaN references.
+
+Each case is computed here by itself: with numpy, or with torchvision's networks.
+"""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from golden_cases import find_cases
+from golden_models import recipe
+from test_golden import RUNNERS, is_not_built, runners_of
+
+
+def write_topic(root, topic, cases, expected_json=None):
+    """A topic as the recorded ones: name -> (meta, inputs, expected)."""
+    folder = root / topic
+    folder.mkdir()
+    meta = {name: {"repo": ["made here"], "callable": "", "note": "", **case[0]} for name, case in cases.items()}
+    (folder / "meta.json").write_text(json.dumps({"cases": meta}))
+    for file, position in (("inputs.npz", 1), ("expected.npz", 2)):
+        arrays = {f"{name}/{key}": value for name, case in cases.items() for key, value in case[position].items()}
+        np.savez(folder / file, **arrays)
+    if expected_json:
+        (folder / "expected.json").write_text(json.dumps(expected_json))
+    return root
+
+
+def run(root):
+    cases = find_cases(root)
+    assert cases
+    for case in cases:
+        found = runners_of(case.id)
+        assert len(found) == 1 and not is_not_built(case.id), case.id
+        RUNNERS[found[0]](case)
+
+
+def nt_xent(rows, temperature):
+    """Value and gradient by torch's own functions, in float64."""
+    x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    z = torch.nn.functional.normalize(x, dim=1)
+    logits = (z @ z.T / temperature).masked_fill(torch.eye(len(z), dtype=torch.bool), -math.inf)
+    positive = torch.roll(torch.arange(len(z)), len(z) // 2)
+    value = torch.nn.functional.cross_entropy(logits, positive)
+    value.backward()
+    return value.item(), x.grad.numpy()
+
+
+@pytest.mark.parametrize("missing", ["nothing", "f32", "f32 and f64"])
+def test_a_reference_that_is_nan(missing, tmp_path):
+    rows = np.random.default_rng(0).normal(size=(10, 6)).astype(np.float32)
+    value, gradient = nt_xent(rows, 0.2)
+    expected = {}
+    for precision, dtype in (("f32", np.float32), ("f64", np.float64)):
+        nan = math.nan if precision in missing else 1.0
+        expected |= {f"{precision}/loss": dtype(value * nan), f"{precision}/grad_embedding": dtype(gradient * nan)}
+    args = {"T": 0.2, "made_by": "hand", "seed": 3}
+    root = write_topic(tmp_path, "01_losses", {"vissl_simclr_other": ({"args": args}, {"embedding": rows}, expected)})
+    run(root)
+
+
+def test_a_wrong_value_is_still_wrong(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(10, 6)).astype(np.float32)
+    value, gradient = nt_xent(rows, 0.2)
+    expected = {f"{p}/{key}": v for p in ("f32", "f64") for key, v in
+                {"loss": np.float64(value * 1.01), "grad_embedding": gradient}.items()}  # fmt: skip
+    write_topic(
+        tmp_path, "01_losses", {"vissl_simclr_x": ({"args": {"temperature": 0.2}}, {"embedding": rows}, expected)}
+    )
+    with pytest.raises(AssertionError):
+        run(tmp_path)
+
+
+def dinov2_schedule(base, final, total, warmup, start, freeze):
+    cosine = np.arange(total - warmup - freeze)
+    cosine = final + 0.5 * (base - final) * (1 + np.cos(np.pi * cosine / len(cosine)))
+    values = np.concatenate([np.zeros(freeze), np.linspace(start, base, warmup), cosine])
+    return np.append(values, [final] * 3)  # what it gives after the end
+
+
+@pytest.mark.parametrize(
+    ("warmup", "freeze", "start"), [(10, 0, 0.0), (10, 5, 0.1), (0, 7, 0.0), (1, 2, 0.3), (0, 0, 0)]
+)
+def test_schedules_with_frozen_steps_and_any_warm_up(warmup, freeze, start, tmp_path):
+    args = {"base_value": 0.5, "final_value": 0.01, "total_iters": 60, "warmup_iters": warmup,
+            "start_warmup_value": start, "freeze_iters": freeze}  # fmt: skip
+    wanted = dinov2_schedule(0.5, 0.01, 60, warmup, start, freeze)
+    write_topic(tmp_path, "02_schedules", {"dinov2_cosine_freeze": ({"args": args}, {}, {"schedule": wanted})})
+    run(tmp_path)
+
+
+def test_schedules_with_other_names_grids_and_arguments(tmp_path):
+    where = np.linspace(0, 1, 13)
+    cases = {
+        "linear_down": ({"args": {"name": "linear", "start_value": 3, "end_value": 1, "seed": 0}},
+                        {"where": where}, {"value": 3 - 2 * where}),
+        "layer_decay_half": ({"args": {"lr_decay": 0.5}, "callable": "LayerDecayScheduler(cosine(2,.5),lr_decay)"},
+                             {"where": where}, {"value": 0.5 * (0.5 + 0.75 * (1 + np.cos(np.pi * where)))}),
+        "solo_other": ({"args": {"warmup_epochs": 2, "max_epochs": 6, "warmup_start_lr": 0.1, "eta_min": 0.0},
+                        "callable": "LinearWarmupCosineAnnealingLR (base lr 0.8), lr in effect at epoch i"},
+                       {}, {"schedule": [0.1, 0.8, *(0.4 * (1 + math.cos(math.pi * i / 4)) for i in range(4))]}),
+    }  # fmt: skip
+    run(write_topic(tmp_path, "02_schedules", cases))
+
+
+def test_an_unknown_kind_of_schedule_fails(tmp_path):
+    write_topic(tmp_path, "02_schedules", {"sawtooth": ({"args": {"name": "sawtooth"}}, {}, {})})
+    case = find_cases(tmp_path)[0]
+    assert not runners_of(case.id) and not is_not_built(case.id)
+
+
+def test_lars_with_other_parameters_and_fewer_steps(tmp_path):
+    random = np.random.default_rng(0)
+    shapes, lrs = {"embedding": (3, 2), "scale": (4,)}, [0.2, 0.1, 0.3]
+    given = {f"p0/{name}": random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    given |= {
+        f"grad{i}/{name}": random.normal(size=s).astype(np.float32) for i in range(3) for name, s in shapes.items()
+    }
+    expected = {}
+    for precision, dtype in (("f32", np.float32), ("f64", np.float64)):
+        for name, shape in shapes.items():
+            p, momentum = given[f"p0/{name}"].astype(np.float64), np.zeros(shape)
+            for i, lr in enumerate(lrs):
+                step = given[f"grad{i}/{name}"].astype(np.float64)
+                if len(shape) > 1:
+                    step = step + 0.01 * p
+                    step = step * 0.002 * np.linalg.norm(p) / np.linalg.norm(step)
+                momentum = 0.8 * momentum + step
+                p = p - lr * momentum
+                expected |= {f"{precision}/p{i + 1}/{name}": p.astype(dtype)}
+    args = {"momentum": 0.8, "weight_decay": 0.01, "eta": 0.002}
+    given["lr"] = np.array(lrs)
+    run(write_topic(tmp_path, "03_larc_lars", {"dino_lars_small": ({"args": args}, given, expected)}))
+
+
+def test_votes_that_overflow(tmp_path):
+    """VISSL's votes without L2 norm: exp of large similarities is infinite, and its figures are no figures."""
+    random = np.random.default_rng(0)
+    given = {"train_x": 100 * random.normal(size=(30, 4)), "train_y": np.arange(30) % 3}
+    given |= {"test_x": 100 * random.normal(size=(9, 4)), "test_y": np.arange(9) % 4}  # a class that train has not
+    given = {key: x.astype(np.float32) if key.endswith("x") else x for key, x in given.items()}
+    votes = np.full((9, 3), np.nan, np.float32)
+    wanted = {"l20_s0.07_k5/probs": votes, "l20_s0.07_k5/top1": np.float64(0), "l20_s0.07_k5/top5": np.float64(0)}
+    meta = {"args": {"SIGMA": [0.07], "TOPK": [5], "L2_NORM_FEATS": [False]}}
+    run(write_topic(tmp_path, "05_knn", {"vissl_overflow": (meta, given, wanted)}))
+
+
+@pytest.mark.parametrize("depth", [18, 101])
+def test_features_of_other_depths_sizes_and_pools(depth, tmp_path):
+    name, seed, size = f"resnet{depth}", 5, 64
+    network = getattr(torchvision.models, name)()
+    network.fc = torch.nn.Identity()
+    for key, tensor in network.state_dict().items():
+        tensor.copy_(torch.from_numpy(np.asarray(recipe(key, tuple(tensor.shape), "v:"))))
+    taken = {}
+    for layer, module in (("res3", network.layer2), ("res5", network.layer4), ("res5avg", network.avgpool)):
+        module.register_forward_hook(lambda _, __, output, layer=layer: taken.update({layer: output.detach()}))
+    image = np.random.RandomState(seed).standard_normal((2, 3, size, size)).astype(np.float32)
+    with torch.inference_mode():
+        network.eval()(torch.from_numpy(image))
+    taken["res3"] = torch.nn.functional.avg_pool2d(taken["res3"], 3, stride=2, padding=1)
+    expected = {}
+    for layer, x in taken.items():
+        values = x.flatten(1).double().numpy()
+        expected |= {f"{layer}/shape": np.array(x.shape), f"{layer}/sum": values.sum(),
+                     f"{layer}/abs_mean": np.abs(values).mean(), f"{layer}/first64": values[:, :64]}  # fmt: skip
+    pools = [["res5avg", "['Identity', []]"], ["res3", "['AvgPool2d', [[3, 3], 2, 1]]"], ["res5", "['Identity', []]"]]
+    args = {"salt": "v:", "size": size, "pool_ops": pools, "note": "made"}
+    case = ({"args": args}, {"image_seed": np.array(seed)}, expected)
+    run(write_topic(tmp_path, "11_models_params", {f"{name}_features_{size}": case}))
+
+
+def test_parameter_groups_of_another_network_and_heads(tmp_path):
+    names = [n for n, _ in torchvision.models.resnet18().named_parameters() if not n.startswith("fc.")]
+    backbone = [f"trunk._feature_blocks.{name}" for name in names]
+    norms = [name for name in backbone if ".bn" in name or "downsample.1" in name]
+    head = ["heads.0.clf.0.weight", "heads.0.clf.0.bias", "heads.0.clf.3.weight", "heads.0.clf.3.bias"]
+    groups = [
+        {"lr": "LR", "names": [n for n in backbone if n not in norms], "weight_decay": "0.01"},
+        {"lr": "LR", "names": norms, "weight_decay": "0.0"},
+        {"lr": "LR_HEAD", "names": head, "weight_decay": "0.02"},
+        {"lr": "LR_HEAD", "names": ["heads.0.clf.1.weight", "heads.0.clf.1.bias"], "weight_decay": "0.0"},
+    ]
+    optimizer = {
+        "weight_decay": 0.01,
+        "regularize_bn": False,
+        "regularize_bias": True,
+        "non_regularized_parameters": [],
+    }
+    recorded = {"param_groups/other": {"groups": groups, "optimizer": optimizer, "head_wd": 0.02}}
+    run(write_topic(tmp_path, "11_models_params", {}, recorded))

@@ -1,0 +1,55 @@
+"""configs/RECIPES.md against the composed recipes: each value that a recipe sets stands there with its source."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sslbench import names, paths, recipes
+
+TABLE = Path(paths.builtin_dir("configs")) / "RECIPES.md"
+ROW = re.compile(r"\| `([^`]+)` \| `(.*)` \| (.+) \|")
+
+
+def sections():
+    """Recipe -> {setting: (value, source)}."""
+    found = {}
+    for part in re.split(r"^## ", TABLE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        name, _, text = part.partition("\n")
+        rows = [ROW.fullmatch(line) for line in text.splitlines() if line.startswith("| `")]
+        assert all(rows), f"{name}: a row is not of the form | `setting` | `value` | source |"
+        found[name] = {row[1]: (yaml.safe_load(row[2].replace(r"\|", "|")), row[3]) for row in rows}
+    return found
+
+
+def value_at(values, key):
+    if view := re.fullmatch(r"views\[(\d+)\]", key):
+        return values["augment"]["views"][int(view[1])]
+    for part in key.split("."):
+        values = values[part]
+    return values
+
+
+def test_every_recipe_is_in_the_table():
+    assert sorted(sections()) == sorted(names.list_names("method"))
+
+
+@pytest.mark.parametrize("name", names.list_names("method"))
+def test_the_table_holds_the_values_of_the_recipe(name):
+    values, table = recipes.compose_pretraining(name, {}, {}).values, sections()[name]
+    for key, (value, source) in table.items():
+        assert value_at(values, key) == value, key
+        assert len(source) > 2, f"{key} has no source"
+    own = {f"method.{key}" for key in values["method"] if key != "name"}
+    views = {f"views[{i}]" for i in range(len(values["augment"]["views"]))}
+    always = {"backbone", "epochs", "batch_size", "sync_bn", "optimizer.name", "optimizer.lr", "optimizer.weight_decay"}
+    always |= {"optimizer.lr_scaling", "optimizer.decay_norm", "optimizer.decay_bias", "schedule.lr"}
+    clipped = {"clip_norm", "clip_each"} if values["clip_norm"] else set()
+    assert own | views | always | clipped <= set(table)
+
+
+def test_a_value_that_changed_is_seen():
+    table = sections()["simclr"]
+    values = recipes.compose_pretraining("simclr", {"optimizer.lr": 0.31}, {}).values
+    assert value_at(values, "optimizer.lr") != table["optimizer.lr"][0]
