@@ -127,9 +127,7 @@ def _numbers(spec: str, name: str, box: object) -> tuple[float, float, float, fl
     if not isinstance(box, list) or len(box) != 4 or not numbers:
         raise DataError(f"{spec}, {name}: its bbox is {str(box)[:80]}, not four numbers x, y, width, height")
     if not all(abs(v) < _FARTHEST for v in box):  # NaN is not
-        raise DataError(
-            f"{spec}, {name}: a coordinate of its bbox {str(box)[:60]} is not finite, or beyond any image"
-        )
+        raise DataError(f"{spec}, {name}: a coordinate of its bbox {str(box)[:60]} is not finite, or beyond any image")
     return float(box[0]), float(box[1]), float(box[2]), float(box[3])
 
 
