@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from sslbench.data.source import Source
 from sslbench.errors import StoreError
+from sslbench.features.partial import naming
 
 INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
 SKIPPED = "skipped.csv"
@@ -117,11 +118,34 @@ def open_entry(root: Path, key: Key, source: Source, backbone_name: str) -> Entr
     return Entry(root / f"{slug}-{key.digest()}")
 
 
-def write_description(entry: Entry, key: Key, source: Source, split: str, skipped: list[dict[str, str]]) -> None:
-    """Writes meta.json, index.csv and (if samples were left out) skipped.csv; each appears at once or not at all."""
+def write_description(
+    entry: Entry,
+    key: Key,
+    source: Source,
+    split: str,
+    skipped: list[dict[str, str]],
+    digests: npt.NDArray[np.uint8],
+) -> None:
+    """Write meta.json, index.csv and (if samples were left out) skipped.csv; each appears at once or not at all.
+
+    Args:
+        entry: of the features.
+        key: of the entry.
+        source: N samples.
+        split: for index.csv.
+        skipped: id, path and reason of samples that have no row.
+        digests: (N, 16), of the contents that were encoded, which the key was made from.
+
+    Raises:
+        StoreError: layers that are stored already left out other samples.
+    """
+    if entry.layers() and {row["id"] for row in skipped} != {row["id"] for row in entry.unreadable()}:
+        raise StoreError(
+            f"the layers stored in {entry.folder} left out {len(entry.unreadable())} images, this run {len(skipped)}",
+            "Another version of a decoder may read other images. Delete the folder and run again.",
+        )
     entry.folder.mkdir(parents=True, exist_ok=True)
     left_out = {row["id"] for row in skipped}
-    digests = source.images.digests()
     further = _further(source)
     rows: list[tuple[Any, ...]] = []
     for i, sample_id in enumerate(source.ids):
@@ -231,7 +255,10 @@ def locked(entry: Entry) -> Iterator[None]:
 def write_text(path: Path, text: str) -> None:
     """Writes a file that is never visible half-written."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    with naming(path, len(text)), temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # before it is renamed: after a power cut the name must not stand for an empty file
     temporary.replace(path)
 
 
