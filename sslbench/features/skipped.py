@@ -36,9 +36,9 @@ def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mappin
 
 
 def unread_error(source: Source, unread: Sequence[tuple[str, str]]) -> DataError:
-    """Return the error about images whose file was there when it was hashed and is not, or the other way round: path, reason.
+    """Return the error that lists images whose file is not as it was when it was hashed: path and reason.
 
-    Whether such an image is unreadable is not known, so that it is never left out of stored features.
+    Whether such an image can be decoded is not known, so that it is never left out of stored features.
     """
     return DataError(
         f"{len(unread)} of {len(source)} images of {source.name} are not as they were when they were hashed:\n"

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -211,7 +212,7 @@ def _die_at(operation, path, work):
 
     def counted(function):
         def call(descriptor, *arguments):
-            count_and_die(os.readlink(f"/proc/self/fd/{descriptor}"))
+            count_and_die(Path(f"/proc/self/fd/{descriptor}").readlink())
             return function(descriptor, *arguments)
 
         return call
@@ -301,7 +302,7 @@ def test_rows_that_change_on_the_disk_before_they_are_published_are_noticed(back
         return outcome
 
     monkeypatch.setattr(job.Job, "run", run_and_damage)
-    with pytest.raises(StoreError, match="2 rows of .* are not what was written"):
+    with pytest.raises(StoreError, match=r"2 rows of .* are not what was written"):
         run(backbone, source, tmp_path)
     monkeypatch.undo()
     assert run(backbone, source, tmp_path).decoded == 2
