@@ -15,7 +15,13 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
     stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
 }
+
+
+def kind_of(mode: int) -> str:
+    """Return the kind of a file by its mode: 'a file', 'a folder', 'a named pipe', 'a device' or 'a socket'."""
+    return _KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
 
 
 def open_regular(path: str) -> io.FileIO:
@@ -28,8 +34,7 @@ def open_regular(path: str) -> io.FileIO:
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            kind = _KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
-            raise OSError(errno.EINVAL, f"{kind}, not a regular file", path)
+            raise OSError(errno.EINVAL, f"{kind_of(mode)}, not a regular file", path)
         return io.FileIO(descriptor, "rb")
     except BaseException:
         os.close(descriptor)

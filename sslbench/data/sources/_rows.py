@@ -173,8 +173,9 @@ class Rows:
         content, file = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         if isinstance(content, bytes):
             return content, None
-        named = isinstance(file, str) and bool(file) and "\0" not in file
-        return None, str(Path(path).parent / file) if named else None
+        if isinstance(file, str) and file and "\0" not in file:
+            return None, str(Path(path).parent / file)
+        return None, None
 
     def path(self, index: int) -> str:
         """The file and the row in it: 'train-00000-of-00001.parquet[17]'."""
