@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 
 import containers
 import numpy as np
@@ -116,8 +117,14 @@ def test_links_in_a_circle_are_left_out_and_named(tmp_path):
         assert name in note
 
 
-def nested(folder, depth):
-    """A folder at that depth; os.mkdir takes one step at a time, since makedirs calls itself."""
+@pytest.fixture
+def nested(tmp_path):
+    """Writes an image below many folders, which are taken away afterwards: shutil.rmtree calls itself for each."""
+    yield _nested
+    subprocess.run(["rm", "-rf", *(str(path) for path in tmp_path.iterdir())], check=True)
+
+
+def _nested(folder, depth):
     folder.mkdir()
     here = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
@@ -131,14 +138,14 @@ def nested(folder, depth):
     os.close(here)
 
 
-def test_folders_may_lie_in_each_other_at_any_depth(tmp_path):
+def test_folders_may_lie_in_each_other_at_any_depth(tmp_path, nested):
     nested(tmp_path / "deep", 1500)
     (source,) = open_data(str(tmp_path / "deep")).values()
     assert source.ids == ("d/" * 1500 + "1.png",)
     assert source.images.read(0) == containers.png(1)
 
 
-def test_label_maps_may_lie_at_any_depth(tmp_path):
+def test_label_maps_may_lie_at_any_depth(tmp_path, nested):
     for name in ("images", "masks"):
         nested(tmp_path / name, 1500)
     (source,) = open_label_maps(str(tmp_path)).values()
