@@ -92,15 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = outcome if isinstance(outcome, int) else 0
     except click.exceptions.Exit as error:
         code = error.exit_code
-    except click.exceptions.Abort:
-        code = _fail("interrupted", 130)
+    except click.exceptions.Abort as error:  # made by click of Ctrl-C, and of EOFError as of input that ended
+        if isinstance(error.__cause__, EOFError):
+            code = _fail(f"a file ends before it should: {error.__cause__}", 1)
+        else:
+            code = _fail(": ".join(["interrupted", *map(str, getattr(error.__cause__, "args", ()))]), 130)
     except click.ClickException as error:
         where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
         code = _fail(error.format_message() + where, error.exit_code)
     except SslbenchError as error:
         code = _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        code = _fail("interrupted; what was extracted is kept, run the same command to continue", 130)
+        code = _fail("interrupted", 130)
     except BrokenPipeError:
         # The reader (head, less) went away: not an error, but stdout must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

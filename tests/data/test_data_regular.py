@@ -1,18 +1,20 @@
 """Pipes, devices, huge files, deep folders and links in a circle: none blocks, none is read whole, each is named."""
 
+import inspect
 import os
 import signal
 import socket
-import subprocess
+import sys
 
 import containers
 import numpy as np
 import pytest
 
 from sslbench.data import loader, regular
+from sslbench.data._map_layout import walk
 from sslbench.data.images import UNREADABLE_DIGEST, Files
-from sslbench.data.label_maps import open_label_maps
 from sslbench.data.open import open_data
+from sslbench.data.sources import folder
 from sslbench.errors import UsageError
 
 
@@ -30,13 +32,13 @@ def _soon():
     signal.signal(signal.SIGALRM, before)
 
 
-def special(folder):
+def special(root):
     """Name -> what the message says of it."""
-    os.mkfifo(folder / "pipe.png")
-    (folder / "zero.png").symlink_to("/dev/zero")
-    (folder / "link_to_pipe.png").symlink_to("pipe.png")
-    (folder / "folder.png").mkdir()
-    with (folder / "sparse.png").open("wb") as file:
+    os.mkfifo(root / "pipe.png")
+    (root / "zero.png").symlink_to("/dev/zero")
+    (root / "link_to_pipe.png").symlink_to("pipe.png")
+    (root / "folder.png").mkdir()
+    with (root / "sparse.png").open("wb") as file:
         file.truncate(20_000_000_000)
     kinds = {"pipe.png": "a named pipe", "zero.png": "a device", "link_to_pipe.png": "a named pipe"}
     return {name: f"{kind}, not a regular file" for name, kind in kinds.items()} | {
@@ -118,38 +120,26 @@ def test_links_in_a_circle_are_left_out_and_named(tmp_path):
 
 
 @pytest.fixture
-def nested(tmp_path):
-    """Writes an image below many folders, which are taken away afterwards: shutil.rmtree calls itself for each."""
-    yield _nested
-    subprocess.run(["rm", "-rf", *(str(path) for path in tmp_path.iterdir())], check=True)
-
-
-def _nested(folder, depth):
-    folder.mkdir()
-    here = os.open(folder, os.O_RDONLY)
-    for _ in range(depth):
-        os.mkdir("d", dir_fd=here)
-        inner = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = inner
-    image = os.open("1.png", os.O_WRONLY | os.O_CREAT, dir_fd=here)
-    os.write(image, containers.png(1))
-    os.close(image)
-    os.close(here)
-
-
-def test_folders_may_lie_in_each_other_at_any_depth(tmp_path, nested):
-    nested(tmp_path / "deep", 1500)
-    (source,) = open_data(str(tmp_path / "deep")).values()
-    assert source.ids == ("d/" * 1500 + "1.png",)
-    assert source.images.read(0) == containers.png(1)
-
-
-def test_label_maps_may_lie_at_any_depth(tmp_path, nested):
+def deep(tmp_path):
+    """Images and masks below 200 folders, and a limit of calls within calls that is far below that."""
+    inner = "d/" * 200
     for name in ("images", "masks"):
-        nested(tmp_path / name, 1500)
-    (source,) = open_label_maps(str(tmp_path)).values()
-    assert len(source) == 1
+        os.makedirs(tmp_path / name / inner)  # noqa: PTH103 - calls itself less often than the method of a Path
+        (tmp_path / name / inner / "1.png").write_bytes(containers.png(1))
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 120)
+    yield tmp_path
+    sys.setrecursionlimit(before)
+
+
+def test_folders_may_lie_in_each_other_at_any_depth(deep):
+    found = folder._Found()
+    folder._walk(str(deep / "images"), found)
+    assert found.images == ["d/" * 200 + "1.png"]
+
+
+def test_label_maps_may_lie_at_any_depth(deep):
+    assert walk(deep / "masks") == ["d/" * 200 + "1.png"]
 
 
 @pytest.mark.parametrize("name", ["pipe", "pipe.csv", "pipe.json", "pipe.tar", "pipe.png"])
