@@ -6,6 +6,7 @@ import containers
 import pytest
 
 from sslbench.data.booleans import boolean
+from sslbench.data.label_maps import open_label_maps
 from sslbench.data.objects import open_objects
 from sslbench.data.open import open_data
 from sslbench.errors import DataError
@@ -99,3 +100,40 @@ def test_flags_of_a_table_may_be_written_in_words(tmp_path):
     (source,) = open_data(str(tmp_path / "t.csv")).values()
     assert source.labels.classes == ("cat", "dog")
     assert source.labels.values.tolist() == [[1, 0], [0, 1]]
+
+
+def panoptic(folder, category, segment):
+    """COCO's panoptic layout with one picture of one segment."""
+    from PIL import Image
+
+    (folder / "val2017").mkdir()
+    (folder / "annotations" / "panoptic_val2017").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(folder / "val2017" / "1.jpg")
+    Image.new("RGB", (8, 8), (1, 0, 0)).save(folder / "annotations" / "panoptic_val2017" / "1.png")
+    content = {
+        "images": [{"id": 1, "file_name": "1.jpg", "width": 8, "height": 8}],
+        "categories": [{"id": 1, "name": "sky", **category}],
+        "annotations": [
+            {"image_id": 1, "file_name": "1.png", "segments_info": [{"id": 1, "category_id": 1, "area": 64, **segment}]}
+        ],
+    }
+    file = folder / "annotations" / "panoptic_val2017.json"
+    file.write_text(json.dumps(content))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("category", "segment", "message"),
+    [
+        ({"isthing": "no"}, {}, r"panoptic_val2017\.json, category 1: isthing is 'no'"),
+        ({}, {"iscrowd": "no"}, r"a segment of annotations\[0\] with the id 1: iscrowd is 'no'"),
+    ],
+)
+def test_marks_of_a_panoptic_manifest_are_named(tmp_path, category, segment, message):
+    with pytest.raises(DataError, match=message):
+        open_label_maps(panoptic(tmp_path, category, segment))
+
+
+def test_marks_of_a_panoptic_manifest_may_be_text(tmp_path):
+    (maps,) = open_label_maps(panoptic(tmp_path, {"isthing": "0"}, {"iscrowd": "0"})).values()
+    assert len(maps) == 1
