@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # what is left at exit would be lost silently on a full disk, and noisily on a closed pipe
     except KeyboardInterrupt:
-        code = _fail("interrupted; what was extracted is kept, run the same command to continue", 130)
+        code = _fail("interrupted", 130)
     except BrokenPipeError:
         code = _without_reader()
     except OSError as error:
@@ -116,8 +116,10 @@ def _run(words: list[str]) -> int:
         return outcome if isinstance(outcome, int) else 0
     except click.exceptions.Exit as error:
         return error.exit_code
-    except click.exceptions.Abort:
-        return _fail("interrupted", 130)
+    except click.exceptions.Abort as error:  # made by click of Ctrl-C, and of EOFError as of input that ended
+        if isinstance(error.__cause__, EOFError):
+            return _fail(f"a file ends before it should: {error.__cause__}", 1)
+        return _fail(": ".join(["interrupted", *map(str, getattr(error.__cause__, "args", ()))]), 130)
     except click.ClickException as error:
         where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
         return _fail(error.format_message() + where, error.exit_code)

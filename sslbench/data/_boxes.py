@@ -10,6 +10,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image
 
 from sslbench.data._object_types import Objects
+from sslbench.data.regular import open_regular
 from sslbench.data.wording import counted, some
 from sslbench.metrics.masks import is_empty
 
@@ -99,7 +100,7 @@ def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd)
 def size_in_file(path: Path) -> tuple[int, int]:
     """Height and width of the upright image from the head of its file; zeros if that cannot be read."""
     try:
-        with Image.open(path) as image:
+        with open_regular(str(path)) as file, Image.open(file) as image:
             width, height = image.size
             turned = image.getexif().get(ExifTags.Base.Orientation) in _ROTATED
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

@@ -9,6 +9,7 @@ import numpy as np
 
 from sslbench.data._boxes import Odd, checked_objects, size_in_file
 from sslbench.data._object_types import ObjectSource
+from sslbench.data.booleans import marks
 from sslbench.data.images import Files
 from sslbench.data.source import Images
 from sslbench.data.sources._coco_assets import side_of_image
@@ -100,6 +101,7 @@ def _rows(spec: str, annotations: Rows, class_of: dict[Any, int]) -> dict[Any, R
 def _row(spec: str, annotation: dict[str, Any], class_of: dict[Any, int]) -> dict[str, Any]:
     name = f"annotation {annotation['id']}"
     x, y, width, height = _numbers(spec, name, annotation.get("bbox"))
+    crowd, difficult = marks(spec, annotation)
     mask = annotation.get("segmentation")
     if mask in ([], {}, ""):
         mask = None
@@ -113,8 +115,8 @@ def _row(spec: str, annotation: dict[str, Any], class_of: dict[Any, int]) -> dic
         "number": annotation["id"],
         "box": (x, y, x + width, y + height),
         "label": class_of[annotation["category_id"]],
-        "crowd": bool(annotation.get("iscrowd")),
-        "difficult": bool(annotation.get("ignore") or annotation.get("difficult")),
+        "crowd": crowd,
+        "difficult": difficult,
         "area": area,
         "mask": mask,
     }

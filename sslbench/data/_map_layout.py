@@ -43,15 +43,20 @@ def walk(folder: Path) -> list[str]:
         DataError: a folder cannot be read.
     """
     found: list[str] = []
-
-    def stop(error: OSError) -> None:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-
-    for top, folders, files in os.walk(folder, onerror=stop):
-        folders[:] = sorted(name for name in folders if not in_clutter(name))
-        inner = os.path.relpath(top, folder)
-        prefix = "" if inner == "." else f"{inner}/"
-        found += [f"{prefix}{name}" for name in files if is_image(name) and not in_clutter(name)]
+    waiting = [""]  # a list, so that any number of folders may lie in each other
+    try:
+        while waiting:
+            prefix = waiting.pop()
+            with os.scandir(folder / prefix) as entries:
+                for entry in entries:
+                    if in_clutter(entry.name):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(f"{prefix}{entry.name}/")
+                    elif is_image(entry.name) and (entry.is_symlink() or entry.is_file()):
+                        found.append(f"{prefix}{entry.name}")
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
     return sorted(found)
 
 

@@ -18,6 +18,7 @@ from sslbench.data._map_classes import Options, make_coding, refuse_twice, with_
 from sslbench.data._map_files import load
 from sslbench.data._map_layout import Pairs, in_order, source_of
 from sslbench.data._map_types import Coding, LabelMapSource, RawMap, distinct
+from sslbench.data.booleans import boolean
 from sslbench.data.images import DIGEST_BYTES, Files, digest
 from sslbench.data.picture import UnreadableImage
 from sslbench.data.sources._members import safe_name
@@ -151,7 +152,11 @@ def _categories(file: Path, rows: list[dict[str, Any]]) -> tuple[Coding, list[in
     coding = make_coding(file, [(row["id"], row["name"]) for row in ordered])
     without = [row["name"] for row in ordered if row.get("isthing") is None]
     notes = (f"{file}: categories without isthing, taken for things: {some(without)}",) if without else ()
-    things = [row["id"] for row in ordered if row.get("isthing", 1) != 0]
+    things = [
+        row["id"]
+        for row in ordered
+        if row.get("isthing") is None or boolean(row["isthing"], f"{file}, category {row['id']}", "isthing")
+    ]
     return dataclasses.replace(coding, ignore=(_NO_SEGMENT,)), things, notes
 
 
@@ -166,7 +171,8 @@ def _segment(file: Path, annotation: int, entry: object) -> Segment:
     area = entry.get("area")
     if area is not None and (not isinstance(area, int | float) or area != area):
         raise DataError(f"{where} has the area {area!r}, not a number of pixels")
-    return Segment(entry["id"], entry["category_id"], None if area is None else int(area), bool(entry.get("iscrowd")))
+    crowd = boolean(entry.get("iscrowd"), f"{where} with the id {entry['id']}", "iscrowd")
+    return Segment(entry["id"], entry["category_id"], None if area is None else int(area), crowd)
 
 
 def _check_unique(file: Path, names: list[str], numbers: list[int], images: dict[int, str]) -> None:

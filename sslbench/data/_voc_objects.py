@@ -15,6 +15,7 @@ import numpy as np
 
 from sslbench.data._boxes import Odd, checked_objects, size_in_file
 from sslbench.data._object_types import Objects, ObjectSource
+from sslbench.data.booleans import boolean
 from sslbench.data.images import Files
 from sslbench.data.sources._members import is_image
 from sslbench.data.wording import counted, some
@@ -184,7 +185,7 @@ def _row(path: Path, number: int, element: ElementTree.Element) -> dict[str, Any
         "class": name,
         "box": (corners[0] - 1, corners[1] - 1, corners[2], corners[3]),
         "crowd": False,
-        "difficult": (element.findtext("difficult") or "0").strip() == "1",
+        "difficult": boolean((element.findtext("difficult") or "").strip() or None, where, "difficult"),
         "area": None,
         "mask": None,
     }

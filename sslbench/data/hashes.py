@@ -4,7 +4,6 @@ import functools
 import logging
 import os
 import sqlite3
-import time
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -19,6 +18,21 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
 ) WITHOUT ROWID"""
 _FIND = "SELECT path, size, mtime_ns, ctime_ns, inode, digest FROM hashes WHERE path IN (%s)"
 _VARIABLES = 500
+
+
+def stamp_of(stat: os.stat_result) -> Stamp:
+    """Return the stamp of a file."""
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
+def check_unchanged(path: str, stat: os.stat_result, stamp: Stamp) -> None:
+    """Refuse a container of images that is not in the state in which it was opened and hashed.
+
+    Raises:
+        OSError: its size or modification time is another.
+    """
+    if (stat.st_size, stat.st_mtime_ns) != stamp[:2]:
+        raise OSError(f"{path} has changed since it was opened")
 
 
 class HashMemo:
@@ -58,14 +72,18 @@ class HashMemo:
             digests.append(known[1] if known is not None and known[0] == stamp else None)
         return digests
 
-    def remember(self, entries: Sequence[tuple[str, Stamp, bytes]]) -> None:
-        """Keep digests of files, except of those written a moment ago: they may change again within one clock tick."""
-        now = time.time_ns()
+    def remember(self, entries: Sequence[tuple[str, Stamp, bytes]], stamped_ns: int) -> None:
+        """Keep digests of files, except of those written a moment before: they may change again within one clock tick.
+
+        Args:
+            entries: path, stamp and digest of each.
+            stamped_ns: the time at which the stamps were taken, before the files were read.
+        """
         rows = [
             # Inodes are unsigned 64-bit numbers and sqlite's are signed, hence text.
             (os.fsencode(file), stamp[0], stamp[1], stamp[2], str(stamp[3]), digest)
             for file, stamp, digest in entries
-            if _settled(stamp, now)
+            if settled(stamp, stamped_ns)
         ]
         if not rows or self._database is None:
             return
@@ -95,7 +113,8 @@ class HashMemo:
         )
 
 
-def _settled(stamp: Stamp, now_ns: int) -> bool:
+def settled(stamp: Stamp, now_ns: int) -> bool:
+    """Return whether a file was written so long ago that another change gives it another stamp."""
     # File times tick every 1 to 10 ms, or every 1 to 2 s where the file system keeps whole seconds.
     newest = max(stamp[1], stamp[2])
     coarse = stamp[1] % 1_000_000_000 == 0 and stamp[2] % 1_000_000_000 == 0

@@ -1,11 +1,11 @@
 """The two ways in which images lie: as files on disk, and as one array in memory."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.hashes import HashMemo, Stamp
+from sslbench.data.hashes import HashMemo, Stamp, settled, stamp_of
+from sslbench.data.regular import open_image, read_all
 from sslbench.data.text_rows import TextRows
 from sslbench.data.wording import printable
 
@@ -29,6 +30,10 @@ def digest(content: bytes | memoryview) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
+def _new_digest() -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=DIGEST_BYTES)
+
+
 EMPTY_DIGEST = digest(b"")
 """The digest of a file without content."""
 
@@ -36,9 +41,43 @@ UNREADABLE_DIGEST = bytes(DIGEST_BYTES)
 """Stands for a file that cannot be read: decoding reports it by name, so hashing does not stop at it."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Hashed:
+    """State of N files when they were hashed.
+
+    Attributes:
+        digests: (N, 16) bytes, as `Files.digests` returned them.
+        stamps: int64 (N,), hash of each file's stamp; 0 where an equal stamp would not mean an equal content.
+    """
+
+    digests: npt.NDArray[np.uint8]
+    stamps: npt.NDArray[np.int64]
+
+    def check(self, index: int, content: bytes, stamp: Stamp) -> None:
+        """Refuse a content that is not the one that was hashed; it is hashed only where the stamp is another.
+
+        Raises:
+            OSError: it is another one, or could not be read then.
+        """
+        if self.stamps[index] != hash(stamp):
+            refuse_other_content(content, self.digests[index])
+
+
+def refuse_other_content(content: bytes, known: npt.NDArray[np.uint8]) -> None:
+    """Refuse a content whose digest is not the known one.
+
+    Raises:
+        OSError: it is another one, or the file could not be read when it was hashed.
+    """
+    if known.tobytes() == UNREADABLE_DIGEST:
+        raise OSError("could not be read when it was hashed, and can be now")
+    if known.tobytes() != digest(content):
+        raise OSError("has changed since it was hashed")
+
+
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Encoded image files.
+    """Encoded image files; from the first call of `digests` on, a file that has changed since the last one is an error.
 
     Attributes:
         paths: one per image, relative to `root`. Sources pass the ids here when they are the same strings, so that a
@@ -48,6 +87,7 @@ class Files:
 
     paths: Sequence[str | Path]
     root: str = ""
+    _hashed: _Hashed | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.paths, tuple | TextRows):
@@ -63,10 +103,13 @@ class Files:
         """The bytes of one file.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: the file cannot be read, is no regular file or too large, or has changed since it was hashed.
         """
-        with open(self._file(index), "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read()
+        with open_image(self._file(index)) as file:
+            content = read_all(file)
+            if self._hashed is not None:  # the stamp is taken last, so that it shows a change while the file was read
+                self._hashed.check(index, content, stamp_of(os.fstat(file.fileno())))
+            return content
 
     def path(self, index: int) -> str:
         r"""The file; bytes of its name that are no UTF-8 are written as \xNN."""
@@ -78,45 +121,63 @@ class Files:
         A memo in the cache folder keeps the hash of every file whose size, times and inode have not changed.
         """
         digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
+        stamps = np.zeros(len(self), dtype=np.int64)
         if len(self) >= _MANY:
             _log.info("hashing %s images; those that have not changed since the last run are skipped", f"{len(self):,}")
         with HashMemo() as memo, ThreadPoolExecutor(_THREADS) as pool:
             for start in range(0, len(self), _CHUNK):
                 stop = min(start + _CHUNK, len(self))
                 files = [os.path.abspath(self._file(i)) for i in range(start, stop)]  # noqa: PTH100
-                digests[start:stop] = _digests(files, memo, pool)
-        return digests
+                digests[start:stop], stamps[start:stop] = _digests(files, memo, pool)
+        object.__setattr__(self, "_hashed", _Hashed(digests, stamps))
+        return digests.copy()
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Files":
         """Some of the files, in the order of `indices`."""
-        if isinstance(self.paths, TextRows):
-            return Files(self.paths.select(indices), self.root)
-        return Files(tuple(self.paths[i] for i in indices), self.root)
+        paths = self.paths
+        chosen = Files(
+            paths.select(indices) if isinstance(paths, TextRows) else tuple(paths[i] for i in indices), self.root
+        )
+        if self._hashed is not None:
+            hashed = _Hashed(self._hashed.digests[indices], self._hashed.stamps[indices])
+            object.__setattr__(chosen, "_hashed", hashed)
+        return chosen
 
 
-def _digests(files: list[str], memo: HashMemo, pool: ThreadPoolExecutor) -> npt.NDArray[np.uint8]:
+def _digests(
+    files: list[str], memo: HashMemo, pool: ThreadPoolExecutor
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """The digests of some files and the hashes of their stamps, as `_Hashed` has them."""
     # The stamp is taken before the content is read: a change in between makes the memo miss, never lie.
+    now = time.time_ns()
     stamps = [_stamp(file) for file in files]
     known = memo.lookup(files, stamps)
     todo = [i for i, (found, stamp) in enumerate(zip(known, stamps, strict=True)) if found is None and stamp]
     fresh = dict(zip(todo, pool.map(_hash_file, (files[i] for i in todo)), strict=True))
-    memo.remember([(files[i], stamp, d) for i, d in fresh.items() if d and (stamp := stamps[i])])
-    content = b"".join(found or fresh.get(i) or UNREADABLE_DIGEST for i, found in enumerate(known))
-    return np.frombuffer(content, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+    memo.remember([(files[i], stamp, d) for i, d in fresh.items() if d and (stamp := stamps[i])], now)
+    digests = [found or fresh.get(i) or UNREADABLE_DIGEST for i, found in enumerate(known)]
+    telling = [
+        hash(stamp) if stamp and content != UNREADABLE_DIGEST and settled(stamp, now) else 0
+        for stamp, content in zip(stamps, digests, strict=True)
+    ]
+    content = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+    return content, np.array(telling, dtype=np.int64)
 
 
 def _stamp(file: str) -> Stamp | None:
     try:
-        stat = os.stat(file)  # noqa: PTH116
+        return stamp_of(os.stat(file))  # noqa: PTH116
     except OSError:
         return None
-    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 def _hash_file(file: str) -> bytes | None:
-    with contextlib.suppress(OSError), open(file, "rb", buffering=0) as handle:  # noqa: PTH123
-        return digest(handle.read())
-    return None
+    """The digest of a file's content, read block by block; None if it cannot be read."""
+    try:
+        with open_image(file) as opened:
+            return hashlib.file_digest(opened, _new_digest).digest()
+    except OSError:
+        return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.images import DIGEST_BYTES
-from sslbench.data.labels import no_labels
+from sslbench.data.labels import among_classes, no_labels
 from sslbench.data.sharded import Sharded, shards_of
 from sslbench.data.source import ORIGIN, Images, Labels, Source
 from sslbench.data.wording import counted
@@ -177,8 +177,8 @@ def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, t
     """The labels of several sources one behind the other, and notes about what had to be done.
 
     - one class each: the classes of all, matched by name; the first source's order, then what others have besides.
-    - any number of classes, in all sources or in some: the same. A class that a source does not list is unknown there,
-      and so ignored (-1) for its samples; one that it lists and a sample has not is absent (0).
+    - any number of classes, in all sources or in some: the same; a class that a source does not list is ignored for
+      its samples (`labels.among_classes`).
     - without labels in some sources: without labels in all, since pretraining needs none; it is noted.
     - numbers to predict: the same in all.
 
@@ -213,16 +213,17 @@ def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, t
 
 
 def _multi_values(parts: Sequence[Labels], columns: Sequence[Indices], classes: int) -> npt.NDArray[np.int8]:
-    values = np.full((sum(map(len, parts)), classes), -1, dtype=np.int8)
-    start = 0
-    for part, column in zip(parts, columns, strict=True):
-        rows = slice(start, start := start + len(part))
-        if part.kind == "multi":
-            values[rows, column] = part.values
-        else:
-            values[rows, column] = 0
-            values[np.arange(rows.start, rows.stop), column[part.values]] = 1
-    return values
+    spread = (among_classes(_flags(part), column, classes) for part, column in zip(parts, columns, strict=True))
+    return np.concatenate(list(spread))
+
+
+def _flags(labels: Labels) -> npt.NDArray[np.int8]:
+    """(N, c), of one class per sample or of several."""
+    if labels.kind == "multi":
+        return labels.values
+    flags = np.zeros((len(labels), len(labels.classes)), dtype=np.int8)
+    flags[np.arange(len(labels)), labels.values] = 1
+    return flags
 
 
 def _numbers(labels: Mapping[str, Labels], name: str) -> Labels:

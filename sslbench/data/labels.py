@@ -50,6 +50,26 @@ def multi_labels(
     return Labels("multi", ordered, values)
 
 
+def among_classes(values: npt.NDArray[np.int8], columns: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.int8]:
+    """Return multi-label values over the classes of several sources.
+
+    A class that a source lists and a sample has not is absent (0). A class that the source does not list is ignored
+    (-1): nobody may have looked for it in these images, so that they are no examples of its absence. A manifest lists
+    its categories, a table of labels the classes that occur in it.
+
+    Args:
+        values: (N, c) of a source: 1 present, 0 absent, -1 ignore.
+        columns: (c,), the places of its classes among all.
+        classes: how many there are, C.
+
+    >>> among_classes(np.array([[1, 0]], dtype=np.int8), np.array([2, 0]), 3)
+    array([[ 0, -1,  1]], dtype=int8)
+    """
+    spread: npt.NDArray[np.int8] = np.full((len(values), classes), -1, dtype=np.int8)
+    spread[:, columns] = values
+    return spread
+
+
 def has_separator(cell: str) -> bool:
     """Whether a cell holds several labels."""
     return any(separator in cell for separator in SEPARATORS)

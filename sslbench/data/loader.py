@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from sslbench.data._picture_of import picture_of
 from sslbench.data.decoder import DEFAULT, PictureDecoder, Reading, make_decoder, picture_decoder
-from sslbench.data.picture import Decoded, OtherChannels, UnreadableImage, Wanted
+from sslbench.data.picture import Decoded, OtherChannels, UnreadableImage, UnreadFile, Wanted
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Images, Source
 from sslbench.data.transforms import check_resized, resize_and_crop
@@ -39,6 +39,8 @@ class Batch:
         unreadable: the samples that are missing from `indices`.
         conversions: how many pictures were converted in which way.
         other_channels: (path, channels) of the first of the `unreadable` that has other channels than are wanted.
+        unread: positions in the source of those of the `unreadable` whose file could not be read, or has changed since
+            it was hashed: it may be readable another time.
     """
 
     indices: npt.NDArray[np.int64]
@@ -46,6 +48,7 @@ class Batch:
     unreadable: tuple[Unreadable, ...]
     conversions: Counter[str]
     other_channels: tuple[str, int] | None = None
+    unread: tuple[int, ...] = ()
 
     def pin_memory(self) -> "Batch":
         """The same with its images in page-locked memory (torch's DataLoader calls this)."""
@@ -149,6 +152,7 @@ class _Load(Dataset[Batch | SslbenchError]):
         unreadable: list[Unreadable] = []
         conversions: Counter[str] = Counter()
         other: tuple[str, int] | None = None
+        unread: list[int] = []
         try:
             for index in self.chunks[item].tolist():
                 try:
@@ -158,6 +162,8 @@ class _Load(Dataset[Batch | SslbenchError]):
                     unreadable.append((index, error.path, error.reason))
                     if other is None and isinstance(error, OtherChannels):
                         other = (error.path, error.channels)
+                    if isinstance(error, UnreadFile):
+                        unread.append(index)
                     continue
                 if pictures and picture.shape != pictures[0].shape:
                     return _different_sizes(
@@ -168,7 +174,9 @@ class _Load(Dataset[Batch | SslbenchError]):
                 conversions.update(decoded.conversions)
         except SslbenchError as error:
             return error
-        return Batch(np.array(kept, dtype=np.int64), _stack(pictures), tuple(unreadable), conversions, other)
+        return Batch(
+            np.array(kept, dtype=np.int64), _stack(pictures), tuple(unreadable), conversions, other, tuple(unread)
+        )
 
     def _transform(self, decoded: Decoded, index: int) -> torch.Tensor:
         try:
@@ -243,7 +251,7 @@ def read(images: Images, index: int, decoder: PictureDecoder | None = None) -> D
         decoder: see `picture_decoder`; None: RGB of 8 bits, as the source decodes it.
 
     Raises:
-        UnreadableImage: its file cannot be read or decoded.
+        UnreadableImage: its file cannot be read (`UnreadFile`) or decoded.
     """
     path = images.path(index)
     try:
@@ -251,7 +259,7 @@ def read(images: Images, index: int, decoder: PictureDecoder | None = None) -> D
     except (UnreadableImage, SslbenchError):
         raise
     except OSError as error:
-        raise UnreadableImage(path, f"cannot be read ({error.strerror or error})") from error
+        raise UnreadFile(path, f"cannot be read ({error.strerror or error})") from error
     except Exception as error:
         error.add_note(f"while reading {path}")
         raise

@@ -1,6 +1,7 @@
 """From the string given as --data to its sources."""
 
 import dataclasses
+import errno
 import inspect
 import logging
 import os
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 
 from sslbench import config
-from sslbench.data import catalog, remote, several_text
+from sslbench.data import catalog, regular, remote, several_text
 from sslbench.data.braces import expanded
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
@@ -210,8 +211,16 @@ def _recognises_scheme(name: str) -> bool:
 
 def _check_exists(spec: str) -> None:
     path = Path(spec)
-    if path.exists():
+    try:
+        kind = regular.kind_of(path.stat().st_mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UsageError(f"'{spec}' is a link that leads to itself") from error
+        kind = None
+    if kind in ("a file", "a folder"):
         return
+    if kind is not None:
+        raise UsageError(f"'{spec}' is {kind}, neither a file nor a folder", "Write what it gives into a file first.")
     if path.is_symlink():
         raise UsageError(f"'{spec}' is a link to {path.readlink()}, which does not exist")
     missing = path

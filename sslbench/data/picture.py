@@ -38,6 +38,10 @@ class UnreadableImage(Exception):  # noqa: N818 (a state of a file, listed and c
         return f"{self.path}: {self.reason}"
 
 
+class UnreadFile(UnreadableImage):
+    """A file that could not be read, or is not the one that was hashed: nothing is known of the picture in it."""
+
+
 class OtherChannels(UnreadableImage):
     """A picture whose number of channels is not what the backbone takes.
 

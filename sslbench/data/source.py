@@ -129,8 +129,12 @@ class Source:
 
     def images_fingerprint(self) -> str:
         """Hash of ids and image contents, 32 hex digits: what features depend on."""
+        return self.fingerprint_of(self.images.digests())
+
+    def fingerprint_of(self, digests: npt.NDArray[np.uint8]) -> str:
+        """Return the same for images with these digests, (N, 16)."""
         digest = hashlib.sha256("\n".join(self.ids).encode())
-        digest.update(self.images.digests().tobytes())
+        digest.update(digests.tobytes())
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:

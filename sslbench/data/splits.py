@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data._group_split import choose_groups, group_numbers, torn_classes
-from sslbench.data.labels import present_classes
+from sslbench.data.labels import among_classes, present_classes
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
 from sslbench.data.stratify import choose
@@ -181,7 +181,8 @@ def limit(source: Source, n: int, seed: int) -> Source:
 def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple[Source, Source]:
     """Both sources with the same classes in train's order, matched by name; only the test labels change.
 
-    A class that test lacks becomes a note of `test`.
+    A class that test lacks becomes a note of `test`. One of several labels that test does not list is ignored there, as
+    in lists of several sources (`labels.among_classes`).
 
     Args:
         train: to fit on.
@@ -195,7 +196,7 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     problems = label_problems(train, test)
     if problems:
         raise DataError("\n".join(problems))
-    note = absent_from_test(train, test)
+    notes = [note for note in (absent_from_test(train, test), not_listed(train, test)) if note is not None]
     if train.labels.kind == "value":
         order = [test.labels.classes.index(name) for name in train.labels.classes]
         numbers_of_test = Labels("value", train.labels.classes, test.labels.values[:, order])
@@ -207,13 +208,13 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
         numbers = np.array([known.get(name, -1) for name in test.labels.classes], dtype=np.int64)
         values = numbers[test.labels.values]
     else:
-        values = np.zeros((len(test), len(known)), dtype=np.int8)
-        columns = [i for i, name in enumerate(test.labels.classes) if name in known]
-        values[:, [known[test.labels.classes[i]] for i in columns]] = test.labels.values[:, columns]
+        shared = [i for i, name in enumerate(test.labels.classes) if name in known]
+        places = np.array([known[test.labels.classes[i]] for i in shared], dtype=np.int64)
+        values = among_classes(test.labels.values[:, shared], places, len(known))
     labels = Labels(train.labels.kind, train.labels.classes, values)
     if subset:
         labels = _of_present_classes(labels)
-    return train, dataclasses.replace(test, labels=labels, notes=(*test.notes, *([note] if note else [])))
+    return train, dataclasses.replace(test, labels=labels, notes=(*test.notes, *notes))
 
 
 def _of_present_classes(labels: Labels) -> Labels:
@@ -283,6 +284,15 @@ def absent_from_test(train: Source, test: Source) -> str | None:
         return None
     verb = "class is" if len(absent) == 1 else "classes are"
     return f"{len(absent)} {verb} in {train.name} but not in {test.name}: {some(absent, 5)}"
+
+
+def not_listed(train: Source, test: Source) -> str | None:
+    """Return one sentence naming the classes of several labels that test does not list, if there are any."""
+    listed = set(test.labels.classes)
+    unlisted = [name for name in train.labels.classes if name not in listed]
+    if test.labels.kind != "multi" or not unlisted:
+        return None
+    return f"{test.name} does not list {some(unlisted, 5)}, so its images count neither for nor against that"
 
 
 def _present(source: Source) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sslbench.data.objects import ObjectSource, TrainTestObjects
 from sslbench.detection.batches import read
 from sslbench.detection.detectron2_library import load
-from sslbench.errors import SslbenchError, UsageError
+from sslbench.errors import ResultError, SslbenchError, UsageError
 from sslbench.metrics._detection_matches import corner_and_size
 from sslbench.metrics.masks import text
 
@@ -205,4 +205,7 @@ def write_truth(source: ObjectSource, path: Path, *, masks: bool) -> None:
         {"id": int(number), "name": name} for number, name in zip(source.class_numbers, source.classes, strict=True)
     ]
     content = {"info": {}, "images": images, "annotations": annotations, "categories": categories}
-    path.write_text(json.dumps(content), encoding="utf-8")
+    try:
+        path.write_text(json.dumps(content), encoding="utf-8")
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import hashlib
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -128,20 +129,23 @@ def _read_array(path: Path) -> npt.NDArray[np.floating]:
         raise UsageError(f"there is no file {path}", did_you_mean(path.name, _siblings(path)))
     try:
         content = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        if not isinstance(content, np.ndarray):
+            content = content[_key_of_features(path, list(content.keys()))]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} cannot be read as a numpy array: {error}") from error
-    if not isinstance(content, np.ndarray):
-        keys = list(content.keys())
-        key = "features" if "features" in keys else keys[0] if len(keys) == 1 else None
-        if key is None:
-            raise UsageError(f"{path} holds several arrays ({', '.join(keys)}) and none is called 'features'")
-        content = content[key]
     if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
         raise UsageError(f"{path}: should be a float array (N, D), is {content.dtype} {content.shape}")
     if not content.size:
         raise UsageError(f"{path}: there is nothing in an array of {content.shape[0]} x {content.shape[1]}")
     features: npt.NDArray[np.floating] = content
     return features if features.dtype in (np.float16, np.float32) else features.astype(np.float32)
+
+
+def _key_of_features(path: Path, keys: Sequence[str]) -> str:
+    key = "features" if "features" in keys else keys[0] if len(keys) == 1 else None
+    if key is None:
+        raise UsageError(f"{path} holds several arrays ({', '.join(keys)}) and none is called 'features'")
+    return key
 
 
 def _read_labels(

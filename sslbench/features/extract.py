@@ -5,21 +5,26 @@ Any number of processes may run the same extraction (torchrun, srun), and a run 
 """
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.data.decoder import handlers_of, versioned_name
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
-from sslbench.errors import BackboneError
+from sslbench.errors import BackboneError, DataError
 from sslbench.features import store
 from sslbench.features.array import Features
 from sslbench.features.job import ExtractSettings, Job, Progress
+from sslbench.features.partial import remove
 from sslbench.features.skipped import unreadable_error
 from sslbench.identity import FeatureKey
 
@@ -109,32 +114,52 @@ def extract(
     decoded, seconds, conversions = 0, 0.0, collections.Counter[str]()
     process = this_process()
     if not all(entry.has(layer.text) for layer in layers):
-        if process.rank == 0:
-            with store.locked(entry):
-                missing = [layer for layer in layers if not entry.has(layer.text)]
-                if missing:
-                    _say_why(root, entry, key, source, missing)
-                    job = Job(backbone, source, missing, settings, entry, process)
-                    started = time.perf_counter()
-                    with job.presence.announced():
-                        decoded, conversions = job.run(progress)
-                        job.finish(key, split)
-                    seconds = time.perf_counter() - started
-        else:
+        lock = store.locked(entry) if process.rank == 0 else contextlib.nullcontext()
+        with lock, _kept_on_interrupt():
             missing = [layer for layer in layers if not entry.has(layer.text)]
-            started = time.perf_counter()
-            job = Job(backbone, source, missing, settings, entry, process)
-            with job.presence.announced():
-                decoded, conversions = job.run(progress)
-            seconds = time.perf_counter() - started
+            if missing or process.rank != 0:
+                if process.rank == 0:
+                    _say_why(root, entry, key, source, missing)
+                started = time.perf_counter()
+                job = Job(backbone, source, missing, settings, entry, process, _digests(source, key))
+                with job.presence.announced():
+                    decoded, conversions = job.run(progress)
+                    if process.rank == 0:
+                        job.finish(key, split)
+                seconds = time.perf_counter() - started
     if process.rank != 0:
         return Extraction({}, entry, decoded, seconds, [], dict(conversions))
+    for layer in layers:
+        remove(entry.layer_file(layer.text))  # what a run has left that was killed right after it had published
     store.update_index(entry, source, split)
     unreadable = entry.unreadable()
     if unreadable and settings.on_error == "stop":
-        raise unreadable_error(source, [(r["id"], r["path"], r["reason"]) for r in unreadable])
+        raise unreadable_error(source, [(r["path"], r["reason"]) for r in unreadable])
     features = {layer.text: _as_features(entry, layer, source, unreadable) for layer in layers}
     return Extraction(features, entry, decoded, seconds, unreadable, dict(conversions))
+
+
+@contextlib.contextmanager
+def _kept_on_interrupt() -> Iterator[None]:
+    """Add to Ctrl-C that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt("what was extracted is kept, and the same command continues") from error
+
+
+def _digests(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:
+    """Return the digests of the images, (N, 16): those that the key was made from.
+
+    Raises:
+        DataError: an image has changed since.
+    """
+    digests = source.images.digests()
+    if source.fingerprint_of(digests) != key.images:
+        raise DataError(
+            f"images of {source.name} changed while they were hashed", "Run the same command again when that is over."
+        )
+    return digests
 
 
 def _say_why(root: Path, entry: store.Entry, key: FeatureKey, source: Source, missing: Sequence[Layer]) -> None:

@@ -35,12 +35,28 @@ def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mappin
         raise StoreError(f"cannot write {file}: {error.strerror or error}") from error
 
 
-def unreadable_error(source: Source, unreadable: Sequence[tuple[str, str, str]]) -> DataError:
-    """The error that lists unreadable images (all of them, up to 50)."""
-    lines = [f"  {path}: {reason}" for _, path, reason in unreadable[:50]]
-    if len(unreadable) > 50:
-        lines.append(f"  ... and {len(unreadable) - 50} more")
+def unread_error(source: Source, unread: Sequence[tuple[str, str]]) -> DataError:
+    """Return the error that lists images whose file is not as it was when it was hashed: path and reason.
+
+    Whether such an image can be decoded is not known, so that it is never left out of stored features.
+    """
     return DataError(
-        f"{len(unreadable)} of {len(source)} images of {source.name} cannot be read:\n" + "\n".join(lines),
+        f"{len(unread)} of {len(source)} images of {source.name} are not as they were when they were hashed:\n"
+        + _listed(unread),
+        "Run the same command again when they can be read and nothing writes to them.",
+    )
+
+
+def unreadable_error(source: Source, unreadable: Sequence[tuple[str, str]]) -> DataError:
+    """Return the error that lists unreadable images, path and reason (all of them, up to 50)."""
+    return DataError(
+        f"{len(unreadable)} of {len(source)} images of {source.name} cannot be read:\n" + _listed(unreadable),
         "Mend or remove them, or leave them out with --on-error skip (the result then says how many).",
     )
+
+
+def _listed(images: Sequence[tuple[str, str]]) -> str:
+    lines = [f"  {path}: {reason}" for path, reason in images[:50]]
+    if len(images) > 50:
+        lines.append(f"  ... and {len(images) - 50} more")
+    return "\n".join(lines)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from sslbench.data.source import Source
 from sslbench.errors import StoreError
+from sslbench.features.partial import naming
 from sslbench.identity import FeatureKey, digest
 
 INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
@@ -59,7 +60,7 @@ class Entry:
         path = self.layer_file(layer)
         try:
             features: npt.NDArray[np.floating] = np.load(path, mmap_mode="r")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise StoreError(f"{path} cannot be read: {error}", f"Delete the folder {self.folder}.") from error
         rows = self.meta().get("rows")
         if features.ndim != 2 or len(features) != rows:
@@ -96,11 +97,35 @@ def open_entry(root: Path, key: FeatureKey, source: Source, backbone_name: str) 
     return Entry(there[0] if there else root / f"{slug}-{name}")
 
 
-def write_description(entry: Entry, key: FeatureKey, source: Source, split: str, skipped: list[dict[str, str]]) -> None:
-    """Writes meta.json, index.csv and (if samples were left out) skipped.csv; each appears at once or not at all."""
+def write_description(
+    entry: Entry,
+    key: FeatureKey,
+    source: Source,
+    split: str,
+    skipped: list[dict[str, str]],
+    digests: npt.NDArray[np.uint8],
+) -> None:
+    """Write meta.json, index.csv and (if samples were left out) skipped.csv; each appears at once or not at all.
+
+    Args:
+        entry: of the features.
+        key: of the entry.
+        source: N samples.
+        split: for index.csv.
+        skipped: id, path and reason of samples that have no row.
+        digests: (N, 16), of the contents that were encoded, which the key was made from.
+
+    Raises:
+        StoreError: layers that are stored already left out other samples.
+    """
+    if entry.layers() and {row["id"] for row in skipped} != {row["id"] for row in entry.unreadable()}:
+        raise StoreError(
+            f"the layers stored in {entry.folder} left out {len(entry.unreadable())} images, this run {len(skipped)}",
+            "Another version of a decoder may read other images. Delete the folder and run again.",
+        )
     entry.folder.mkdir(parents=True, exist_ok=True)
     left_out = {row["id"] for row in skipped}
-    rows = _write_index(entry, source, split, left_out)
+    rows = _write_index(entry, source, split, left_out, digests)
     if skipped:
         write_skipped(entry.folder, skipped)
     meta = {"key": dataclasses.asdict(key), "data": source.name, "rows": rows, "left_out": len(left_out)}
@@ -111,13 +136,13 @@ def update_index(entry: Entry, source: Source, split: str) -> None:
     """Bring labels, paths and attributes in index.csv up to date; stored features do not depend on them."""
     meta, wanted = entry.meta(), _index_digest(source)
     if meta and meta.get("index") != wanted:
-        _write_index(entry, source, split, {row["id"] for row in entry.unreadable()})
+        left_out = {row["id"] for row in entry.unreadable()}
+        _write_index(entry, source, split, left_out, source.images.digests())
         _write_meta(entry, meta | {"index": wanted})
 
 
-def _write_index(entry: Entry, source: Source, split: str, left_out: set[str]) -> int:
+def _write_index(entry: Entry, source: Source, split: str, left_out: set[str], digests: npt.NDArray[np.uint8]) -> int:
     """Write index.csv and return its number of rows; columns that were there and are not asked for now stay."""
-    digests = source.images.digests()
     further = _further(source)
     before = {row["id"]: row for row in entry.index_rows()}
     known = next(iter(before.values()), {})
@@ -221,7 +246,10 @@ def locked(entry: Entry) -> Iterator[None]:
 def write_text(path: Path, text: str) -> None:
     """Writes a file that is never visible half-written."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    with naming(path, len(text)), temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # before it is renamed: after a power cut the name must not stand for an empty file
     temporary.replace(path)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sslbench.errors import DataError
+from sslbench.errors import DataError, ResultError
 from sslbench.metrics._detection_arrays import Detections
 from sslbench.metrics._detection_matches import corner_and_size
 from sslbench.metrics.masks import Rle, text
@@ -42,6 +42,8 @@ def write_results(
     try:
         temporary.write_text(json.dumps(rows, allow_nan=False), encoding="utf-8")
         temporary.replace(path)
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

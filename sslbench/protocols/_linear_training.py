@@ -228,4 +228,4 @@ def unreadable_images(source: Source, preprocessing: Preprocessing, engine: Extr
     reading = Reading(start_method=engine.start_method)
     rows = np.arange(len(source))
     found = loader.scan(source, rows, engine.workers, preprocessing=preprocessing, reading=reading)
-    return unreadable_error(source, [(source.ids[i], path, reason) for i, path, reason in found])
+    return unreadable_error(source, [(path, reason) for _, path, reason in found])

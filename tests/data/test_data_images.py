@@ -97,10 +97,10 @@ def test_only_a_changed_file_is_read_again(tmp_path, reads, what):
 def test_a_file_written_this_moment_is_not_remembered():
     now = 10**18 + 5
     tick = 1_000_000
-    assert not hashes._settled((1, now - tick, now - tick, 1), now)
-    assert hashes._settled((1, now - 100 * tick, now - 100 * tick, 1), now)
+    assert not hashes.settled((1, now - tick, now - tick, 1), now)
+    assert hashes.settled((1, now - 100 * tick, now - 100 * tick, 1), now)
     # Where the file system keeps whole seconds only, a second is one tick.
-    assert not hashes._settled((1, 10**18 - 10**9, 10**18 - 10**9, 1), now)
+    assert not hashes.settled((1, 10**18 - 10**9, 10**18 - 10**9, 1), now)
 
 
 @pytest.mark.parametrize("damage", ["corrupt", "a folder", "other columns"])

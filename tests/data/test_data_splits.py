@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench.data.images import Arrays
+from sslbench.data.joined import join_labels
 from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import holdout, limit, match_classes, train_test
@@ -244,8 +245,17 @@ def test_multi_label_columns_are_matched_by_name():
     test = source(Labels("multi", ("a", "b", "new"), np.array([[1, 0, 0], [-1, 1, 0]], dtype=np.int8)), "val/")
     _, matched = match_classes(train, test)
     assert matched.labels.classes == ("c", "b", "a")
-    assert matched.labels.values.tolist() == [[0, 0, 1], [0, 1, -1]]
+    assert matched.labels.values.tolist() == [[-1, 0, 1], [-1, 1, -1]], "val/ says nothing about c"
     assert matched.labels.values.dtype == np.int8
+    assert matched.notes[-1] == "val/ does not list c, so its images count neither for nor against that"
+
+
+def test_a_class_that_a_source_does_not_list_is_the_same_in_test_as_in_a_list_of_sources():
+    one, other = multi(["a"], ["b"], classes=("a", "b")), multi(["b"], [], classes=("b", "c"))
+    joined = join_labels({"one": one, "other": other})[0]
+    _, matched = match_classes(source(multi(["a", "b", "c"], classes=joined.classes)), source(other, "val/"))
+    assert matched.labels.classes == joined.classes == ("a", "b", "c")
+    assert matched.labels.values.tolist() == joined.values[2:].tolist() == [[-1, 1, 0], [-1, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.features.extract import extract
 from sslbench.features.job import ExtractSettings
+from sslbench.features.partial import RECORD
 from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
 
@@ -193,7 +194,7 @@ def test_a_killed_extraction_is_never_taken_for_complete_and_is_continued(backbo
     process.start()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        progress = [np.fromfile(f, dtype=np.uint8) for f in root.glob("*/*.progress")]
+        progress = [np.fromfile(f, dtype=RECORD)["state"] for f in root.glob("*/*.progress")]
         if progress and progress[0].sum() >= 3:
             break
         time.sleep(0.02)

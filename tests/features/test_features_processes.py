@@ -21,6 +21,7 @@ from sslbench.errors import StoreError, UsageError
 from sslbench.features import job, presence
 from sslbench.features.extract import extract
 from sslbench.features.job import ExtractSettings
+from sslbench.features.partial import RECORD
 from sslbench.preprocessing import Preprocessing
 
 CPU = ExtractSettings(torch.device("cpu"), batch_size=4, workers=0)
@@ -147,7 +148,7 @@ def test_a_process_that_dies_ends_the_others_with_its_reason(backbone, tmp_path,
     if how == "killed":
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            progress = [np.fromfile(file, dtype=np.uint8) for file in tmp_path.glob("*/*.progress")]
+            progress = [np.fromfile(file, dtype=RECORD)["state"] for file in tmp_path.glob("*/*.progress")]
             if progress and progress[0][1::2].sum() >= 2:
                 break
             time.sleep(0.02)

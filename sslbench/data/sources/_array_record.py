@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.hashes import Stamp
+from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.sources._index import Index
 from sslbench.data.sources._memo import remembered
 from sslbench.data.sources._tfrecord import AGAIN, Keys, entry, index_of
@@ -100,8 +100,7 @@ class ArrayRecords:
         container, record, offset, size = self.places[index].tolist()
         path = self.containers[container]
         try:
-            if Path(path).stat().st_size != self.stamps[container][0]:
-                raise OSError(f"{path} has changed since it was opened")
+            check_unchanged(path, Path(path).stat(), self.stamps[container])
             content: bytes = self._readers.get(path).read([record])[0]
         except (RuntimeError, IndexError) as error:
             raise OSError(f"record {record} of {path}: {' '.join(str(error).split())[:200]}") from error

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.booleans import marks
 from sslbench.data.sources._coco_assets import AssetCollector, Assets
 from sslbench.data.sources._coco_videos import VIDEO, Videos
 from sslbench.data.sources._json_rows import NotAMappingError, json_rows
@@ -43,7 +44,7 @@ class Columns:
         attributes: name -> N texts: those that were asked for, and of frames 'video' and 'frame_index'.
         images: int64 (M,), positions of the annotations' images.
         classes: int64 (M,), positions of their categories.
-        marked: bool (M,), iscrowd or ignore.
+        marked: bool (M,), iscrowd, ignore or difficult.
         skipped: annotations without image or category.
         names: C names in order of the categories' ids.
         supers: C supercategories, the name itself where there is none.
@@ -225,7 +226,7 @@ class _Collector:
             return
         self._places.append(self._number("annotations", "image_id", row))
         self._places.append(self._number("annotations", "category_id", row))
-        self._marks.append(bool(row.get("iscrowd")) or bool(row.get("ignore")))
+        self._marks.append(any(marks(self.spec, row)))
 
     def columns(self) -> Columns:
         """All of it."""

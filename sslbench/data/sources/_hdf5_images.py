@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.images import DIGEST_BYTES, digest
 from sslbench.errors import DataError
 
@@ -42,21 +43,31 @@ class Hdf5Images:
         key: of the array.
         rows: of the array that count, in order.
         name: what to call the whole in messages.
+        stamp: the file's state when it was opened; reading from it when it has changed since is an error.
     """
 
     file: Path
     key: str
     rows: npt.NDArray[np.int64]
     name: str
+    stamp: Stamp
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """One image: uint8 (H, W, C)."""
-        with open_hdf5(self.file) as opened:
+        """One image: uint8 (H, W, C).
+
+        Raises:
+            OSError: the file has changed since it was opened.
+        """
+        with self._opened() as opened:
             image: npt.NDArray[np.uint8] = opened[self.key][int(self.rows[index])]
         return image
+
+    def _opened(self) -> Any:
+        check_unchanged(str(self.file), self.file.stat(), self.stamp)
+        return open_hdf5(self.file)
 
     def path(self, index: int) -> str:
         """The name and the row in the whole array, such as 'PCAM-test[17]'."""
@@ -65,7 +76,7 @@ class Hdf5Images:
     def digests(self) -> npt.NDArray[np.uint8]:
         """(N, 16) bytes: a hash of each image's pixels, read in blocks."""
         found: npt.NDArray[np.uint8] = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
-        with open_hdf5(self.file) as opened:
+        with self._opened() as opened:
             array = opened[self.key]
             for start in range(0, len(self), _CHUNK):
                 for i, image in enumerate(array[self.rows[start : start + _CHUNK]], start):

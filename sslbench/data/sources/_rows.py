@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.hashes import Stamp
+from sslbench.data.hashes import Stamp, check_unchanged
+from sslbench.data.images import refuse_other_content
+from sslbench.data.regular import read_image
 from sslbench.data.sources._memo import remembered
 from sslbench.data.wording import printable
 from sslbench.errors import DataError
@@ -136,6 +138,7 @@ class Rows:
     column: str
     places: npt.NDArray[np.int64]
     _files: _RowFiles = dataclasses.field(default_factory=_RowFiles, repr=False)
+    _digests: npt.NDArray[np.uint8] | None = dataclasses.field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -146,23 +149,33 @@ class Rows:
         Raises:
             OSError: they cannot be read.
         """
+        content, file = self._cell(index)
+        if content is not None:
+            return content
+        if file is None:
+            raise OSError(f"{self.path(index)} has no image")
+        content = read_image(file)
+        if self._digests is not None:
+            refuse_other_content(content, self._digests[index])
+        return content
+
+    def _cell(self, index: int) -> tuple[bytes | None, str | None]:
+        """The bytes in a row, else the file that it names."""
         import pyarrow
 
         container, row = self.places[index].tolist()
         path = self.containers[container]
         try:
-            stat = os.stat(path)  # noqa: PTH116
-            if (stat.st_size, stat.st_mtime_ns) != self.stamps[container][:2]:
-                raise OSError(f"{path} has changed since it was opened")
+            check_unchanged(path, os.stat(path), self.stamps[container])  # noqa: PTH116
             cell = self._files.get(path).cell(self.column, row)
         except (pyarrow.ArrowException, MemoryError, ValueError, LookupError) as error:
             raise OSError(f"row {row} of {path}: {' '.join(str(error).split())[:200]}") from error
         content, file = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         if isinstance(content, bytes):
-            return content
+            return content, None
         if isinstance(file, str) and file and "\0" not in file:
-            return (Path(path).parent / file).read_bytes()
-        raise OSError(f"row {row} of {path} has no image")
+            return None, str(Path(path).parent / file)
+        return None, None
 
     def path(self, index: int) -> str:
         """The file and the row in it: 'train-00000-of-00001.parquet[17]'."""
@@ -172,12 +185,21 @@ class Rows:
     def digests(self) -> npt.NDArray[np.uint8]:
         """(N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
         order = np.lexsort((self.places[:, 1], self.places[:, 0]))
-        return remembered(order, self._key, lambda i: self.stamps[self.places[i, 0]], self.read)
+        object.__setattr__(self, "_digests", None)
+        # The stamp of the container says nothing about a file that a row names: those are read again every time.
+        digests = remembered(
+            order, self._key, lambda i: self.stamps[self.places[i, 0]], self.read, keep=lambda i: not self._cell(i)[1]
+        )
+        object.__setattr__(self, "_digests", digests.copy())
+        return digests
 
     def _key(self, index: int) -> str:
         container, row = self.places[index].tolist()
-        return f"{os.path.abspath(self.containers[container])}\0{self.column}[{row}]"  # noqa: PTH100
+        return f"{os.path.abspath(self.containers[container])}\0bytes of {self.column}[{row}]"  # noqa: PTH100
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Rows":
         """Some of the images, in the order of `indices`."""
-        return dataclasses.replace(self, places=self.places[np.asarray(indices, dtype=np.int64)])
+        chosen = dataclasses.replace(self, places=self.places[np.asarray(indices, dtype=np.int64)])
+        if self._digests is not None:
+            object.__setattr__(chosen, "_digests", self._digests[indices])
+        return chosen

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data import remote
-from sslbench.data.hashes import Stamp
+from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.sources._memo import remembered
 from sslbench.data.wording import printable
 
@@ -31,9 +31,7 @@ class _Handle:
 
     def __init__(self, path: str, stamp: Stamp) -> None:
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
-        stat = os.fstat(self.fd)
-        if (stat.st_size, stat.st_mtime_ns) != stamp[:2]:
-            raise OSError(f"{path} has changed since it was opened")
+        check_unchanged(path, os.fstat(self.fd), stamp)
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):
@@ -58,6 +56,8 @@ class _Handles:
             while len(self._open) >= _MAX_OPEN:
                 self._open.pop(next(iter(self._open)), None)
             handle = self._open[path] = _Handle(path, stamp)
+        else:
+            check_unchanged(path, os.fstat(handle.fd), stamp)  # it may be written to while it is open
         return handle
 
 

@@ -2,8 +2,9 @@
 
 import binascii
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
+from sslbench.data.regular import open_regular
 from sslbench.data.sources.folder import SUFFIXES
 
 _HEAD = 4096
@@ -17,7 +18,7 @@ _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", 
 def head(spec: str) -> bytes:
     """The beginning of a file, empty if it cannot be read: opening it then says why."""
     try:
-        with Path(spec).open("rb") as file:
+        with open_regular(spec) as file:
             return file.read(_HEAD)
     except OSError:
         return b""

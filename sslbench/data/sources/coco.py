@@ -65,7 +65,8 @@ def open(
     """The images of a manifest, labelled with the categories of their annotations.
 
     The labels are single if each image has exactly one category, else multi: a category whose annotations on an image
-    are all marked `iscrowd` or `ignore` is ignored there, and an image without annotations has none of the classes.
+    are all marked `iscrowd`, `ignore` or `difficult` is ignored there, and an image without annotations has none of
+    the classes.
 
     Images that are frames of videos have the attribute 'video', and a seeded split keeps those of one video together.
     An image may lie in several files with different channels (`assets` or `auxiliary`).
@@ -169,8 +170,8 @@ def _crops_of(spec: str, attribute_columns: Sequence[str], options: Options) -> 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
     """The images of a manifest with the boxes and masks of their annotations; an image without any is kept.
 
-    Boxes x, y, width, height become x1, y1, x2, y2. `iscrowd` makes a crowd, `ignore` a difficult object. Categories
-    that have no annotation are left out.
+    Boxes x, y, width, height become x1, y1, x2, y2. `iscrowd` makes a crowd, `ignore` and `difficult` a difficult
+    object. Categories that have no annotation are left out.
 
     Args:
         spec: the file. Paths in it are relative to its folder; of the COCO layout, `annotations/instances_val2017.json`

@@ -1,6 +1,7 @@
 """Image folder: a sub-folder per class (or none: unlabelled), or train/, val/, test/ with such sub-folders."""
 
 import dataclasses
+import errno
 import os
 from collections import Counter
 from pathlib import Path, PurePosixPath
@@ -53,7 +54,7 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     try:
         return _open(Path(spec), spec.rstrip("/") + "/")
     except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
 
 
 def _open(root: Path, name: str) -> dict[str, Source]:
@@ -66,41 +67,77 @@ def _open(root: Path, name: str) -> dict[str, Source]:
 
 @dataclasses.dataclass
 class _Found:
-    """What lies below one folder; names are relative to it."""
+    """Files and folders below one folder; names are relative to it.
+
+    Attributes:
+        images: by their suffix.
+        hidden: hidden or system files and folders.
+        others: suffix -> files of other kinds.
+        loops: links to a folder around them, or to themselves.
+        special: named pipes, devices and sockets with the name of an image.
+    """
 
     images: list[str] = dataclasses.field(default_factory=list)
     hidden: list[str] = dataclasses.field(default_factory=list)
     others: Counter[str] = dataclasses.field(default_factory=Counter)
     loops: list[str] = dataclasses.field(default_factory=list)
+    special: list[str] = dataclasses.field(default_factory=list)
 
 
-def _walk(top: str, prefix: str, found: _Found, suffixes: frozenset[str] = SUFFIXES) -> None:
-    """Fill `found`, without a stat per file; links to folders are followed, except to a folder around them."""
-    with os.scandir(top) as entries:
-        for entry in entries:
-            name = prefix + entry.name
-            if is_clutter(entry.name):
-                found.hidden.append(name)
-            elif entry.is_dir():
-                if entry.is_symlink() and _is_inside(top, entry.path):
+def _walk(root: str, found: _Found, suffixes: frozenset[str] = SUFFIXES) -> None:
+    """Fill `found`, without a stat per file; links to folders are followed, except to a folder around them.
+
+    Folders wait in a list, so that any number may lie in each other.
+    """
+    waiting = [("", frozenset[tuple[int, int]]())]  # a folder, and the ones around it by device and inode
+    while waiting:
+        prefix, around = waiting.pop()
+        top = os.path.join(root, prefix[:-1]) if prefix else root  # noqa: PTH118 - a Path per folder is slow
+        around |= {_identity(top)}
+        with os.scandir(top) as entries:
+            for entry in entries:
+                name = prefix + entry.name
+                if is_clutter(entry.name):
+                    found.hidden.append(name)
+                    continue
+                try:
+                    is_folder = entry.is_dir()
+                except OSError as error:
+                    if error.errno != errno.ELOOP:
+                        raise
                     found.loops.append(name)
-                else:
-                    _walk(entry.path, name + "/", found, suffixes)
-            elif (suffix := os.path.splitext(entry.name)[1].lower()) in suffixes:  # noqa: PTH122
-                if entry.is_file() or entry.is_symlink():  # a dangling link is an unreadable image, not nothing
+                    continue
+                suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122
+                if is_folder:
+                    if entry.is_symlink() and (_is_inside(top, entry.path) or _identity(entry.path) in around):
+                        found.loops.append(name)
+                    else:
+                        waiting.append((f"{name}/", around))
+                elif suffix not in suffixes:
+                    found.others[suffix] += 1
+                elif entry.is_file() or _dangles(entry):  # a link to nothing is an unreadable image, not nothing
                     found.images.append(name)
-            else:
-                found.others[suffix] += 1
-
-
-def is_clutter(name: str) -> bool:
-    """Whether a file or folder is hidden or made by a system, and no data."""
-    return name.startswith(".") or name.lower() in _CLUTTER
+                else:
+                    found.special.append(name)
 
 
 def _is_inside(folder: str, other: str) -> bool:
     inner, outer = os.path.realpath(folder), os.path.realpath(other)
     return inner == outer or inner.startswith(outer.rstrip(os.sep) + os.sep)
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    stat = os.stat(folder)  # noqa: PTH116
+    return stat.st_dev, stat.st_ino
+
+
+def _dangles(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110
+
+
+def is_clutter(name: str) -> bool:
+    """Whether a file or folder is hidden or made by a system, and no data."""
+    return name.startswith(".") or name.lower() in _CLUTTER
 
 
 def _split_folders(root: Path) -> dict[str, str]:
@@ -141,10 +178,10 @@ def _left_out(names: list[str], where: str) -> str:
 
 def _open_split(root: Path, name: str, notes: tuple[str, ...]) -> Source:
     found = _Found()
-    _walk(str(root), "", found)
+    _walk(str(root), found)
     if not found.images and ARRAYS & set(found.others):
         found = _Found()
-        _walk(str(root), "", found, ARRAYS)
+        _walk(str(root), found, ARRAYS)
     if not found.images:
         others = f" ({_others(found.others)})" if found.others else ""
         raise DataError(
@@ -170,7 +207,9 @@ def _notes(root: Path, found: _Found, classes: tuple[str, ...]) -> list[str]:
     if found.others:
         notes.append(f"{where}: {_others(found.others)} left out")
     if found.loops:
-        notes.append(f"{where}: links to a folder around them left out: {some(sorted(found.loops))}")
+        notes.append(f"{where}: links to a folder around them or to themselves left out: {some(sorted(found.loops))}")
+    if found.special:
+        notes.append(f"{where}: left out, since it is no regular file: {some(sorted(found.special))}")
     lists = sorted(e.name for e in root.iterdir() if e.name.lower().endswith((".csv", ".tsv", ".parquet", ".json")))
     if lists:
         notes.append(f"{where}: if {some(lists)} lists labels, give that file as the data instead")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sslbench.config import setting
+from sslbench.data import booleans
 from sslbench.data.images import Files
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
@@ -41,7 +42,7 @@ class Options:
 
 
 _PLAIN = Options()
-_FLAGS = {"0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1, "True": 1, "False": 0}
+_FLAGS = {text: int(flag) for text, flag in booleans.TEXTS.items()} | {"-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
 
 
 def recognises(spec: str) -> bool:
@@ -281,7 +282,7 @@ def _text(cell: object) -> str:
 
 def _labels_from_flags(table: Table, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
     cells = {name: [_text(cell) for cell in table.columns[name]] for name in names}
-    classes = [name for name in names if any(cells[name]) and all(c in _FLAGS for c in cells[name] if c)]
+    classes = [name for name in names if any(cells[name]) and all(c.lower() in _FLAGS for c in cells[name] if c)]
     n = len(next(iter(table.columns.values())))
     if not classes:
         listed = ", ".join(table.columns)
@@ -290,6 +291,6 @@ def _labels_from_flags(table: Table, names: Sequence[str]) -> tuple[Labels, tupl
         )
     for name in classes:
         _refuse_empty(table, name, cells[name])
-    values = np.array([[_FLAGS[cell] for cell in cells[name]] for name in classes], dtype=np.int8).T
+    values = np.array([[_FLAGS[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
     note = f"{table.name}: {counted(len(classes), 'column')} of 0 and 1 taken as classes: {some(classes, 5)}"
     return Labels("multi", tuple(classes), np.ascontiguousarray(values)), (note,)

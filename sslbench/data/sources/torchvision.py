@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.hashes import stamp_of
 from sslbench.data.images import Arrays
 from sslbench.data.labels import single_labels
 from sslbench.data.source import Source
@@ -190,7 +191,9 @@ def _open_pcam(spec: str, root: Path) -> dict[str, Source]:
         try:
             with open_hdf5(Path(f"{stem}_y.h5")) as opened:
                 targets = opened["y"][:].reshape(-1)
-            with open_hdf5(Path(f"{stem}_x.h5")) as opened:
+            file = Path(f"{stem}_x.h5")
+            stamp = stamp_of(file.stat())
+            with open_hdf5(file) as opened:
                 n = len(opened["x"])
         except FileNotFoundError as error:
             raise _not_there("PCAM", root, f"'{split}'", f"{error.filename} is missing") from error
@@ -200,7 +203,7 @@ def _open_pcam(spec: str, root: Path) -> dict[str, Source]:
             raise DataError(f"{stem}_x.h5 and _y.h5 do not belong together: {n} patches, {len(targets)} labels")
         names = ("normal", "tumour")
         labels = single_labels([names[int(target)] for target in targets], names)
-        images = Hdf5Images(Path(f"{stem}_x.h5"), "x", np.arange(n, dtype=np.int64), f"PCAM-{split}")
+        images = Hdf5Images(file, "x", np.arange(n, dtype=np.int64), f"PCAM-{split}", stamp)
         sources[split] = Source(f"{spec} ({split})", numbered_ids(n), labels, images)
     return sources
 

@@ -1,5 +1,6 @@
 """Pascal VOC tree (`VOCdevkit/VOC2007`, `VOC2007`): the lists in ImageSets/Main, difficult objects ignored."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data import _voc_objects
+from sslbench.data._map_layout import walk
 from sslbench.data.images import Files
 from sslbench.data.source import Labels, Source
 from sslbench.data.sources._crops import WHOLE_IMAGES, Options, crops_of
-from sslbench.data.sources._members import is_image
 from sslbench.data.sources._names import refuse_columns
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -104,13 +105,11 @@ def _files(year: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise DataError(f"{folder} is missing", "It should hold the images that ImageSets/Main lists.")
     files: dict[str, str] = {}
-    for path in sorted(folder.rglob("*")):
-        if is_image(path.name) and not path.name.startswith("."):
-            name = path.relative_to(folder).as_posix()
-            stem = name[: -len(path.suffix)]
-            if stem in files:
-                raise DataError(f"{folder} has two images for '{stem}': {files[stem]} and {name}")
-            files[stem] = name
+    for name in walk(folder):
+        stem = os.path.splitext(name)[0]  # noqa: PTH122 - a Path per image is slow
+        if stem in files:
+            raise DataError(f"{folder} has two images for '{stem}': {files[stem]} and {name}")
+        files[stem] = name
     return files
 
 

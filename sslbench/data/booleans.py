@@ -1,0 +1,45 @@
+"""Booleans of manifests: 0, 1, true and false, as values or as text, and nothing else."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sslbench.errors import DataError
+
+TEXTS = {"0": False, "1": True, "false": False, "true": True}
+
+
+def boolean(value: object, where: str, key: str) -> bool:
+    """Return a boolean of a manifest; false where there is none.
+
+    Python takes every text for true, also "0" and "false", by which a whole data set would lose its objects.
+
+    Args:
+        value: as it stands there: 0, 1, true, false or one of these as text, in any case; None: the key is absent.
+        where: file and entry, for the message.
+        key: for the message.
+
+    Raises:
+        DataError: it is anything else.
+
+    >>> boolean(1, "a.json, annotation 3", "iscrowd"), boolean("0", "a.json, annotation 3", "iscrowd")
+    (True, False)
+    """
+    if value is None:
+        return False
+    if isinstance(value, int | float) and value in (0, 1):
+        return bool(value)
+    found = TEXTS.get(value.strip().lower()) if isinstance(value, str) else None
+    if found is None:
+        raise DataError(f"{where}: {key} is {value!r:.60}", "It should be 0, 1, true or false.")
+    return found
+
+
+def marks(spec: str, annotation: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether an annotation of a COCO or kwcoco manifest is a crowd, and whether it is not to be counted.
+
+    Raises:
+        DataError: `iscrowd`, `ignore` or `difficult` is no boolean.
+    """
+    where = f"{spec}, annotation {annotation['id']}"
+    crowd, ignored, difficult = (boolean(annotation.get(key), where, key) for key in ("iscrowd", "ignore", "difficult"))
+    return crowd, ignored or difficult

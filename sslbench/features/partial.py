@@ -1,0 +1,273 @@
+"""One layer's features while they are extracted: the rows in `.partial`, the state and checksum of each in `.progress`.
+
+Rows are written into the file and never through a memory map: a full disk is then an error that names the file, not a
+signal that ends the process, and processes on several machines write their own bytes only.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.errors import StoreError
+
+Indices = npt.NDArray[np.int64]
+
+PENDING, DONE, UNREADABLE = 0, 1, 2
+"""States of a row."""
+
+RECORD = np.dtype([("state", "u1"), ("checksum", "<u4")])
+"""A row's entry in the file of progress: its state, and the CRC-32 of its bytes once it is done."""
+
+_BLOCK_BYTES = 1 << 24
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class PartialLayer:
+    """The rows of one layer that are written, by any number of processes, each its own.
+
+    Attributes:
+        complete: the file that the rows are in when all are done.
+        shape: (N, D).
+        dtype: of the rows.
+    """
+
+    def __init__(self, complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating], start: int) -> None:
+        self.complete, self.shape, self.dtype = complete, shape, dtype
+        self._rows, self._progress = rows_file(complete), progress_file(complete)
+        self._start, self._row_bytes = start, shape[1] * dtype.itemsize
+        self._unmarked: list[tuple[Indices, npt.NDArray[np.void]]] = []
+
+    def write(self, indices: Indices, rows: npt.NDArray[np.floating]) -> None:
+        """Write rows (B, D); they count as done from the next `flush` on.
+
+        Raises:
+            StoreError: they cannot be written.
+        """
+        rows = np.ascontiguousarray(rows, dtype=self.dtype)
+        records = np.empty(len(indices), dtype=RECORD)
+        records["state"], records["checksum"] = DONE, [zlib.crc32(row) for row in rows]
+        with _opened(self._rows) as file:
+            _write_at(file, self._start, indices, rows)
+        self._unmarked.append((indices, records))
+
+    def skip(self, indices: Indices) -> None:
+        """Note rows whose image cannot be decoded."""
+        records = np.zeros(len(indices), dtype=RECORD)
+        records["state"] = UNREADABLE
+        self._unmarked.append((indices, records))
+
+    def flush(self) -> None:
+        """Mark what was written since the last call; the rows are on disk before.
+
+        Raises:
+            StoreError: they cannot be written.
+        """
+        if not self._unmarked:
+            return
+        indices, records = (np.concatenate(parts) for parts in zip(*self._unmarked, strict=True))
+        with _opened(self._rows) as file:
+            os.fsync(file.fileno())
+        self._mark(indices, records)
+        self._unmarked.clear()
+
+    def states(self) -> npt.NDArray[np.uint8]:
+        """Return the state of every row, uint8 (N,), as all processes have marked them so far."""
+        return self._records()["state"]
+
+    def verify(self, indices: Indices) -> int:
+        """Make those rows pending that are marked as done and are not what was written; return how many.
+
+        Raises:
+            StoreError: the files cannot be read or written.
+        """
+        records = self._records()
+        done = indices[records["state"][indices] == DONE]
+        damaged = [
+            block[[zlib.crc32(row) != known for row, known in zip(rows, records["checksum"][block], strict=True)]]
+            for block, rows in self._blocks(done)
+        ]
+        lost = np.concatenate([np.zeros(0, dtype=np.int64), *damaged])
+        if len(lost):
+            self.reset(lost)
+        return len(lost)
+
+    def reset(self, indices: Indices) -> None:
+        """Make rows pending.
+
+        Raises:
+            StoreError: the file of progress cannot be written.
+        """
+        self._mark(indices, np.zeros(len(indices), dtype=RECORD))
+
+    def publish(self, skipped: Indices) -> None:
+        """Make the complete file visible, without the rows in `skipped`, in one step.
+
+        Raises:
+            StoreError: a compact copy is needed and cannot be written.
+        """
+        if len(skipped):
+            kept = np.setdiff1d(np.arange(self.shape[0]), skipped)
+            compact = self.complete.with_name(self.complete.name + ".tmp")
+            start = _allocate(compact, (len(kept), self.shape[1]), self.dtype)
+            with _opened(compact) as file:
+                done = 0
+                for block, rows in self._blocks(kept):
+                    _write_at(file, start, np.arange(done, done + len(block)), rows)
+                    done += len(block)
+                os.fsync(file.fileno())
+            compact.replace(self.complete)
+        else:
+            self._rows.replace(self.complete)
+        remove(self.complete)
+
+    def _blocks(self, indices: Indices) -> Iterator[tuple[Indices, npt.NDArray[np.floating]]]:
+        """Rows (B, D) from the file, some at a time."""
+        size = max(1, _BLOCK_BYTES // max(1, self._row_bytes))
+        with _opened(self._rows) as file:
+            for at in range(0, len(indices), size):
+                block = indices[at : at + size]
+                rows = np.empty((len(block), self.shape[1]), dtype=self.dtype)
+                for first, stop in _runs(block):
+                    place = self._start + int(block[first]) * self._row_bytes
+                    content = os.pread(file.fileno(), (stop - first) * self._row_bytes, place)
+                    if len(content) < (stop - first) * self._row_bytes:
+                        raise StoreError(f"{self._rows} ends too early", "Run the same command again.")
+                    rows[first:stop] = np.frombuffer(content, dtype=self.dtype).reshape(-1, self.shape[1])
+                yield block, rows
+
+    def _records(self) -> npt.NDArray[np.void]:
+        return np.fromfile(self._progress, dtype=RECORD)
+
+    def _mark(self, indices: Indices, records: npt.NDArray[np.void]) -> None:
+        with _opened(self._progress) as file:
+            _write_at(file, 0, indices, records)
+            os.fsync(file.fileno())
+
+
+def rows_file(complete: Path) -> Path:
+    """Return the file of the rows, in a place for all of them from the start."""
+    return complete.with_name(complete.name + ".partial")
+
+
+def progress_file(complete: Path) -> Path:
+    """Return the file of the states and checksums."""
+    return complete.with_name(complete.name + ".progress")
+
+
+def create(complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating]) -> None:
+    """Make the files of a layer, with room on the disk for all rows.
+
+    Raises:
+        StoreError: there is not as much room.
+    """
+    rows, progress = rows_file(complete), progress_file(complete)
+    progress.unlink(missing_ok=True)  # first: it would be taken for that of the new rows
+    temporary = rows.with_name(rows.name + ".tmp")
+    _allocate(temporary, shape, dtype)
+    temporary.replace(rows)
+    with naming(progress, shape[0] * RECORD.itemsize):
+        temporary.write_bytes(bytes(shape[0] * RECORD.itemsize))
+        temporary.replace(progress)
+
+
+def opened(complete: Path, rows: int, dtype: np.dtype[np.floating]) -> PartialLayer | None:
+    """Return the layer that is being extracted; None if its files are not there or not for so many rows."""
+    try:
+        with rows_file(complete).open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):
+                return None
+            shape, fortran, stored = np.lib.format.read_array_header_1_0(file)
+            start, size = file.tell(), os.fstat(file.fileno()).st_size
+        marks = progress_file(complete).stat().st_size
+    except (FileNotFoundError, ValueError):
+        return None
+    fits = len(shape) == 2 and shape[0] == rows and stored == dtype and not fortran
+    if not fits or size != start + rows * shape[1] * dtype.itemsize or marks != rows * RECORD.itemsize:
+        return None
+    return PartialLayer(complete, (rows, shape[1]), dtype, start)
+
+
+def remove(complete: Path) -> None:
+    """Delete what is left of an extraction."""
+    rows_file(complete).unlink(missing_ok=True)
+    progress_file(complete).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(file: Path, needed: int = 0) -> Iterator[None]:
+    """Turn an error of writing into one that names the file, and on a full disk the bytes that are missing.
+
+    Raises:
+        StoreError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise StoreError(f"cannot write {file}: {error.strerror or error}") from error
+        bytes_needed = f"{needed:,} bytes are needed" if needed else "more bytes are needed"
+        free = shutil.disk_usage(file.parent).free
+        raise StoreError(
+            f"no room for {file}: {bytes_needed}, {free:,} are free ({error.strerror})",
+            "Make room, or give a folder on another disk with --store. What was extracted is kept, and the same "
+            "command continues.",
+        ) from error
+
+
+def _allocate(file: Path, shape: tuple[int, int], dtype: np.dtype[np.floating]) -> int:
+    """Write the header of a .npy file of zeros, its room reserved on the disk; return where its rows start."""
+    size = shape[0] * shape[1] * dtype.itemsize
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    try:
+        with naming(file, size), file.open("wb") as out:
+            np.lib.format.write_array_header_1_0(out, header)
+            start = out.tell()
+            out.flush()
+            _reserve(out, start + size)
+            out.truncate(start + size)
+    except StoreError:
+        file.unlink(missing_ok=True)
+        raise
+    return start
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Reserve room where system and file system can; elsewhere a full disk shows when rows are written."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    with naming(file), file.open("r+b", buffering=0) as opened_file:
+        yield opened_file
+
+
+def _runs(indices: Indices) -> list[tuple[int, int]]:
+    """Return (first, stop) of the stretches in which each index is one more than the last."""
+    cuts = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
+    return [(first, stop) for first, stop in itertools.pairwise(cuts) if stop > first]
+
+
+def _write_at(file: BinaryIO, start: int, indices: Indices, rows: npt.NDArray[np.generic]) -> None:
+    """Write rows of equal size to their places behind `start`."""
+    for first, stop in _runs(indices):
+        content = memoryview(rows[first:stop].tobytes())
+        place = start + int(indices[first]) * rows[first].nbytes
+        while content:
+            written = os.pwrite(file.fileno(), content, place)
+            content, place = content[written:], place + written

@@ -1,0 +1,85 @@
+"""Empty files, Ctrl-C and full disks at the command line: one message that says what happened, and the exit code."""
+
+import errno
+
+import numpy as np
+import pytest
+
+from sslbench.features import job, partial
+
+EXTRACT = (
+    "extract",
+    "--data",
+    "photos",
+    "--backbone",
+    "tiny_net_of_the_tests:net",
+    "--weights",
+    "w.pth",
+    "--workers",
+    "0",
+)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz"])
+@pytest.mark.parametrize("content", [b"", b"\x93NUM", b"PK\x03\x04"])
+def test_features_that_are_empty_or_cut_off_are_named(sslbench, tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "y.csv").write_text("label\n")
+    code, _, said = sslbench("eval", "knn", "--features", tmp_path / name, "--labels", tmp_path / "y.csv")
+    assert code == 2
+    assert f"{name} cannot be read as a numpy array" in said and "interrupted" not in said
+
+
+def test_stored_features_of_0_bytes_are_named(sslbench, world):
+    assert sslbench(*EXTRACT, "--store", "store")[0] == 0
+    file = next((world / "store").glob("*/*.npy"))
+    file.write_bytes(b"")
+    code, _, said = sslbench(*EXTRACT, "--store", "store")
+    assert code == 1
+    assert f"{file.name} cannot be read" in said and "Delete the folder" in said
+
+
+def test_features_of_0_bytes_cannot_be_compared(sslbench, tmp_path):
+    for name in ("a.npy", "b.npy"):
+        (tmp_path / name).write_bytes(b"")
+    code, _, said = sslbench("cka", tmp_path / "a.npy", tmp_path / "b.npy")
+    assert code == 2 and "a.npy" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (EOFError("no data left"), 1, "error: a file ends before it should: no data left"),
+        (KeyboardInterrupt(), 130, "error: interrupted"),
+    ],
+)
+def test_a_file_that_ends_is_no_interruption(sslbench, monkeypatch, error, code, message):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr("sslbench.cli.list_command.list_names", fail)
+    found, _, said = sslbench("list", "methods")
+    assert (found, said.strip()) == (code, message)
+
+
+def test_ctrl_c_says_that_what_was_extracted_is_kept(sslbench, world, monkeypatch):
+    monkeypatch.setattr(job.Job, "_check_others", lambda self: _interrupt())
+    code, _, said = sslbench(*EXTRACT, "--store", "store", "--batch-size", "4")
+    assert code == 130
+    assert said.strip().endswith("error: interrupted: what was extracted is kept, and the same command continues")
+    (progress,) = (world / "store").glob("*/*.progress")
+    assert (np.fromfile(progress, dtype=partial.RECORD)["state"] == partial.DONE).sum() == 4
+
+
+def _interrupt():
+    raise KeyboardInterrupt
+
+
+def test_a_full_disk_names_the_file_and_what_is_needed(sslbench, world, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(partial.os, "posix_fallocate", full)
+    code, _, said = sslbench(*EXTRACT, "--store", "store")
+    assert code == 1
+    assert ".npy.partial.tmp: " in said and "bytes are needed" in said and "are free (No space left" in said

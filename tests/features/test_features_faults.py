@@ -1,0 +1,363 @@
+"""Faults while features are extracted: images that change, disks that fail or are full, kills before any operation."""
+
+import dataclasses
+import errno
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sslbench.backbones.build import build
+from sslbench.backbones.layers import resolve_layers
+from sslbench.data import loader
+from sslbench.data.images import Files
+from sslbench.data.open import open_data
+from sslbench.data.source import Labels, Source
+from sslbench.errors import DataError, StoreError
+from sslbench.features import job, partial
+from sslbench.features.extract import extract
+from sslbench.features.job import ExtractSettings
+from sslbench.preprocessing import Preprocessing
+
+N = 10
+CPU = ExtractSettings(torch.device("cpu"), batch_size=3, workers=0)
+SKIP = dataclasses.replace(CPU, on_error="skip")
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    torch.set_num_threads(1)
+    return dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing(16, (16, 16)))
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(N):
+        Image.fromarray(rng.integers(0, 255, (18, 16, 3), dtype=np.uint8)).save(folder / f"{i:02d}.png")
+    return folder
+
+
+def source_of(folder, kind=Files):
+    names = tuple(sorted(file.name for file in folder.glob("*.png")))
+    labels = Labels("none", (), np.zeros((len(names), 0), dtype=np.int8))
+    return Source("pictures", names, labels, kind(names, str(folder)))
+
+
+def run(backbone, source, root, settings=CPU, progress=None, layers=("res5avg",)):
+    chosen = resolve_layers(backbone, layers)
+    return extract(backbone, source, chosen, settings, root=root, split="all", progress=progress)
+
+
+def features(backbone, source, root, settings=CPU):
+    return run(backbone, source, root, settings).features["res5avg"].x
+
+
+def complete(root):
+    return list(root.glob("*/*.npy"))
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_that_changes_after_it_was_hashed_is_not_stored_under_the_old_hash(
+    backbone, pictures, tmp_path, monkeypatch, workers, on_error
+):
+    settings = dataclasses.replace(CPU, workers=workers, on_error=on_error)
+    whole = features(backbone, source_of(pictures), tmp_path / "whole")
+    changed, before = pictures / "04.png", (pictures / "04.png").read_bytes()
+    real = loader.batches
+
+    def others_write(*arguments, **options):
+        Image.new("RGB", (18, 16), "red").save(changed)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(loader, "batches", others_write)
+    with pytest.raises(DataError, match=r"1 of 10 images.*\n.*04\.png: .*has changed since it was hashed"):
+        run(backbone, source_of(pictures), tmp_path / "store", settings)
+    assert not complete(tmp_path / "store")
+    monkeypatch.undo()
+    changed.write_bytes(before)
+    again = run(backbone, source_of(pictures), tmp_path / "store", settings)
+    assert again.decoded == 1, "what was extracted is kept"
+    assert np.allclose(again.features["res5avg"].x, whole, atol=1e-5)
+
+
+def test_a_changed_member_of_an_archive_is_not_stored_under_the_old_hash(backbone, pictures, tmp_path, monkeypatch):
+    import zipfile
+
+    archive = tmp_path / "pictures.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
+        for file in sorted(pictures.iterdir()):
+            packed.write(file, f"class/{file.name}")
+    (source,) = open_data(str(archive)).values()
+    real = loader.batches
+
+    def others_write(*arguments, **options):
+        batches = real(*arguments, **options)
+        yield next(batches)  # the archive is open from here on
+        stamp = archive.stat()
+        content = bytearray(archive.read_bytes())
+        archive.write_bytes(bytes(content))  # in place: the handle sees it
+        os.utime(archive, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 10**9))
+        yield from batches
+
+    monkeypatch.setattr(loader, "batches", others_write)
+    with pytest.raises(DataError, match="has changed since it was opened"):
+        run(backbone, source, tmp_path / "store", SKIP)
+    assert not complete(tmp_path / "store")
+
+
+def test_files_that_are_touched_or_copied_back_are_still_the_same(pictures):
+    images = source_of(pictures).images
+    images.digests()
+    content = (pictures / "03.png").read_bytes()
+    os.utime(pictures / "03.png")
+    assert images.read(3) == content
+    (pictures / "03.png").unlink()
+    (pictures / "03.png").write_bytes(content)
+    chosen = images.select(np.array([3, 5]))
+    assert chosen.read(0) == content
+    (pictures / "05.png").write_bytes(content)
+    with pytest.raises(OSError, match="has changed since it was hashed"):
+        chosen.read(1)
+
+
+class Failing(Files):
+    """Files of which some cannot be read for a while."""
+
+    failing = frozenset()
+
+    def read(self, index):
+        if self.paths[index] in self.failing:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(index)
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_a_disk_that_fails_for_a_while_removes_no_image_for_good(backbone, pictures, tmp_path, monkeypatch, on_error):
+    settings = dataclasses.replace(CPU, on_error=on_error)
+    source = source_of(pictures, Failing)
+    monkeypatch.setattr(Failing, "failing", {"02.png", "07.png"})
+    with pytest.raises(DataError, match="2 of 10 images") as caught:
+        run(backbone, source, tmp_path / "store", settings)
+    assert "02.png: cannot be read (Input/output error)" in str(caught.value)
+    assert "Run the same command again" in str(caught.value)
+    monkeypatch.undo()
+    again = run(backbone, source, tmp_path / "store", settings)
+    assert (again.decoded, again.unreadable) == (2, [])
+    assert np.allclose(again.features["res5avg"].x, features(backbone, source, tmp_path / "other"), atol=1e-5)
+
+
+def test_a_disk_that_is_gone_ends_the_run_soon(backbone, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "MANY_UNREAD", 3)
+    monkeypatch.setattr(Failing, "failing", {f"{i:02d}.png" for i in range(1, N)})
+    with pytest.raises(DataError, match="5 of 10 images"):
+        run(backbone, source_of(pictures, Failing), tmp_path, SKIP)
+
+
+class Unhashed(Files):
+    """Files of which one could not be read when they were hashed."""
+
+    def digests(self):
+        digests = super().digests()
+        digests[4] = 0
+        object.__setattr__(self, "_hashed", None)
+        return digests
+
+
+def test_an_image_that_could_not_be_hashed_is_not_stored_when_it_can_be_read(backbone, pictures, tmp_path):
+    with pytest.raises(DataError, match=r"04\.png: could not be read when it was hashed"):
+        run(backbone, source_of(pictures, Unhashed), tmp_path / "store", SKIP)
+    assert not complete(tmp_path / "store")
+
+
+def test_a_layer_that_left_out_other_images_is_not_put_beside_the_first(backbone, pictures, tmp_path):
+    (pictures / "02.png").write_bytes(b"no image")
+    source = source_of(pictures)
+    entry = run(backbone, source, tmp_path / "store", SKIP).entry
+    listed = (entry.folder / "index.csv").read_bytes()
+    (entry.folder / "skipped.csv").write_text("id,path,reason\n05.png,05.png,odd\n")
+    with pytest.raises(StoreError, match="left out 1 images"):
+        run(backbone, source, tmp_path / "store", SKIP, layers=("res4",))
+    assert (entry.folder / "index.csv").read_bytes() == listed
+
+
+def _die_at(operation, path, work):
+    """Kill this process before its nth operation on files below a path."""
+    count = 0
+
+    def count_and_die(*words):
+        nonlocal count
+        if any(str(path) in str(word) for word in words) and threading.current_thread() is threading.main_thread():
+            count += 1
+            if count == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_event(event, arguments):
+        if event == "open" or event.startswith("os."):
+            count_and_die(*(a for a in arguments if isinstance(a, str | os.PathLike)))
+
+    real_pwrite, real_allocate, real_fsync = os.pwrite, os.posix_fallocate, os.fsync
+
+    def counted(function):
+        def call(descriptor, *arguments):
+            count_and_die(Path(f"/proc/self/fd/{descriptor}").readlink())
+            return function(descriptor, *arguments)
+
+        return call
+
+    os.pwrite, os.posix_fallocate, os.fsync = map(counted, (real_pwrite, real_allocate, real_fsync))
+    sys.addaudithook(on_event)
+    work()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to see which file an operation is on")
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_kill_before_any_operation_on_a_file_loses_nothing(backbone, pictures, tmp_path, monkeypatch, broken):
+    if broken:
+        (pictures / "02.png").write_bytes(b"no image")
+    monkeypatch.setattr(job, "FLUSH_SECONDS", 0.0)
+    settings = dataclasses.replace(SKIP, batch_size=6)
+    source = source_of(pictures)
+    whole = features(backbone, source, tmp_path / "whole", settings)
+    listed = sorted(file.name for file in next((tmp_path / "whole").iterdir()).iterdir())
+    for operation in range(1, 200):
+        root = tmp_path / f"store{operation}"
+        work = (operation, root, lambda root=root: run(backbone, source_of(pictures), root, settings))
+        process = FORK.Process(target=_die_at, args=work)
+        process.start()
+        process.join(60)
+        found = run(backbone, source, root, settings)
+        assert np.allclose(found.features["res5avg"].x, whole, atol=1e-5), operation
+        assert len(found.unreadable) == int(broken)
+        left = {file.name for file in found.entry.folder.iterdir() if not file.name.endswith(".tmp")}
+        assert left == set(listed), operation
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+    assert 20 < operation < 199
+
+
+def _interrupted(backbone, source, root):
+    """A store with an extraction of which the first 6 rows are done."""
+
+    def stop(done, total):
+        if done >= 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="what was extracted is kept, and the same command continues"):
+        run(backbone, source, root, progress=stop)
+    (rows,) = root.glob("*/*.partial")
+    return rows
+
+
+def test_an_interrupted_extraction_keeps_every_batch(backbone, pictures, tmp_path):
+    _interrupted(backbone, source_of(pictures), tmp_path)
+    assert run(backbone, source_of(pictures), tmp_path).decoded == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "decoded"), [("zeroed rows", 6), ("cut off", N), ("progress cut off", N), ("flipped bit", 5)]
+)
+def test_damaged_rows_of_an_interrupted_run_are_made_again(backbone, pictures, tmp_path, caplog, damage, decoded):
+    source = source_of(pictures)
+    rows = _interrupted(backbone, source, tmp_path / "store")
+    content, row_bytes = bytearray(rows.read_bytes()), 128 * 4
+    first = len(content) - N * row_bytes
+    if damage == "zeroed rows":
+        content[first + 2 * row_bytes : first + 4 * row_bytes] = bytes(2 * row_bytes)
+    elif damage == "flipped bit":
+        content[first + 5 * row_bytes + 7] ^= 4
+    elif damage == "cut off":
+        del content[-3:]
+    else:
+        progress = rows.with_suffix(".progress")
+        progress.write_bytes(progress.read_bytes()[:-1])
+    rows.write_bytes(bytes(content))
+    found = run(backbone, source, tmp_path / "store")
+    assert found.decoded == decoded
+    assert "damaged" in caplog.text
+    assert np.allclose(found.features["res5avg"].x, features(backbone, source, tmp_path / "other"), atol=1e-5)
+
+
+def test_rows_that_change_on_the_disk_before_they_are_published_are_noticed(backbone, pictures, tmp_path, monkeypatch):
+    source = source_of(pictures)
+    real = job.Job.run
+
+    def run_and_damage(self, progress):
+        outcome = real(self, progress)
+        (rows,) = self.entry.folder.glob("*.partial")
+        rows.write_bytes(rows.read_bytes()[:-600] + bytes(600))
+        return outcome
+
+    monkeypatch.setattr(job.Job, "run", run_and_damage)
+    with pytest.raises(StoreError, match=r"2 rows of .* are not what was written"):
+        run(backbone, source, tmp_path)
+    monkeypatch.undo()
+    assert run(backbone, source, tmp_path).decoded == 2
+
+
+def _with_small_files(backbone, source, root, queue):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    try:
+        run(backbone, source, root)
+    except StoreError as error:
+        queue.put(str(error))
+
+
+def test_room_is_reserved_before_the_first_image_is_decoded(backbone, pictures, tmp_path):
+    """A limit of the size of a file stands for a small disk: both refuse to reserve the room."""
+    queue = FORK.Queue()
+    process = FORK.Process(target=_with_small_files, args=(backbone, source_of(pictures), tmp_path, queue))
+    process.start()
+    message = queue.get(timeout=60)
+    process.join()
+    assert process.exitcode == 0
+    assert "res5avg.npy.partial.tmp: 5,120 bytes are needed" in message and "--store" in message
+    assert not list(tmp_path.glob("*/*.partial*"))
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 6])
+def test_a_disk_that_fills_up_ends_the_run_and_the_same_command_continues(
+    backbone, pictures, tmp_path, monkeypatch, call
+):
+    source = source_of(pictures)
+    real, count = os.pwrite, 0
+
+    def pwrite(descriptor, content, place):
+        nonlocal count
+        count += 1
+        if count == call:
+            return real(descriptor, content[:7], place)
+        if count > call:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, content, place)
+
+    monkeypatch.setattr(job, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(partial.os, "pwrite", pwrite)
+    with pytest.raises(StoreError, match=r"no room for .*/res5avg\.npy\.(partial|progress): .* are free"):
+        run(backbone, source, tmp_path / "store")
+    monkeypatch.undo()
+    found = run(backbone, source, tmp_path / "store")
+    assert found.decoded <= N - (call - 1) // 2 * 3
+    assert np.allclose(found.features["res5avg"].x, features(backbone, source, tmp_path / "other"), atol=1e-5)
+
+
+def test_a_file_system_that_cannot_reserve_room_is_used_all_the_same(backbone, pictures, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    whole = features(backbone, source_of(pictures), tmp_path / "whole")
+    monkeypatch.setattr(partial.os, "posix_fallocate", refuse)
+    assert np.allclose(features(backbone, source_of(pictures), tmp_path / "store"), whole, atol=1e-5)
