@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from sslbench.errors import UsageError
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 MAX_PIXELS = 178_956_970
@@ -74,3 +76,22 @@ class Preprocessing:
     def record(self) -> dict[str, object]:
         """`values` and `origin`: what a result or a weights file says."""
         return {**self.values(), "origin": self.origin}
+
+
+def check_filled(
+    resize: int | tuple[int, int] | None, squash: tuple[int, int] | None, crop: tuple[int, int] | None, origin: str
+) -> None:
+    """Refuse a resize that the user asked for and that does not fill a crop that the user did not ask for.
+
+    Raises:
+        UsageError: most of what the backbone sees would be black.
+    """
+    if crop is None or resize is None or squash is not None:
+        return
+    height, width = (resize, resize) if isinstance(resize, int) else resize
+    if height < crop[0] or width < crop[1]:
+        text = f"{crop[0]}x{crop[1]}"
+        raise UsageError(
+            f"preprocessing: images resized to {height}x{width} do not fill the centre crop of {text} ({origin})",
+            f"Add --crop none to take the whole image (--crop {text} pads it with black).",
+        )

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sslbench.preprocessing import check_filled
 from sslbench.presets import Preset, find_presets
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ def asked_of_images(
     merged: dict[str, Any] = {}
     for part in reversed(parts):
         merged |= part.preprocessing
+    if "resize" in preprocessing and "crop" not in preprocessing:
+        origin = next((part.name for part in parts if "crop" in part.preprocessing), "")
+        check_filled(preprocessing["resize"], merged.get("squash"), merged.get("crop"), origin)
     return chosen, merged | dict(preprocessing)
 
 
