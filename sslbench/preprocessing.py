@@ -7,6 +7,8 @@ from sslbench.errors import UsageError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+LIGHTNESS_MEAN, LIGHTNESS_STD = (0.5,), (0.01,)
+"""Of L / 100: networks for colorization are given L - 50."""
 MAX_PIXELS = 178_956_970
 """Largest picture that is decoded: the limit above which Pillow suspects a decompression bomb."""
 _AVERAGED = ", its mean and std averaged for "
@@ -29,6 +31,8 @@ class Preprocessing:
         decoder: 'reference': pixels as Pillow's; 'fast': large JPEGs are decoded at a reduced size. Before either,
             functions of the user's that decode what they know: 'my_module.my_function'; see `sslbench.data.decoder`.
         max_pixels: larger pictures count as unreadable.
+        space: 'RGB'; 'lightness': one channel, L of CIE Lab over 100, made of RGB. Mean and std are those of this space. What
+            a file takes in another order of the channels (BGR) is turned to RGB on loading.
         origin: where the values come from ('timm resnet18.a1_in1k', 'torchvision default', 'flag --crop', ...).
     """
 
@@ -40,11 +44,12 @@ class Preprocessing:
     squash: tuple[int, int] | None = None
     decoder: tuple[str, ...] = ("reference",)
     max_pixels: int = MAX_PIXELS
+    space: Literal["RGB", "lightness"] = "RGB"
     origin: str = "ImageNet default"
 
     @property
     def channels(self) -> int:
-        """Of the images that the backbone takes. One: colours are turned into their luminance."""
+        """Number of channels that the backbone takes. One: colours become their luminance, or lightness, see `space`."""
         return len(self.mean)
 
     def for_channels(self, channels: int) -> "Preprocessing":
@@ -63,35 +68,34 @@ class Preprocessing:
         """Whether mean and std are those of other channels, averaged: nobody has looked at these."""
         return _AVERAGED in self.origin
 
-    def values(self) -> dict[str, object]:
-        """What decides the pixels, without `origin`: the part that belongs in a feature store's key.
+    def refuse_unfilled_crop(self) -> None:
+        """Refuse resized images that are smaller than a crop that nobody asked for: most of it would be black.
 
-        `decoder` and `max_pixels` are left out where they are the defaults: stores and records from before they could
-        be set stay what they are.
+        Raises:
+            UsageError: they are smaller.
+        """
+        if self.crop is None or self.resize is None or self.squash is not None:
+            return
+        height, width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+        if height < self.crop[0] or width < self.crop[1]:
+            crop = f"{self.crop[0]}x{self.crop[1]}"
+            raise UsageError(
+                f"preprocessing: images resized to {height}x{width} do not fill the centre crop of {crop} "
+                f"({self.origin})",
+                f"Add --crop none (crop: None) to take the whole image (--crop {crop} pads it with black).",
+            )
+
+    def values(self) -> dict[str, object]:
+        """Return what decides the pixels, without `origin`: the part that belongs in a feature store's key.
+
+        `decoder`, `max_pixels` and `space` are left out where they are the defaults: stores and records from before they
+        could be set stay what they are.
         """
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "origin"}
-        usual = {"decoder": ("reference",), "max_pixels": MAX_PIXELS}
+        usual = {"decoder": ("reference",), "max_pixels": MAX_PIXELS, "space": "RGB"}
         return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
 
     def record(self) -> dict[str, object]:
-        """`values` and `origin`: what a result or a weights file says."""
-        return {**self.values(), "origin": self.origin}
+        """Return `values`, `space` and `origin`: what a result or a weights file says."""
+        return {**self.values(), "space": self.space, "origin": self.origin}
 
-
-def check_filled(
-    resize: int | tuple[int, int] | None, squash: tuple[int, int] | None, crop: tuple[int, int] | None, origin: str
-) -> None:
-    """Refuse a resize that the user asked for and that does not fill a crop that the user did not ask for.
-
-    Raises:
-        UsageError: most of what the backbone sees would be black.
-    """
-    if crop is None or resize is None or squash is not None:
-        return
-    height, width = (resize, resize) if isinstance(resize, int) else resize
-    if height < crop[0] or width < crop[1]:
-        text = f"{crop[0]}x{crop[1]}"
-        raise UsageError(
-            f"preprocessing: images resized to {height}x{width} do not fill the centre crop of {text} ({origin})",
-            f"Add --crop none to take the whole image (--crop {text} pads it with black).",
-        )

@@ -46,9 +46,7 @@ def built_for(backbone: Backbone, size: tuple[int, int] | None) -> Backbone:
     except WeightsError as error:
         raise UsageError(problem, f"Its tensors do not fit another size: {error.message}") from error
     report = backbone.report and dataclasses.replace(backbone.report, casts=(*backbone.report.casts, *notes))
-    return dataclasses.replace(
-        fitted, preprocessing=backbone.preprocessing, report=report, format=backbone.format, identity=backbone.identity
-    )
+    return dataclasses.replace(fitted, preprocessing=backbone.preprocessing, report=report, format=backbone.format)
 
 
 def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, channels: int = 3) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sslbench.preprocessing import check_filled
+from sslbench.preprocessing import Preprocessing
 from sslbench.presets import Preset, find_presets
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def asked_of_images(
         merged |= part.preprocessing
     if "resize" in preprocessing and "crop" not in preprocessing:
         origin = next((part.name for part in parts if "crop" in part.preprocessing), "")
-        check_filled(preprocessing["resize"], merged.get("squash"), merged.get("crop"), origin)
+        size = {key: merged.get(key) for key in ("resize", "squash", "crop")}
+        Preprocessing(**size, origin=origin).refuse_unfilled_crop()
     return chosen, merged | dict(preprocessing)
 
 

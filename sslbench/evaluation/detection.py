@@ -116,6 +116,7 @@ def _load(request: DetectionRequest, run: RunSettings) -> Backbone:
         trust_pickle=request.trust_pickle,
         stem=request.stem,
         seed=run.seed,
+        as_stored=True,
     )
 
 
@@ -132,7 +133,9 @@ def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[
             other = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
             yield given, dataclasses.replace(other, preprocessing=backbone.preprocessing)
             continue
-        other = load_backbone(given, backbone=request.backbone, trust_pickle=request.trust_pickle)
+        other = load_backbone(
+            given, backbone=request.backbone, trust_pickle=request.trust_pickle, as_stored=True
+        )
         if other.name != backbone.name:
             raise UsageError(
                 f"--baseline {given} is a {other.name}, and --weights {request.weights} a {backbone.name}",

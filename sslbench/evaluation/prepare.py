@@ -23,7 +23,7 @@ from sslbench.evaluation import subset
 from sslbench.evaluation.details import check_groups
 from sslbench.evaluation.parts import fitted_labels, needs_labels, only_part, without_useless_labels
 from sslbench.evaluation.request import Request, RunSettings, Task
-from sslbench.preprocessing import Preprocessing, check_filled
+from sslbench.preprocessing import Preprocessing
 
 log = logging.getLogger("sslbench")
 
@@ -191,7 +191,7 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
             "Give one mean and one positive std per channel.",
         )
     if "resize" in changed and "crop" not in changed:
-        check_filled(used.resize, used.squash, used.crop, used.origin)
+        used.refuse_unfilled_crop()
     return dataclasses.replace(backbone, preprocessing=used), origins
 
 

@@ -53,7 +53,7 @@ def test_a_checkpoint_for_other_channels_is_recognised_and_keeps_its_stem_bit_fo
         assert torch.equal(loaded.module.conv1.weight, content["conv1.weight"])
         assert (loaded.report.partial, loaded.report.casts) == (False, ())
     known = describe(read(tmp_path / "w.pth"))
-    assert known.problem == "" and known.architecture["input_channels"] == channels and known.channel_order == ""
+    assert known.problem == "" and known.architecture["input_channels"] == channels and known.space == ""
 
 
 @pytest.mark.parametrize("channels", [1, 4, 13])
