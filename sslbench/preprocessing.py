@@ -31,8 +31,8 @@ class Preprocessing:
         decoder: 'reference': pixels as Pillow's; 'fast': large JPEGs are decoded at a reduced size. Before either,
             functions of the user's that decode what they know: 'my_module.my_function'; see `sslbench.data.decoder`.
         max_pixels: larger pictures count as unreadable.
-        space: 'RGB'; 'lightness': one channel, L of CIE Lab over 100, made of RGB. Mean and std are those of this space. What
-            a file takes in another order of the channels (BGR) is turned to RGB on loading.
+        space: 'RGB'; 'lightness': one channel, L of CIE Lab over 100, made of RGB. Mean and std are of this space. A
+            file whose network takes blue first (BGR) is turned to RGB on loading.
         origin: where the values come from ('timm resnet18.a1_in1k', 'torchvision default', 'flag --crop', ...).
     """
 
@@ -49,7 +49,7 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """Number of channels that the backbone takes. One: colours become their luminance, or lightness, see `space`."""
+        """Number of channels that the backbone takes. One: colours become luminance, or lightness, see `space`."""
         return len(self.mean)
 
     def for_channels(self, channels: int) -> "Preprocessing":
@@ -88,8 +88,8 @@ class Preprocessing:
     def values(self) -> dict[str, object]:
         """Return what decides the pixels, without `origin`: the part that belongs in a feature store's key.
 
-        `decoder`, `max_pixels` and `space` are left out where they are the defaults: stores and records from before they
-        could be set stay what they are.
+        `decoder`, `max_pixels` and `space` are left out where they are the defaults: stores and records from before
+        they could be set stay what they are.
         """
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "origin"}
         usual = {"decoder": ("reference",), "max_pixels": MAX_PIXELS, "space": "RGB"}
@@ -98,4 +98,3 @@ class Preprocessing:
     def record(self) -> dict[str, object]:
         """Return `values`, `space` and `origin`: what a result or a weights file says."""
         return {**self.values(), "space": self.space, "origin": self.origin}
-

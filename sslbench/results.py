@@ -23,6 +23,7 @@ from sslbench.record_parts import (
     Overlaps,
     PresetUsed,
     ProtocolUsed,
+    ReferenceCompared,
     Stage,
     Unreadable,
     WeightsUsed,
@@ -43,6 +44,7 @@ __all__ = [
     "Overlaps",
     "PresetUsed",
     "ProtocolUsed",
+    "ReferenceCompared",
     "Result",
     "Stage",
     "Unreadable",
@@ -120,6 +122,7 @@ class Result:
         train: the headline metric on the training samples.
         probabilities: see `Outcome`.
         costs: time, memory and work.
+        references: published values for these weights on this benchmark, compared.
         floors: 'chance', 'majority', 'pixels', 'untrained' -> metric -> value.
         timings: stage -> seconds.
         scores_file: name of the per-sample scores beside the record.
@@ -149,6 +152,7 @@ class Result:
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)
     variants: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     converged: bool | None = None
+    references: tuple[ReferenceCompared, ...] = ()
     floors: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     seed: int
     versions: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -31,7 +31,7 @@ WITHIN_ROW = {
     "results": {"preprocessing", "record_parts"},
     "records": {"config", "results"},
     "holes": {"records"},
-    "weights": {"config"},
+    "weights": {"config", "preprocessing"},
     "schedules": {"config"},
     "benchmarks": {"config"},
     "presets": {"config"},

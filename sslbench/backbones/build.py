@@ -109,7 +109,9 @@ def _refuse_options(name: str) -> None:
     """Without 'timm:', 'resnet50' is sslbench's own also where timm has a network of that name."""
     base, comma, options = name.partition(",")
     if comma and (resnet.parse(base) is not None or base in alexnet.NAMES):
-        has = "none" if base in alexnet.NAMES else f"in_chans=4, last_stride=1 and stride_in_1x1=true: {base},in_chans=4"
+        has = (
+            "none" if base in alexnet.NAMES else f"in_chans=4, last_stride=1 and stride_in_1x1=true: {base},in_chans=4"
+        )
         timms = f" The options of timm's: timm:{name}." if is_timm_name(base) else ""
         raise UsageError(f"'{options}' is no option of {base}", f"It has {has}.{timms}")
 

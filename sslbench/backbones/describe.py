@@ -50,8 +50,8 @@ class Description:
         heads: name -> shape.
         ignored: patterns of what is no part of the backbone.
         variant: of the format: networks that share key names with others and take other images or have other strides.
-        space: of the images that the network was trained on: 'RGB', 'BGR' (which is turned to RGB on loading), 'lightness';
-            '' for other numbers of channels.
+        space: of the images that the network was trained on: 'RGB', 'BGR' (which is turned to RGB on loading),
+            'lightness'; '' for other numbers of channels.
         strides: of a ResNet, in words; '' for others.
         preprocessing: of the images that the backbone is evaluated with.
         report: what loading did, in one line.

@@ -57,8 +57,8 @@ def load_backbone(
             detector's recipe says so.
 
     Raises:
-        WeightsError: the file cannot be read, is not recognised, does not fit the backbone, or does not tell which images
-            or strides its network has.
+        WeightsError: the file cannot be read, is not recognised, does not fit the backbone, or does not tell which
+            images or strides its network has.
         BackboneError: the architecture is not recognised, or a user's module cannot be built.
         UsageError: no such backbone, or the arguments contradict each other.
     """
@@ -75,7 +75,9 @@ def load_backbone(
             raise UsageError(f"the weights '{weights}' are a backbone of their own, and --backbone is {backbone}")
         return build(weights)
     file = files.read(Path(weights), trust_pickle=trust_pickle)
-    return load_file(file, backbone=backbone, format=format, allow_partial=allow_partial, stem=rule, seed=seed, as_stored=as_stored)
+    return load_file(
+        file, backbone=backbone, format=format, allow_partial=allow_partial, stem=rule, seed=seed, as_stored=as_stored
+    )
 
 
 def load_file(
@@ -95,7 +97,7 @@ def load_file(
         if built.builder == "pixels":
             raise UsageError(f"the backbone '{backbone}' has no weights", f"Leave the file out: --weights {backbone}.")
         recognised = recognise(file, expected=_shapes(built.module.state_dict()), format=format)
-        built = _with_trained_strides(built, recognised, weights, seed)
+        built = _with_trained_strides(built, backbone, recognised, weights, seed)
     else:
         recognised = recognise(file, format=format)
         name = architecture(recognised, weights)
@@ -132,15 +134,17 @@ def load_file(
     return dataclasses.replace(built, report=report, format=recognised.format, preprocessing=preprocessing)
 
 
-def _with_trained_strides(built: Backbone, recognised: Recognised, weights: str, seed: int) -> Backbone:
+def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, weights: str, seed: int) -> Backbone:
     """Return the backbone that was named with the strides that the format's networks were trained with.
+
+    A stride that the name states ('resnet50,last_stride=2') stays.
 
     Raises:
         BackboneError: it cannot have them.
     """
     strides = recognised.strides or Strides()
-    name = with_strides(built.name, last=strides.last, in_1x1=strides.bottleneck == "1x1")
-    if name != built.name:
+    name = with_strides(named, last=strides.last, in_1x1=strides.bottleneck == "1x1")
+    if built.builder == "resnet" and name != built.name:
         return build(name, seed=seed)
     if strides != Strides() and built.builder == "timm":
         raise BackboneError(

@@ -4,8 +4,8 @@ A name says everything: `resnet50`, `resnext101_32x8d`, `wide_resnet50_2`, and e
 (`resnet50w2` is VISSL's RN50-w2, `resnet18w0.25` a quarter of the width). Depths that have no number of their own are
 written with their blocks: `resnet_bottleneck_2-2-2-2`. `_cifar` at the end stands for the stem that small images get
 (`resnet18_cifar`, `resnet18w0.25_cifar`). Options follow commas: `,in_chans=13` for images of 13 channels,
-`,last_stride=1` for a last stage that keeps its input's size, `,stride_in_1x1=true` for strides in the first convolution
-of a bottleneck block in place of the second.
+`,last_stride=1` for a last stage that keeps its input's size, `,stride_in_1x1=true` for strides in the first
+convolution of a bottleneck block in place of the second.
 """
 
 import collections
@@ -55,8 +55,8 @@ class ResNetSpec:
             2020, SimCLR, appendix B.9).
         channels: of the images.
         last_stride: of the last stage: 2, or 1 as colorization networks have it (Goyal et al. 2019).
-        stride_in_1x1: strides lie in the first convolution of a bottleneck block, as in MSRA's own ResNets (He et al. 2016),
-            and not in its 3x3 convolution, as in torchvision's.
+        stride_in_1x1: strides lie in the first convolution of a bottleneck block, as in MSRA's own ResNets (He et al.
+            2016), and not in its 3x3 convolution, as in torchvision's.
     """
 
     block: Literal["basic", "bottleneck"]

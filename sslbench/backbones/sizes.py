@@ -19,8 +19,8 @@ def built_for(backbone: Backbone, size: tuple[int, int] | None) -> Backbone:
     """Return the backbone as it takes images of `size`, where it was built for one other size.
 
     A timm model of one image size (a vision transformer) is built anew with its position embeddings resampled as its
-    authors do; its name says so ('timm:vit_small_patch14_dinov2,img_size=224'). All other backbones are returned as they
-    are.
+    authors do; its name says so ('timm:vit_small_patch14_dinov2,img_size=224'). All other backbones are returned as
+    they are.
 
     Args:
         backbone: any; not changed.

@@ -16,9 +16,9 @@ def fit_positions(tensors: Mapping[str, Tensor], module: nn.Module) -> tuple[dic
     Two things are done, and only where the module is a vision transformer of timm:
 
     - DINOv2 with registers keeps a position for the class token, timm none: see `without_class_position`.
-    - A square grid of another size is resampled, bicubic with antialiasing (timm's `resample_abs_pos_embed`, and DINOv2's
-      own code for its models with registers). The networks of DINO and of DINOv2 without registers are resampled as
-      their code does: without antialiasing, scaled by (patches + 0.1) / patches of the file.
+    - A square grid of another size is resampled, bicubic with antialiasing (timm's `resample_abs_pos_embed`, and
+      DINOv2's own code for its models with registers). The networks of DINO and of DINOv2 without registers are
+      resampled as their code does: without antialiasing, scaled by (patches + 0.1) / patches of the file.
 
     Whatever does not fit after that is left for `fill` to refuse.
 

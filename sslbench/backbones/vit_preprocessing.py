@@ -10,6 +10,8 @@ from sslbench.weights.schema import Input
 
 _CROP = 224
 """Side of the crop that `Input.resize` belongs to."""
+_SMALLEST = 64
+"""Side of the crop below which a network is one for small images, which formats say nothing about."""
 _ASSUMED = Input("RGB", resize=256, interpolation="bicubic")
 """ImageNet's values: what self-supervised vision transformers were trained with."""
 
@@ -31,6 +33,8 @@ def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[P
     tagged = backbone.builder == "timm" and "." in name and (named or found.format == "sslbench")
     if tagged or backbone.builder in ("module", "pixels"):
         return own, ""
+    if own.crop is not None and min(own.crop) < _SMALLEST:
+        return own, said.note
     origin = f"{found.format}{':' + found.variant if found.variant else ''}: its evaluation transform"
     if said.space == "lightness":
         lightness = {"mean": LIGHTNESS_MEAN, "std": LIGHTNESS_STD, "space": "lightness"}

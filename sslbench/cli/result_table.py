@@ -54,6 +54,10 @@ def print_results(results: list[Result], out: Path) -> None:
     for line in filter(None, map(_overlaps, results)):
         click.echo(line)
     for result in results:
+        for reference in result.references:
+            changed = ", on a modified benchmark" if result.benchmark and result.benchmark.modified else ""
+            click.echo(f"{_protocol(result)} on {result.weights.name}: {reference.line()}{changed}")
+    for result in results:
         click.echo(f"{result.protocol.name}: {result.file}")
     click.echo(f"\nsslbench leaderboard {out}  makes one table of all results there", err=True)
 

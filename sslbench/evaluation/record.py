@@ -18,6 +18,7 @@ from sslbench.evaluation import floors, subset
 from sslbench.evaluation.costs import measured
 from sslbench.evaluation.details import groups_of, with_details
 from sslbench.evaluation.prepare import Prepared
+from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.names import did_you_mean
@@ -151,6 +152,7 @@ def recorded(
         costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
         notes=outcome.notes,
     )
+    result = dataclasses.replace(result, references=compare_references(benchmark, subject.weights, result.metrics))
     scores = records.Scores(test.ids, outcome.scores, test.labels.values, test.labels.classes)
     return with_details(result, scores, subject.groups), scores
 

@@ -50,8 +50,8 @@ class Settings:
     )
     metric: Literal["auto", "top1", "mAP"] = setting(
         "auto",
-        "leads, and is what select=test maximises; auto: top1 of single labels, mAP of several. The mAP of single labels "
-        "is the mean of each class against the rest",
+        "leads, and is what select=test maximises; auto: top1 of single labels, mAP of several. The mAP of single "
+        "labels is the mean of each class against the rest",
     )
     folds: int = setting(3, "folds of the cross-validation inside a draw; fewer where most classes have fewer samples")
     costs: tuple[float, ...] = setting(

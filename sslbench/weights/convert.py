@@ -129,7 +129,7 @@ def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
     layout.check_layout(dst, table)
 
 
-def rewrite(
+def rewrite(  # noqa: PLR0913  the options of the command
     file: files.WeightsFile,
     found: Recognised,
     dst: Path,
@@ -225,8 +225,8 @@ def _of_variant(table: Table, found: Recognised, to: str) -> Table:
     if found.variant in table.file.variants and table.file.variants[found.variant].shows:
         return take_variant(table, found.variant)
     raise WeightsError(
-        f"the network is {found.format}:{found.variant}, and files of format {to} cannot tell its images and strides: the "
-        "converted file would be taken for another network",
+        f"the network is {found.format}:{found.variant}, and files of format {to} cannot tell its images and strides: "
+        "the converted file would be taken for another network",
         "Give --to sslbench, which keeps them.",
     )
 

@@ -38,8 +38,8 @@ class Recognised:
         other_networks: those that the file holds besides.
         note: what the table says that users of the weights should know.
         variant: of the format, that was named or shows in the file ('colorization', 'msra'); '' where there is none.
-        choices: variants between which the file does not tell, and their titles: the user must choose; empty where there is
-            no doubt.
+        choices: variants between which the file does not tell, and their titles: the user must choose; empty where
+            there is no doubt.
         input: images that the network was trained on; None where the table does not say.
         strides: of a ResNet; None where the table does not say.
         changes: what was done to `canonical` since, in words: a stem mapped to other channels, for instance.

@@ -52,8 +52,8 @@ class Input:
     """Images that the networks of a format were trained on; what is not said here is the backbone's own.
 
     Attributes:
-        space: 'RGB'; 'BGR': the file's first convolution takes blue first, and a rule turns it round on loading; 'lightness':
-            one channel, L of CIE Lab less 50; 'any': the format says nothing, networks of all kinds use it.
+        space: 'RGB'; 'BGR': the file's first convolution takes blue first, and a rule turns it round on loading;
+            'lightness': one channel, L of CIE Lab less 50; 'any': all kinds of networks have the format.
         mean: of the values 0 to 1, in the order red, green, blue.
         std: the same.
         resize: the shorter side in the authors' evaluation transform, for a crop of 224; other sizes in proportion.
@@ -86,8 +86,8 @@ class Strides:
 class Variant:
     """Networks with the same key names that take other images or have other strides.
 
-    A variant shows by the channels of the first convolution or by entries at the top of the file; one that has neither can
-    only be named: 'FORMAT:VARIANT'. Where a table has such variants and none shows, the user must choose.
+    A variant shows by the channels of the first convolution or by entries at the top of the file; one that has neither
+    can only be named: 'FORMAT:VARIANT'. Where a table has such variants and none shows, the user must choose.
 
     Attributes:
         title: what a person calls these networks.
@@ -214,7 +214,9 @@ def take(file: TableFile, network: str) -> TableFile:
     )
 
 
-def take_variant(file: TableFile, rules: tuple[Rule, ...], name: str, *, where: str) -> tuple[TableFile, tuple[Rule, ...]]:
+def take_variant(
+    file: TableFile, rules: tuple[Rule, ...], name: str, *, where: str
+) -> tuple[TableFile, tuple[Rule, ...]]:
     """Return the table of one of its variants, and its rules.
 
     Raises:

@@ -164,11 +164,11 @@ def test_rules_that_make_no_sense_are_refused(rule, backbone, says, tmp_path):
 
 
 def test_a_first_convolution_that_does_not_see_the_image_is_not_mapped(tmp_path):
-    """The network turns RGB into lightness itself: its convolution has one channel, its images have three."""
-    path = file_of(tmp_path / "w.pth", "alexnet_colorization")
-    assert not load_backbone(path, backbone="alexnet_colorization").report.partial
+    """The network filters edges itself: its convolution has two channels, its images have three."""
+    path = file_of(tmp_path / "w.pth", "alexnet_deepcluster")
+    assert not load_backbone(path, backbone="alexnet_deepcluster").report.partial
     with pytest.raises(UsageError, match="does not see the image itself"):
-        load_backbone(path, backbone="alexnet_colorization", stem="repeat")
+        load_backbone(path, backbone="alexnet_deepcluster", stem="repeat")
 
 
 @pytest.mark.parametrize("weights", ["random", "pixels"])

@@ -46,7 +46,9 @@ def test_several_presets_run_together_and_a_protocol_without_one_keeps_its_defau
 
 
 def test_dry_run_names_the_preset_as_the_origin(world, sslbench):
-    code, out, err = sslbench("eval", "--preset", "knn/dino", *RUN, "--dry-run", "temperature=0.1", "--resize", "20", "--crop", "none")
+    code, out, err = sslbench(
+        "eval", "--preset", "knn/dino", *RUN, "--dry-run", "temperature=0.1", "--resize", "20", "--crop", "none"
+    )
     assert code == 0, err
     lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
     assert lines["k"].endswith("[preset knn/dino]") and lines["interpolation"].endswith("[preset knn/dino]")
