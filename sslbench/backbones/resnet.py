@@ -151,7 +151,7 @@ def with_strides(name: str, *, last: int, in_1x1: bool) -> str:
     spec = parse(name)
     if spec is None:
         return name
-    changed = {"last_stride": last, "stride_in_1x1": in_1x1 and spec.block == "bottleneck"}
+    changed: dict[str, Any] = {"last_stride": last, "stride_in_1x1": in_1x1 and spec.block == "bottleneck"}
     stated = _options("".join(name.partition(",")[1:])) or {}
     return dataclasses.replace(spec, **{key: value for key, value in changed.items() if key not in stated}).name
 

@@ -37,8 +37,8 @@ def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[P
         return own, said.note
     origin = f"{found.format}{':' + found.variant if found.variant else ''}: its evaluation transform"
     if said.space == "lightness":
-        lightness = {"mean": LIGHTNESS_MEAN, "std": LIGHTNESS_STD, "space": "lightness"}
-        return dataclasses.replace(_with_size(own, said), **lightness, origin=origin), said.note
+        used = dataclasses.replace(_with_size(own, said), mean=LIGHTNESS_MEAN, std=LIGHTNESS_STD, space="lightness")
+        return dataclasses.replace(used, origin=origin), said.note
     if said.mean:
         return dataclasses.replace(_with_size(own, said), mean=said.mean, std=said.std, origin=origin), said.note
     if named or not _is_vit(backbone):
