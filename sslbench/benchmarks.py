@@ -17,8 +17,10 @@ class Reference:
     """A published value that this benchmark should give.
 
     Attributes:
-        weights: what was evaluated.
-        metric: name of the metric.
+        weights: what was evaluated, as the source calls it.
+        files: names that the file of these weights was published under: results of such a file are compared.
+        sha256: beginning of the hash of its tensors (`sslbench inspect`): such weights are compared under any name.
+        metric: name of the metric, as records have it.
         value: in percent for rates.
         source: where it was published.
         tolerance: how far a correct run may be from it.
@@ -29,6 +31,8 @@ class Reference:
     value: float
     source: str
     tolerance: float = 0.5
+    files: tuple[str, ...] = ()
+    sha256: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,8 @@ from sslbench.errors import UsageError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+LIGHTNESS_MEAN, LIGHTNESS_STD = (0.5,), (0.01,)
+"""Of L / 100: networks for colorization are given L - 50."""
 MAX_PIXELS = 178_956_970
 """Largest picture that is decoded: the limit above which Pillow suspects a decompression bomb."""
 _AVERAGED = ", its mean and std averaged for "
@@ -29,6 +31,8 @@ class Preprocessing:
         decoder: 'reference': pixels as Pillow's; 'fast': large JPEGs are decoded at a reduced size. Before either,
             functions of the user's that decode what they know: 'my_module.my_function'; see `sslbench.data.decoder`.
         max_pixels: larger pictures count as unreadable.
+        space: 'RGB'; 'lightness': one channel, L of CIE Lab over 100, made of RGB. Mean and std are of this space. A
+            file whose network takes blue first (BGR) is turned to RGB on loading.
         origin: where the values come from ('timm resnet18.a1_in1k', 'torchvision default', 'flag --crop', ...).
     """
 
@@ -40,11 +44,12 @@ class Preprocessing:
     squash: tuple[int, int] | None = None
     decoder: tuple[str, ...] = ("reference",)
     max_pixels: int = MAX_PIXELS
+    space: Literal["RGB", "lightness"] = "RGB"
     origin: str = "ImageNet default"
 
     @property
     def channels(self) -> int:
-        """Of the images that the backbone takes. One: colours are turned into their luminance."""
+        """Number of channels that the backbone takes. One: colours become luminance, or lightness, see `space`."""
         return len(self.mean)
 
     def for_channels(self, channels: int) -> "Preprocessing":
@@ -81,15 +86,15 @@ class Preprocessing:
             )
 
     def values(self) -> dict[str, object]:
-        """What decides the pixels, without `origin`: the part that belongs in a feature store's key.
+        """Return what decides the pixels, without `origin`: the part that belongs in a feature store's key.
 
-        `decoder` and `max_pixels` are left out where they are the defaults: stores and records from before they could
-        be set stay what they are.
+        `decoder`, `max_pixels` and `space` are left out where they are the defaults: stores and records from before
+        they could be set stay what they are.
         """
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "origin"}
-        usual = {"decoder": ("reference",), "max_pixels": MAX_PIXELS}
+        usual = {"decoder": ("reference",), "max_pixels": MAX_PIXELS, "space": "RGB"}
         return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
 
     def record(self) -> dict[str, object]:
-        """`values` and `origin`: what a result or a weights file says."""
-        return {**self.values(), "origin": self.origin}
+        """Return `values`, `space` and `origin`: what a result or a weights file says."""
+        return {**self.values(), "space": self.space, "origin": self.origin}

@@ -23,6 +23,8 @@ class Preset:
         name: path below benchmarks/presets/, without suffix: 'knn/dino'.
         title: one line.
         source: the paper and section, or the file of the published code, that the values come from.
+        published_for: the backbone that the values were published for, as `--backbone` takes it. Others may be
+            evaluated; this one is what the preset is tested with.
         protocol: the protocol that runs it, as `sslbench list protocols` spells it. Usually the one that the folder is
             named after, but presets for training on images lie in linear/ too, and linear-online runs them.
         version: grows whenever numbers would change.
@@ -38,6 +40,7 @@ class Preset:
     title: str
     source: str
     protocol: str
+    published_for: str = ""
     version: int = 1
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     layers: tuple[str, ...] = ()

@@ -122,6 +122,39 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ReferenceCompared:
+    """A published value for these weights on this benchmark, and the distance of the measured one from it.
+
+    Attributes:
+        weights: as the source calls them.
+        metric: that is compared.
+        published: value in the source.
+        source: of it.
+        tolerance: largest distance of a correct run.
+        difference: measured less published; None where nothing was measured.
+        within: whether the difference is within the tolerance.
+    """
+
+    weights: str
+    metric: str
+    published: float
+    source: str
+    tolerance: float
+    difference: float | None
+    within: bool
+
+    def line(self) -> str:
+        """Return one line for people: 'AP50 82.1, published 82.4 (MoCo v2): -0.30, within 0.5'."""
+        if self.difference is None:
+            return f"{self.metric} is missing, published {self.published:g} ({self.weights}, {self.source})"
+        verdict = "within" if self.within else "NOT within"
+        return (
+            f"{self.metric} {self.published + self.difference:.2f}, published {self.published:g} ({self.weights}, "
+            f"{self.source}): {self.difference:+.2f}, {verdict} the tolerance of {self.tolerance:g}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Overlaps:
     """Test images that are suspected to be in train too; the record's own metrics are of all of them.
 

@@ -22,6 +22,7 @@ from sslbench.record_parts import (
     Overlaps,
     PresetUsed,
     ProtocolUsed,
+    ReferenceCompared,
     Stage,
     Unreadable,
     WeightsUsed,
@@ -42,6 +43,7 @@ __all__ = [
     "Overlaps",
     "PresetUsed",
     "ProtocolUsed",
+    "ReferenceCompared",
     "Result",
     "Stage",
     "Unreadable",
@@ -119,6 +121,7 @@ class Result:
         train: the headline metric on the training samples.
         probabilities: see `Outcome`.
         costs: time, memory and work.
+        references: published values for these weights on this benchmark, compared.
         floors: 'chance', 'majority', 'pixels', 'untrained' -> metric -> value.
         missing_floors: those of 'pixels' and 'untrained' that are not among `floors`, and the reason.
         timings: stage -> seconds.
@@ -151,6 +154,7 @@ class Result:
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)
     variants: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     converged: bool | None = None
+    references: tuple[ReferenceCompared, ...] = ()
     floors: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     missing_floors: dict[str, str] = dataclasses.field(default_factory=dict)
     seed: int

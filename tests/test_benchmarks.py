@@ -15,10 +15,11 @@ from sslbench.errors import UsageError
 from sslbench.leaderboard.published import Published, read_file
 from sslbench.metrics.summary import summarise
 from sslbench.names import find_module, list_names
+from sslbench.presets import load_preset
 
-FILES = {"detection": 15, "knn": 42, "linear": 42, "low_shot": 6, "lsr": 6, "svm": 4}
+FILES = {"detection": 15, "knn": 42, "linear": 42, "linear_online": 26, "low_shot": 7, "lsr": 6, "svm": 4}
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
-DATA_SETS = 42
+DATA_SETS = 49
 SUITES = "digits imagenet small transfer vissl vtab_natural vtab_specialized vtab_structured".split()
 PUBLISHED = {"dinov2.csv": 16, "lightly.csv": 28, "mmpretrain.csv": 14, "solo_learn.csv": 3, "vissl.csv": 76}
 NAMES = list_names("benchmark")
@@ -91,6 +92,25 @@ def test_suites_name_benchmarks_that_exist_once(name):
     benchmarks = load_suite(name)
     assert len(benchmarks) >= 3 and len(set(benchmarks)) == len(benchmarks)
     assert set(benchmarks) <= set(NAMES)
+
+
+def test_the_suite_of_vissl_trains_its_linear_heads_by_sgd_on_its_layers_and_splits():
+    suite = {name: load_benchmark(name) for name in load_suite("vissl")}
+    linear = {name: b for name, b in suite.items() if name.startswith("linear")}
+    assert len(linear) == 26 and {b.protocol for b in linear.values()} == {"linear-online"}
+    preset, imagenet = load_preset("linear/vissl"), linear["linear_online/imagenet1k_vissl"]
+    assert (imagenet.settings, imagenet.layers, imagenet.preprocessing) == (
+        preset.settings,
+        preset.layers,
+        preset.preprocessing,
+    )
+    common = ("batch_size", "optimizer", "momentum", "nesterov", "decay_norm", "norm", "init")
+    for name, benchmark in linear.items():
+        assert {key: benchmark.settings[key] for key in common} == {key: preset.settings[key] for key in common}, name
+    for name in ("caltech101", "dsprites_location", "eurosat", "kitti_dist", "patch_camelyon", "resisc45"):
+        assert linear[f"linear_online/{name}_vissl"].folder == f"vissl/{name}", "the split is one that VISSL drew"
+    places = suite["low_shot/places205_vissl"]
+    assert places.settings["metric"] == "mAP" == load_preset("low_shot/vissl_places").settings["metric"]
 
 
 def test_a_mistyped_suite_is_answered_with_the_nearest():

@@ -32,7 +32,7 @@ WITHIN_ROW = {
     "identity": {"record_parts", "results"},
     "records": {"config", "results"},
     "holes": {"records"},
-    "weights": {"config"},
+    "weights": {"config", "preprocessing"},
     "schedules": {"config"},
     "benchmarks": {"config"},
     "presets": {"config"},

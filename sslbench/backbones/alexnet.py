@@ -12,7 +12,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from sslbench.preprocessing import Preprocessing
+from sslbench.preprocessing import LIGHTNESS_MEAN, LIGHTNESS_STD, Preprocessing
 
 CONVOLUTIONS = (0, 4, 8, 11, 14)  # features.N.weight
 LAYERS = {"conv1": 2, "pool1": 3, "conv2": 6, "pool2": 7, "conv3": 10, "conv4": 13, "conv5": 16, "pool5": 17}
@@ -38,7 +38,7 @@ class AlexNetSpec:
         local_norm: whether the first two layers have a local response normalisation, before or after pooling.
         stride: of the first convolution.
         padding: of the first convolution.
-        inputs: what the first convolution sees: 'rgb', 'lightness' (L of CIE Lab) or 'sobel' (two edge maps).
+        inputs: what the first convolution sees: 'rgb', 'lightness' (one channel) or 'sobel' (two edge maps).
         preprocessing: what VISSL's linear benchmark gives it.
         pools: layer -> the pool of VISSL's linear benchmark.
     """
@@ -78,7 +78,7 @@ SPECS: Mapping[str, AlexNetSpec] = {
     ),
     # Zhang et al. 2016; Goyal et al. 2019
     "alexnet_colorization": AlexNetSpec(
-        dataclasses.replace(_SQUASHED_227, resize=256, mean=(0.0,) * 3, std=(1.0,) * 3),
+        dataclasses.replace(_SQUASHED_227, resize=256, mean=LIGHTNESS_MEAN, std=LIGHTNESS_STD, space="lightness"),
         groups=2,
         inputs="lightness",
         pools=_STANDARD_POOLS,
@@ -107,32 +107,13 @@ class Sobel(nn.Module):
         return nn.functional.conv2d(images.mean(1, keepdim=True), self.kernel, padding=1)
 
 
-class Lightness(nn.Module):
-    """L of CIE Lab (D65, sRGB) less 50, from -50 to 50, as Lab images are given to colorization networks."""
-
-    weights: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        # ITU-R BT.709, the second row of sRGB to XYZ
-        self.register_buffer("weights", torch.tensor([0.212671, 0.715160, 0.072169]).view(3, 1, 1), persistent=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W), RGB from 0 to 1 -> (B, 1, H, W)."""
-        images = images.clamp(0, 1)
-        linear = torch.where(images <= 0.04045, images / 12.92, ((images + 0.055) / 1.055) ** 2.4)
-        luminance = (linear * self.weights).sum(1, keepdim=True)
-        cube_root = luminance.clamp(min=1e-8) ** (1 / 3)
-        return torch.where(luminance > (6 / 29) ** 3, 116 * cube_root - 16, (29 / 3) ** 3 * luminance) - 50
-
-
 class AlexNet(nn.Module):
     """The convolutional trunk of AlexNet in one of its variants; its output is the last pooling, flattened."""
 
     def __init__(self, spec: AlexNetSpec) -> None:
         super().__init__()
         inputs: dict[str, tuple[nn.Module, int]] = {
-            "rgb": (nn.Identity(), 3), "lightness": (Lightness(), 1), "sobel": (Sobel(), 2),
+            "rgb": (nn.Identity(), 3), "lightness": (nn.Identity(), 1), "sobel": (Sobel(), 2),
         }  # fmt: skip
         self.input, channels = inputs[spec.inputs]
         self.features = nn.Sequential(*_layers(spec, channels))
@@ -141,7 +122,7 @@ class AlexNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, 256 * h * w); h and w are 6 for images of 224 or 227 pixels, 13 for jigsaw's."""
+        """(B, 3 or 1, H, W) -> (B, 256 * h * w); h and w are 6 for images of 224 or 227 pixels, 13 for jigsaw's."""
         return torch.flatten(self.features(self.input(images)), 1)
 
 

@@ -48,6 +48,9 @@ VISSL_POOLS: dict[float, dict[str, str]] = {
     },
 }
 
+VISSL_LAST_STRIDE_1 = {"res5": "avg(12,2)"}
+"""Pools of its colorization networks where they differ."""
+
 _CIFAR = Preprocessing(32, (32, 32), origin="CIFAR stem: images of 32 x 32, ImageNet's mean and std")
 
 
@@ -159,7 +162,8 @@ def _refuse_options(name: str) -> None:
     """Without 'timm:', 'resnet50' is sslbench's own also where timm has a network of that name."""
     base, comma, options = name.partition(",")
     if comma and (resnet.parse(base) is not None or base in alexnet.NAMES):
-        has = "none" if base in alexnet.NAMES else f"two: {base},in_chans=4 and {base},zero_init_residual=true"
+        own = "in_chans=4, last_stride=1, stride_in_1x1=true and zero_init_residual=true"
+        has = "none" if base in alexnet.NAMES else f"{own}: {base},in_chans=4"
         timms = f" The options of timm's: timm:{name}." if is_timm_name(base) else ""
         raise UsageError(f"'{options}' is no option of {base}", f"It has {has}.{timms}")
 
@@ -170,6 +174,8 @@ def _is_hub_name(name: str) -> bool:
 
 def _build_resnet(spec: resnet.ResNetSpec) -> Backbone:
     pools = VISSL_POOLS.get(spec.width / 64, {}) if spec.block == "bottleneck" and spec.stem == "imagenet" else {}
+    if pools and spec.last_stride == 1:
+        pools = pools | VISSL_LAST_STRIDE_1
     usual = _CIFAR if spec.stem == "cifar" else Preprocessing(origin="torchvision default")
     return Backbone(
         name=spec.name,

@@ -49,7 +49,10 @@ class Description:
         dtypes: dtype -> tensors of the backbone.
         heads: name -> shape.
         ignored: patterns of what is no part of the backbone.
-        channel_order: of the file: 'RGB' or 'BGR' (which is turned to RGB on loading); '' for other than 3 channels.
+        variant: of the format: networks that share key names with others and take other images or have other strides.
+        space: of the images that the network was trained on: 'RGB', 'BGR' (which is turned to RGB on loading),
+            'lightness'; '' for other numbers of channels.
+        strides: of a ResNet, in words; '' for others.
         preprocessing: of the images that the backbone is evaluated with.
         report: what loading did, in one line.
         layers: names for --layers; the first is the default.
@@ -77,7 +80,9 @@ class Description:
     dtypes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     heads: Shapes = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    channel_order: str = ""
+    variant: str = ""
+    space: str = ""
+    strides: str = ""
     preprocessing: Preprocessing | None = None
     report: str = ""
     layers: tuple[str, ...] = ()
@@ -137,7 +142,8 @@ def _with_format(known: Description, found: Recognised, table: Table, file: Weig
         dtypes=Counter(str(t.dtype).removeprefix("torch.") for t in found.canonical.values()),
         heads=_shapes(found.heads),
         ignored=found.ignored,
-        channel_order="BGR" if _flips(table, found) else "",
+        variant=found.variant,
+        space="BGR" if found.input is not None and found.input.space == "BGR" else "",
     )
 
 
@@ -150,7 +156,8 @@ def _with_backbone(known: Description, loaded: Backbone) -> Description:
         known,
         backbone=loaded.name,
         parameters=sum(parameter.numel() for parameter in loaded.module.parameters()),
-        channel_order=known.channel_order or ("RGB" if loaded.preprocessing.channels == 3 else ""),
+        space=_space(known, loaded.preprocessing),
+        strides=_strides(loaded.name),
         preprocessing=loaded.preprocessing,
         report=loaded.report.line() if loaded.report else "",
         layers=(default, *(layer for layer in loaded.aliases if layer != default)),
@@ -195,12 +202,19 @@ def _example(text: str, tensors: Mapping[str, Tensor]) -> str:
     return next((key for key in tensors if pattern.match(key) is not None), "")
 
 
-def _flips(table: Table, found: Recognised) -> bool:
-    return any(
-        "flip_channels" in rule.operations and any(pattern.match(name) is not None for name in found.canonical)
-        for rule in table.rules
-        for pattern in rule.canonical
-    )
+def _space(known: Description, preprocessing: Preprocessing) -> str:
+    if preprocessing.channels == 3 or preprocessing.space != "RGB":
+        return known.space or preprocessing.space
+    return ""
+
+
+def _strides(name: str) -> str:
+    """Return the places of a ResNet's strides in words; '' for other backbones."""
+    spec = parse(name)
+    if spec is None:
+        return ""
+    where = "the 1x1 convolutions" if spec.stride_in_1x1 else "the 3x3 convolutions"
+    return f"in {where}" + (", 1 in the last stage" if spec.last_stride == 1 else "")
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -12,11 +12,11 @@ from torch import Tensor
 from sslbench.backbones.alexnet import recognise_alexnet
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build, check_recorded
-from sslbench.backbones.resnet import parse, recognise_resnet, without_initialisation
+from sslbench.backbones.resnet import parse, recognise_resnet, with_strides, without_initialisation
 from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
 from sslbench.backbones.timm_models import classifier_names
 from sslbench.backbones.vit_positions import fit_positions
-from sslbench.backbones.vit_preprocessing import vit_preprocessing
+from sslbench.backbones.vit_preprocessing import trained_on
 from sslbench.backbones.vit_recognise import recognise_vit
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
@@ -24,7 +24,8 @@ from sslbench.names import from_file
 from sslbench.preprocessing import MAX_PIXELS, Preprocessing
 from sslbench.weights import files, save
 from sslbench.weights.fill import LoadReport, fill
-from sslbench.weights.recognise import Recognised, recognise
+from sslbench.weights.recognise import Recognised, recognise, refuse_undecided
+from sslbench.weights.schema import Strides
 
 Shapes = dict[str, tuple[int, ...]]
 log = logging.getLogger("sslbench")
@@ -41,6 +42,7 @@ def load_backbone(
     trust_pickle: bool = False,
     stem: str | None = None,
     seed: int = 0,
+    as_stored: bool = False,
 ) -> Backbone:
     """A backbone with the weights of a file, or without any.
 
@@ -53,9 +55,12 @@ def load_backbone(
         stem: how a stem for another number of channels is mapped to the backbone's: 'repeat', 'average', 'sum',
             'bands=3,2,1' or 'random' (see `stems.StemRule`); None refuses it.
         seed: of the random weights, and of those that a partial file leaves as they were.
+        as_stored: leave it to the caller which images and strides the network has, where the file does not tell: a
+            detector's recipe says so.
 
     Raises:
-        WeightsError: the file cannot be read, is not recognised, or does not fit the backbone.
+        WeightsError: the file cannot be read, is not recognised, does not fit the backbone, or does not tell which
+            images or strides its network has.
         BackboneError: the architecture is not recognised, or a user's module cannot be built.
         UsageError: no such backbone, or the arguments contradict each other.
     """
@@ -72,7 +77,9 @@ def load_backbone(
             raise UsageError(f"the weights '{weights}' are a backbone of their own, and --backbone is {backbone}")
         return build(weights)
     file = files.read(Path(weights), trust_pickle=trust_pickle)
-    return load_file(file, backbone=backbone, format=format, allow_partial=allow_partial, stem=rule, seed=seed)
+    return load_file(
+        file, backbone=backbone, format=format, allow_partial=allow_partial, stem=rule, seed=seed, as_stored=as_stored
+    )
 
 
 def load_file(
@@ -83,6 +90,7 @@ def load_file(
     allow_partial: bool = False,
     stem: StemRule | None = None,
     seed: int = 0,
+    as_stored: bool = False,
 ) -> Backbone:
     """A backbone with the weights of a file that has been read; arguments and errors as for `load_backbone`."""
     weights = str(file.path)
@@ -96,6 +104,7 @@ def load_file(
         if built.builder == "pixels":
             raise UsageError(f"the backbone '{backbone}' has no weights", f"Leave the file out: --weights {backbone}.")
         recognised = recognise(file, expected=_shapes(built.module.state_dict()), format=format)
+        built = _with_trained_strides(built, backbone, recognised, weights, seed)
     else:
         recognised = recognise(file, format=format)
         name = architecture(recognised, weights)
@@ -103,6 +112,13 @@ def load_file(
         where = f"{weights}: backbone" if recognised.backbone else weights
         check_recorded(name, where, numbers=sum(tensor.numel() for tensor in recognised.canonical.values()))
         built = build(name, seed=seed)
+    if not as_stored:
+        refuse_undecided(recognised, weights)
+    if stem is not None and recognised.input is not None and recognised.input.space == "lightness":
+        raise UsageError(
+            f"--stem {stem.name}: {weights} is a network for lightness (L of CIE Lab), whose channel is no colour",
+            "Leave it out: RGB images are turned into lightness.",
+        )
     tensors, ignored = _tensors_for(built, recognised)
     tensors, mapped, random = fit_stem(tensors, built, stem, what=weights)
     tensors, resized = fit_positions(tensors, built.module)
@@ -120,11 +136,33 @@ def load_file(
         notes.append(ASSUMED_CIFAR)
     report = dataclasses.replace(report, casts=(*report.casts, *mapped, *resized), note="; ".join(notes))
     report = _without(report, built, random)
-    preprocessing = _recorded_preprocessing(file) or vit_preprocessing(
-        built, recognised.format, named=backbone is not None
-    )
+    preprocessing, told = _recorded_preprocessing(file), ""
+    if preprocessing is None:
+        preprocessing, told = trained_on(built, recognised, named=backbone is not None)
     preprocessing = preprocessing.for_channels(built.preprocessing.channels)
+    report = dataclasses.replace(report, note="; ".join(filter(None, (report.note, told))))
     return dataclasses.replace(built, report=report, format=recognised.format, preprocessing=preprocessing)
+
+
+def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, weights: str, seed: int) -> Backbone:
+    """Return the backbone that was named with the strides that the format's networks were trained with.
+
+    A stride that the name states ('resnet50,last_stride=2') stays.
+
+    Raises:
+        BackboneError: it cannot have them.
+    """
+    strides = recognised.strides or Strides()
+    name = with_strides(named, last=strides.last, in_1x1=strides.bottleneck == "1x1")
+    if built.builder == "resnet" and name != built.name:
+        return build(name, seed=seed)
+    if strides != Strides() and built.builder == "timm":
+        raise BackboneError(
+            f"{weights}: the network was trained with its strides in the {strides.bottleneck} convolutions and stride "
+            f"{strides.last} in the last stage, which {built.name} does not have",
+            "Leave --backbone out, or name a ResNet of sslbench: --backbone resnet50.",
+        )
+    return built
 
 
 def _recorded_preprocessing(file: files.WeightsFile) -> Preprocessing | None:
@@ -259,7 +297,8 @@ def architecture(recognised: Recognised, weights: str) -> str:
     shapes = _shapes(recognised.canonical)
     name = recognised.backbone or recognise_resnet(shapes) or recognise_alexnet(shapes)
     if name is not None:
-        return name
+        strides = recognised.strides or Strides()
+        return with_strides(name, last=strides.last, in_1x1=strides.bottleneck == "1x1")
     if vit := recognise_vit(_shapes(recognised.canonical), format=recognised.format):
         if not vit.heads_known:
             raise BackboneError(

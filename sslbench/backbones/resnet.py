@@ -4,7 +4,9 @@ A name says everything: `resnet50`, `resnext101_32x8d`, `wide_resnet50_2`, and e
 (`resnet50w2` is VISSL's RN50-w2, `resnet18w0.25` a quarter of the width). Depths that have no number of their own are
 written with their blocks: `resnet_bottleneck_2-2-2-2`. `_cifar` at the end stands for the stem that small images get
 (`resnet18_cifar`, `resnet18w0.25_cifar`). Options follow commas: `,in_chans=13` for images of 13 channels,
-`,zero_init_residual=true` for random weights whose residual branches begin at zero.
+`,last_stride=1` for a last stage that keeps its input's size, `,stride_in_1x1=true` for strides in the first
+convolution of a bottleneck block in place of the second, `,zero_init_residual=true` for random weights whose residual
+branches begin at zero.
 """
 
 import collections
@@ -54,6 +56,9 @@ class ResNetSpec:
         stem: 'imagenet' (7x7 convolution of stride 2, max-pooling) or 'cifar' (3x3 of stride 1, no pooling: Chen et al.
             2020, SimCLR, appendix B.9).
         channels: of the images.
+        last_stride: of the last stage: 2, or 1 as colorization networks have it (Goyal et al. 2019).
+        stride_in_1x1: strides lie in the first convolution of a bottleneck block, as in MSRA's own ResNets (He et al.
+            2016), and not in its 3x3 convolution, as in torchvision's.
         zero_init_residual: the last BatchNorm of every block begins with a weight of 0, so that the block begins as its
             shortcut (Goyal et al. 2017, arXiv 1706.02677, section 5.1); of random weights alone.
     """
@@ -65,6 +70,8 @@ class ResNetSpec:
     width_per_group: float = 64
     stem: Stem = "imagenet"
     channels: int = 3
+    last_stride: int = 2
+    stride_in_1x1: bool = False
     zero_init_residual: bool = False
 
     @property
@@ -75,6 +82,8 @@ class ResNetSpec:
         end = "" if self.width == 64 else f"w{_decimal(self.width / 64)}"
         end += "_cifar" if self.stem == "cifar" else ""
         end += f",in_chans={self.channels}" if self.channels != 3 else ""
+        end += f",last_stride={self.last_stride}" if self.last_stride != 2 else ""
+        end += ",stride_in_1x1=true" if self.stride_in_1x1 else ""
         end += _ZERO_INIT if self.zero_init_residual else ""
         if self.groups > 1:
             return f"resnext{depth}_{self.groups}x{_decimal(self.width_per_group)}d{end}"
@@ -116,19 +125,30 @@ def parse(name: str) -> ResNetSpec | None:
         width_per_group=float(found["group_width"] or 64 * float(found["factor"] or 1)),
         stem="cifar" if found["cifar"] else "imagenet",
         channels=int(options.get("in_chans", "3")),
+        last_stride=int(options.get("last_stride", "2")),
+        stride_in_1x1=options.get("stride_in_1x1") == "true",
         zero_init_residual=options.get("zero_init_residual") == "true",
     )
+    if spec.stride_in_1x1 and block == "basic":
+        return None
     plain_basic = block == "bottleneck" or (spec.groups == 1 and spec.width_per_group == 64)
     return spec if width == int(width) > 0 and min(layers) > 0 and plain_basic and _divides(spec) else None
 
 
+_OPTIONS = {
+    "in_chans": r"[1-9]\d*",
+    "last_stride": "1|2",
+    "stride_in_1x1": "true|True|false|False",
+    "zero_init_residual": "true|True|false|False",
+}
+
+
 def _options(text: str) -> dict[str, str] | None:
     """',in_chans=4' as {'in_chans': '4'}; None where a ResNet has no such option or value, or it stands there twice."""
-    values = {"in_chans": r"[1-9]\d*", "zero_init_residual": r"true|True|false|False"}
     options: dict[str, str] = {}
     for option in text.split(",")[1:]:
         key, _, value = option.partition("=")
-        if key in options or key not in values or not re.fullmatch(values[key], value):
+        if key in options or key not in _OPTIONS or not re.fullmatch(_OPTIONS[key], value):
             return None
         options[key] = value.lower()
     return options
@@ -144,8 +164,18 @@ def _divides(spec: ResNetSpec) -> bool:
     return all(spec.inner(stage) > 0 and spec.inner(stage) % spec.groups == 0 for stage in range(4))
 
 
+def with_strides(name: str, *, last: int, in_1x1: bool) -> str:
+    """Return the name of a ResNet with these strides, where it does not state others; other names as they are."""
+    spec = parse(name)
+    if spec is None:
+        return name
+    changed: dict[str, Any] = {"last_stride": last, "stride_in_1x1": in_1x1 and spec.block == "bottleneck"}
+    stated = _options("".join(name.partition(",")[1:])) or {}
+    return dataclasses.replace(spec, **{key: value for key, value in changed.items() if key not in stated}).name
+
+
 class ResNet(nn.Module):
-    """He et al. 2016, section 3.3, of torchvision's blocks (stride on the 3x3 convolution), without classifier.
+    """He et al. 2016, section 3.3, of torchvision's blocks, without classifier.
 
     Tensor names are torchvision's. `relu` runs once, after the stem, so that it can be tapped as VISSL's 'conv1'.
     `maxpool` passes on what it gets in a CIFAR stem: 'res1' is there the same as 'conv1'.
@@ -184,7 +214,7 @@ class ResNet(nn.Module):
 def _stage(spec: ResNetSpec, stage: int, channels: int) -> tuple[nn.Sequential, int]:
     """The blocks of one stage, and the channels that come out."""
     block: Any = BasicBlock if spec.block == "basic" else Bottleneck
-    planes, stride = spec.width * 2**stage, 1 if stage == 0 else 2
+    planes, stride = spec.width * 2**stage, (1, 2, 2, spec.last_stride)[stage]
     blocks = []
     for index in range(spec.layers[stage]):
         stride_here, downsample = stride if index == 0 else 1, None
@@ -201,6 +231,8 @@ def _stage(spec: ResNetSpec, stage: int, channels: int) -> tuple[nn.Sequential, 
                 base_width=spec.width_per_group,
             )
         )
+        if spec.stride_in_1x1:
+            blocks[-1].conv1.stride, blocks[-1].conv2.stride = blocks[-1].conv2.stride, blocks[-1].conv1.stride
         channels = planes * block.expansion
     return nn.Sequential(*blocks), channels
 

@@ -1,4 +1,6 @@
-"""What a backbone that is trained gives and takes: the length of its vectors, images of several sizes."""
+"""Image sizes that a backbone takes, and the length of its vectors."""
+
+import dataclasses
 
 import torch
 from timm.layers.format import Format
@@ -6,7 +8,45 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from sslbench.errors import UsageError
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.build import build
+from sslbench.backbones.vit_positions import fit_positions
+from sslbench.errors import UsageError, WeightsError
+from sslbench.weights.fill import fill
+
+
+def built_for(backbone: Backbone, size: tuple[int, int] | None) -> Backbone:
+    """Return the backbone as it takes images of `size`, where it was built for one other size.
+
+    A timm model of one image size (a vision transformer) is built anew with its position embeddings resampled as its
+    authors do; its name says so ('timm:vit_small_patch14_dinov2,img_size=224'). All other backbones are returned as
+    they are.
+
+    Args:
+        backbone: any; not changed.
+        size: (height, width) of all images; None: it differs from image to image.
+
+    Raises:
+        UsageError: the backbone cannot take such images.
+    """
+    embed = getattr(backbone.module, "patch_embed", None)
+    built = getattr(embed, "img_size", None)
+    if built is None or not getattr(embed, "strict_img_size", False) or size == tuple(built):
+        return backbone
+    given = "images of their own sizes" if size is None else f"images of {size[0]}x{size[1]}"
+    problem = f"{backbone.name} takes images of {built[0]}x{built[1]}, and the preprocessing gives {given}"
+    if backbone.builder != "timm" or size is None or size[0] != size[1]:
+        raise UsageError(problem, f"Give --crop {built[0]}, or a backbone that takes others: dynamic_img_size=True.")
+    architecture, *options = backbone.name.split(",")
+    name = ",".join([architecture, *(option for option in options if not option.startswith("img_size="))])
+    fitted = build(f"{name},img_size={size[0]}")
+    tensors, notes = fit_positions(backbone.module.state_dict(), fitted.module)
+    try:
+        fill(fitted.module, tensors, what=backbone.name)
+    except WeightsError as error:
+        raise UsageError(problem, f"Its tensors do not fit another size: {error.message}") from error
+    report = backbone.report and dataclasses.replace(backbone.report, casts=(*backbone.report.casts, *notes))
+    return dataclasses.replace(fitted, preprocessing=backbone.preprocessing, report=report, format=backbone.format)
 
 
 def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, channels: int = 3) -> None:

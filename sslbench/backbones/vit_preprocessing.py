@@ -1,73 +1,64 @@
-"""How the authors of a weights format prepare images for its vision transformers."""
+"""Images that loaded weights were trained on: what their format says, and what is assumed where it says nothing."""
 
-from typing import Literal
+import dataclasses
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.vit_recognise import recognise_vit
-from sslbench.preprocessing import Preprocessing
+from sslbench.preprocessing import LIGHTNESS_MEAN, LIGHTNESS_STD, Preprocessing
+from sslbench.weights.recognise import Recognised
+from sslbench.weights.schema import Input
 
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-
-# Evaluation transforms of the authors' repositories: ImageNet's mean and standard deviation, shorter side to 256,
-# the middle 224 x 224.
-_IMAGENET: dict[str, Literal["bilinear", "bicubic"]] = {
-    "dino": "bicubic",
-    "dinov2": "bicubic",
-    "dinov2_chunked12": "bicubic",
-    "dinov2_chunked24": "bicubic",
-    "dinov2_chunked40": "bicubic",
-    "dinov2_swiglu": "bicubic",
-    "huggingface_dinov2": "bicubic",
-    "huggingface_dinov2_swiglu": "bicubic",
-    "ibot": "bicubic",
-    "mae": "bicubic",
-    "mmpretrain_vit": "bicubic",
-    "moco_v3_vit": "bilinear",
-    "msn": "bicubic",
-    "simmim": "bicubic",
-}
+_CROP = 224
+"""Side of the crop that `Input.resize` belongs to."""
+_SMALLEST = 64
+"""Side of the crop below which a network is one for small images, which formats say nothing about."""
+_ASSUMED = Input("RGB", resize=256, interpolation="bicubic")
+"""ImageNet's values: what self-supervised vision transformers were trained with."""
 
 
-def vit_preprocessing(backbone: Backbone, format: str, *, named: bool) -> Preprocessing:  # format: as the flag
-    """How images are made for a backbone that has been loaded.
+def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[Preprocessing, str]:
+    """Return the evaluation transform of a backbone that has been loaded, and what to tell the user about it.
 
     What the format says comes first, unless the backbone's name has one of timm's tags (`vit_base_patch16_224.augreg`).
-    Then, for an architecture that was recognised and not named by the user, ImageNet's values: timm's for a name
+    Then, for a vision transformer that was recognised and not named by the user, ImageNet's values: timm's for a name
     without a tag are those of its own AugReg weights, which a file without tag is seldom. All else stays as it is.
 
     Args:
         backbone: as built.
-        format: whose key names the weights have.
+        found: what is in the file.
         named: the user gave the backbone's name.
     """
-    size = getattr(getattr(backbone.module, "patch_embed", None), "img_size", None)
+    own, said = backbone.preprocessing, found.input or Input("any")
     name, _, _ = backbone.name.partition(",")
-    tagged = "." in name and (named or format == "sslbench")
-    if backbone.builder != "timm" or not size or size[0] != size[1] or tagged:
-        return backbone.preprocessing
+    tagged = backbone.builder == "timm" and "." in name and (named or found.format == "sslbench")
+    if tagged or backbone.builder in ("module", "pixels"):
+        return own, ""
+    if own.crop is not None and min(own.crop) < _SMALLEST:
+        return own, said.note
+    origin = f"{found.format}{':' + found.variant if found.variant else ''}: its evaluation transform"
+    if said.space == "lightness":
+        used = dataclasses.replace(_with_size(own, said), mean=LIGHTNESS_MEAN, std=LIGHTNESS_STD, space="lightness")
+        return dataclasses.replace(used, origin=origin), said.note
+    if said.mean:
+        return dataclasses.replace(_with_size(own, said), mean=said.mean, std=said.std, origin=origin), said.note
+    if named or not _is_vit(backbone):
+        return own, said.note
+    default = Preprocessing(origin=f"ImageNet default (format {found.format} does not say)")
+    told = f"format {found.format} does not say mean and std: ImageNet's are assumed (--mean, --std)"
+    return dataclasses.replace(_with_size(default, _ASSUMED, own.crop), origin=default.origin), said.note or told
+
+
+def _with_size(own: Preprocessing, said: Input, crop: tuple[int, int] | None = None) -> Preprocessing:
+    """Return a transform with the resize that the format says, in proportion to the crop of the backbone."""
+    crop = crop or own.crop
+    if not said.resize or crop is None or crop[0] != crop[1]:
+        return dataclasses.replace(own, interpolation=said.interpolation or own.interpolation)
+    resize = round(crop[0] * said.resize / _CROP)
+    return dataclasses.replace(
+        own, resize=resize, squash=None, crop=crop, interpolation=said.interpolation or own.interpolation
+    )
+
+
+def _is_vit(backbone: Backbone) -> bool:
     shapes = {name: tuple(tensor.shape) for name, tensor in backbone.module.state_dict().items()}
-    if recognise_vit(shapes) is None:
-        return backbone.preprocessing
-    found = preprocessing_of(format, size[0])
-    return found or (backbone.preprocessing if named else assumed_preprocessing(format, size[0]))
-
-
-def preprocessing_of(format: str, size: int) -> Preprocessing | None:  # the name of the command-line flag
-    """The evaluation transform of a format at `size` pixels; None when the format says nothing about it."""
-    if format in _IMAGENET:
-        resize = round(size * 256 / 224)
-        return Preprocessing(resize, (size, size), _IMAGENET[format], origin=f"{format}: its evaluation transform")
-    if format in ("openai_clip", "open_clip"):
-        return Preprocessing(size, (size, size), "bicubic", CLIP_MEAN, CLIP_STD, origin=f"{format}: CLIP's transform")
-    return None
-
-
-def assumed_preprocessing(format: str, size: int) -> Preprocessing:
-    """ImageNet's values, for formats that many kinds of weights use: what self-supervised ViTs were trained with.
-
-    timm's own AugReg weights, and Google's, take 0.5 for mean and standard deviation; key names do not tell them apart.
-    """
-    resize = round(size * 256 / 224)
-    origin = f"ImageNet default (format {format} does not say)"
-    return Preprocessing(resize, (size, size), "bicubic", origin=origin)
+    return backbone.builder == "timm" and recognise_vit(shapes) is not None

@@ -64,12 +64,23 @@ def command(
 
         found, backbone = mapped_stem(found, str(in_), rule=stem, channels=in_chans, backbone=backbone)
         expected = expected and {name: tuple(tensor.shape) for name, tensor in found.canonical.items()}
-    if to == "sslbench" and backbone is None:
-        from sslbench.backbones.load import architecture
+    preprocessing = None
+    if to == "sslbench":
+        from sslbench.backbones.load import architecture, load_file
 
-        backbone = architecture(found, str(in_))
+        if stem is None:
+            preprocessing = load_file(file, backbone=backbone, format=format).preprocessing
+        backbone = backbone or architecture(found, str(in_))
     report = convert.rewrite(
-        file, found, out, to=to, format=format, keep_heads=keep_heads, backbone=backbone, expected=expected
+        file,
+        found,
+        out,
+        to=to,
+        format=format,
+        keep_heads=keep_heads,
+        backbone=backbone,
+        expected=expected,
+        preprocessing=preprocessing,
     )
     echo("\n".join(_lines(report)))
 

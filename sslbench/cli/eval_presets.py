@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sslbench.preprocessing import Preprocessing
 from sslbench.presets import Preset, find_presets
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ def asked_of_images(
     merged: dict[str, Any] = {}
     for part in reversed(parts):
         merged |= part.preprocessing
+    if "resize" in preprocessing and "crop" not in preprocessing:
+        origin = next((part.name for part in parts if "crop" in part.preprocessing), "")
+        size: dict[str, Any] = {key: merged.get(key) for key in ("resize", "squash", "crop")}
+        Preprocessing(**size, origin=origin).refuse_unfilled_crop()
     return chosen, merged | dict(preprocessing)
 
 

@@ -57,6 +57,10 @@ def print_results(results: list[Result], out: Path) -> None:
     for line in dict.fromkeys(line for result in results for line in _missing_floors(result)):
         echo(line)
     for result in results:
+        for reference in result.references:
+            changed = ", on a modified benchmark" if result.benchmark and result.benchmark.modified else ""
+            echo(f"{_protocol(result)} on {result.weights.name}: {reference.line()}{changed}")
+    for result in results:
         echo(f"{result.protocol.name}: {result.file}")
     echo(f"\nsslbench leaderboard {out}  makes one table of all results there", err=True)
 

@@ -47,7 +47,8 @@ def _format_rows(known: "Description") -> list[tuple[str, str]]:
     tensors = f"{len(known.tensors)} {place}"
     if not known.format:
         return [("format", "not recognised"), ("tensors", tensors)]
-    rows = [("format", f"{known.format}: {known.title}"), ("because", known.why), ("tensors", tensors)]
+    variant = f":{known.variant}" if known.variant else ""
+    rows = [("format", f"{known.format}{variant}: {known.title}"), ("because", known.why), ("tensors", tensors)]
     if known.prefix or known.other_networks:
         others = ", ".join(f"--format {known.format}:{name}" for name in known.other_networks)
         taken = known.network + (", " if known.network and known.prefix else "")
@@ -71,6 +72,7 @@ def _backbone_rows(known: "Description") -> list[tuple[str, str]]:
     rows.append(("parameters", f"{known.parameters:,} ({dtypes} tensors)"))
     if known.preprocessing is not None:
         rows += [("" if number else "input", line) for number, line in enumerate(_input(known))]
+        rows += [("strides", known.strides)] if known.strides else []
         rows.append(("loads", known.report))
         rows.append(("layers", f"{', '.join(known.layers)} (default {known.layers[0]})"))
         rows.append(("tensor hash", known.tensors_sha256))
@@ -102,8 +104,12 @@ def _input(known: "Description") -> list[str]:
     used = known.preprocessing
     if used is None:
         return []
-    orders = {"RGB": "RGB", "BGR": "BGR in the file, turned to RGB on loading"}
-    order = orders.get(known.channel_order, f"{used.channels} channel{'s' if used.channels > 1 else ''}")
+    spaces = {
+        "RGB": "RGB",
+        "BGR": "BGR in the file, turned to RGB on loading",
+        "lightness": "lightness (L of CIE Lab / 100) of RGB",
+    }
+    order = spaces.get(known.space, f"{used.channels} channel{'s' if used.channels > 1 else ''}")
     mean, std = ("(" + ", ".join(f"{value:.4g}" for value in values) + ")" for values in (used.mean, used.std))
     resize = (
         "images keep their size" if used.resize is None else f"{used.interpolation} resize to {_pixels(used.resize)}"

@@ -98,7 +98,7 @@ def normalise(
 
     Args:
         images: (B, C, h, w), uint8 or float32 from 0 to 255; of three channels where the preprocessing is for one, the
-            luminance is taken.
+            luminance is taken, or the lightness where that is its space.
         preprocessing: mean and std are used.
         dtype: of the result.
         memory_format: of the result.
@@ -108,7 +108,9 @@ def normalise(
     """
     mean, std = preprocessing.mean, preprocessing.std
     check_channels(preprocessing, images.shape[1])
-    if preprocessing.channels == 1 and images.shape[1] == 3:
+    if preprocessing.space == "lightness":
+        images = lightness(images)
+    elif preprocessing.channels == 1 and images.shape[1] == 3:
         images = luminance(images)
     if len(mean) != images.shape[1] or len(std) != images.shape[1] or min(std) <= 0:
         raise UsageError(
@@ -150,6 +152,20 @@ def luminance(images: torch.Tensor) -> torch.Tensor:
     return grey
 
 
+def lightness(images: torch.Tensor) -> torch.Tensor:
+    """Return L of CIE Lab (sRGB, D65) of RGB or grey images, (B, 1, h, w), its 0 to 100 as 0 to 255.
+
+    Of uint8 whole numbers, as OpenCV's conversion of images of 8 bits has them, which colorization networks are given.
+    """
+    rgb = images.expand(-1, 3, -1, -1).to(torch.float32) / 255
+    linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    # ITU-R BT.709, the second row of sRGB to XYZ.
+    weights = torch.tensor((0.212671, 0.715160, 0.072169), device=images.device).view(1, 3, 1, 1)
+    y = (linear * weights).sum(1, keepdim=True)
+    found = torch.where(y > (6 / 29) ** 3, 116 * y.clamp(min=1e-8) ** (1 / 3) - 16, (29 / 3) ** 3 * y) * 2.55
+    return found if images.is_floating_point() else found.round()
+
+
 def equal_size(preprocessing: Preprocessing) -> bool:
     """Whether pictures of any size come out with one size, so that they can be batched."""
     return output_size(preprocessing) is not None
@@ -174,4 +190,5 @@ def describe(preprocessing: Preprocessing) -> str:
     if crop is not None:
         parts.append(f"centre crop {crop[0]}x{crop[1]}")
     mean, std = (" ".join(f"{value:g}" for value in values) for values in (preprocessing.mean, preprocessing.std))
-    return ", ".join([*(parts or ["own size"]), f"mean {mean}", f"std {std}"]) + f" [{preprocessing.origin}]"
+    space = ["lightness (L of CIE Lab / 100)"] if preprocessing.space == "lightness" else []
+    return ", ".join([*(parts or ["own size"]), *space, f"mean {mean}", f"std {std}"]) + f" [{preprocessing.origin}]"

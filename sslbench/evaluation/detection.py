@@ -32,6 +32,7 @@ from sslbench.evaluation.detection_record import blank_result, describe, finishe
 from sslbench.evaluation.detection_request import DetectionRequest, PreparedDetection, make_recipe
 from sslbench.evaluation.floors import UNTRAINED_SEED
 from sslbench.evaluation.prepare import with_preprocessing
+from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.run import Progress
 from sslbench.metrics.detection_files import write_results
@@ -116,6 +117,7 @@ def _load(request: DetectionRequest, run: RunSettings) -> Backbone:
         trust_pickle=request.trust_pickle,
         stem=request.stem,
         seed=run.seed,
+        as_stored=True,
     )
 
 
@@ -132,7 +134,7 @@ def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[
             other = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
             yield given, dataclasses.replace(other, preprocessing=backbone.preprocessing)
             continue
-        other = load_backbone(given, backbone=request.backbone, trust_pickle=request.trust_pickle)
+        other = load_backbone(given, backbone=request.backbone, trust_pickle=request.trust_pickle, as_stored=True)
         if other.name != backbone.name:
             raise UsageError(
                 f"--baseline {given} is a {other.name}, and --weights {request.weights} a {backbone.name}",
@@ -253,6 +255,9 @@ def _measure(
     )
     draw(data.test, truth, ran.found, stem.with_name(f"{stem.name}.png"))
     result = finished(blank, ran, scores, of_masks, n=len(data.test), seconds=time.perf_counter() - began)
+    result = dataclasses.replace(
+        result, references=compare_references(prepared.request.benchmark, result.weights, result.metrics)
+    )
     path = records.write_without_scores(result, out)
     return Measured(dataclasses.replace(result, file=path), ran.found)
 

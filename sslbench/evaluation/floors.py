@@ -55,6 +55,8 @@ def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
     # Whatever is guessed independently of the sample: of every class the same share is right, and the shares sum to 1.
     present = np.unique(test.values)
     floors["chance"]["balanced_accuracy"] = 100.0 / classes
+    # Each class against the rest: the expected average precision is about its share, and the shares sum to 1.
+    floors["chance"]["mAP"] = 100.0 / len(present)
     floors["majority"]["balanced_accuracy"] = 100.0 * float(order[0] in present) / len(present)
     return floors
 

@@ -17,7 +17,7 @@ from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.prepare import load, with_preprocessing
+from sslbench.evaluation.prepare import for_request, load
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.extract import extract
 from sslbench.features.store import Entry
@@ -87,7 +87,7 @@ def encode(
     """
     if this_process().world > 1:
         raise UsageError("CKA is computed by one process", "Start it without torchrun or srun.")
-    backbone, _ = with_preprocessing(load(request, run), {**request.preprocessing, **run.decoding()})
+    backbone, _ = for_request(load(request, run), request, run)
     layers = resolve_layers(backbone, request.layers or _named_layers(backbone))
     images = _images(request, run) if source is None else source
     what = f"{backbone.name} on {images.name}"

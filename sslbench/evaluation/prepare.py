@@ -10,12 +10,14 @@ from sslbench import names
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.backbones.load import load_backbone
+from sslbench.backbones.sizes import built_for
 from sslbench.benchmarks import Benchmark
 from sslbench.config import convert
 from sslbench.data import preflight
 from sslbench.data.decoder import identified
 from sslbench.data.label_maps import refuse_label_maps
 from sslbench.data.splits import TrainTest, limit, match_classes, name_numbered, train_test
+from sslbench.data.transforms import output_size
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.details import check_groups
@@ -60,7 +62,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     """
     run.extract_settings()
     loaded = load(request, run) if backbone is None else backbone
-    backbone, origins = with_preprocessing(loaded, {**request.preprocessing, **run.decoding()})
+    backbone, origins = for_request(loaded, request, run)
     layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
     data = open_train_test(request, run)
     if request.test_classes == "numbers":
@@ -150,8 +152,20 @@ def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     return dataclasses.replace(data, train=train, test=test, how=how, whole=None)
 
 
+def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple[Backbone, dict[str, str]]:
+    """Return the backbone with the preprocessing of a request, and the origin of each value of it.
+
+    A vision transformer of one image size is built for the size of these images, see `sizes.built_for`.
+
+    Raises:
+        UsageError: see `with_preprocessing` and `sizes.built_for`.
+    """
+    backbone, origins = with_preprocessing(backbone, {**request.preprocessing, **run.decoding()})
+    return built_for(backbone, output_size(backbone.preprocessing)), origins
+
+
 def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[Backbone, dict[str, str]]:
-    """The backbone with some values of its preprocessing replaced, and where each value comes from.
+    """Return the backbone with some values of its preprocessing replaced, and where each value comes from.
 
     Raises:
         UsageError: there is no such value or decoder, or it is for another number of channels than the backbone takes.

@@ -19,6 +19,7 @@ from sslbench.evaluation.costs import measured
 from sslbench.evaluation.details import UNNAMED, groups_of, with_details
 from sslbench.evaluation.parts import is_on_images
 from sslbench.evaluation.prepare import Prepared
+from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
@@ -184,6 +185,7 @@ def recorded(
         costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
         notes=outcome.notes,
     )
+    result = dataclasses.replace(result, references=compare_references(task.benchmark, subject.weights, result.metrics))
     scores = records.Scores(test.ids, outcome.scores, test.labels.values, test.labels.classes)
     return with_details(result, scores, {}), scores
 

@@ -24,7 +24,7 @@ from sslbench.evaluation.details import check_groups, with_details
 from sslbench.evaluation.embeddings import MISSING_FLOORS, seen_of_embeddings
 from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.parts import is_on_images, one_part, one_part_of_features, only_part
-from sslbench.evaluation.prepare import Prepared, check_label_kind, load, open_train_test, with_preprocessing
+from sslbench.evaluation.prepare import Prepared, check_label_kind, for_request, load, open_train_test
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
 from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.features.array import Features
@@ -76,7 +76,7 @@ def extract_only(
         Name of the part ('train', 'test', 'all') -> its extraction.
     """
     loaded = load(request, run) if backbone is None else backbone
-    backbone, _ = with_preprocessing(loaded, {**request.preprocessing, **run.decoding()})
+    backbone, _ = for_request(loaded, request, run)
     layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
     columns: dict[str, Any] = {"image_column": request.image_column, "label_column": request.label_column}
     columns |= {"attribute_columns": request.groups} if request.groups else {}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
-from sslbench.metrics.summary import headline, summarise
+from sslbench.metrics.summary import headline, one_measure, summarise
 from sslbench.protocols._draws import Draw
 from sslbench.results import Outcome
 
@@ -87,12 +87,35 @@ def _cut(low: float, high: float) -> tuple[float, float]:
     return (low if math.isnan(low) else max(low, 0.0)), (high if math.isnan(high) else min(high, 1.0))
 
 
+def leading_metric(asked: str, labels: Labels) -> str:
+    """Return the metric that leads; 'auto' is top-1 of single labels and mAP of several.
+
+    Raises:
+        UsageError: samples of several classes have no top-1 accuracy.
+    """
+    usual = "top1" if labels.kind == "single" else "mAP"
+    if asked == "top1" and usual != "top1":
+        raise UsageError("metric=top1 is for single labels, and these samples have several", "Leave metric out.")
+    return usual if asked == "auto" else asked
+
+
+def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> float:
+    """Return the metric that leads, as a fraction; `asked` as for `leading_metric`."""
+    metric = leading_metric(asked, labels)
+    if metric == leading_metric("auto", labels):
+        return headline(labels.kind, labels.values, scores)
+    measure = one_measure(metric, labels.kind, labels.values, scores)
+    values = measure.statistic(np.ones((1, len(labels))))[0]
+    return float(values[measure.names.index(metric)])
+
+
 class Curve:
     """Scores along the numbers of training samples; the last one that is added is the headline."""
 
-    def __init__(self, test: Labels, train_ids: Sequence[str]) -> None:
+    def __init__(self, test: Labels, train_ids: Sequence[str], metric: str = "auto") -> None:
+        """Start without points; `metric` leads, as for `leading_metric`."""
         self._test, self._ids = test, train_ids
-        self._metric = {"single": "top1", "multi": "mAP"}[test.kind]
+        self._metric = leading_metric(metric, test)
         self.variants: dict[str, dict[str, float]] = {}
         self.drawn: dict[str, list[str]] = {}
         self.strengths: dict[str, list[Any]] = {}
@@ -102,7 +125,7 @@ class Curve:
 
     def add(self, name: str, draws: Sequence[Draw], fitted: Sequence[Fitted]) -> None:
         """One point of the curve: 'k=4' with the classifiers of all draws."""
-        found = statistics([headline(self._test.kind, self._test.values, one.scores) for one in fitted])
+        found = statistics([leading(self._metric, self._test, one.scores) for one in fitted])
         mean = found.pop("mean")
         rest = {f"{self._metric}_{key}": value for key, value in found.items()}
         self.variants[name] = {self._metric: mean, **rest, "train": _mean([one.train for one in fitted])}
@@ -123,7 +146,7 @@ class Curve:
         draws = {"seeds": list(seeds), "samples_sha256": self.drawn}
         return Outcome(
             metrics=metrics,
-            headline=each[0][1],
+            headline=self._metric,
             # Of the first draw and not an average of all, which would be another and better classifier.
             scores=self._last[0].scores.astype(np.float32),
             per_class=per_class,

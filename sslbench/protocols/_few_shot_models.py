@@ -11,7 +11,7 @@ from sslbench.data.source import Labels
 from sslbench.metrics import ranking
 from sslbench.metrics.summary import headline
 from sslbench.protocols._draws import stratified_folds
-from sslbench.protocols._few_shot import Fitted
+from sslbench.protocols._few_shot import Fitted, leading
 
 if TYPE_CHECKING:
     from sslbench.protocols import svm
@@ -60,7 +60,7 @@ class Svm:
         strength, costs, searched = self._choose(solver, targets, names, labels.kind, strengths)
         models = solver.fit(targets, costs)
         scores = _spread(models.decide(self._test), learned, labels)
-        train = headline(labels.kind, labels.values, _spread(models.decide(x), learned, labels))
+        train = leading(self._settings.metric, labels, _spread(models.decide(x), learned, labels))
         return Fitted(scores, train, strength, bool(models.converged.all()), (*notes, *searched))
 
     def _as_svm(self, strengths: Sequence[float]) -> "svm.Settings":
@@ -114,7 +114,7 @@ class Logistic:
         strength = self._choose(x, labels, axes.variance, strengths)
         model, learned = self._fit(x, labels, axes.variance, strength, None, self._settings.tolerance)
         scores = _decide(model, axes.project(self._test), learned, labels)
-        train = headline(labels.kind, labels.values, _decide(model, x, learned, labels))
+        train = leading(self._settings.metric, labels, _decide(model, x, learned, labels))
         return Fitted(scores, train, strength, model.converged)
 
     def _fit(

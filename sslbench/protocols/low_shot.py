@@ -22,15 +22,14 @@ from sslbench.config import setting
 from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.summary import headline
 from sslbench.protocols import _draws
 from sslbench.protocols._common import check_features, is_better, percent
 from sslbench.protocols._draws import Draw
-from sslbench.protocols._few_shot import Curve, check_labels, usable_k
+from sslbench.protocols._few_shot import Curve, check_labels, leading, leading_metric, usable_k
 from sslbench.protocols._few_shot_models import Classifier, Logistic, Svm
 from sslbench.results import Outcome
 
-VERSION = 1
+VERSION = 2
 
 _DEFAULT_K = (1, 2, 4, 8, 16)
 
@@ -48,6 +47,11 @@ class Settings:
     classifier: Literal["svm", "logistic"] = setting("svm", "what learns from the draws")
     select: Literal["train", "test"] = setting(
         "train", "what the regularisation is chosen on; test: as VISSL reports it, and the row is marked"
+    )
+    metric: Literal["auto", "top1", "mAP"] = setting(
+        "auto",
+        "leads, and is what select=test maximises; auto: top1 of single labels, mAP of several. The mAP of single "
+        "labels is the mean of each class against the rest",
     )
     folds: int = setting(3, "folds of the cross-validation inside a draw; fewer where most classes have fewer samples")
     costs: tuple[float, ...] = setting(
@@ -94,6 +98,7 @@ def check(settings: Settings, train: Labels) -> None:
     """
     _check_settings(settings)
     check_labels("low-shot", train)
+    leading_metric(settings.metric, train)
     _points(settings, train)
 
 
@@ -116,12 +121,12 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     seeds = _draws.seeds(seed, settings.draws)
     learner: Classifier = Svm(test.x, settings, seed) if settings.classifier == "svm" else Logistic(test.x, settings)
     strengths = settings.costs if settings.classifier == "svm" else settings.c
-    curve, on_test = Curve(test.labels, train.ids), {}
+    curve, on_test = Curve(test.labels, train.ids, settings.metric), {}
     for point in points:
         draws = [point.draw(train.labels, each, settings) for each in seeds]
         used: Sequence[float] = strengths
         if settings.select == "test" and len(strengths) > 1:
-            used, on_test[point.name] = _best_on_test(learner, train, test.labels, draws, strengths)
+            used, on_test[point.name] = _best_on_test(learner, train, test.labels, draws, strengths, settings.metric)
         curve.add(point.name, draws, [learner.fit(train.x[draw.rows], draw.labels, used) for draw in draws])
     name = "cost" if settings.classifier == "svm" else "c"
     selected: dict[str, Any] = {}
@@ -141,14 +146,14 @@ def _chosen_on(settings: Settings) -> str:
 
 
 def _best_on_test(
-    learner: Classifier, train: Features, test: Labels, draws: Sequence[Draw], strengths: Sequence[float]
+    learner: Classifier, train: Features, test: Labels, draws: Sequence[Draw], strengths: Sequence[float], metric: str
 ) -> tuple[tuple[float], dict[str, float]]:
     """The strength with the highest mean over the draws of the leading metric on test, and all these means."""
     means: dict[str, float] = {}
     best, best_score = strengths[0], float("nan")
     for strength in strengths:
         fitted = (learner.fit(train.x[draw.rows], draw.labels, (strength,)) for draw in draws)
-        score = float(np.mean([headline(test.kind, test.values, one.scores) for one in fitted]))
+        score = float(np.mean([leading(metric, test, one.scores) for one in fitted]))
         means[f"{strength:g}"] = score
         if is_better(score, best_score):
             best, best_score = strength, score

@@ -1,6 +1,7 @@
 """A weights file of any format as one of another: rename, write, read back, and only then put it in its place."""
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +11,13 @@ from torch import Tensor
 
 from sslbench.errors import UsageError, WeightsError
 from sslbench.names import list_names
+from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sslbench.weights import files, layout, patterns, save
 from sslbench.weights.fill import tensors_sha256
 from sslbench.weights.positions import without_class_position
-from sslbench.weights.recognise import OPTIONAL_LEAF, Recognised, Shapes, recognise, tensors_at
-from sslbench.weights.tables import Table, load_table
+from sslbench.weights.recognise import OPTIONAL_LEAF, Recognised, Shapes, recognise, refuse_undecided, tensors_at
+from sslbench.weights.schema import Input, Strides
+from sslbench.weights.tables import Table, load_table, take_variant
 
 CONTAINERS = ("safetensors", "pkl", "pth", "pickle", "torch")
 _HEADS_BESIDE = "heads."
@@ -114,6 +117,11 @@ def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
             f"Say whose key names the file should have, for instance: OUT.{to} --to torchvision.",
         )
     table = load_table(to)
+    if table.variant and not table.file.variants[table.variant].shows:
+        raise UsageError(
+            f"--to {to}: nothing in a file of format {table.name} would tell that it is of this variant",
+            "Give --to sslbench, which keeps images and strides.",
+        )
     dst = dst.expanduser()
     save.check_target(dst, overwrite=overwrite, remedy="replace it with --force")
     if dst.exists() and src.exists() and dst.samefile(src):
@@ -121,7 +129,7 @@ def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
     layout.check_layout(dst, table)
 
 
-def rewrite(
+def rewrite(  # noqa: PLR0913  the options of the command
     file: files.WeightsFile,
     found: Recognised,
     dst: Path,
@@ -131,6 +139,7 @@ def rewrite(
     keep_heads: bool = False,
     backbone: str | None = None,
     expected: Shapes | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> ConversionReport:
     """Write what was recognised in a file as another format, replacing `dst`.
 
@@ -145,6 +154,7 @@ def rewrite(
         keep_heads: keep heads; the target must have names for them.
         backbone: name of the architecture, which only sslbench's own files hold.
         expected: the backbone's own names and shapes, if it took them to recognise the file.
+        preprocessing: of the network's images, which only sslbench's own files hold.
 
     Raises:
         UsageError: `dst` cannot be written.
@@ -154,11 +164,16 @@ def rewrite(
     backbone = backbone or found.backbone or ""
     if table.name == save.FORMAT and not backbone:
         raise UsageError("sslbench's own files name their architecture", "Name it: --backbone resnet50.")
+    refuse_undecided(found, str(file.path))
+    if found.variant and table.name != save.FORMAT:
+        table = _of_variant(table, found, to)
     found = _as_target_has_it(table, found)
     plan = _plan(table, found, keep_heads=keep_heads)
     digest = tensors_sha256(found.canonical)
     note = {"converted_from": found.format, "source": file.path.name, "source_sha256": file.sha256}
     note |= {"tensors_sha256": digest} | ({"changed": "; ".join(found.changes)} if found.changes else {})
+    if table.name == save.FORMAT and preprocessing is not None:
+        note |= {"preprocessing": json.dumps(preprocessing.record())}
     with save.new_file(dst) as temporary:
         layout.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
         _check_back(temporary, to, plan, expected)
@@ -180,9 +195,39 @@ def rewrite(
         counters_restored=plan.counters_restored,
         operations=_operations(source_table, found, table, plan),
         changes=found.changes,
-        note=found.note,
+        note="; ".join(filter(None, (found.note, _images_note(table, found)))),
         source_sha256=file.sha256,
         tensors_sha256=digest,
+    )
+
+
+def _images_note(table: Table, found: Recognised) -> str:
+    """Return what to tell of mean and std that the target's files do not say: others than ImageNet's."""
+    said = found.input or Input("any")
+    target = table.file.input or Input("any")
+    if table.name == save.FORMAT or not said.mean or (said.mean, said.std) == (IMAGENET_MEAN, IMAGENET_STD):
+        return ""
+    if (said.mean, said.std) == (target.mean, target.std):
+        return ""
+    mean, std = (",".join(f"{value:g}" for value in values) for values in (said.mean, said.std))
+    return f"files of format {table.name} do not say mean and std: evaluate it with --mean {mean} --std {std}"
+
+
+def _of_variant(table: Table, found: Recognised, to: str) -> Table:
+    """Return the target's table for networks of the source's variant.
+
+    Raises:
+        WeightsError: the target has the plain networks only, and a file of it would be taken for one.
+    """
+    plain = (found.strides or Strides()) == Strides() and (found.input is None or found.input.space != "lightness")
+    if plain or table.variant:
+        return table
+    if found.variant in table.file.variants and table.file.variants[found.variant].shows:
+        return take_variant(table, found.variant)
+    raise WeightsError(
+        f"the network is {found.format}:{found.variant}, and files of format {to} cannot tell its images and strides: "
+        "the converted file would be taken for another network",
+        "Give --to sslbench, which keeps them.",
     )
 
 

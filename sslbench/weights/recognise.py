@@ -11,7 +11,8 @@ from sslbench import names
 from sslbench.errors import WeightsError
 from sslbench.weights import schema
 from sslbench.weights.files import WeightsFile
-from sslbench.weights.tables import Split, Table, load_networks
+from sslbench.weights.schema import Input, Strides
+from sslbench.weights.tables import Split, Table, load_networks, take_variant
 from sslbench.weights.unrecognised import unrecognised
 
 # Buffers that torch < 0.4.1 did not write, and that other tools drop: the only tensors that may be missing.
@@ -36,6 +37,11 @@ class Recognised:
         network: which of several copies of the backbone was taken ('query', 'teacher'); '' where there is only one.
         other_networks: those that the file holds besides.
         note: what the table says that users of the weights should know.
+        variant: of the format, that was named or shows in the file ('colorization', 'msra'); '' where there is none.
+        choices: variants between which the file does not tell, and their titles: the user must choose; empty where
+            there is no doubt.
+        input: images that the network was trained on; None where the table does not say.
+        strides: of a ResNet; None where the table does not say.
         changes: what was done to `canonical` since, in words: a stem mapped to other channels, for instance.
     """
 
@@ -50,6 +56,10 @@ class Recognised:
     network: str = ""
     other_networks: tuple[str, ...] = ()
     note: str = ""
+    variant: str = ""
+    choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    input: Input | None = None
+    strides: Strides | None = None
     changes: tuple[str, ...] = ()
 
     @property
@@ -211,9 +221,10 @@ def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 def _result(reading: _Reading, file: WeightsFile) -> Recognised:
     split = reading.split
-    backbone = file.content.get("backbone") if reading.table.file.marker else None
+    table, choices = _variant(reading.table, split.canonical, file)
+    backbone = file.content.get("backbone") if table.file.marker else None
     return Recognised(
-        format=reading.table.name,
+        format=table.name,
         canonical=split.canonical,
         heads=split.heads,
         dropped=split.dropped,
@@ -221,9 +232,51 @@ def _result(reading: _Reading, file: WeightsFile) -> Recognised:
         backbone=backbone if isinstance(backbone, str) else None,
         where=reading.where,
         prefix=split.prefix,
-        network=reading.table.network,
+        network=table.network,
         other_networks=_other_networks(reading.table, file),
-        note=reading.table.file.note,
+        note=table.file.note,
+        variant=table.variant,
+        choices=choices,
+        input=table.file.input,
+        strides=table.file.strides,
+    )
+
+
+def _variant(table: Table, canonical: Mapping[str, Tensor], file: WeightsFile) -> tuple[Table, dict[str, str]]:
+    """Return the table for the variant that shows in the file, and the variants to choose from where none does."""
+    if table.variant or not table.file.variants:
+        return table, {}
+    channels = next((int(t.shape[1]) for name, t in canonical.items() if name in _STEMS and t.ndim == 4), 0)
+    for name, variant in table.file.variants.items():
+        if variant.channels and variant.channels == channels:
+            return take_variant(table, name), {}
+        if variant.marker and all(file.content.get(key) == value for key, value in variant.marker.items()):
+            return take_variant(table, name), {}
+    if all(variant.shows for variant in table.file.variants.values()):
+        return table, {}
+    return table, {name: variant.title for name, variant in table.file.variants.items() if not variant.channels}
+
+
+_STEMS = ("conv1.weight", "features.0.weight", "patch_embed.proj.weight")
+
+
+def refuse_undecided(found: Recognised, what: str) -> None:
+    """Refuse a file that may hold networks of several kinds, which its tensors do not tell apart.
+
+    Args:
+        found: in the file.
+        what: the file, for the message.
+
+    Raises:
+        WeightsError: the user has to choose; the message says between what.
+    """
+    if not found.choices:
+        return
+    ways = "; ".join(f"{found.format}:{name} ({title})" for name, title in found.choices.items())
+    raise WeightsError(
+        f"{what} is of format {found.format}, whose files hold networks of several kinds, and its tensors do not tell "
+        f"which: {ways}",
+        f"Say which, as its training did: --format {found.format}:{next(iter(found.choices))}",
     )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from sslbench.config import build
 from sslbench.errors import UsageError
@@ -48,6 +48,72 @@ class Network:
 
 
 @dataclasses.dataclass(frozen=True)
+class Input:
+    """Images that the networks of a format were trained on; what is not said here is the backbone's own.
+
+    Attributes:
+        space: 'RGB'; 'BGR': the file's first convolution takes blue first, and a rule turns it round on loading;
+            'lightness': one channel, L of CIE Lab less 50; 'any': all kinds of networks have the format.
+        mean: of the values 0 to 1, in the order red, green, blue.
+        std: the same.
+        resize: the shorter side in the authors' evaluation transform, for a crop of 224; other sizes in proportion.
+        interpolation: of that resize.
+        note: what users must know where the file does not tell its input space.
+    """
+
+    space: Literal["RGB", "BGR", "lightness", "any"]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    resize: int = 0
+    interpolation: Literal["", "bilinear", "bicubic"] = ""
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Strides:
+    """Places of the strides in the ResNets of a format.
+
+    Attributes:
+        bottleneck: the convolution of a block with stride 2: '3x3' as in torchvision, '1x1' as in MSRA's own ResNets.
+        last: stride of the last stage.
+    """
+
+    bottleneck: Literal["3x3", "1x1"] = "3x3"
+    last: Literal[1, 2] = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """Networks with the same key names that take other images or have other strides.
+
+    A variant shows by the channels of the first convolution or by entries at the top of the file; one that has neither
+    can only be named: 'FORMAT:VARIANT'. Where a table has such variants and none shows, the user must choose.
+
+    Attributes:
+        title: what a person calls these networks.
+        channels: of the images, where the variant shows by them; 0: it does not.
+        marker: entries at the top of the file by which it shows.
+        input: in place of the table's.
+        strides: in place of the table's.
+        rules: take the place of the table's rules with the same canonical keys.
+        note: what whoever uses the weights should know.
+    """
+
+    title: str
+    channels: int = 0
+    marker: dict[str, str | bool] = dataclasses.field(default_factory=dict)
+    input: Input | None = None
+    strides: Strides | None = None
+    rules: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    note: str = ""
+
+    @property
+    def shows(self) -> bool:
+        """Whether a file tells that it is of this variant."""
+        return bool(self.channels or self.marker)
+
+
+@dataclasses.dataclass(frozen=True)
 class TableFile:
     """What a table's YAML may hold; model_converters/README.md explains each entry.
 
@@ -69,6 +135,9 @@ class TableFile:
         fallback: looked at only when no other table fits.
         needs_backbone: usable only when the backbone's own names are known and most of them are in the file.
         write: what else files of this format hold when they are written.
+        input: images that the networks were trained on.
+        strides: of ResNets.
+        variants: networks that share the key names and take other images or have other strides, by name.
     """
 
     title: str
@@ -86,6 +155,9 @@ class TableFile:
     fallback: bool = False
     needs_backbone: bool = False
     write: Write = dataclasses.field(default_factory=Write)
+    input: Input | None = None
+    strides: Strides | None = None
+    variants: dict[str, Variant] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +189,11 @@ def parse(values: Mapping[str, Any], *, where: str) -> tuple[TableFile, tuple[Ru
     if not file.state_dict or not file.prefix or not file.rules:
         raise UsageError(f"{where}: state_dict, prefix and rules must not be empty")
     rules = tuple(_parse_rule(parts, f"{where}: rule {number + 1}") for number, parts in enumerate(file.rules))
-    if any(":" in name for name in file.networks):
-        raise UsageError(f"{where}: the name of a network must not hold ':'")
+    if any(":" in name for name in (*file.networks, *file.variants)) or set(file.networks) & set(file.variants):
+        raise UsageError(f"{where}: names of networks and variants must differ, and not hold ':'")
+    for name, variant in file.variants.items():
+        if variant.shows and variant.rules:
+            raise UsageError(f"{where}: variant '{name}' shows in the file, so it cannot have rules of its own")
     for text in (*file.heads, *file.drop, *(t for way in file.detect for t in (*way.present, *way.absent))):
         _parse_pattern(text, where)
     _refuse_twins(rules, where)
@@ -137,6 +212,27 @@ def take(file: TableFile, network: str) -> TableFile:
         prefix=prefixes,
         drop=(*file.drop, *(text for text in drop if text not in file.drop)),
     )
+
+
+def take_variant(
+    file: TableFile, rules: tuple[Rule, ...], name: str, *, where: str
+) -> tuple[TableFile, tuple[Rule, ...]]:
+    """Return the table of one of its variants, and its rules.
+
+    Raises:
+        UsageError: a rule of the variant makes no sense.
+    """
+    chosen = file.variants[name]
+    own = tuple(_parse_rule(parts, f"{where}: variant {name}") for parts in chosen.rules)
+    replaced = {pattern.shape() for rule in own for pattern in rule.canonical}
+    kept = tuple(rule for rule in rules if not replaced & {pattern.shape() for pattern in rule.canonical})
+    changed = dataclasses.replace(
+        file,
+        input=chosen.input or file.input,
+        strides=chosen.strides or file.strides,
+        note="; ".join(text for text in (file.note, chosen.note) if text),
+    )
+    return changed, (*kept, *own)
 
 
 def _refuse_twins(rules: tuple[Rule, ...], where: str) -> None:

@@ -33,6 +33,9 @@ _OTHER_KINDS: tuple[tuple[bytes, str], ...] = (
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError)
 
 
+_ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf|hdfs):/{1,2}(.+)")  # Path leaves one slash of two
+
+
 def refuse_path(path: Path) -> None:
     """Raise for a path that is no file, with what the user probably meant.
 
@@ -43,6 +46,11 @@ def refuse_path(path: Path) -> None:
         inside = sorted(p.name for p in path.iterdir() if p.is_file())
         listed = ", ".join(inside[:5]) + (" ..." if len(inside) > 5 else "")
         raise WeightsError(f"{path} is a folder, not a weights file", f"It holds: {listed}." if inside else None)
+    if not path.exists() and (address := _ADDRESS.match(str(path))):
+        raise WeightsError(
+            f"{address[1]}://{address[2]} is an address, and weights are not downloaded",
+            f"Download the file first and give its path: --weights {Path(address[2]).name}",
+        )
     if not path.exists():
         folder = path.parent
         if not folder.is_dir():

@@ -52,12 +52,14 @@ class Table:
         file: what the YAML says.
         rules: parsed.
         network: which of several copies of the backbone it takes; '' for formats that have one.
+        variant: of the table, that was named or shows; '' where there is none.
     """
 
     name: str
     file: TableFile
     rules: tuple[Rule, ...]
     network: str = ""
+    variant: str = ""
 
     @property
     def is_general(self) -> bool:
@@ -208,10 +210,12 @@ class _Job:
 
 
 def load_table(name: str) -> Table:
-    """The table of that name, or of a path that ends in .yaml; 'moco:key' takes the network 'key' of format moco.
+    """Return the table of that name, or of a path that ends in .yaml.
+
+    'moco:key' takes the network 'key' of format moco, 'detectron2:msra' the variant 'msra' of format detectron2.
 
     Raises:
-        UsageError: there is none, it is not a valid table, or it has no such network.
+        UsageError: there is none, it is not a valid table, or it has no such network or variant.
     """
     tables = load_networks(name)
     first = next(iter(tables[0].file.networks), "")
@@ -219,7 +223,7 @@ def load_table(name: str) -> Table:
 
 
 def load_networks(name: str) -> list[Table]:
-    """The table once for each of its networks, preferred ones first; only the one named after the colon, if any.
+    """Return the table once for each of its networks, preferred ones first; only what is named after the colon, if any.
 
     Raises:
         UsageError: as `load_table`.
@@ -227,18 +231,27 @@ def load_networks(name: str) -> list[Table]:
     name, colon, network = name.partition(":") if "/" not in name.rpartition(":")[2] else (name, "", "")
     path = names.find_file("format", name)
     table = _load(Path(name).stem if name.endswith(".yaml") else name, path, path.stat().st_mtime_ns)
+    if network in table.file.variants:
+        table, colon = take_variant(table, network), ""
     if not colon:
         order = sorted(table.file.networks, key=lambda known: not table.file.networks[known].preferred)
         return [take(table, known) for known in order] or [table]
     if network not in table.file.networks:
-        remedy = names.did_you_mean(network, table.file.networks) if table.file.networks else "Its files hold only one."
-        raise UsageError(f"format {name} has no network '{network}'", remedy)
+        known = [*table.file.networks, *table.file.variants]
+        remedy = names.did_you_mean(network, known) if known else "Its files hold only one."
+        raise UsageError(f"format {name} has no network or variant '{network}'", remedy)
     return [take(table, network)]
 
 
 def take(table: Table, network: str) -> Table:
     """The table for one of its networks."""
     return dataclasses.replace(table, file=schema.take(table.file, network), network=network)
+
+
+def take_variant(table: Table, name: str) -> Table:
+    """Return the table for one of its variants: another input, other strides, perhaps other rules."""
+    file, rules = schema.take_variant(table.file, table.rules, name, where=f"format {table.name}")
+    return dataclasses.replace(table, file=file, rules=rules, variant=name)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,14 +1,16 @@
 """AlexNets: recognised from shapes, with the layers, inputs and pools of VISSL's benchmark."""
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from sslbench.backbones.alexnet import NAMES, SPECS, Lightness, Sobel, recognise_alexnet
+from sslbench.backbones.alexnet import NAMES, SPECS, Sobel, recognise_alexnet
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.load import load_backbone
+from sslbench.data.transforms import lightness, normalise
 from sslbench.errors import WeightsError
 
 
@@ -49,7 +51,7 @@ def test_vissls_pools_give_as_many_numbers_as_its_heads_take(name, size):
     assert backbone.preprocessing.crop == (size, size)
     layers = resolve_layers(backbone, [f"conv{number}:vissl" for number in range(1, 6)])
     with torch.inference_mode():
-        features = forward_layers(backbone.module, torch.zeros(1, 3, size, size), layers)
+        features = forward_layers(backbone.module, torch.zeros(1, backbone.preprocessing.channels, size, size), layers)
     assert tuple(features[layer.text].shape[1] for layer in layers) == HEADS[name, size]
 
 
@@ -58,7 +60,7 @@ def test_the_layers_are_after_the_relu_and_the_output_is_flat(name):
     backbone = build(name)
     layers = resolve_layers(backbone, ["conv1:flatten", "conv5:flatten", "pool5:flatten", "flatten"])
     with torch.inference_mode():
-        features = forward_layers(backbone.module, torch.rand(2, 3, 224, 224), layers)
+        features = forward_layers(backbone.module, torch.rand(2, backbone.preprocessing.channels, 224, 224), layers)
     assert all(float(features[layer.text].min()) >= 0 for layer in layers[:2])
     assert features[layers[3].text].ndim == 2
     if name != "alexnet":  # torchvision averages once more, which at 224 pixels changes nothing
@@ -74,9 +76,19 @@ def test_sobel_sees_edges_of_the_mean_of_the_channels():
 
 def test_lightness_is_that_of_cie_lab():
     values = torch.tensor([[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 0, 255], [119, 119, 119], [3, 3, 3]]) / 255
-    lightness = Lightness()(values.T.reshape(1, 3, 1, 6)).flatten() + 50
+    preprocessing = build("alexnet_colorization").preprocessing
+    found = normalise(255 * values.T.reshape(1, 3, 1, 6), preprocessing).flatten() + 50
     # from the tables of CIE Lab for sRGB, D65
-    np.testing.assert_allclose(lightness, [0, 100, 53.24, 32.30, 50.03, 0.82], atol=0.03)
+    np.testing.assert_allclose(found, [0, 100, 53.24, 32.30, 50.03, 0.82], atol=0.03)
+
+
+def test_lightness_of_8_bits_is_opencvs_and_grey_images_have_it_too():
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    levels = cv2.cvtColor(np.ascontiguousarray(pixels[:, :, ::-1]), cv2.COLOR_BGR2LAB)[:, :, 0]
+    found = lightness(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0, 0].numpy()
+    np.testing.assert_allclose(found, levels, atol=1)
+    grey = torch.from_numpy(pixels[:, :, :1].copy()).permute(2, 0, 1)[None]
+    assert torch.equal(lightness(grey), lightness(grey.repeat(1, 3, 1, 1)))
 
 
 def test_the_order_of_pooling_and_normalisation_differs():

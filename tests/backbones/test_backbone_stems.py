@@ -54,7 +54,7 @@ def test_a_checkpoint_for_other_channels_is_recognised_and_keeps_its_stem_bit_fo
         assert torch.equal(loaded.module.conv1.weight, content["conv1.weight"])
         assert (loaded.report.partial, loaded.report.casts) == (False, ())
     known = describe(read(tmp_path / "w.pth"))
-    assert known.problem == "" and known.architecture["input_channels"] == channels and known.channel_order == ""
+    assert known.problem == "" and known.architecture["input_channels"] == channels and known.space == ""
 
 
 @pytest.mark.parametrize("channels", [1, 4, 13])
@@ -165,11 +165,11 @@ def test_rules_that_make_no_sense_are_refused(rule, backbone, says, tmp_path):
 
 
 def test_a_first_convolution_that_does_not_see_the_image_is_not_mapped(tmp_path):
-    """The network turns RGB into lightness itself: its convolution has one channel, its images have three."""
-    path = file_of(tmp_path / "w.pth", "alexnet_colorization")
-    assert not load_backbone(path, backbone="alexnet_colorization").report.partial
+    """The network filters edges itself: its convolution has two channels, its images have three."""
+    path = file_of(tmp_path / "w.pth", "alexnet_deepcluster")
+    assert not load_backbone(path, backbone="alexnet_deepcluster").report.partial
     with pytest.raises(UsageError, match="does not see the image itself"):
-        load_backbone(path, backbone="alexnet_colorization", stem="repeat")
+        load_backbone(path, backbone="alexnet_deepcluster", stem="repeat")
 
 
 @pytest.mark.parametrize("weights", ["random", "pixels"])

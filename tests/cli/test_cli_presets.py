@@ -37,7 +37,8 @@ def test_the_same_value_as_the_presets_is_no_change(world, sslbench):
 
 def test_several_presets_run_together_and_a_protocol_without_one_keeps_its_defaults(world, sslbench):
     presets = ("--preset", "knn/npid", "--preset", "lsr/big_vision")
-    code, _, err = sslbench("eval", "knn", "lsr", "linear", *presets, *RUN, "knn.k=5", "lsr.k=[1,5]")
+    images = ("--resize", "16x16", "--crop", "none", "--interpolation", "bilinear")
+    code, _, err = sslbench("eval", "knn", "lsr", "linear", *presets, *RUN, *images, "knn.k=5", "lsr.k=[1,5]")
     assert code == 0, err
     assert err.count("images in") == 2, "both parts of the data, encoded once for all three"
     assert only_record(world, "lsr")["preset"]["name"] == "lsr/big_vision"
@@ -45,12 +46,19 @@ def test_several_presets_run_together_and_a_protocol_without_one_keeps_its_defau
 
 
 def test_dry_run_names_the_preset_as_the_origin(world, sslbench):
-    code, out, err = sslbench("eval", "--preset", "knn/dino", *RUN, "--dry-run", "temperature=0.1", "--resize", "20")
+    code, out, err = sslbench(
+        "eval", "--preset", "knn/dino", *RUN, "--dry-run", "temperature=0.1", "--resize", "20", "--crop", "none"
+    )
     assert code == 0, err
     lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
     assert lines["k"].endswith("[preset knn/dino]") and lines["interpolation"].endswith("[preset knn/dino]")
     assert lines["temperature"].endswith("[command line]") and lines["resize"].endswith("[asked for]")
-    assert "knn (knn/dino v1)" in out
+    assert "knn (knn/dino v2" in out
+
+
+def test_a_resize_that_does_not_fill_the_crop_of_a_preset_is_refused(world, sslbench):
+    code, _, err = sslbench("eval", "--preset", "knn/dino", *RUN, "--resize", "20")
+    assert code == 2 and "20x20 do not fill the centre crop of 224x224 (knn/dino)" in err and "--crop none" in err
 
 
 def test_layers_of_a_preset_are_used_unless_others_are_asked_for(world, sslbench, monkeypatch):
@@ -81,7 +89,7 @@ def test_a_preset_on_a_benchmark_changes_its_settings_and_marks_it(world, sslben
 
 
 def test_what_selects_on_test_is_marked_wherever_its_number_stands(world, sslbench):
-    few = ("k=[2]", "draws=2", "costs=[0.1,1]")
+    few = ("k=[2]", "draws=2", "costs=[0.1,1]", "--layers", "output")
     code, out, err = sslbench("eval", "--preset", "low_shot/vissl_places", *RUN, *few)
     assert code == 0, err
     assert "selected on test" in out

@@ -49,6 +49,29 @@ def test_svms_are_those_of_linearsvc_on_the_drawn_images(blobs):
     assert outcome.selected["draws"]["seeds"] == [6, 7]
 
 
+def test_mean_average_precision_of_single_labels_leads_and_is_chosen_by_on_request(blobs):
+    """Places205 in VISSL: every class against the rest, the cost with the highest mean over draws and classes."""
+    train, test = blobs()
+    costs = (0.001, 1.0, 1000.0)
+    outcome = run(train, test, k=(5,), costs=costs, draws=2, select="test", metric="mAP")
+    means = {}
+    for cost in costs:
+        found = []
+        for seed in (0, 1):
+            draw = drawn(train, 5, seed)
+            for c in range(4):
+                model = LinearSVC(C=cost, class_weight={1: 2, -1: 1}, max_iter=50000, tol=1e-8)
+                model.fit(unit(train.x[draw.rows]), np.where(draw.labels.values == c, 1, -1))
+                decision = model.decision_function(unit(test.x))
+                found.append(ranking.single_class(ranking.voc_all_points, test.labels.values == c, decision))
+        means[f"{cost:g}"] = np.mean(found)
+    assert outcome.headline == "mAP" and outcome.metrics["mAP"][0] == pytest.approx(max(means.values()), abs=2e-3)
+    assert outcome.selected["mean on test"]["k=5"] == pytest.approx(means, abs=2e-3)
+    assert outcome.variants["k=5"]["mAP"] == pytest.approx(outcome.metrics["mAP"][0])
+    with pytest.raises(UsageError, match="metric=top1 is for single labels"):
+        run(*blobs(multi=True), metric="top1")
+
+
 def test_multi_label_svms_see_their_own_positives_and_negatives_only(blobs):
     train, test = blobs(multi=True)
     outcome = run(train, test, k=(5,), costs=(1.0,), draws=1)

@@ -49,10 +49,15 @@ def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
             f"{backbone.name} has the stem for small images; its maps are too fine for a detector",
             "Take a backbone with the usual stem.",
         )
+    if network.spec.last_stride != 2:
+        raise UsageError(
+            f"{backbone.name} has a last stage of stride 1, and a detector takes maps of stride 4, 8, 16 and 32",
+            "Take a backbone without last_stride=1.",
+        )
     network.requires_grad_(True)
     if recipe.norm == "frozen":
         freeze_norms(network)
-    if recipe.stride_in_1x1:
+    if recipe.stride_in_1x1 and not network.spec.stride_in_1x1:
         _move_strides(network)
     # The fifth stage of c4 is no part of its backbone but of its head, as in Detectron2 and in Goyal et al. 2019, where
     # detection on a frozen backbone trains it.

@@ -1,0 +1,85 @@
+"""Every preset runs on the architecture that it was published for, with the published preprocessing.
+
+The weights are random and the images few; of the settings only what needs more images or updates is shortened.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sslbench.backbones.load import load_backbone
+from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
+from sslbench.names import list_names
+from sslbench.presets import load_preset
+
+GEOMETRY = {"resize", "crop", "interpolation"}
+SHORTER = {
+    "knn": {"k": [3]},
+    "linear": {},
+    "linear-online": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
+    "low-shot": {"k": [2], "draws": 2},
+    "lsr": {"k": [2]},
+    "svm": {},
+}
+"""Protocol -> settings for 16 images in place of thousands."""
+RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False, overlaps=False)
+
+
+@functools.lru_cache(maxsize=1)  # presets of one architecture stand together in SORTED
+def untrained(architecture):
+    return load_backbone("random", backbone=architecture)
+
+
+SORTED = sorted(list_names("preset"), key=lambda name: load_preset(name).published_for)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Two classes of pictures that are wider than high, so that a squash and a crop differ."""
+    folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for split, n in (("train", 8), ("val", 2)):
+        for c, name in enumerate(("dark", "bright")):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(n):
+                pixels = rng.integers(0, 90, (30, 40, 3)) + 150 * c
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / split / name / f"{i}.png")
+    return folder
+
+
+@pytest.mark.parametrize("name", list_names("preset"))
+def test_a_preset_fixes_all_of_the_geometry_or_leaves_all_of_it_to_the_network(name):
+    fixed = set(load_preset(name).preprocessing) - {"squash"}
+    assert fixed in (GEOMETRY, set()), "the backbone's own values would fill the gap, whatever they are"
+    assert fixed or name == "linear/clip", "the paper compares networks with transforms of their own"
+
+
+@pytest.mark.parametrize("name", SORTED)
+def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, tmp_path):
+    preset = load_preset(name)
+    shorter = SHORTER[preset.protocol]
+    assert set(shorter) <= {"k", "draws", "updates", "batch_size", "warmup_epochs"}
+    task = make_task(preset.protocol, shorter, preset=preset)
+    request = Request(
+        weights="random",
+        data=str(photos),
+        tasks=(task,),
+        backbone=preset.published_for,
+        layers=preset.layers,
+        preprocessing=preset.preprocessing,
+    )
+    loaded = untrained(preset.published_for)
+    prepared = prepare(request, RUN, backbone=loaded)
+    results = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
+    assert len(results) >= max(1, len(preset.layers))
+    wanted = loaded.preprocessing.values() | preset.preprocessing
+    for result in results:
+        used = {key: value for key, value in result.preprocessing.items() if key != "origin"}
+        assert as_lists(used) == as_lists(wanted)
+    if name == "low_shot/vissl_places":
+        assert {result.headline for result in results} == {"mAP"}, "VISSL reports the mean one-vs-rest AP"
+
+
+def as_lists(values):
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

@@ -1,0 +1,69 @@
+"""Published values of a benchmark are compared with what was measured: printed, and in the record."""
+
+import pytest
+
+from sslbench import records
+from sslbench.benchmarks import Benchmark, Reference, load_benchmark
+from sslbench.evaluation.references import compare_references
+from sslbench.names import list_names
+from sslbench.results import Metric, WeightsUsed
+
+WEIGHTS = WeightsUsed(
+    name="moco.pth", path=None, sha256="abcd" * 16, format="moco", backbone="resnet50", loaded=318, total=318
+)
+REFERENCES = (
+    Reference("MoCo", "top1", 60.6, "a paper", tolerance=0.5, files=("moco.pth",)),
+    Reference("the same by its tensors", "top1", 59.0, "b", tolerance=0.5, sha256="abcdabcd"),
+    Reference("another", "top1", 1.0, "c", files=("other.pth",)),
+    Reference("MoCo", "top9", 2.0, "d", files=("moco.pth",)),
+)
+BENCHMARK = Benchmark(name="knn/x", title="x", version=1, protocol="knn", reference=REFERENCES)
+
+
+def test_references_of_these_weights_are_compared_and_no_others():
+    found = compare_references(BENCHMARK, WEIGHTS, {"top1": Metric(value=60.2)})
+    assert [(each.source, each.within) for each in found] == [("a paper", True), ("b", False), ("d", False)]
+    assert found[0].difference == pytest.approx(-0.4) and found[2].difference is None
+    assert found[0].line() == "top1 60.20, published 60.6 (MoCo, a paper): -0.40, within the tolerance of 0.5"
+    assert "NOT within the tolerance" in found[1].line() and "top9 is missing" in found[2].line()
+    assert compare_references(None, WEIGHTS, {}) == ()
+
+
+@pytest.mark.parametrize("name", [name for name in list_names("benchmark") if load_benchmark(name).reference])
+def test_shipped_references_name_metrics_that_are_reported_and_files(name):
+    for reference in load_benchmark(name).reference:
+        assert name.startswith("detection/") and reference.metric in {"AP", "AP50", "AP75"}
+        assert reference.files or reference.sha256, "nothing could be compared with it"
+
+
+def test_the_difference_is_printed_and_recorded(tmp_path, monkeypatch, capsys):
+    import torch
+
+    from sslbench.backbones.build import build
+    from sslbench.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    torch.save(build("resnet18w0.125").module.state_dict(), "net.pth")
+    text = "extends: [knn/_base, data/_digits]\nreference:\n"
+    text += "  - {weights: a net, files: [net.pth], metric: top1, value: 99, source: nowhere, tolerance: 98}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    words = ["eval", "--benchmark", "mine.yaml", "--weights", "net.pth", "--limit", "40", "--no-floors"]
+    with pytest.raises(SystemExit) as code:
+        main([*words, "--resize", "32", "--crop", "none"])
+    out = capsys.readouterr().out
+    assert code.value.code == 0
+    assert "published 99 (a net, nowhere)" in out and "within the tolerance of 98, on a modified benchmark" in out
+    (file,) = (tmp_path / "results" / "knn").glob("*.json")
+    (reference,) = records.read(file).references
+    assert reference.within and reference.difference < 0
+
+
+def test_an_address_is_no_missing_folder(tmp_path, monkeypatch, capsys):
+    from sslbench.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as code:
+        main(["eval", "knn", "--weights", "https://example.org/models/r50.pth"])
+    err = capsys.readouterr().err
+    assert code.value.code == 1
+    assert "https://example.org/models/r50.pth is an address" in err and "Download the file first" in err
