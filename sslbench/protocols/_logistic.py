@@ -7,7 +7,8 @@ How it is made fast without changing the optimum: the features are turned onto t
 leaves the length of the weights alone) and every axis is scaled by the curvature expected there. What is left for
 L-BFGS is nearly round, so tens of steps are enough where hundreds to thousands are needed without. Large problems are
 brought near the optimum in single precision, where a product costs half, and finished by Newton's method with gradients
-in double. A fit ends when a bound of its distance to the optimum is proven (`_logistic_gap`). Everything is in numpy, whose BLAS multiplies such narrow matrices several times as fast as torch's.
+in double. A fit ends when a bound of its distance to the optimum is proven (`_logistic_gap`). Everything is in
+numpy, whose BLAS multiplies such narrow matrices several times as fast as torch's.
 """
 
 import dataclasses
