@@ -116,9 +116,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     metrics, name, per_class = summarise(kind, classes, test.labels.values, scores, seed=seed, probabilities=how)
     notes += choice.notes
     if not model.converged:
+        bound = f"{model.gap:.2g}" if np.isfinite(model.gap) else "not known"
         notes.append(
-            f"The solver did not converge in {model.iterations} steps: the objective may lie {model.gap:.2g} of its "
-            f"lowest value above that, more than the tolerance of {settings.tolerance:.2g}."
+            f"The solver did not converge in {model.iterations} steps: the largest possible distance of the objective to "
+            f"its lowest value is {bound}, relative to that; the tolerance is {settings.tolerance:.2g}."
         )
     return Outcome(
         metrics=metrics,
