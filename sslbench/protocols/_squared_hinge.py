@@ -214,11 +214,13 @@ class _Problems:
         """Return (P,) whether there is nothing left to do: the tolerance is reached, or rounding leaves no more."""
         rounded = self.gradient.norm(dim=1) <= _ROUNDING * self.pull
         proven = (self.relative_gap() <= max(_GAP, tolerance**2)) | (self.short_steps >= _SHORT_STEPS)
-        return self.is_near(tolerance) | rounded | (self.close & proven)
+        done: torch.Tensor = self.is_near(tolerance) | rounded | (self.close & proven)
+        return done
 
     def is_near(self, tolerance: float) -> torch.Tensor:
         """Return (P,) whether the gradient proves a distance to the optimum within the tolerance."""
-        return self.gradient.norm(dim=1) <= tolerance * self.v.norm(dim=1)
+        near: torch.Tensor = self.gradient.norm(dim=1) <= tolerance * self.v.norm(dim=1)
+        return near
 
     def relative_gap(self) -> torch.Tensor:
         """(P,) duality gap, of the objective."""

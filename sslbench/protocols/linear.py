@@ -118,8 +118,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     if not model.converged:
         bound = f"{model.gap:.2g}" if np.isfinite(model.gap) else "not known"
         notes.append(
-            f"The solver did not converge in {model.iterations} steps: the largest possible distance of the objective to "
-            f"its lowest value is {bound}, relative to that; the tolerance is {settings.tolerance:.2g}."
+            f"The solver did not converge in {model.iterations} steps: the largest possible distance of the objective "
+            f"to its lowest value is {bound}, relative to that; the tolerance is {settings.tolerance:.2g}."
         )
     return Outcome(
         metrics=metrics,
