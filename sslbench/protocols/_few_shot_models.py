@@ -23,8 +23,6 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.floating]
 
-_LOOSE = 1000  # times the tolerance of the final fit: the choice needs no more digits
-
 
 class Classifier(Protocol):
     """Learns from draws; the test features are known to it, their labels are not."""
@@ -131,6 +129,8 @@ class Logistic:
         """The smallest strength with the best score over the folds; where there are none C = N / fixed_lambda."""
         if len(strengths) == 1:
             return strengths[0]
+        from sslbench.protocols._logistic_path import TOLERANCE
+
         folds = _folds(labels, self._settings.folds)
         if folds is None:
             return len(x) / self._settings.fixed_lambda
@@ -143,7 +143,7 @@ class Logistic:
                 continue
             model = None
             for i, c in enumerate(grid):
-                model, learned = self._fit(inside, rest, variance, c, model, _LOOSE * self._settings.tolerance)
+                model, learned = self._fit(inside, rest, variance, c, model, TOLERANCE)
                 decided = _decide(model, x, learned, labels)
                 mask = rows if rows.ndim == 2 else rows[:, None]
                 held[i] = np.where(mask, decided, held[i])

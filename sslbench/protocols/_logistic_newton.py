@@ -1,4 +1,4 @@
-"""The last digits of a logistic regression by Newton's method: gradients in double, steps in single precision.
+"""Newton's method for a logistic regression: gradients in double precision, steps in single or double precision.
 
 Near the optimum the error of a Newton step is that of the system it solves, so the system need not be solved to more
 digits than single precision has; the gradient, computed in double, says how far it still is. The systems are solved by
@@ -7,87 +7,141 @@ conjugate gradients, which need a handful of products where L-BFGS in double nee
 
 import numpy as np
 
-from sslbench.protocols._logistic_problem import Fit, FloatArray, Matrix, Problem, scales
+from sslbench.protocols._logistic_gap import Certificate, certify
+from sslbench.protocols._logistic_problem import Fit, FloatArray, Matrix, Precision, Problem
 
-STORED_UP_TO = 2**28  # logits (1 GB in single precision)
+STORED_UP_TO = 2**28  # logits that are kept for a step (1 GB in single precision); more are computed again each time
 _ACCURACY = 0.03  # of a Newton step: more digits cost more rounds than they save steps
-_HALVINGS = 8
+_ROUNDS = 250  # of one step: a rough step from here is better than an exact one where rounding is in the way
+_HALVINGS = 12
 
 
-class Curvature:
+class Hessian:
     """The second derivative of the mean loss at one point, as a product."""
 
-    def __init__(self, problem: Problem, weight: FloatArray, bias: FloatArray) -> None:
-        """Prepare: what is needed of the point, (N, K) values in single precision."""
-        self._problem, self._x = problem, problem.single()
-        self._bend = [
-            problem.bend(self._x[rows], rows, weight.astype(np.float32), bias.astype(np.float32))
-            for rows in problem.blocks()
-        ]
+    def __init__(self, problem: Problem, precision: Precision, weight: FloatArray, bias: FloatArray) -> None:
+        """Prepare: what is needed of the point, (N, K) values.
+
+        Args:
+            problem: the samples.
+            precision: of the products.
+            weight: (R, K).
+            bias: (K,).
+        """
+        self._problem, self._precision = problem, precision
+        self._weight: Matrix = weight.astype(precision)
+        self._bias: Matrix = bias.astype(precision)
+        self._parts: list[Matrix] = []
+        if len(problem.x) * problem.outputs <= STORED_UP_TO:
+            self._parts = [self._of_block(x, rows) for rows, x in problem.blocks(precision)]
 
     def product(self, direction: FloatArray) -> FloatArray:
-        """With a direction: (R + 1, K), the last row that of the biases."""
-        narrow = direction.astype(np.float32)
-        out, total = np.zeros(direction.shape[::-1]), len(self._x)
-        for rows, bend in zip(self._problem.blocks(), self._bend, strict=True):
-            change = self._x[rows] @ narrow[:-1]
+        """Return the product with a direction: (R + 1, K), the last row that of the biases."""
+        narrow: Matrix = direction.astype(self._precision)
+        out, total = np.zeros(direction.shape[::-1]), len(self._problem.x)
+        for i, (rows, x) in enumerate(self._problem.blocks(self._precision)):
+            parts = self._parts[i] if self._parts else self._of_block(x, rows)
+            change = x @ narrow[:-1]
             change += narrow[-1]
-            change *= bend
             if self._problem.multinomial:
-                change -= bend * change.sum(axis=1, keepdims=True)
-            out[:, :-1] += change.T @ self._x[rows]
+                # Relative to the sample's own class, so that nothing cancels where its probability is nearly 1.
+                change -= change[np.arange(len(change)), self._problem.targets[rows]][:, None]
+                change -= np.einsum("nk,nk->n", parts, change)[:, None]
+            change *= parts
+            out[:, :-1] += change.T @ x
             out[:, -1] += change.sum(axis=0, dtype=np.float64)
         return out.T / total
 
+    def diagonal(self) -> FloatArray:
+        """Return its diagonal, (R + 1, K)."""
+        out, total = np.zeros((self._problem.outputs, self._problem.x.shape[1] + 1)), len(self._problem.x)
+        for i, (rows, x) in enumerate(self._problem.blocks(self._precision)):
+            parts = self._parts[i] if self._parts else self._of_block(x, rows)
+            of_sample = parts
+            if self._problem.multinomial:
+                own = np.arange(len(parts)), self._problem.targets[rows]
+                of_sample = parts.copy()
+                of_sample[own] = 0
+                others = of_sample.sum(axis=1)
+                of_sample *= 1 - parts
+                of_sample[own] = parts[own] * others
+            out[:, :-1] += of_sample.T @ (x * x)
+            out[:, -1] += of_sample.sum(axis=0, dtype=np.float64)
+        return out.T / total
 
-def polish(problem: Problem, variance: FloatArray, c: float, start: Fit, max_iter: int, tolerance: float) -> Fit:
-    """Newton's method from a fit that is near the optimum; `iterations` are those of the conjugate gradients.
+    def _of_block(self, x: Matrix, rows: slice) -> Matrix:
+        logits = x @ self._weight
+        logits += self._bias
+        self._problem.loss_and_residuals(logits, rows)
+        return self._problem.hessian_parts(logits, rows)
 
-    It gives up where a step does not lead down, and says that it did not converge.
+
+def polish(
+    problem: Problem, penalty: float, start: Fit, *, precision: Precision, max_iter: int, tolerance: float
+) -> Fit:
+    """Return the optimum from a fit that is near it; `iterations` are the rounds of the conjugate gradients.
+
+    It ends early where a step does not lead down, with the bound that was reached.
+
+    Args:
+        problem: the samples.
+        penalty: of the squared length of the weights.
+        start: the fit to begin from.
+        precision: of the steps; the gradients are in double precision.
+        max_iter: largest number of rounds.
+        tolerance: bound that is small enough.
     """
-    penalty = np.append(np.full(len(variance), 1 / (c * len(problem.x))), 0.0)[:, None]
-    scale = scales(problem, problem.single(), variance, c, start)
-    point = np.vstack([start.weight, start.bias])
-    value, gradient = _objective(problem, problem.x, point, penalty)
-    done = 0
-    while (largest := float(np.abs(gradient * scale).max())) > tolerance and done < max_iter:
-        curvature = Curvature(problem, point[:-1], point[-1])
-        within = max(_ACCURACY, 0.3 * tolerance / largest)
-        step, rounds = _solve(curvature, penalty, -gradient, scale, within, max_iter - done)
-        done += rounds
-        for halvings in range(_HALVINGS):
-            further = point + step / 2**halvings
-            trial, slope = _objective(problem, problem.x, further, penalty)
-            # Rounding hides what the last steps gain.
-            if trial <= value + 1e-14 * abs(value):
-                break
-        else:
+    at = certify(problem, start.weight, start.bias, penalty, tolerance)
+    penalties = np.append(np.full(len(start.weight), penalty), 0.0)[:, None]
+    rounds = 0
+    while at.gap > tolerance and rounds < max_iter:
+        hessian = Hessian(problem, precision, at.weight, at.bias)
+        gradient = np.vstack([at.slope.by_weight + penalty * at.weight, at.slope.by_bias])
+        step, taken = _solve(hessian, penalties, -gradient, min(_ROUNDS, max_iter - rounds))
+        rounds += taken
+        further = _downhill(problem, at, step, penalty, tolerance)
+        if further is None:
             break
-        point, value, gradient = further, trial, slope
-    return Fit(point[:-1], point[-1], largest <= tolerance, done, largest)
+        at = further
+    return Fit(at.weight, at.bias, at.gap <= tolerance, rounds, at.gap)
 
 
-def _objective(problem: Problem, x: Matrix, point: FloatArray, penalty: FloatArray) -> tuple[float, FloatArray]:
-    loss, by_weight, by_bias = problem.loss_and_gradient(x, point[:-1], point[-1])
-    held = penalty * point
-    return loss + float(np.sum(held * point)) / 2, np.vstack([by_weight, by_bias]) + held
+def _downhill(
+    problem: Problem, at: Certificate, step: FloatArray, penalty: float, tolerance: float
+) -> Certificate | None:
+    """Return the first point along the step, halved again and again, that is better; None where there is none."""
+    value = _objective(at, penalty)
+    for halvings in range(_HALVINGS):
+        weight, bias = at.weight + step[:-1] / 2**halvings, at.bias + step[-1] / 2**halvings
+        further = certify(problem, weight, bias, penalty, tolerance)
+        # Rounding hides what the last steps gain; there the bound falls.
+        if _objective(further, penalty) < value * (1 - 1e-13) or further.gap < 0.9 * at.gap:
+            return further
+    return None
 
 
-def _solve(
-    curvature: Curvature, penalty: FloatArray, right: FloatArray, scale: FloatArray, within: float, most: int
-) -> tuple[FloatArray, int]:
-    """(curvature + penalty) s = right by conjugate gradients in scaled coordinates, and the number of rounds."""
+def _objective(at: Certificate, penalty: float) -> float:
+    return float(at.slope.losses.sum()) + penalty / 2 * float(np.sum(at.weight * at.weight))
+
+
+def _solve(hessian: Hessian, penalties: FloatArray, right: FloatArray, most: int) -> tuple[FloatArray, int]:
+    """Return s with (hessian + penalties) s = right by conjugate gradients, preconditioned, and the rounds taken."""
+    diagonal = hessian.diagonal() + penalties
+    scale = 1 / np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max()))
     solution, residual = np.zeros_like(right), right * scale
     direction, square = residual.copy(), float(np.sum(residual * residual))
-    enough = within**2 * square
+    enough = _ACCURACY**2 * square
     rounds = 0
     while square > enough and rounds < most:
         moved = direction * scale
-        image = (curvature.product(moved) + penalty * moved) * scale
-        reach = square / float(np.sum(direction * image))
+        image = (hessian.product(moved) + penalties * moved) * scale
+        bend = float(np.sum(direction * image))
+        rounds += 1
+        if bend <= 0:
+            break
+        reach = square / bend
         solution += reach * direction
         residual -= reach * image
         before, square = square, float(np.sum(residual * residual))
         direction = residual + square / before * direction
-        rounds += 1
     return solution * scale, rounds

@@ -13,8 +13,7 @@ from sslbench.protocols._logistic import Fit, Problem, ahead, fit
 
 FloatArray = npt.NDArray[np.float64]
 
-_PATIENCE = 4
-_TOLERANCE = 1e-4  # of a fit that is only compared; its objective is then within 1e-5 of the lowest
+TOLERANCE = 1e-4  # largest relative distance to the lowest objective of a fit that is only compared
 _AHEAD = 2.0  # a guess at the next fit goes on by at most so many times the last step
 
 
@@ -34,20 +33,22 @@ def search(
     grid: Sequence[float],
     judge: Callable[[Fit], tuple[float, float]],
     *,
+    patience: int,
     refine: int,
     max_iter: int,
     tolerance: float,
 ) -> tuple[Point, list[Point]]:
-    """The strength with the best score, of equals the smallest; and all that were tried, by strength.
+    """Return the strength with the best score, of equals the smallest; and all that were tried, by strength.
 
     The path runs from strong to weak regularisation. Each fit begins where the two before it point to, which saves most
-    of the steps. The path ends early when `_PATIENCE` values in a row brought a worse loss and no better score.
+    of the steps.
 
     Args:
         problem: what is fitted.
         variance: (R,) of its coordinates.
         grid: strengths (scikit-learn's C), ascending.
         judge: score and loss of a fit on other samples.
+        patience: values in a row with a worse loss and no better score, after which the path ends; 0: it never does.
         refine: how often the spacing is halved afterwards, the two neighbours of the best being tried each time.
         max_iter: of a fit.
         tolerance: of the final fit; those compared here need not be as exact.
@@ -55,12 +56,12 @@ def search(
     tried: list[Point] = []
 
     def attempt(c: float, start: Fit | None) -> None:
-        found = fit(problem, variance, c, start=start, max_iter=max_iter, tolerance=max(tolerance, _TOLERANCE))
+        found = fit(problem, variance, c, start=start, max_iter=max_iter, tolerance=max(tolerance, TOLERANCE))
         tried.append(Point(c, found, *judge(found)))
 
     for c in grid:
         attempt(c, _start(tried, c))
-        if _getting_worse(tried):
+        if patience and _getting_worse(tried, patience):
             break
     step = _spacing(grid)
     for _ in range(refine if len(grid) > 1 else 0):
@@ -81,7 +82,7 @@ def _start(tried: Sequence[Point], c: float) -> Fit | None:
 
 
 def _spacing(grid: Sequence[float]) -> float:
-    """The median distance of neighbours, as the logarithm of their ratio."""
+    """Return the median distance of neighbours, as the logarithm of their ratio."""
     return float(np.median([math.log(b / a) for a, b in itertools.pairwise(grid)])) if len(grid) > 1 else 0.0
 
 
@@ -95,9 +96,9 @@ def _best(tried: Sequence[Point]) -> Point:
     return best
 
 
-def _getting_worse(tried: Sequence[Point]) -> bool:
-    if len(tried) <= _PATIENCE:
+def _getting_worse(tried: Sequence[Point], patience: int) -> bool:
+    if len(tried) <= patience:
         return False
-    earlier, late = tried[:-_PATIENCE], tried[-_PATIENCE:]
-    rising = all(b.loss > a.loss for a, b in itertools.pairwise(tried[-_PATIENCE - 1 :]))
+    earlier, late = tried[:-patience], tried[-patience:]
+    rising = all(b.loss > a.loss for a, b in itertools.pairwise(tried[-patience - 1 :]))
     return rising and max(point.score for point in late) <= max(point.score for point in earlier)

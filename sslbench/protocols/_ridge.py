@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.floating]
 
+_ROWS = 8192  # converted to double precision at a time
+
 
 @dataclasses.dataclass(frozen=True)
 class Ridge:
@@ -41,12 +43,15 @@ class Ridge:
     n: int
 
     def weights(self, alpha: float) -> FloatArray:
-        """(R, C) on the axes."""
+        """Return (R, C) weights on the axes."""
         return self.cross / (self.n * self.axes.variance + alpha)[:, None]
 
     def predict(self, coordinates: Matrix, alpha: float) -> FloatArray:
-        """(N, C) values for coordinates on the axes, as `axes.project` gives them."""
-        return np.asarray(coordinates @ self.weights(alpha) + self.mean, dtype=np.float64)
+        """Return (N, C) values for coordinates on the axes, as `axes.project` gives them."""
+        weights, out = self.weights(alpha), np.empty((len(coordinates), len(self.mean)))
+        for start in range(0, len(out), _ROWS):
+            out[start : start + _ROWS] = coordinates[start : start + _ROWS].astype(np.float64) @ weights
+        return out + self.mean
 
 
 def fit(x: Matrix, values: FloatArray, *, standardise: bool) -> Ridge:
@@ -59,7 +64,11 @@ def fit(x: Matrix, values: FloatArray, *, standardise: bool) -> Ridge:
     """
     axes = principal_axes(x, standardise=standardise)
     mean = values.mean(axis=0)
-    return Ridge(axes, axes.project(x).T @ (values - mean), mean, len(x))
+    cross = np.zeros((len(axes.variance), values.shape[1]))
+    for start in range(0, len(x), _ROWS):
+        block = slice(start, start + _ROWS)
+        cross += axes.project(x[block]).astype(np.float64).T @ (values[block] - mean)
+    return Ridge(axes, cross, mean, len(x))
 
 
 def regress(train: Features, test: Features, settings: "Settings", *, seed: int) -> Outcome:

@@ -33,7 +33,6 @@ SlopeAndBend = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _NULL = 1e-24  # share of the features' squared length below which an axis is rounding noise
 _ROUNDING = 1e-15  # of the sum whose small difference a gradient is
 _GAP = 1e-6  # relative duality gap that is still the optimum where rounding allows no further step
-_PROVEN = 1e-2  # relative duality gap from which on a short step or a gradient of rounding proves no optimum
 _FLAT = 1e-2  # slope at which a line search ends, of the slope at its start
 _TRIALS = 40
 _DIRECT_AFTER = 8  # Newton steps after which the systems are solved exactly whatever that costs
@@ -142,11 +141,10 @@ def solve(
     sizes = axes.x.norm(dim=1)
     for step in range(max_iter + 1):
         left.differentiate(axes, sizes)
-        reached, stuck = left.at_optimum(tolerance), left.stuck
-        done = reached | stuck
+        done = left.at_optimum(tolerance) | left.stuck
         rows = left.rows[done]
         gap = left.relative_gap()
-        converged[rows] = ((reached & (gap <= _PROVEN)) | (gap <= _GAP))[done]
+        converged[rows] = (left.is_near(tolerance) | (gap <= _GAP))[done]
         # A gradient within the tolerance leaves no larger gap; a larger one was ended by rounding.
         doubtful[rows] = (gap > max(_GAP, tolerance**2))[done]
         if step == max_iter:
@@ -213,11 +211,16 @@ class _Problems:
         self.gradient = self.v - alpha.mul_(self.y) @ axes.x
 
     def at_optimum(self, tolerance: float) -> torch.Tensor:
-        """(P,) whether the distance to the optimum is known to be within the tolerance."""
-        distance = self.gradient.norm(dim=1)
-        near: torch.Tensor = (distance <= tolerance * self.v.norm(dim=1)) | (distance <= _ROUNDING * self.pull)
+        """Return (P,) whether there is nothing left to do: the tolerance is reached, or rounding leaves no more."""
+        rounded = self.gradient.norm(dim=1) <= _ROUNDING * self.pull
         proven = (self.relative_gap() <= max(_GAP, tolerance**2)) | (self.short_steps >= _SHORT_STEPS)
-        return near | (self.close & proven)
+        done: torch.Tensor = self.is_near(tolerance) | rounded | (self.close & proven)
+        return done
+
+    def is_near(self, tolerance: float) -> torch.Tensor:
+        """Return (P,) whether the gradient proves a distance to the optimum within the tolerance."""
+        near: torch.Tensor = self.gradient.norm(dim=1) <= tolerance * self.v.norm(dim=1)
+        return near
 
     def relative_gap(self) -> torch.Tensor:
         """(P,) duality gap, of the objective."""

@@ -11,6 +11,8 @@ FloatArray = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.int8]
 Folds = npt.NDArray[np.int16]
 
+_CLASSES = 64  # at a time, so that memory does not grow with their number
+
 
 @dataclasses.dataclass(frozen=True)
 class Models:
@@ -23,6 +25,42 @@ class Models:
     def decide(self, x: FloatArray) -> FloatArray:
         """(N, K) decision values of features (N, D)."""
         return np.asarray(x @ self.weight.T + self.bias)
+
+
+def relative_gaps(
+    x: FloatArray,
+    targets: Targets,
+    costs: Sequence[float],
+    models: Models,
+    *,
+    positive_weight: float,
+    intercept_scaling: float,
+) -> FloatArray:
+    """Return (K,) upper bounds of the distance of each objective to its lowest value, relative to that.
+
+    The objective is strongly convex, so half the squared length of the gradient bounds the distance, whichever solver
+    found the model.
+
+    Args:
+        x: (N, D) training features.
+        targets: (N, K), 1 positive, -1 negative, 0 left out.
+        costs: of the K classes.
+        models: the solutions.
+        positive_weight: of the positives' losses; negatives weigh 1.
+        intercept_scaling: value of the constant feature whose weight gives the bias.
+    """
+    gaps = np.empty(targets.shape[1])
+    for first in range(0, len(gaps), _CLASSES):
+        some = slice(first, first + _CLASSES)
+        sign, weight, constant = targets[:, some], models.weight[some], models.bias[some] / intercept_scaling
+        slack = np.maximum(0, 1 - sign * (x @ weight.T + models.bias[some])) * (sign != 0)
+        price = np.asarray(costs[some]) * np.where(sign > 0, positive_weight, 1.0)
+        value = (np.sum(weight**2, axis=1) + constant**2) / 2 + np.sum(price * slack**2, axis=0)
+        residual = 2 * price * slack * sign
+        gradient = np.sum((weight - residual.T @ x) ** 2, axis=1)
+        gap = (gradient + (constant - intercept_scaling * residual.sum(axis=0)) ** 2) / 2
+        gaps[some] = np.divide(gap, value - gap, out=np.full(len(gap), np.inf), where=gap < value)
+    return gaps
 
 
 @dataclasses.dataclass(frozen=True)

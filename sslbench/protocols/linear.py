@@ -5,7 +5,8 @@ learning rate, no seed and no number of epochs that decides the result. The regu
 `log_regression.py` and CLIP's linear probe (Radford et al. 2021, app. A.3) do, on a held-out part of train, and the
 model is then fitted on all of train. Labels that are numbers are predicted by ridge regression, in closed form.
 
-Version 2: the same optimum, found faster; further settings, and regression.
+Version 2: the same optimum, found faster; further settings, and regression. Version 3: converged means a proven bound
+of the distance to the optimum, in any size; every value of c is tried; no axis is lost in features used as they are.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from sslbench.results import Outcome
 if TYPE_CHECKING:
     from sslbench.protocols._logistic import Fit, Problem
 
-VERSION = 2
+VERSION = 3
 LABEL_KINDS = ("single", "multi", "value")
 
 _GRID = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-12, 5))
@@ -55,8 +56,13 @@ class Settings:
     alpha: tuple[float, ...] = setting(
         _ALPHAS, "labels that are numbers: strengths of ridge regression (scikit-learn's alpha) to choose from"
     )
-    max_iter: int = setting(1000, "largest number of L-BFGS steps for one c")
-    tolerance: float = setting(1e-8, "largest entry of the gradient, in scaled coordinates, that counts as converged")
+    patience: int = setting(
+        0, "the values of c end early after so many in a row with a worse loss and no better score; 0: all are tried"
+    )
+    max_iter: int = setting(1000, "largest number of steps of the solver for one c")
+    tolerance: float = setting(
+        1e-10, "largest distance of the objective to its lowest value, relative to that, that counts as converged"
+    )
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -110,14 +116,18 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     metrics, name, per_class = summarise(kind, classes, test.labels.values, scores, seed=seed, probabilities=how)
     notes += choice.notes
     if not model.converged:
-        notes.append(f"The solver did not converge in {model.iterations} steps (gradient {model.gradient:.2g}).")
+        bound = f"{model.gap:.2g}" if np.isfinite(model.gap) else "not known"
+        notes.append(
+            f"The solver did not converge in {model.iterations} steps: the largest possible distance of the objective "
+            f"to its lowest value is {bound}, relative to that; the tolerance is {settings.tolerance:.2g}."
+        )
     return Outcome(
         metrics=metrics,
         headline=name,
         scores=scores.astype(np.float32),
         per_class=per_class,
         train=headline(kind, train.labels.values, train_scores),
-        selected=choice.selected | {"c": choice.c, "gradient": model.gradient, "iterations": model.iterations},
+        selected=choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations},
         converged=model.converged,
         notes=tuple(notes),
         probabilities=how,
@@ -131,8 +141,10 @@ def _check_settings(settings: Settings) -> None:
         raise UsageError(f"linear: alpha should be one or several numbers greater than 0, not {list(settings.alpha)}")
     if not 0 < settings.holdout < 1:
         raise UsageError(f"linear: holdout should lie between 0 and 1, not {settings.holdout}")
-    if settings.max_iter < 1 or settings.refine < 0 or not settings.tolerance > 0:
-        raise UsageError("linear: max_iter should be at least 1, refine at least 0 and tolerance greater than 0")
+    if settings.max_iter < 1 or min(settings.refine, settings.patience) < 0 or not settings.tolerance > 0:
+        raise UsageError(
+            "linear: max_iter should be at least 1, refine and patience at least 0 and tolerance greater than 0"
+        )
 
 
 def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
@@ -186,7 +198,7 @@ def _choose(
     x: Matrix, labels: Labels, test: tuple[Matrix, Labels], variance: FloatArray, settings: Settings, seed: int
 ) -> _Choice:
     """The c with the best headline metric on a held-out part of train, or on test; of equals the smallest."""
-    from sslbench.protocols._logistic_path import search
+    from sslbench.protocols._logistic_path import TOLERANCE, search
 
     grid = sorted(settings.c)
     if len(grid) == 1:
@@ -214,15 +226,21 @@ def _choose(
         variance,
         grid,
         judge,
+        patience=settings.patience,
         refine=settings.refine,
         max_iter=settings.max_iter,
         tolerance=settings.tolerance,
     )
     notes = []
+    within = max(settings.tolerance, TOLERANCE)
+    unconverged = sum(not point.fit.converged for point in tried)
+    if unconverged:
+        notes.append(f"While c was chosen, {unconverged} of {len(tried)} fits did not come within {within:.2g}.")
     if best.c <= grid[0] or best.c >= grid[-1]:
         end = "smallest" if best.c <= grid[0] else "largest"
         notes.append(f"The chosen c={best.c:g} is the {end} of those tried; the best may lie beyond.")
     selected = {"c": best.c, "on": on, "score": best.score, "tried": len(tried), "seed": seed}
+    selected["gap_while_choosing"] = max(point.fit.gap for point in tried)
     same = len(learned) == len(_usable_classes(labels)[0])
     return _Choice(best.c, selected, tuple(notes), best.fit if same else None)
 

@@ -77,6 +77,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         UsageError: settings that are not possible.
     """
     from sslbench.protocols._svm import choose_each, choose_one, make_solver
+    from sslbench.protocols._svm_models import relative_gaps
 
     check_features(train, test)
     check(settings, train.labels)
@@ -92,6 +93,14 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     models = solver.fit(targets, choice.costs)
     decision, train_decision = models.decide(_prepare(test.x, settings.normalise)), models.decide(x)
     unconverged = int(np.sum(~models.converged))
+    gaps = relative_gaps(
+        x,
+        targets,
+        choice.costs,
+        models,
+        positive_weight=settings.positive_weight,
+        intercept_scaling=settings.intercept_scaling,
+    )
     notes += [*choice.notes, *solver_notes]
     if unconverged:
         notes.append(f"{unconverged} of the SVMs did not converge in {settings.max_iter} iterations.")
@@ -104,7 +113,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         scores=scores.astype(np.float32),
         per_class=per_class,
         train=headline(kind, train.labels.values, _spread(train_decision, usable, train.labels)),
-        selected=choice.selected,
+        selected=choice.selected | {"gap": float(gaps.max())},
         converged=not unconverged,
         notes=tuple(notes),
     )

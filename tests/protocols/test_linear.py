@@ -65,7 +65,7 @@ def test_c_is_chosen_on_a_part_of_train_and_not_on_test(blobs):
     train, test = blobs(300, 100)
     outcome = linear.run(train, test, linear.Settings(), seed=0)
     assert outcome.selected["on"] == "held-out 20 % of train"
-    assert {"c", "score", "gradient", "iterations", "seed"} <= set(outcome.selected)
+    assert {"c", "score", "gap", "gap_while_choosing", "iterations", "seed"} <= set(outcome.selected)
     shuffled = np.random.default_rng(0).permutation(test.labels.values)
     other = Features(test.x, Labels("single", test.labels.classes, shuffled), test.ids)
     assert linear.run(train, other, linear.Settings(), seed=0).selected == outcome.selected
@@ -105,7 +105,7 @@ def test_what_cannot_be_learned_is_refused(blobs, make):
     train, test = blobs()
     with pytest.raises(DataError, match="one class, 'class0'"):
         linear.run(make(train.x, np.zeros(len(train)), 4), test, linear.Settings(), seed=0)
-    for bad in ({"c": ()}, {"c": (0.0,)}, {"holdout": 1.0}, {"max_iter": 0}):
+    for bad in ({"c": ()}, {"c": (0.0,)}, {"holdout": 1.0}, {"max_iter": 0}, {"patience": -1}):
         with pytest.raises(UsageError):
             linear.run(train, test, linear.Settings(**bad), seed=0)
     none = Features(train.x, Labels("none", (), np.zeros((len(train), 0), np.int8)), train.ids)
@@ -151,8 +151,8 @@ def test_objective_and_coefficients_are_those_of_a_slow_oracle(blobs, multi, c, 
     train, _ = blobs(200, multi=multi, spread=3.0)
     axes = _logistic.principal_axes(train.x)
     problem = linear._problem(axes.project(train.x), train.labels, np.arange(4))
-    model = _logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=1e-8)
-    assert model.converged and model.gradient <= 1e-8
+    model = _logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=1e-10)
+    assert model.converged and model.gap <= 1e-10
     x = StandardScaler().fit_transform(train.x.astype(np.float64))
     lowest, theirs, objective = logistic_oracle(x, train.labels.values, c, train.labels.kind)
     bias = model.bias if multi else model.bias - model.bias.mean() + theirs[-1].mean()
@@ -220,14 +220,14 @@ def test_the_refined_search_closes_in_on_the_best_from_either_side(target, monke
         return -abs(np.log10(c) - target), 0.0
 
     best, tried = _logistic_path.search(
-        None, None, [1e-6, 1e-4, 1e-2, 1.0, 1e2], judge, refine=4, max_iter=1, tolerance=1.0
+        None, None, [1e-6, 1e-4, 1e-2, 1.0, 1e2], judge, patience=0, refine=4, max_iter=1, tolerance=1.0
     )
     assert abs(np.log10(best.c) - target) <= 1 / 16 + 1e-9, "eight values per decade"
     assert len(tried) == 5 + 8 and [p.c for p in tried] == sorted(p.c for p in tried)
 
 
 @pytest.mark.parametrize("multi", [False, True])
-def test_the_curvature_is_the_derivative_of_the_gradient(blobs, multi):
+def test_the_hessian_is_the_derivative_of_the_gradient(blobs, multi):
     train, _ = blobs(80, multi=multi)
     axes = _logistic.principal_axes(train.x)
     problem = linear._problem(axes.project(train.x), train.labels, np.arange(4))
@@ -235,9 +235,12 @@ def test_the_curvature_is_the_derivative_of_the_gradient(blobs, multi):
     at, along = 0.3 * rng.normal(size=(11, 4)), rng.normal(size=(11, 4))
 
     def gradient(point):
-        _, by_weight, by_bias = problem.loss_and_gradient(problem.x, point[:-1], point[-1])
-        return np.vstack([by_weight, by_bias])
+        slope = problem.slope(np.float64, point[:-1], point[-1])
+        return np.vstack([slope.by_weight, slope.by_bias])
 
     expected = (gradient(at + 1e-5 * along) - gradient(at - 1e-5 * along)) / 2e-5
-    found = _logistic_newton.Curvature(problem, at[:-1], at[-1]).product(along)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    for precision in (np.float64, np.float32):
+        hessian = _logistic_newton.Hessian(problem, precision, at[:-1], at[-1])
+        np.testing.assert_allclose(hessian.product(along), expected, atol=1e-5)
+        columns = [hessian.product(unit.reshape(11, 4)).ravel() for unit in np.eye(44)]
+        np.testing.assert_allclose(hessian.diagonal().ravel(), np.diag(columns), atol=1e-6)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
@@ -8,6 +10,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.metrics import ranking
 from sslbench.protocols import svm
 from sslbench.protocols._svm import make_solver
+from sslbench.protocols._svm_models import relative_gaps
 from sslbench.protocols._svm_newton import Newton
 
 COSTS = (0.01, 0.1, 1.0, 10.0)
@@ -55,7 +58,8 @@ def test_both_solvers_give_the_same_numbers(multi, blobs):
         for name in ("newton", "liblinear", "auto")
     ]
     assert all(outcome.converged for outcome in found)
-    assert found[0].selected == found[1].selected and found[0].selected == found[2].selected
+    first, *others = ({k: v for k, v in outcome.selected.items() if k != "gap"} for outcome in found)
+    assert all(other == first for other in others)
     np.testing.assert_allclose(found[0].scores, found[1].scores, atol=1e-3)
     np.testing.assert_array_equal(found[0].scores, found[2].scores)
     for name, value in found[0].metrics.items():
@@ -184,3 +188,30 @@ def test_what_cannot_be_learned_is_refused(blobs, make):
     for bad in ({"costs": ()}, {"costs": (-1.0,)}, {"folds": 1}, {"max_iter": 0}, {"intercept_scaling": 0}):
         with pytest.raises(UsageError):
             svm.run(train, test, svm.Settings(**bad), seed=0)
+
+
+@pytest.mark.parametrize("solver", ["newton", "liblinear"])
+@pytest.mark.parametrize("scaling", [1.0, 5.0])
+def test_the_bound_of_the_distance_to_the_optimum_holds_and_stands_in_the_record(solver, scaling, blobs):
+    train, test = blobs(200, 50, spread=3.0)
+    settings = svm.Settings(costs=(5.0,), solver=solver, intercept_scaling=scaling)
+    outcome = svm.run(train, test, settings, seed=0)
+    exact = svm.run(train, test, dataclasses.replace(settings, solver="newton", tolerance=1e-10), seed=0)
+    assert exact.selected["gap"] <= 1e-12
+    assert outcome.selected["gap"] <= (1e-8 if solver == "newton" else 1e-2)
+    rough = svm.run(train, test, dataclasses.replace(settings, max_iter=1), seed=0)
+    assert rough.converged is False and rough.selected["gap"] > 1e-6
+    x = svm._prepare(train.x, True)
+    targets, _ = svm._targets(train.labels, settings)
+    make = {
+        name: make_solver(x, dataclasses.replace(settings, **how), 0)[0].fit(targets, [5.0] * 4)
+        for name, how in {"exact": {"solver": "newton", "tolerance": 1e-10}, "rough": {"max_iter": 1}}.items()
+    }
+
+    def values(models):
+        slack = np.maximum(0, 1 - targets * (x @ models.weight.T + models.bias))
+        each = 5.0 * np.where(targets > 0, 2, 1) * slack**2
+        return (models.weight**2).sum(axis=1) / 2 + (models.bias / scaling) ** 2 / 2 + each.sum(axis=0)
+
+    bounds = relative_gaps(x, targets, [5.0] * 4, make["rough"], positive_weight=2.0, intercept_scaling=scaling)
+    assert (values(make["rough"]) <= values(make["exact"]) * (1 + bounds)).all()
