@@ -134,8 +134,11 @@ class Source:
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:
-        """Hash of ids, image contents, labels and class names, 32 hex digits: what a score depends on."""
+        """Hash of ids, image contents, labels, class names and groups, 32 hex digits: what a score depends on."""
         digest = hashlib.sha256(self.images_fingerprint().encode())
         digest.update("\n".join((self.labels.kind, *self.labels.classes)).encode())
         digest.update(np.ascontiguousarray(self.labels.values).tobytes())
+        if self.grouped_by:
+            # What belongs together decides choices and intervals.
+            digest.update("\n".join(("groups", *self.attributes[self.grouped_by])).encode())
         return digest.hexdigest()[:32]

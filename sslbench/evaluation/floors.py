@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.data.source import Labels
 from sslbench.metrics import regression
+from sslbench.metrics.differences import Answers, difference
 from sslbench.results import Result, as_recorded
 
 log = logging.getLogger("sslbench")
@@ -94,22 +96,26 @@ def cached(measurement: str) -> tuple[Result, records.Scores] | None:
 def keep(result: Result, scores: records.Scores, out: Path) -> None:
     """Writes a floor's result into the cache and into the results: leaderboards show it as a row of its own."""
     for folder in (paths.cache_dir() / "floors", out):
-        records.write(result, scores.scores, scores.ids, scores.labels, folder)
+        write(result, scores, folder)
+
+
+def write(result: Result, scores: records.Scores, folder: Path) -> Path:
+    """Write a record with its scores, and give its path."""
+    further: dict[str, Any] = {"groups": scores.groups, "draws": scores.draws, "places": scores.places}
+    return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
 
 
 def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
     """A warning when the weights are not better than no training at all, by a paired test on the same test samples."""
-    from sslbench.metrics.intervals import paired_difference
-
     other = untrained[1]
     if scores.ids != other.ids or scores.labels.ndim != 1 or not scores.scores.shape[1]:
         return None
-    right = (scores.scores.argmax(axis=1) == scores.labels).astype(np.float64)
-    right_untrained = (other.scores.argmax(axis=1) == other.labels).astype(np.float64)
-    difference, low, _ = paired_difference(right, right_untrained, seed=0)
+    answers = [Answers.of(result.seed, each.scores, each.draws, each.places) for each in (scores, other)]
+    found = difference("top1", "single", scores.labels, answers[0], answers[1], groups=scores.groups)
+    low = found.low
     if low > 0:
         return None
     return (
         f"{result.weights.name} is not better than the untrained {result.weights.backbone} "
-        f"({100 * difference:+.1f} points, the interval reaches {100 * low:+.1f}): are these the weights you meant?"
+        f"({100 * found.difference:+.1f} points, the interval reaches {100 * low:+.1f}): are these the weights you meant?"
     )

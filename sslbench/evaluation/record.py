@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from sslbench import names, records
@@ -20,6 +22,7 @@ from sslbench.evaluation.details import groups_of, with_details
 from sslbench.evaluation.prepare import Prepared
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
+from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
 from sslbench.results import (
     BenchmarkUsed,
@@ -151,8 +154,23 @@ def recorded(
         costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
         notes=outcome.notes,
     )
-    scores = records.Scores(test.ids, outcome.scores, test.labels.values, test.labels.classes)
+    scores = records.Scores(
+        test.ids,
+        outcome.scores,
+        test.labels.values,
+        test.labels.classes,
+        test.groups,
+        outcome.draws,
+        _places(outcome, test),
+    )
     return with_details(result, scores, subject.groups), scores
+
+
+def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:
+    """For each draw how many classes are ranked before the true one."""
+    if not outcome.draws or test.labels.kind != "single":
+        return None
+    return np.stack([places(test.labels.values, draw) for draw in outcome.draws]).astype(np.uint16)
 
 
 def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
@@ -197,7 +215,7 @@ def finish(
         log.warning(warning)
         notes.append(warning)
     result = dataclasses.replace(result, floors=beside, notes=tuple(notes))
-    path = records.write(result, scores.scores, scores.ids, scores.labels, out)
+    path = floors.write(result, scores, out)
     return dataclasses.replace(result, file=path)
 
 
@@ -233,6 +251,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
             n=len(part),
             n_used=len(features[layer]),
             classes=part.labels.classes,
+            groups=features[layer].n_groups,
         )
         for part, features in ((data.train, encoded.train), (data.test, encoded.test))
     ]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
+from sslbench.data._group_split import source_groups
 from sslbench.data.decoder import handlers_of, name_of
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
@@ -138,4 +139,4 @@ def _as_features(entry: store.Entry, layer: Layer, source: Source, unreadable: l
     kept = source
     if left_out:
         kept = source.select([i for i, sample_id in enumerate(source.ids) if sample_id not in left_out])
-    return Features(entry.read(layer.text), kept.labels, kept.ids)
+    return Features(entry.read(layer.text), kept.labels, kept.ids, groups=source_groups(kept))

@@ -5,7 +5,8 @@ learning rate, no seed and no number of epochs that decides the result. The regu
 `log_regression.py` and CLIP's linear probe (Radford et al. 2021, app. A.3) do, on a held-out part of train, and the
 model is then fitted on all of train. Labels that are numbers are predicted by ridge regression, in closed form.
 
-Version 2: the same optimum, found faster; further settings, and regression.
+Version 2: the same optimum, found faster; further settings, and regression. Version 3: groups of samples are kept
+together where c or alpha is chosen, and intervals are those of half-samples.
 """
 
 import dataclasses
@@ -19,13 +20,13 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._common import check_features, holdout_rows, percent
+from sslbench.protocols._common import check_features, holdout_rows, no_holdout, percent
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
     from sslbench.protocols._logistic import Fit, Problem
 
-VERSION = 2
+VERSION = 3
 LABEL_KINDS = ("single", "multi", "value")
 
 _GRID = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-12, 5))
@@ -91,7 +92,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     usable, notes = _usable_classes(train.labels)
     axes = principal_axes(train.x, standardise=settings.scale == "standard")
     x, on_test = axes.project(train.x), axes.project(test.x)
-    choice = _choose(x, train.labels, (on_test, test.labels), axes.variance, settings, seed)
+    choice = _choose(x, train, (on_test, test.labels), axes.variance, settings, seed)
     problem = _problem(x, train.labels, usable)
     model = fit(
         problem,
@@ -107,7 +108,9 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     # A class that train has no example of has no probability either.
     logits = kind == "single" and len(usable) == len(classes)
     how: Literal["softmax"] | None = "softmax" if logits else None
-    metrics, name, per_class = summarise(kind, classes, test.labels.values, scores, seed=seed, probabilities=how)
+    metrics, name, per_class = summarise(
+        kind, classes, test.labels.values, scores, seed=seed, probabilities=how, groups=test.groups
+    )
     notes += choice.notes
     if not model.converged:
         notes.append(f"The solver did not converge in {model.iterations} steps (gradient {model.gradient:.2g}).")
@@ -183,20 +186,20 @@ class _Choice:
 
 
 def _choose(
-    x: Matrix, labels: Labels, test: tuple[Matrix, Labels], variance: FloatArray, settings: Settings, seed: int
+    x: Matrix, train: Features, test: tuple[Matrix, Labels], variance: FloatArray, settings: Settings, seed: int
 ) -> _Choice:
     """The c with the best headline metric on a held-out part of train, or on test; of equals the smallest."""
     from sslbench.protocols._logistic_path import search
 
-    grid = sorted(settings.c)
+    labels, grid = train.labels, sorted(settings.c)
     if len(grid) == 1:
         return _Choice(grid[0])
     on, fitted, (held, held_labels) = "test", np.arange(len(x)), test
     if settings.select_on == "train":
-        parts = holdout_rows(labels, settings.holdout, seed)
+        parts = holdout_rows(labels, settings.holdout, seed, train.groups)
         if parts is None:
             middle = grid[len(grid) // 2]
-            note = f"Train is too small to choose c on a held-out part of it; {middle:g} was used."
+            note = f"{no_holdout(train.groups)} to choose c on; {middle:g} was used."
             return _Choice(middle, notes=(note,))
         on, fitted = f"held-out {percent(settings.holdout)} of train", parts[0]
         held, held_labels = x[parts[1]], labels.select(parts[1])
