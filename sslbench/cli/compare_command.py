@@ -20,7 +20,8 @@ def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
     """Say whether the difference between two results is real: A and B are records, or folders of them.
 
     Both are scored on the same test samples, and the samples are resampled for both at once: "tied" means that the 95 %
-    interval of the difference holds 0. Groups of samples stay together, and means over draws are compared by all draws. Of two folders all pairs are compared that were measured in the same way.
+    interval of the difference holds 0. Groups of samples stay together, and means over draws are compared by all draws.
+    Of two folders all pairs are compared that were measured in the same way.
 
     \b
     sslbench compare results/knn/a-1f0c.json results/knn/b-77e2.json

@@ -117,5 +117,6 @@ def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], s
         return None
     return (
         f"{result.weights.name} is not better than the untrained {result.weights.backbone} "
-        f"({100 * found.difference:+.1f} points, the interval reaches {100 * low:+.1f}): are these the weights you meant?"
+        f"({100 * found.difference:+.1f} points, the interval reaches {100 * low:+.1f}): are these the weights "
+        "you meant?"
     )

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from sslbench.errors import ResultError
 from sslbench.leaderboard.differences import differing
 from sslbench.leaderboard.flags import is_floor
-from sslbench.leaderboard.model import direction
 from sslbench.metrics.differences import Answers, difference, holm
+from sslbench.metrics.metric import direction
 from sslbench.names import did_you_mean
 from sslbench.records import Scores, read_scores, scores_path
 from sslbench.results import ABSOLUTE, Result

@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from sslbench.leaderboard.model import Cell, Column, Group, Row, direction
+from sslbench.leaderboard.model import Cell, Column, Group, Row
+from sslbench.metrics.metric import direction
 from sslbench.results import Metric, Result
 
 _ORDER = ("chance", "majority", "pixels", "untrained")

@@ -1,12 +1,12 @@
 """Average precision of object detection: Pascal VOC (2007, 2012) and COCO, with 95 % intervals.
 
 The intervals are basic (reverse percentile) bootstraps over images (Davison and Hinkley 1997, section 5.2): whole
-images (of videos: all frames of one) are drawn with replacement, so that what is found on one image stays together, and the interval of a value v is
-2 v - high .. 2 v - low, where low and high are the 2.5 and 97.5 % points of the resampled values. These points
-themselves will not do: AP rises when there are fewer distinct objects of a class, in the sample against all images as
-in a resample against the sample, so that they lie too high by twice that. Detections are matched once; a resample
-only changes how often an image counts. The interval says how far the number depends on the images that happen to be
-tested, not on how training happened to go. All values are fractions.
+images (of videos: all frames of one) are drawn with replacement, so that what is found on one image stays together, and
+the interval of a value v is 2 v - high .. 2 v - low, where low and high are the 2.5 and 97.5 % points of the resampled
+values. These points themselves will not do: AP rises when there are fewer distinct objects of a class, in the sample
+against all images as in a resample against the sample, so that they lie too high by twice that. Detections are matched
+once; a resample only changes how often an image counts. The interval says how far the number depends on the images that
+happen to be tested, not on how training happened to go. All values are fractions.
 """
 
 import dataclasses

@@ -206,8 +206,11 @@ def _resampled(
     first = made[0][0]
     halves = on_halves(both, units, n=resamples, seed=seed, block=first.block)
     error = float(standard_errors(halves[:, :1] - halves[:, 1:], units)[0]) * first.missing_variance
-    value = float(np.mean(each[0]) - np.mean(each[1]))
-    return each, shrunk(value, error, first.size(units), most=first.bounds[1] - first.bounds[0])
+    values, size = [float(np.mean(part)) for part in each], first.size(units)
+    if math.isnan(first.missing_variance) and units.number > 1:
+        # Every class has one unit, so that none shows its variance: it is taken to be as large as that of two shares.
+        error = math.sqrt(sum(share * (1 - share) for share in values) / size)
+    return each, shrunk(values[0] - values[1], error, size, most=first.bounds[1] - first.bounds[0])
 
 
 def shrunk(value: float, error: float, size: float, *, most: float = math.inf) -> Interval:
@@ -278,7 +281,8 @@ def sign_flip(sums: FloatArray) -> float:
         own[:: 2 * size] = binom.pmf(np.arange(count + 1), count, 0.5)
         chances = own if len(chances) == 1 else np.maximum(fftconvolve(chances, own), 0.0)
     middle = len(chances) // 2
-    return min(1.0, float(2 * chances[middle + observed :].sum()))
+    nearer = float(chances[middle - observed + 1 : middle + observed].sum())
+    return 1 - nearer if nearer < 0.5 else float(2 * chances[middle + observed :].sum())
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -23,7 +23,7 @@ class GroupScore:
     high: float
 
 
-def by_group(
+def by_group(  # noqa: PLR0913  what an evaluation consists of, and two kinds of groups
     metric: str,
     kind: str,
     values: npt.NDArray[np.integer],
@@ -48,7 +48,8 @@ def by_group(
         seed: of the half-samples.
         probabilities: as for `summarise`.
         resamples: how many half-samples.
-        together: (N,) numbers; samples with the same one are kept together by the intervals, as `groups` of `summarise`.
+        together: (N,) numbers; samples with the same one are kept together by the intervals (`groups` of
+            `summarise`).
 
     Raises:
         KeyError: there is no such metric.

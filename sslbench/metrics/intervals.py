@@ -7,8 +7,8 @@ which a sample that is drawn twice is a near-duplicate of itself, this neither r
 variance of small classes. The halves also show by how much the statistic is too high or too low on fewer samples, and
 the interval is moved against that.
 
-From value and standard error the interval is made on a scale that fits what the metric can be, see `ends`. tests/metrics
-/coverage_table.py measures how often the intervals hold the truth; docs/intervals.md has the table.
+From value and standard error the interval is made on a scale that fits what the metric can be, see `ends`. The script
+tests/metrics/coverage_table.py measures how often the intervals hold the truth; docs/intervals.md has the table.
 """
 
 import dataclasses

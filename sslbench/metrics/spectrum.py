@@ -1,9 +1,9 @@
 """What the geometry of features says without a classifier: how many directions they use, how they fill the sphere.
 
-Each function returns a value with its 95 % interval, -+ Student's t times the standard error by the infinitesimal jackknife (Jaeckel
-1972): the linear part of what a bootstrap over the samples would give. A bootstrap itself will not do, because samples
-that are drawn twice lower a rank. The intervals say how much the value varies with the samples; that a rank of few
-samples is lower than one of many is not in them.
+Each function returns a value with its 95 % interval, -+ Student's t times the standard error by the infinitesimal
+jackknife (Jaeckel 1972): the linear part of what a bootstrap over the samples would give. A bootstrap itself will not
+do, because samples that are drawn twice lower a rank. The intervals say how much the value varies with the samples;
+that a rank of few samples is lower than one of many is not in them.
 """
 
 import dataclasses

@@ -73,7 +73,7 @@ class Measure:
 
     @property
     def missing_variance(self) -> float:
-        """What a standard error must be multiplied by because classes with a single unit show no variance; NaN if all do.
+        """What standard errors must be multiplied by because classes with one unit show no variance; NaN if all do.
 
         The variance of a class is taken to fall with the number of its units.
         """

@@ -212,7 +212,7 @@ def _decide(model: "Fit", x: Matrix, learned: IntArray, labels: Labels) -> Float
 
 
 def _fewest(target: npt.NDArray[np.int8], groups: IntArray | None) -> int:
-    """How many positives or negatives there are, whichever are fewer; of samples in groups how many groups have them."""
+    """How many positives or negatives there are, whichever are fewer; of samples in groups, how many groups."""
     rows = np.flatnonzero(target)
     sizes = class_sizes((target[rows] > 0).astype(np.int64), None if groups is None else groups[rows])
     return int(sizes.min()) if len(sizes) == 2 else 0
