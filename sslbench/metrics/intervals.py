@@ -5,7 +5,7 @@ whole group. The standard error of a statistic is that of random half-samples of
 Wu 1986, Shao and Wu 1989): the statistic is computed on many halves, drawn without replacement. Unlike a bootstrap, in
 which a sample that is drawn twice is a near-duplicate of itself, this neither raises average precision nor hides the
 variance of small classes. The halves also show by how much the statistic is too high or too low on fewer samples, and
-the interval is moved against that.
+the interval reaches further on that side.
 
 From value and standard error the interval is made on a scale that fits what the metric can be, see `ends`. The script
 tests/metrics/coverage_table.py measures how often the intervals hold the truth; docs/intervals.md has the table.
@@ -81,7 +81,7 @@ def half_samples(units: Units, n: int, seed: int, *, block: int = _BLOCK) -> Ite
     kept = _kept(units)
     per_block = max(1, block // max(1, units.samples))
     for start in range(0, n, per_block):
-        chance = generator.random((min(per_block, n - start), units.number))
+        chance = generator.random((min(per_block, n - start), units.number), dtype=np.float32)
         largest = np.partition(chance, kept - 1, axis=1)[:, kept - 1 : kept]
         yield units.weights((chance <= largest).astype(np.float64))
 
@@ -149,7 +149,9 @@ def ends(
         error: its standard error; NaN or 0 where nothing varies.
         size: how many units a share that never varies is known from.
         bounds: of what the metric can be; infinite where there is none.
-        bias: the value is too high by so much. The interval holds the value all the same.
+        bias: the value is too high by so much. The interval reaches from the lower of the two ends that it has for the
+            value as it is and for the value less its bias to the higher one: it is meant for very many samples and for
+            other test sets of the same size.
         quantile: of the error; that of Student's t with size - 1 degrees of freedom when None.
 
     >>> [round(end, 3) for end in ends(0.9, 0.03, size=100, quantile=1.96)]
@@ -163,8 +165,8 @@ def ends(
     if math.isfinite(low) and math.isfinite(high):
         share, width = (value - low) / (high - low), high - low
         number = share * (1 - share) * (width / error) ** 2 if varies and 0 < share < 1 else size
-        middle = min(1.0, max(0.0, share - bias / width))
-        below, above = (low + width * end for end in wilson(middle, number, factor))
+        moved = min(1.0, max(0.0, share - bias / width))
+        both = [low + width * end for middle in (share, moved) for end in wilson(middle, number, factor)]
     elif math.isnan(error):
         return math.nan, math.nan
     elif math.isfinite(low) or math.isfinite(high):
@@ -172,10 +174,10 @@ def ends(
         distance = abs(value - bound)
         ratio = math.exp(min(700.0, factor * error / distance)) if distance else 1.0
         moved = max(distance - sign * bias, distance / 2)
-        below, above = sorted((bound + sign * moved / ratio, bound + sign * moved * ratio))
+        both = [bound + sign * middle * by for middle in (distance, moved) for by in (1 / ratio, ratio)]
     else:
-        below, above = value - bias - factor * error, value - bias + factor * error
-    return min(below, value), max(above, value)
+        both = [middle + sign * factor * error for middle in (value, value - bias) for sign in (-1.0, 1.0)]
+    return min(both), max(both)
 
 
 def wilson(share: float, n: float, quantile: float) -> tuple[float, float]:
@@ -193,9 +195,9 @@ def wilson(share: float, n: float, quantile: float) -> tuple[float, float]:
 @functools.cache
 def student(freedom: float) -> float:
     """The 97.5 % point of Student's t; of less than one degree of freedom that of one."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return float(t.ppf(_CONFIDENCE, max(1.0, freedom)))
+    return float(stdtrit(max(1.0, freedom), _CONFIDENCE))
 
 
 def student_half_width(values: Sequence[float]) -> float:
