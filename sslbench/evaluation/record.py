@@ -108,6 +108,14 @@ def recorded(
         stage: the same with its memory, where that was measured.
     """
     outcome = _led_by(task.benchmark, outcome)
+    numbers = [part.n_groups for part in (train, test)]
+    if numbers != [None, None]:
+        written = " and ".join(
+            f"{len(part):,} {name} samples of {len(part) if n is None else n:,} groups"
+            for part, name, n in zip((train, test), ("train", "test"), numbers, strict=True)
+        )
+        note = f"Groups stay together in choices and intervals: {written}."
+        outcome = dataclasses.replace(outcome, notes=(*outcome.notes, note))
     for note in outcome.notes:
         log.info(f"{task.protocol}: {note}")
     benchmark, preset = task.benchmark, task.preset
