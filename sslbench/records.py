@@ -92,6 +92,8 @@ def write(
     classes = result.data.test.classes if scores.shape[1] else ()
     if scores.shape != (len(ids), len(classes)) or len(labels) != len(ids):
         raise ValueError(f"scores {scores.shape}, {len(ids)} ids, {len(labels)} labels, {len(classes)} classes")
+    if {draw.shape for draw in draws} - {scores.shape} or (groups is not None and groups.shape != (len(ids),)):
+        raise ValueError(f"scores {scores.shape}, but those of a draw or the groups have another shape")
     stem = path_of(result, folder).stem
 
     # Zeros and names shrink well; a thousand classes of dense scores hardly do, and would take a quarter of a minute.

@@ -54,7 +54,7 @@ def top_k_accuracy(classes: IntArray, scores: npt.NDArray[np.floating], k: int =
 class ClassCounts:
     """Per class: how many samples it has, how often it was predicted, how often rightly; for weighted samples too.
 
-    Balanced accuracy and macro F1 are functions of these three alone, which is what lets a bootstrap resample counts
+    Balanced accuracy and macro F1 are functions of these three alone, which is what lets intervals resample counts
     instead of samples.
     """
 

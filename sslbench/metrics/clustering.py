@@ -1,6 +1,6 @@
 """How well clusters agree with classes: NMI, ARI, accuracy under the best one-to-one matching; and the silhouette.
 
-All are functions of the table that counts how many samples of each class lie in each cluster, so a bootstrap resamples
+All are functions of the table that counts how many samples of each class lie in each cluster, so intervals resample
 counts. They are fractions; NMI and accuracy lie in 0..1, ARI is 0 on average for clusters that know nothing of the
 classes and may be negative.
 """

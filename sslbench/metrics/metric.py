@@ -21,7 +21,7 @@ class Kind:
     @property
     def text(self) -> str:
         """Such as '%, more is better'."""
-        words = {1: "more is better", -1: "less is better", 0: "neither more nor less is better"}
+        words = {1: "more is better", -1: "less is better", 0: "direction not known"}
         return f"{self.unit}, {words[self.direction]}"
 
 

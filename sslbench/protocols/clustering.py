@@ -77,7 +77,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         train: features that are clustered; their labels only match clusters with classes.
         test: features and labels that are scored.
         settings: see `Settings`.
-        seed: of the starts, of the silhouette's samples and of the bootstrap.
+        seed: of the starts, of the silhouette's samples and of the intervals.
 
     Raises:
         DataError: features that are not finite, or labels that are not one per sample.

@@ -84,7 +84,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         train: features and labels that vote.
         test: features and labels that are scored; with `leave_one_out` the same samples as train.
         settings: see `Settings`.
-        seed: of the held-out part and of the bootstrap.
+        seed: of the held-out part and of the intervals.
         device: where torch searches; the result is the same.
 
     Raises:

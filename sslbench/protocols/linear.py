@@ -76,7 +76,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         train: features and labels to fit on; a part is held out while c is chosen.
         test: features and labels that are scored.
         settings: see `Settings`.
-        seed: of the held-out part and of the bootstrap.
+        seed: of the held-out part and of the intervals.
 
     Raises:
         DataError: features that are not finite, no labels, or fewer than two classes in train.

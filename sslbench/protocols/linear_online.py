@@ -142,7 +142,7 @@ def run_on_images(  # noqa: PLR0913  what every protocol on images is called wit
         train: labelled images; where there is a choice between heads, a part is held out for it.
         test: labelled images that are scored.
         settings: see `Settings`.
-        seed: of the held-out part, the order, the augmentation, the first weights and the bootstrap.
+        seed: of the held-out part, the order, the augmentation, the first weights and the intervals.
         engine: device, precision, images per forward pass, workers.
         folder: for checkpoints: the same call continues from the newest one there.
         progress: called with what, images done and images in all.

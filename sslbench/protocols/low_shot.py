@@ -111,7 +111,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         train: features and labels to draw from.
         test: features and labels that are scored, all of them for every draw.
         settings: see `Settings`.
-        seed: of the draws and of the bootstrap.
+        seed: of the draws and of the intervals.
 
     Raises:
         DataError: features that are not finite, no labels, or too few samples.

@@ -71,7 +71,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         train: features and labels to fit and cross-validate on.
         test: features and labels that are scored.
         settings: see `Settings`.
-        seed: of the solver and of the bootstrap.
+        seed: of the solver and of the intervals.
 
     Raises:
         DataError: features that are not finite, no labels, or nothing to learn in train.

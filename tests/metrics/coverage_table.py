@@ -94,7 +94,7 @@ def truth(draw: Draw) -> dict[str, float]:
     if draw is multi:
         return truth(one_label)
     # Copies change nothing about the truth but the small noise on each.
-    n = 200_000 if draw is not grouped else 40_000 * COPIES
+    n = 1_000_000 if draw is not grouped else 50_000 * COPIES
     sampled = draw(np.random.default_rng(12345), n)
     names = [str(c) for c in range(sampled.scores[0].shape[1])]
     found = summarise(sampled.kind, names, sampled.labels, sampled.scores[0].astype(np.float32), seed=0, resamples=2)[0]
