@@ -105,7 +105,7 @@ def choose_each(
     notes = _search_notes(unconverged)
     if few:
         note = (
-            f"Classes with fewer than {settings.folds} {_what(groups)} that are positive (or negative) were "
+            f"Classes with fewer than {settings.folds} positive (or negative) {_what(groups)} were "
             f"cross-validated in fewer folds, with a single one not at all: {', '.join(few)}."
         )
         notes = (note, *notes)
@@ -159,7 +159,7 @@ def _search_notes(unconverged: int) -> tuple[str, ...]:
 
 
 def _what(groups: IntArray | None) -> str:
-    return "training samples" if groups is None else "groups of training samples"
+    return "training samples" if groups is None else "groups with training samples"
 
 
 def _folds_of_class(target: Targets, wanted: int, groups: IntArray | None) -> Folds:
