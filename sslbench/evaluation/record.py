@@ -142,7 +142,11 @@ def recorded(
             sha256=preset.sha256,
             modified=preset.modified,
         ),
-        data=subject.data,
+        data=dataclasses.replace(
+            subject.data,
+            train=dataclasses.replace(subject.data.train, groups=numbers[0]),
+            test=dataclasses.replace(subject.data.test, groups=numbers[1]),
+        ),
         headline=outcome.headline,
         metrics=percent_metrics(outcome, len(test)),
         per_class={name: percent(value) for name, value in outcome.per_class.items()},
@@ -259,7 +263,6 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
             n=len(part),
             n_used=len(features[layer]),
             classes=part.labels.classes,
-            groups=features[layer].n_groups,
         )
         for part, features in ((data.train, encoded.train), (data.test, encoded.test))
     ]
