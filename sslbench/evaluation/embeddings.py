@@ -27,7 +27,6 @@ def seen_of_embeddings(
             n=len(f),
             n_used=len(f),
             classes=f.labels.classes,
-            groups=f.n_groups,
         )
         for name, sha, f in zip(split, hashes, (train, test), strict=True)
     ]
