@@ -74,13 +74,19 @@ class PresetUsed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataPart:
-    """One side of the data: `n` samples were there, `n_used` of them could be read and were used."""
+    """One side of the data: `n` samples were there, `n_used` of them could be read and were used.
+
+    Attributes:
+        groups: how many groups (videos, patients, images that crops are from) the samples used belong to; None if every
+            sample stands for itself. Choices and intervals keep groups together.
+    """
 
     name: str
     fingerprint: str
     n: int
     n_used: int
     classes: tuple[str, ...]
+    groups: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

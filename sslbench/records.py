@@ -27,6 +27,7 @@ OVERLAPS = ".overlaps.csv"
 PREDICTIONS = ".predictions.json"
 """How the name of a detector's COCO result file beside its record ends; `read_tree` passes it over."""
 _COMPRESSED_UP_TO = 64_000_000  # bytes of scores
+_DRAWS_UP_TO = 256_000_000  # bytes of the scores of all draws: 5 of 50,000 samples and 256 classes
 _RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm")
 
 
@@ -39,12 +40,20 @@ class Scores:
         scores: float32 (N, C), higher means more likely.
         labels: int64 (N,) class numbers, or int8 (N, C) with 1 present, 0 absent, -1 ignore.
         classes: the C class names.
+        groups: int64 (N,), the group of each sample, which comparisons keep together; None: each stands for itself.
+        draws: where the record's metrics are means over several draws of train, the scores of each (N, C), the first
+            of which are `scores`; empty where they would be too large a file.
+        places: the same in short, for single labels: uint16 (R, N), for each draw how many classes are ranked before
+            the true one; None where there are no draws.
     """
 
     ids: tuple[str, ...]
     scores: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64] | npt.NDArray[np.int8]
     classes: tuple[str, ...]
+    groups: npt.NDArray[np.int64] | None = None
+    draws: tuple[npt.NDArray[np.float32], ...] = ()
+    places: npt.NDArray[np.uint16] | None = None
 
 
 def write(
@@ -53,6 +62,10 @@ def write(
     ids: Sequence[str],
     labels: npt.NDArray[np.int64] | npt.NDArray[np.int8],
     folder: Path,
+    *,
+    groups: npt.NDArray[np.int64] | None = None,
+    draws: Sequence[npt.NDArray[np.float32]] = (),
+    places: npt.NDArray[np.uint16] | None = None,
 ) -> Path:
     """Write a record and its per-sample scores to `<folder>/<protocol>/<weights>-<id>.json` and `.scores.npz`.
 
@@ -65,6 +78,9 @@ def write(
         ids: of the N test samples.
         labels: int64 (N,), or int8 (N, C).
         folder: the tree of results; made if missing.
+        groups: int64 (N,), or None.
+        draws: the scores (N, C) of every draw; of more than 256 MB only `places` are written.
+        places: uint16 (R, N), see `Scores`.
 
     Returns:
         The path of the JSON file.
@@ -76,13 +92,19 @@ def write(
     classes = result.data.test.classes if scores.shape[1] else ()
     if scores.shape != (len(ids), len(classes)) or len(labels) != len(ids):
         raise ValueError(f"scores {scores.shape}, {len(ids)} ids, {len(labels)} labels, {len(classes)} classes")
+    if {draw.shape for draw in draws} - {scores.shape} or (groups is not None and groups.shape != (len(ids),)):
+        raise ValueError(f"scores {scores.shape}, but those of a draw or the groups have another shape")
     stem = path_of(result, folder).stem
 
     # Zeros and names shrink well; a thousand classes of dense scores hardly do, and would take a quarter of a minute.
-    save = np.savez_compressed if scores.nbytes < _COMPRESSED_UP_TO else np.savez
+    kept = draws if sum(draw.nbytes for draw in draws) <= _DRAWS_UP_TO else ()
+    save = np.savez_compressed if scores.nbytes * max(1, len(kept)) < _COMPRESSED_UP_TO else np.savez
 
     def write_scores(file: IO[bytes]) -> None:
         arrays: dict[str, Any] = {"ids": np.asarray(list(ids), dtype=np.str_), "classes": np.asarray(classes, np.str_)}
+        arrays |= {} if groups is None else {"groups": groups}
+        arrays |= {f"draw{i}": draw.astype(np.float32, copy=False) for i, draw in enumerate(kept) if i}
+        arrays |= {} if places is None else {"places": places}
         save(file, scores=scores.astype(np.float32, copy=False), labels=labels, **arrays)
 
     return _write(dataclasses.replace(result, scores_file=stem + _SCORES), folder, write_scores)
@@ -234,9 +256,26 @@ def read_scores(path: Path) -> Scores:
         path = path.with_suffix(_SCORES)
     with _errors_name(path), path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
         ids, classes = tuple(arrays["ids"].tolist()), tuple(arrays["classes"].tolist())
-        found = Scores(ids, arrays["scores"], arrays["labels"], classes)
-        if found.scores.shape != (len(ids), len(classes)) or len(found.labels) != len(ids):
+        further = [
+            arrays[name] for name in sorted(arrays.files, key=lambda n: (len(n), n)) if re.fullmatch("draw[0-9]+", name)
+        ]
+        found = Scores(
+            ids,
+            arrays["scores"],
+            arrays["labels"],
+            classes,
+            # A file of an older version has none of these.
+            arrays.get("groups"),
+            (arrays["scores"], *further) if further else (),
+            arrays.get("places"),
+        )
+        if {draw.shape for draw in (found.scores, *further)} != {(len(ids), len(classes))} or len(found.labels) != len(
+            ids
+        ):
             raise ValueError(f"scores {found.scores.shape}, {len(ids)} ids, {len(classes)} classes")
+        for name, column in (("groups", found.groups), ("places", found.places)):
+            if column is not None and column.shape[-1:] != (len(ids),):
+                raise ValueError(f"{name} {column.shape} of {len(ids)} ids")
     return found
 
 

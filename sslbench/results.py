@@ -64,6 +64,7 @@ class Outcome:
         metrics: name -> (value, low, high): the value on test and its 95 % interval; NaN where not computable.
         headline: the metric that leads ('top1', 'mAP').
         scores: float32 (N_test, C), higher means more likely, columns in the order of the classes.
+        draws: where the metrics are means over several draws of train, the scores of each; `scores` are the first.
         per_class: class name -> recall (single label) or average precision (multi-label); NaN where not computable.
         train: the headline metric on the training samples as the final model was fitted on them; NaN if meaningless.
         selected: what was chosen and where, e.g. {'k': 20, 'on': 'held-out 10 % of train', 'score': 0.91};
@@ -88,6 +89,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     absolute: frozenset[str] = frozenset()
     probabilities: Literal["softmax", "scores"] | None = None
+    draws: tuple[npt.NDArray[np.float32], ...] = ()
 
 
 ABSOLUTE = frozenset({"nll", "brier", "mae", "rmse"})

@@ -23,7 +23,8 @@ def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
     """Say whether the difference between two results is real: A and B are records, or folders of them.
 
     Both are scored on the same test samples, and the samples are resampled for both at once: "tied" means that the 95 %
-    interval of the difference holds 0. Of two folders all pairs are compared that were measured in the same way.
+    interval of the difference holds 0. Groups of samples stay together, and means over draws are compared by all draws.
+    Of two folders all pairs are compared that were measured in the same way.
 
     \b
     sslbench compare results/knn/a-1f0c.json results/knn/b-77e2.json
@@ -106,14 +107,14 @@ def _notes(found: "list[Comparison]") -> list[str]:
             f"{len(found)} comparisons: each verdict is for itself, and one in twenty of equal models is not tied by "
             "chance. Holm p holds for all of them together."
         )
-    for one in found:
-        for letter, result, value in (("A", one.a, one.value_a), ("B", one.b, one.value_b)):
-            recorded = result.metrics.get(one.metric)
-            if recorded is not None and recorded.value is not None and abs(recorded.value - value) > 0.005:
-                lines.append(
-                    f"{one.a.protocol.name}: the record of {letter} has {recorded.value:.2f}, a mean over draws; "
-                    "compared are the first draws, of which the scores are kept."
-                )
+    grouped = sorted({one.groups for one in found if one.groups is not None})
+    if grouped:
+        numbers = ", ".join(f"{number:,}" for number in grouped)
+        lines.append(
+            f"The test samples belong to {numbers} groups, which are kept together: McNemar p is that of groups."
+        )
+    if any(one.p_mcnemar is None and one.metric == "top1" for one in found):
+        lines.append("Means over draws: the interval holds other draws and other test samples.")
     return list(dict.fromkeys(lines))
 
 
@@ -129,5 +130,17 @@ def _plain(one: "Comparison") -> dict[str, Any]:
     def side(result: "Result") -> dict[str, Any]:
         return {"file": result.file, "id": result.id, "weights": result.weights.name, "layer": result.layer}
 
-    names = ("metric", "n", "value_a", "value_b", "difference", "low", "high", "p_mcnemar", "p_holm", "verdict")
+    names = (
+        "metric",
+        "n",
+        "groups",
+        "value_a",
+        "value_b",
+        "difference",
+        "low",
+        "high",
+        "p_mcnemar",
+        "p_holm",
+        "verdict",
+    )
     return {"a": side(one.a), "b": side(one.b), "protocol": one.a.protocol.name} | {n: getattr(one, n) for n in names}

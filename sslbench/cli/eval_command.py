@@ -71,7 +71,7 @@ def show_value(value: Any) -> str:
 @click.option("--value-col", "value_columns", help="Columns of numbers to predict in place of classes: height or x,y.")
 @click.option("--groups", multiple=True, metavar="COLUMN", help="Also score each group of this column, and the worst.")
 @click.option("--features", help="Embeddings made elsewhere, .npy or .npz (N x D), in place of --weights and --data.")
-@click.option("--labels", help="Labels of --features: a .csv with a column 'label', one line per row.")
+@click.option("--labels", help="Labels of --features: a .csv with a column 'label', one line per row; ?group=COLUMN.")
 @click.option("--test-features", help="The same for the test part.")
 @click.option("--test-labels", help="The same for the test part.")
 @flags.preprocessing_flags

@@ -16,6 +16,11 @@ _CLOSE = 0.02
 """How far the shares of the classes may lie from the wanted one, on average, for the search to end."""
 
 
+def source_groups(source: Source) -> Indices | None:
+    """The group of each sample of a source as a number (`Source.grouped_by`); None if no two samples share one."""
+    return group_numbers(source.attributes.get(source.grouped_by, ()))
+
+
 def group_numbers(names: Sequence[str]) -> Indices | None:
     """The group of each sample as a number; None if no two samples share one. An empty name is a group of its own."""
     known: dict[str, int] = {}
@@ -37,10 +42,11 @@ def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Genera
 
     Args:
         labels: of the N samples.
-        groups: int64 (N,), the group of each, numbered from 0.
+        groups: int64 (N,), the group of each, numbered in any way.
         n: samples to choose.
         rng: the only source of chance.
     """
+    _, groups = np.unique(groups, return_inverse=True)
     table = _Table(labels, groups)
     share = n / max(len(groups), 1)
     best, best_score = np.zeros(table.n, dtype=bool), (np.inf, np.inf)
@@ -76,6 +82,11 @@ class _Table:
         self._starts = np.searchsorted(self._groups, np.arange(self.n + 1))
         self._by_class = np.split(np.argsort(self._classes, kind="stable"), np.cumsum(self.spread)[:-1])
 
+    def groups_of(self, c: int) -> tuple[Indices, Indices]:
+        """The groups that have a class, and how many samples of it."""
+        pairs = self._by_class[c]
+        return self._groups[pairs], self._counts[pairs]
+
     def of_class(self, c: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
         """The groups that have a class, in an order of chance, and how many samples of it."""
         pairs = rng.permutation(self._by_class[c])
@@ -95,6 +106,36 @@ class _Table:
         shares = found[there] / self.totals[there] if there.any() else np.zeros(0)
         whole = float(self.sizes[chosen].sum()) / max(int(self.sizes.sum()), 1)
         return missing, float(np.abs(np.append(shares, whole) - share).mean())
+
+
+def group_folds(labels: Labels, groups: Indices, number: int) -> Indices:
+    """(N,) the fold of each sample, 0 to number - 1; all samples of a group are in one fold.
+
+    Classes are dealt rarest first (by groups): each of its groups, the largest first, goes to the fold that has least
+    of the class so far, then least of all samples. A class with as many groups as there are folds is in every fold.
+
+    Args:
+        labels: of the N samples, single or multi.
+        groups: (N,) the group of each, numbered in any way.
+        number: folds.
+    """
+    _, groups = np.unique(groups, return_inverse=True)
+    table = _Table(labels, groups)
+    folds = np.full(table.n, -1)
+    filled = np.zeros(number, dtype=np.int64)
+    for c in np.argsort(table.spread, kind="stable"):
+        found, counts = table.groups_of(int(c))
+        have = np.bincount(folds[found][folds[found] >= 0], counts[folds[found] >= 0], number)
+        for i in np.argsort(-counts, kind="stable"):
+            if folds[found[i]] < 0:
+                fold = int(np.lexsort((filled, have))[0])
+                folds[found[i]] = fold
+                have[fold] += counts[i]
+                filled[fold] += table.sizes[found[i]]
+    for group in np.flatnonzero(folds < 0):
+        folds[group] = np.argmin(filled)
+        filled[folds[group]] += table.sizes[group]
+    return np.asarray(folds[groups])
 
 
 def _pairs(labels: Labels) -> tuple[Indices, Indices]:

@@ -83,10 +83,10 @@ def _own(spec: str, sources: Mapping[str, ObjectSource]) -> TrainTestObjects:
 def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObjects:
     present = [{source.classes[c] for c in objects.classes} for objects in source.objects]
     least = _FEWEST / len(source) if len(source) >= 2 * _FEWEST else 0.0
-    names = source.attributes.get(source.grouped_by, ())
-    grouped = group_numbers(names) is not None
+    groups = group_numbers(source.attributes.get(source.grouped_by, ()))
+    grouped = groups is not None
     labels = multi_labels(present, classes=source.classes)
-    fit, held = holdout(labels, max(fraction, least), seed, groups=names)
+    fit, held = holdout(labels, max(fraction, least), seed, groups=groups)
     if min(len(fit), len(held)) < _FEWEST:
         raise DataError(
             f"{source.name} has {counted(len(source), 'image')}, too few to split into train and test"

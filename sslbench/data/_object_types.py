@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Sized
 
 import numpy as np
 
+from sslbench.data._group_split import group_numbers
 from sslbench.data._object_rows import NOTHING, Indices, ObjectRows
 from sslbench.data._object_rows import Objects as Objects
 from sslbench.data._object_rows import no_objects as no_objects
@@ -173,10 +174,11 @@ class ObjectSource:
             boxes, labels, crowd, difficult, areas = map(np.concatenate, joined)
         images = np.repeat(np.arange(len(self)), counts)
         found = tuple(m for i in range(len(self)) for m in self.masks_of(i)) if masks else None
-        return Truth(len(self), self.classes, images, boxes, labels, crowd, difficult, areas, found)
+        groups = group_numbers(self.attributes.get(self.grouped_by, ()))
+        return Truth(len(self), self.classes, images, boxes, labels, crowd, difficult, areas, found, groups)
 
     def fingerprint(self) -> str:
-        """Hash of ids, image contents, objects and class names, 32 hex digits: what a score depends on."""
+        """Hash of ids, image contents, objects, class names and groups, 32 hex digits: what a score depends on."""
         digest = hashlib.sha256("\n".join((*self.ids, "", *self.classes)).encode())
         digest.update(self.images.digests().tobytes())
         for objects in self.objects:
@@ -184,4 +186,6 @@ class ObjectSource:
             for column in (objects.boxes, objects.classes, objects.crowd, objects.difficult, objects.areas):
                 digest.update(np.ascontiguousarray(column).tobytes())
             digest.update(json.dumps(objects.masks, default=repr).encode())
+        if self.grouped_by:
+            digest.update("\n".join(("groups", *self.attributes[self.grouped_by])).encode())
         return digest.hexdigest()[:32]

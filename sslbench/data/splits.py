@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data._group_split import choose_groups, group_numbers, torn_classes
+from sslbench.data._group_split import choose_groups, source_groups, torn_classes
 from sslbench.data.labels import among_classes, present_classes
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
@@ -112,9 +112,8 @@ def _from_one(spec: str, sources: dict[str, Source], seed: int, test_fraction: f
 
 
 def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
-    names = source.attributes.get(source.grouped_by, ())
-    groups = group_numbers(names)
-    fit, held = holdout(source.labels, test_fraction, seed, groups=names)
+    groups = source_groups(source)
+    fit, held = holdout(source.labels, test_fraction, seed, groups=groups)
     if groups is not None and not (len(fit) and len(held)):
         raise DataError(
             f"{source.name}: its {len(source)} images cannot be split without tearing apart those of one "
@@ -135,7 +134,7 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     return TrainTest(train, test, how, torn_classes(source, test, grouped=groups is not None), whole=source)
 
 
-def holdout(labels: Labels, fraction: float, seed: int, *, groups: Sequence[str] = ()) -> tuple[Indices, Indices]:
+def holdout(labels: Labels, fraction: float, seed: int, *, groups: Indices | None = None) -> tuple[Indices, Indices]:
     """A seeded stratified split of samples: (fit, held), int64 positions, each ascending.
 
     Every class keeps its share as nearly as whole samples allow, and a class with at least two is on both
@@ -146,8 +145,8 @@ def holdout(labels: Labels, fraction: float, seed: int, *, groups: Sequence[str]
         labels: of the N samples.
         fraction: share of `held`, in (0, 1).
         seed: another one gives another split.
-        groups: of each sample, by name; those of one group stay on one side, and every class is in `fit`. An empty name
-            is a group of its own. None: samples stand for themselves.
+        groups: (N,) the number of each sample's group; those of one group stay on one side, and every class is in
+            `fit`. None: samples stand for themselves.
 
     Raises:
         UsageError: the fraction is not between 0 and 1.
@@ -155,11 +154,10 @@ def holdout(labels: Labels, fraction: float, seed: int, *, groups: Sequence[str]
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction of a split must lie between 0 and 1, not {fraction}")
     wanted, rng = round(fraction * len(labels)), np.random.default_rng(seed)
-    numbers = group_numbers(groups)
-    if numbers is None:
+    if groups is None:
         held = choose(labels, wanted, rng, both_sides=True)
     else:
-        held = choose_groups(labels, numbers, wanted, rng)
+        held = choose_groups(labels, groups, wanted, rng)
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 

@@ -103,6 +103,7 @@ def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequ
             column,
             seed=result.seed,
             probabilities=result.probabilities,
+            together=scores.groups,
         )
     except KeyError:
         return _without_groups(result, {name: tuple(column)})

@@ -24,7 +24,13 @@ def seen_of_embeddings(
     elif part is not None:
         how, hashes, split = f"{part} alone", (pair.fingerprints[part == "test"],) * 2, (part, part)
     parts = [
-        DataPart(name=f"{pair.name} ({name})", fingerprint=sha, n=len(f), n_used=len(f), classes=f.labels.classes)
+        DataPart(
+            name=f"{pair.name} ({name})",
+            fingerprint=sha,
+            n=len(f),
+            n_used=len(f),
+            classes=f.labels.classes,
+        )
         for name, sha, f in zip(split, hashes, (train, test), strict=True)
     ]
     data = DataUsed(train=parts[0], test=parts[1], how=how, labels=train.labels.kind)

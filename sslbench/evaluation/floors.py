@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import ResultError
 from sslbench.identity import record_id
 from sslbench.metrics import regression
+from sslbench.metrics.differences import Answers, difference
 from sslbench.results import DataUsed, Result, as_recorded
 
 log = logging.getLogger("sslbench")
@@ -140,7 +142,7 @@ def cached(wanted: str, data: DataUsed) -> tuple[Result, records.Scores] | None:
 def keep(result: Result, scores: records.Scores) -> None:
     """Write a floor's result, without groups, into the cache; a cache that cannot be written costs time only."""
     try:
-        records.write(result, scores.scores, scores.ids, scores.labels, _folder())
+        write(result, scores, _folder())
     except ResultError as error:
         log.warning(f"a floor is not kept for later runs: {error.message}")
 
@@ -156,26 +158,31 @@ def show(result: Result, scores: records.Scores, out: Path) -> None:
     except ResultError:
         there = None
     if there is None or result.asked is None or there.groups != result.asked.groups:
-        records.write(result, scores.scores, scores.ids, scores.labels, out)
+        write(result, scores, out)
 
 
 def _folder() -> Path:
     return paths.cache_dir() / "floors"
 
 
+def write(result: Result, scores: records.Scores, folder: Path) -> Path:
+    """Write a record with its scores, and give its path."""
+    further: dict[str, Any] = {"groups": scores.groups, "draws": scores.draws, "places": scores.places}
+    return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
+
+
 def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
     """A warning when the weights are not better than no training at all, by a paired test on the same test samples."""
-    from sslbench.metrics.intervals import paired_difference
-
     other = untrained[1]
     if scores.ids != other.ids or scores.labels.ndim != 1 or not scores.scores.shape[1]:
         return None
-    right = (scores.scores.argmax(axis=1) == scores.labels).astype(np.float64)
-    right_untrained = (other.scores.argmax(axis=1) == other.labels).astype(np.float64)
-    difference, low, _ = paired_difference(right, right_untrained, seed=0)
+    answers = [Answers.of(result.seed, each.scores, each.draws, each.places) for each in (scores, other)]
+    found = difference("top1", "single", scores.labels, answers[0], answers[1], groups=scores.groups)
+    low = found.low
     if low > 0:
         return None
     return (
         f"{result.weights.name} is not better than the untrained {result.weights.backbone} "
-        f"({100 * difference:+.1f} points, the interval reaches {100 * low:+.1f}): are these the weights you meant?"
+        f"({100 * found.difference:+.1f} points, the interval reaches {100 * low:+.1f}): are these the weights "
+        "you meant?"
     )

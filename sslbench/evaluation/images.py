@@ -12,6 +12,7 @@ import numpy as np
 from sslbench import names, records
 from sslbench.backbones.backbone import Backbone
 from sslbench.data import loader
+from sslbench.data._group_split import source_groups
 from sslbench.data.decoder import Reading
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import gather_objects, process_group, rank
@@ -205,4 +206,6 @@ class _Run:
 
 def _carrier(source: Source) -> Features:
     """Labels and ids as features without columns carry them."""
-    return Features(np.zeros((len(source), 0), dtype=np.float32), source.labels, source.ids)
+    return Features(
+        np.zeros((len(source), 0), dtype=np.float32), source.labels, source.ids, groups=source_groups(source)
+    )

@@ -17,6 +17,7 @@ from sslbench.evaluation.prepare import Prepared
 from sslbench.evaluation.record import Encoded
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
+from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import headline, one_measure, with_intervals
 from sslbench.results import Metric, Overlaps, Result, as_recorded, percent
 
@@ -146,10 +147,11 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
         return None, ()
     name = result.headline
     try:
-        measure = one_measure(name, kind, labels, values, result.probabilities)
+        units = Units.of(len(labels), None if scores.groups is None else scores.groups[kept])
+        measure = one_measure(name, kind, labels, values, units, result.probabilities)
     except KeyError:
         return None, ()
-    ends = with_intervals(measure, len(labels), result.seed, _RESAMPLES)[name]
+    ends = with_intervals(measure, units, result.seed, _RESAMPLES)[name]
     parts: Mapping[str, float | None] = {
         part: as_recorded(name, value, ()) for part, value in zip(("value", "low", "high"), ends, strict=True)
     }

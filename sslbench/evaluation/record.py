@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from sslbench import names, records, user_code
@@ -23,6 +25,7 @@ from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
+from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
 from sslbench.results import (
     Asked,
@@ -158,6 +161,14 @@ def recorded(
         stage: the same with its memory, where that was measured.
     """
     outcome = _led_by(task.benchmark, outcome)
+    numbers = [part.n_groups for part in (train, test)]
+    if numbers != [None, None]:
+        written = " and ".join(
+            f"{len(part):,} {name} samples of {len(part) if n is None else n:,} groups"
+            for part, name, n in zip((train, test), ("train", "test"), numbers, strict=True)
+        )
+        note = f"Groups stay together in choices and intervals: {written}."
+        outcome = dataclasses.replace(outcome, notes=(*outcome.notes, note))
     for note in outcome.notes:
         log.info(f"{task.protocol}: {note}")
     measured = measurement(subject, task)
@@ -186,8 +197,23 @@ def recorded(
         notes=outcome.notes,
     )
     result = dataclasses.replace(result, references=compare_references(task.benchmark, subject.weights, result.metrics))
-    scores = records.Scores(test.ids, outcome.scores, test.labels.values, test.labels.classes)
+    scores = records.Scores(
+        test.ids,
+        outcome.scores,
+        test.labels.values,
+        test.labels.classes,
+        test.groups,
+        outcome.draws,
+        _places(outcome, test),
+    )
     return with_details(result, scores, {}), scores
+
+
+def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:
+    """For each draw how many classes are ranked before the true one."""
+    if not outcome.draws or test.labels.kind != "single":
+        return None
+    return np.stack([places(test.labels.values, draw) for draw in outcome.draws]).astype(np.uint16)
 
 
 def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
@@ -244,7 +270,7 @@ def finish(
         log.warning(warning)
         notes.append(warning)
     result = dataclasses.replace(result, floors=beside, missing_floors=dict(missing), notes=tuple(notes))
-    path = records.write(result, scores.scores, scores.ids, scores.labels, out)
+    path = floors.write(result, scores, out)
     return dataclasses.replace(result, file=path)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from sslbench import records
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.data._group_split import source_groups
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
@@ -274,11 +275,11 @@ def _rows(features: Features, part: Source) -> Features:
     position = np.searchsorted(stored, wanted)
     there = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == wanted)
     if there.all() and len(wanted) == len(stored):
-        return dataclasses.replace(features, labels=part.labels)
+        return dataclasses.replace(features, labels=part.labels, groups=source_groups(part))
     kept = part.select(np.flatnonzero(there))
     rows = position[there]
     x = features.x if len(rows) == len(stored) else features.x[rows]
-    return Features(x, kept.labels, kept.ids)
+    return Features(x, kept.labels, kept.ids, groups=source_groups(kept))
 
 
 def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:

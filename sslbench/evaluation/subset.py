@@ -76,7 +76,9 @@ def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *
     # Logits of some classes are logits; shares of some classes do not sum to 1.
     how: Literal["softmax"] | None = "softmax" if outcome.probabilities == "softmax" else None
     kind, classes, values = test.labels.kind, test.labels.classes, test.labels.values
-    metrics, name, per_class = summarise(kind, classes, values, scores, seed=seed, probabilities=how)
+    metrics, name, per_class = summarise(
+        kind, classes, values, scores, seed=seed, probabilities=how, groups=test.groups
+    )
     n = len(test.labels.classes)
     note = f"Only the {n:,} of {len(train.classes):,} classes that test has could be predicted."
     # What was not chosen is known for all classes only.

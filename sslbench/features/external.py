@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data._group_split import group_numbers
 from sslbench.data.labels import no_labels, single_labels
 from sslbench.data.source import Labels
 from sslbench.data.splits import holdout
@@ -70,7 +71,8 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
     Args:
         features: .npy (N, D), or .npz with one such array or one called 'features'.
         labels: .csv with a header and one line per row: the label column, and where present 'id' and 'split'
-            ('train' or 'test').
+            ('train' or 'test'). Behind its name may stand '?group=COLUMN': rows with the same value there belong
+            together (see `Features.groups`); an empty cell is a group of its own.
         test_features: of the test part, when it is in files of its own.
         test_labels: of the test part.
         label_column: its name; 'label', 'class' or 'target' when None.
@@ -122,6 +124,8 @@ class _Table:
     id: list[str]
     split: list[str]
     attributes: dict[str, list[str]]
+    groups: npt.NDArray[np.int64] | None
+    grouped_by: str
 
 
 def _read_array(path: Path) -> npt.NDArray[np.floating]:
@@ -149,8 +153,9 @@ def _key_of_features(path: Path, keys: Sequence[str]) -> str:
 
 
 def _read_labels(
-    path: Path, column: str | None, numbers: Sequence[str], rows: int, features: Path, further: Sequence[str]
+    given: Path, column: str | None, numbers: Sequence[str], rows: int, features: Path, further: Sequence[str]
 ) -> _Table:
+    path, grouped_by = _without_group(given)
     if not path.is_file():
         raise UsageError(f"there is no file {path}", did_you_mean(path.name, _siblings(path)))
     try:
@@ -181,7 +186,19 @@ def _read_labels(
     if len(set(ids)) != len(ids):
         raise DataError(f"{path}: the column 'id' has the same value twice")
     attributes = {name: _column(path, name, header, lines) for name in further}
-    return _Table(labels, values, ids, [line.get("split") or "" for line in lines], attributes)
+    groups = group_numbers(_column(path, grouped_by, header, lines)) if grouped_by else None
+    return _Table(labels, values, ids, [line.get("split") or "" for line in lines], attributes, groups, grouped_by)
+
+
+def _without_group(given: Path) -> tuple[Path, str]:
+    """The file, and the column that is named behind a '?group='."""
+    name, mark, option = given.name.partition("?")
+    key, _, column = option.partition("=")
+    if given.is_file() or not mark:
+        return given, ""
+    if key != "group" or not column:
+        raise UsageError(f"--labels {given}: '?{option}' is no option of a table of labels", "It knows ?group=COLUMN.")
+    return given.with_name(name), column
 
 
 def _column(path: Path, name: str, header: Sequence[str], lines: Sequence[Mapping[str, str]]) -> list[str]:
@@ -217,11 +234,17 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
     splits = np.array(table.split)
     if _has_parts(table):
         return np.flatnonzero(splits == "train"), np.flatnonzero(splits == "test"), "the split column of the labels"
-    if table.values is not None:
-        fit, held = holdout(Labels("value", (), table.values), fraction, seed)
-        return fit, held, f"seeded random split: {1 - fraction:.0%} train, {fraction:.0%} test (seed {seed})"
-    fit, held = holdout(single_labels(table.label), fraction, seed)
-    return fit, held, f"seeded stratified split: {1 - fraction:.0%} train, {fraction:.0%} test (seed {seed})"
+    labels = single_labels(table.label) if table.values is None else Labels("value", (), table.values)
+    fit, held = holdout(labels, fraction, seed, groups=table.groups)
+    if table.groups is not None and not (len(fit) and len(held)):
+        raise DataError(
+            f"the {len(table.label)} rows cannot be split without tearing apart those of one {table.grouped_by}",
+            "Every class of the test part needs two of them; or say in a column 'split' what is train and test.",
+        )
+    kind, share = "stratified" if table.values is None else "random", len(held) / max(1, len(splits))
+    share = fraction if table.groups is None else share
+    by = "" if table.groups is None else f" by {table.grouped_by}"
+    return fit, held, f"seeded {kind} split{by}: {1 - share:.0%} train, {share:.0%} test (seed {seed})"
 
 
 def _features(
@@ -230,17 +253,20 @@ def _features(
     order = rows[np.argsort(np.array([table.id[i] for i in rows]), kind="stable")]
     ids = tuple(table.id[i] for i in order)
     attributes = {name: tuple(column[i] for i in order) for name, column in table.attributes.items()}
+    groups = None if table.groups is None else table.groups[order]
     if table.values is not None:
-        return Features(x[order], Labels("value", classes, table.values[order]), ids, attributes)
+        return Features(x[order], Labels("value", classes, table.values[order]), ids, attributes, groups)
     number = {name: i for i, name in enumerate(classes)}
     values = np.array([number[table.label[i]] for i in order], dtype=np.int64)
-    return Features(x[order], Labels("single", classes, values), ids, attributes)
+    return Features(x[order], Labels("single", classes, values), ids, attributes, groups)
 
 
 def _fingerprint(features: Features) -> str:
     digest = hashlib.sha256("\n".join((*features.ids, *features.labels.classes)).encode())
     digest.update(np.ascontiguousarray(features.x).tobytes())
     digest.update(features.labels.values.tobytes())
+    if features.groups is not None:
+        digest.update(np.unique(features.groups, return_inverse=True)[1].tobytes())
     return digest.hexdigest()[:32]
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
+from sslbench.data._group_split import source_groups
 from sslbench.data.decoder import handlers_of, versioned_name
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
@@ -179,4 +180,4 @@ def _as_features(entry: store.Entry, layer: Layer, source: Source, unreadable: l
     kept = source
     if left_out:
         kept = source.select([i for i, sample_id in enumerate(source.ids) if sample_id not in left_out])
-    return Features(entry.read(layer.text), kept.labels, kept.ids)
+    return Features(entry.read(layer.text), kept.labels, kept.ids, groups=source_groups(kept))

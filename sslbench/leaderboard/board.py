@@ -4,13 +4,15 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from sslbench.errors import UsageError
 from sslbench.identity import row_key
 from sslbench.leaderboard.flags import is_floor, row_flags
 from sslbench.leaderboard.floors import floor_rows
 from sslbench.leaderboard.grouping import Group, groups_of, newest_of_each
 from sslbench.leaderboard.headings import column_names, natural, precision_text, preprocessing_text, row_names
-from sslbench.leaderboard.model import Board, Cell, Column, Row, direction, value
+from sslbench.leaderboard.model import Board, Cell, Column, Row, value
 from sslbench.leaderboard.ties import mark_best
+from sslbench.metrics.metric import direction, kind_of
 from sslbench.results import Metric, Result
 
 
@@ -25,11 +27,14 @@ def table(
     Args:
         results: records, as `records.read_tree` returns them; with their score files, ties can be found.
         metric: the metric to show; default each result's headline. Results without it are left out, with a note.
-        average: add the mean over the columns in which every row has a value.
+        average: add the mean over the columns in which every row has a value; they must be of one unit and direction.
         paired_seed: of the resamples of the paired test.
 
     Returns:
         The board: rows best first by the first column, then by name; floors last.
+
+    Raises:
+        UsageError: columns that are to be averaged are of different units or directions.
     """
     notes: list[str] = []
     records = _newest(results, notes)
@@ -142,11 +147,32 @@ def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     return notes
 
 
+def _refuse_mixture(columns: Sequence[Column]) -> None:
+    """Refuse to average metrics of different units or directions.
+
+    Raises:
+        UsageError: two of them differ; it names both.
+    """
+    for column in columns[1:]:
+        first = columns[0]
+        kinds = kind_of(first.metric), kind_of(column.metric)
+        other_labels = kinds[0].of_labels and column.group.key.test != first.group.key.test
+        if kinds[0] != kinds[1] or other_labels:
+            described = [
+                f"{c.metric} of {c.name} ({kind.text})" for c, kind in zip((first, column), kinds, strict=True)
+            ]
+            raise UsageError(
+                f"{' and '.join(described)} cannot be averaged",
+                "Name one metric that all columns have (--metric top1), or leave the records of others out.",
+            )
+
+
 def _with_average(board: Board) -> Board:
     """The board with the mean of each row over the complete columns; without any, a note says so."""
     positions = range(len(board.columns))
     body = [row for row in board.rows if not row.floor]
     complete = [i for i in positions if all(value(row, i, board.columns) is not None for row in body)]
+    _refuse_mixture([board.columns[i] for i in complete])
     if not complete or not body:
         return dataclasses.replace(board, notes=(*board.notes, "No average: no column has a value in every row."))
     rows = []

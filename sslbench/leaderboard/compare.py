@@ -5,20 +5,19 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.differences import differing
 from sslbench.leaderboard.flags import is_floor
 from sslbench.leaderboard.grouping import groups_of, newest_of_each
-from sslbench.leaderboard.model import direction
-from sslbench.metrics.classification import top_k_correct
-from sslbench.metrics.intervals import Statistic, holm, mcnemar, paired_difference, paired_statistics
-from sslbench.metrics.summary import one_measure
+from sslbench.metrics.differences import Answers, difference, holm
+from sslbench.metrics.metric import direction
 from sslbench.names import did_you_mean
 from sslbench.records import Scores, read_scores, scores_path
 from sslbench.results import ABSOLUTE, Result
 
-RESAMPLES = 2000
+RESAMPLES = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,12 +29,14 @@ class Comparison:
         b: the other one.
         metric: that they are compared by.
         n: test samples.
-        value_a: the metric on the per-sample scores of a (for means over draws those of the first draw).
+        groups: how many groups they belong to, which are kept together; None if each stands for itself.
+        value_a: the metric on the per-sample scores of a, the mean over all its draws.
         value_b: the same of b.
         difference: value_a - value_b.
-        low: low end of its 95 % interval, by resampling the test samples for both at once.
+        low: low end of its 95 % interval, by resampling the test samples for both at once; over draws too.
         high: its high end.
-        p_mcnemar: of McNemar's exact test that both are right equally often; top-1 only.
+        p_mcnemar: of McNemar's exact test that both are right equally often (with groups: of the exact sign-flip test
+            over groups); top-1 only, and not for means over draws.
         p_holm: the same, corrected for all comparisons of the list by Holm's method.
         verdict: 'tied' where the interval holds 0, else 'A better' or 'B better'; 'different' by a metric of which it
             is not known whether more is better.
@@ -45,6 +46,7 @@ class Comparison:
     b: Result
     metric: str
     n: int
+    groups: int | None = None
     value_a: float
     value_b: float
     difference: float
@@ -64,7 +66,7 @@ def compare(
         a: as read from its file, with the scores beside it.
         b: the same.
         metric: default the headline of a.
-        seed: of the resamples.
+        seed: of the half-samples.
         resamples: how many.
 
     Raises:
@@ -78,49 +80,83 @@ def compare(
             f"{_called(a)} and {_called(b)} cannot be compared; what differs (A / B):\n{listed}",
             "Evaluate both with the same protocol, settings and data.",
         )
-    return compare_scores(a, b, _scores(a), _scores(b), name, seed=seed, resamples=resamples)
+    return compare_all([(a, _scores(a))], [(b, _scores(b))], name, seed=seed, resamples=resamples)
 
 
-def compare_scores(
-    a: Result, b: Result, of_a: Scores, of_b: Scores, metric: str, *, seed: int = 0, resamples: int = RESAMPLES
+Scored = tuple[Result, Scores]
+
+
+def compare_all(
+    a: Sequence[Scored], b: Sequence[Scored], metric: str, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Comparison:
-    """The same for scores that have been read already.
+    """The same for one or several results (one per seed) of two models, whose scores have been read already.
 
     Raises:
         ResultError: the scores are not of the same samples, or the metric cannot be computed from them.
     """
-    if not same_samples(of_a, of_b):
-        raise ResultError(f"the scores beside {_called(a)} and {_called(b)} are not of the same test samples")
-    p = None
-    k = {"top1": 1, "top5": 5}.get(metric, 0)
-    if 0 < k <= len(of_a.classes) and of_a.labels.ndim == 1:
-        right = [top_k_correct(s.labels.astype(np.int64), s.scores, k) for s in (of_a, of_b)]
-        difference, low, high = paired_difference(right[0], right[1], n=resamples, seed=seed)
-        values = [float(np.mean(r)) for r in right]
-        p = mcnemar(right[0], right[1]) if k == 1 else None
-    else:
-        of_both = _statistic(a, of_a, metric), _statistic(b, of_b, metric)
-        difference, low, high = paired_statistics(of_both[0], of_both[1], len(of_a.ids), n=resamples, seed=seed)
-        values = [float(statistic(np.ones((1, len(of_a.ids))))[0, 0]) for statistic in of_both]
+    (first, scores), others = a[0], [*a[1:], *b]
+    for result, each in others:
+        if not same_samples(scores, each):
+            raise ResultError(
+                f"the scores beside {_called(first)} and {_called(result)} are not of the same test samples and groups"
+            )
+    kind, labels = first.data.labels, scores.labels
+    answers = [Answers.together([_answers(*one) for one in each]) for each in (a, b)]
+    try:
+        found = difference(
+            metric, kind, labels, answers[0], answers[1], groups=scores.groups, seed=seed, resamples=resamples
+        )
+    except (KeyError, ValueError) as error:
+        raise _not_computable(first, scores, metric) from error
     factor = 1.0 if metric in ABSOLUTE else 100.0
     return Comparison(
-        a=a,
-        b=b,
+        a=first,
+        b=b[0][0],
         metric=metric,
-        n=len(of_a.ids),
-        value_a=factor * values[0],
-        value_b=factor * values[1],
-        difference=factor * difference,
-        low=factor * low,
-        high=factor * high,
-        p_mcnemar=p,
-        verdict=_verdict(metric, low, high),
+        n=len(scores.ids),
+        groups=None if scores.groups is None else len(np.unique(scores.groups)),
+        value_a=factor * found.value_a,
+        value_b=factor * found.value_b,
+        difference=factor * found.difference,
+        low=factor * found.low,
+        high=factor * found.high,
+        p_mcnemar=found.p,
+        verdict=_verdict(metric, found.low, found.high),
+    )
+
+
+def _answers(result: Result, scores: Scores) -> Answers:
+    drawn = result.protocol.settings.get("draws", 1)
+    if drawn > 1 and not scores.draws and scores.places is None:
+        raise ResultError(
+            f"{_called(result)} is a mean over {drawn} draws, and the scores beside it are those of the first only: an "
+            "older sslbench wrote it",
+            "Evaluate both again.",
+        )
+    return Answers.of(result.seed, scores.scores, scores.draws, scores.places, result.probabilities)
+
+
+def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
+    if scores.places is not None and not scores.draws and metric in result.metrics:
+        return ResultError(
+            f"{_called(result)}: '{metric}' of all draws cannot be computed, because the scores of so many draws, "
+            "samples and classes were too large to be kept",
+            "Compare by top1 or top5.",
+        )
+    known = (name for name in result.metrics if not name.startswith("worst_group("))
+    return ResultError(
+        f"{_called(result)}: '{metric}' cannot be computed from its per-sample scores", did_you_mean(metric, known)
     )
 
 
 def same_samples(a: Scores, b: Scores) -> bool:
-    """Whether two results scored the same samples with the same labels."""
-    return a.ids == b.ids and a.classes == b.classes and np.array_equal(a.labels, b.labels)
+    """Whether two results scored the same samples with the same labels and groups."""
+    same = a.ids == b.ids and a.classes == b.classes and np.array_equal(a.labels, b.labels)
+    return same and _same_groups(a.groups, b.groups)
+
+
+def _same_groups(a: npt.NDArray[np.int64] | None, b: npt.NDArray[np.int64] | None) -> bool:
+    return a is b is None or (a is not None and b is not None and np.array_equal(a, b))
 
 
 def _verdict(metric: str, low: float, high: float) -> str:
@@ -130,18 +166,6 @@ def _verdict(metric: str, low: float, high: float) -> str:
         return "tied"
     sign = direction(metric)
     return "different" if sign == 0 else ("A better" if (low > 0) == (sign > 0) else "B better")
-
-
-def _statistic(result: Result, scores: Scores, metric: str) -> Statistic:
-    try:
-        measure = one_measure(metric, result.data.labels, scores.labels, scores.scores, result.probabilities)
-    except (KeyError, ValueError) as error:
-        raise ResultError(
-            f"{_called(result)}: '{metric}' cannot be computed from its per-sample scores",
-            did_you_mean(metric, (name for name in result.metrics if not name.startswith("worst_group("))),
-        ) from error
-    column = measure.names.index(metric)
-    return lambda counts: measure.statistic(counts)[:, column : column + 1]
 
 
 def _scores(result: Result) -> Scores:

@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sslbench.leaderboard.model import Cell, Column, direction
+from sslbench.leaderboard.model import Cell, Column
+from sslbench.metrics.metric import direction
 from sslbench.results import Result
 
 _LEARNED = 90.0  # percent

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from sslbench.leaderboard.grouping import Group
-from sslbench.leaderboard.model import Cell, Column, Row, direction
+from sslbench.leaderboard.model import Cell, Column, Row
+from sslbench.metrics.metric import direction
 from sslbench.results import Metric, Result
 
 _ORDER = ("chance", "majority", "pixels", "untrained")

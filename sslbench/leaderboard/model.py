@@ -1,7 +1,6 @@
 """What a leaderboard is made of."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -10,21 +9,6 @@ from sslbench.results import Metric, Result
 
 if TYPE_CHECKING:
     from sslbench.leaderboard.published import Published
-
-# A metric that is in neither list is shown, but no row is called best by it: it may be an error or a loss.
-HIGHER_IS_BETTER = frozenset(
-    "top1 top5 balanced_accuracy macro_f1 micro_f1 mAP mAP_11pt mAP_noninterpolated macro_auroc auroc r2 spearman "
-    "nmi ari accuracy silhouette "
-    "AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl mask_AP mask_AP50 mask_AP75 mask_APs mask_APm mask_APl".split()
-)
-LOWER_IS_BETTER = frozenset({"ece", "ece_adaptive", "nll", "brier", "mae", "rmse"})
-
-
-def direction(metric: str) -> int:
-    """1 where more of a metric is better, -1 where less is, 0 where that is not known."""
-    worst = re.fullmatch(r"worst_group\(.*\)\.(\w+)", metric)
-    name = worst[1] if worst else metric
-    return int(name in HIGHER_IS_BETTER) - int(name in LOWER_IS_BETTER)
 
 
 @dataclasses.dataclass(frozen=True)

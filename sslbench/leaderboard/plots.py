@@ -3,8 +3,9 @@
 import dataclasses
 import math
 
-from sslbench.leaderboard.model import Board, direction, shown
+from sslbench.leaderboard.model import Board, shown
 from sslbench.leaderboard.tables import cell_text, leads, several_layers
+from sslbench.metrics.metric import direction
 
 WIDTH = 360  # of the drawing area
 _HEIGHT = 22  # of a line

@@ -4,14 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from sslbench.errors import ResultError
-from sslbench.leaderboard.compare import RESAMPLES, compare_scores
-from sslbench.leaderboard.model import Cell, Column, Row, direction, value
-from sslbench.records import Scores, read_scores, scores_path
-from sslbench.results import Result
+from sslbench.leaderboard.compare import RESAMPLES, Scored, compare_all
+from sslbench.leaderboard.model import Cell, Column, Row, value
+from sslbench.metrics.metric import direction
+from sslbench.records import read_scores, scores_path
 
 _FEWER = 300  # resamples for metrics that must be computed anew on each: mAP of VOC07 takes a second a row
-
-_Scored = tuple[Result, Scores]
 
 
 def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> list[Row]:
@@ -23,7 +21,7 @@ def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> li
         if not known or sign == 0:
             continue
         best = max(known, key=lambda i: sign * known[i])
-        champion = _scores(rows[best].cells[position]) if len(known) > 1 else None
+        champion = _scores(rows[best].cells[position]) if len(known) > 1 else []
         for i, v in known.items():
             cell = cells[i][position]
             if cell is not None:
@@ -32,26 +30,24 @@ def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> li
     return [dataclasses.replace(row, cells=tuple(changed)) for row, changed in zip(rows, cells, strict=True)]
 
 
-def _scores(cell: Cell | None) -> _Scored | None:
-    """A cell's record (of its first seed) and its per-sample scores, where there are any."""
-    if cell is None or not cell.records:
-        return None
-    first = cell.records[0]
-    path = scores_path(first)
-    return None if path is None else (first, read_scores(path))
+def _scores(cell: Cell | None) -> list[Scored]:
+    """All records of a cell (one per seed) with their per-sample scores; none where one of them has no scores."""
+    paths = [(record, scores_path(record)) for record in cell.records] if cell is not None else []
+    known = [(record, read_scores(path)) for record, path in paths if path is not None]
+    return known if len(known) == len(paths) else []
 
 
-def tie(best: _Scored | None, other: _Scored | None, metric: str, seed: int) -> bool | None:
-    """True if the 95 % interval of the paired difference between two results holds 0, as `compare` says it.
+def tie(best: Sequence[Scored], other: Sequence[Scored], metric: str, seed: int) -> bool | None:
+    """True if the 95 % interval of the paired difference between two rows holds 0, as `compare` says it of two results.
 
     None where that cannot be said: the scores of one are not there, they are not of the same samples, or the metric
     cannot be computed from them.
     """
-    if best is None or other is None:
+    if not best or not other:
         return None
     resamples = RESAMPLES if metric in ("top1", "top5") else _FEWER
     try:
-        found = compare_scores(best[0], other[0], best[1], other[1], metric, seed=seed, resamples=resamples)
+        found = compare_all(best, other, metric, seed=seed, resamples=resamples)
     except ResultError:
         return None
     return None if found.verdict == "not computable" else found.verdict == "tied"

@@ -22,6 +22,7 @@ class Truth:
         difficult: bool (m,): not counted, and neither is what finds it.
         areas: float64 (m,), pixels, by which COCO calls an object small, medium or large (of the mask if there is one).
         masks: m run lengths, or None.
+        groups: int64 (N,), the group of each image (a video), which intervals keep together; None: each for itself.
     """
 
     n_images: int
@@ -33,6 +34,7 @@ class Truth:
     difficult: npt.NDArray[np.bool_]
     areas: npt.NDArray[np.float64]
     masks: tuple[Rle, ...] | None = None
+    groups: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         lengths = [len(self.labels), len(self.crowd), len(self.difficult), len(self.areas)]

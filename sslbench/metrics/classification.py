@@ -22,10 +22,20 @@ def top_k_correct(classes: IntArray, scores: npt.NDArray[np.floating], k: int) -
     Returns:
         (N,) booleans.
     """
+    return np.asarray(places(classes, scores) < k)
+
+
+def places(classes: IntArray, scores: npt.NDArray[np.floating]) -> IntArray:
+    """(N,) how many classes are ranked before each sample's own: 0 where it is predicted.
+
+    Args:
+        classes: (N,), the true class of each sample.
+        scores: (N, C), higher means more likely.
+    """
     own = np.take_along_axis(scores, classes[:, None], axis=1)
     lower_number = np.arange(scores.shape[1]) < classes[:, None]
     ahead = (scores > own) | ((scores == own) & lower_number)
-    return np.asarray(ahead.sum(axis=1) < k)
+    return np.asarray(ahead.sum(axis=1, dtype=np.int64))
 
 
 def top_k_accuracy(classes: IntArray, scores: npt.NDArray[np.floating], k: int = 1) -> float:
@@ -44,7 +54,7 @@ def top_k_accuracy(classes: IntArray, scores: npt.NDArray[np.floating], k: int =
 class ClassCounts:
     """Per class: how many samples it has, how often it was predicted, how often rightly; for weighted samples too.
 
-    Balanced accuracy and macro F1 are functions of these three alone, which is what lets a bootstrap resample counts
+    Balanced accuracy and macro F1 are functions of these three alone, which is what lets intervals resample counts
     instead of samples.
     """
 

@@ -1,6 +1,6 @@
 """How well clusters agree with classes: NMI, ARI, accuracy under the best one-to-one matching; and the silhouette.
 
-All are functions of the table that counts how many samples of each class lie in each cluster, so a bootstrap resamples
+All are functions of the table that counts how many samples of each class lie in each cluster, so intervals resample
 counts. They are fractions; NMI and accuracy lie in 0..1, ARI is 0 on average for clusters that know nothing of the
 classes and may be negative.
 """
@@ -8,7 +8,7 @@ classes and may be negative.
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.metrics.intervals import normal_ends, resampled
+from sslbench.metrics.intervals import Units, ends, mean_errors, on_halves, standard_errors
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -93,18 +93,23 @@ def agreement(classes: IntArray, clusters: IntArray, matching: dict[int, int] | 
 
 
 def agreement_with_intervals(
-    classes: IntArray, clusters: IntArray, matching: dict[int, int], *, seed: int, resamples: int = 1000
+    classes: IntArray,
+    clusters: IntArray,
+    matching: dict[int, int],
+    *,
+    seed: int,
+    resamples: int = 1000,
+    groups: IntArray | None = None,
 ) -> Values:
-    """The same with 95 % intervals: the values -+ 1.96 standard deviations of a bootstrap over the samples.
-
-    NMI and ARI are higher on resamples than on samples, because a sample that is drawn twice agrees with itself.
+    """The same with 95 % intervals, see `intervals`.
 
     Args:
         classes: (N,) class numbers.
         clusters: (N,) cluster numbers.
         matching: cluster -> class, the same for every resample.
-        seed: of the resamples.
+        seed: of the half-samples.
         resamples: how many.
+        groups: (N,) the group of each sample; None: each stands for itself.
     """
     table = Table(classes, clusters)
 
@@ -113,12 +118,19 @@ def agreement_with_intervals(
         return np.array([[table.nmi(t), table.ari(t), table.accuracy(t, matching)] for t in tables])
 
     value = statistic(np.ones((1, len(classes))))[0]
-    low, high = normal_ends(value, resampled(statistic, len(classes), n=resamples, seed=seed))
-    low, high = np.maximum(low, [0, -1, 0]), np.minimum(high, 1)
-    return {name: (float(value[i]), float(low[i]), float(high[i])) for i, name in enumerate(NAMES)}
+    units = Units.of(len(classes), groups)
+    errors = standard_errors(on_halves(statistic, units, n=resamples, seed=seed), units)
+    found: Values = {}
+    for i, name in enumerate(NAMES):
+        bounds = (-1.0, 1.0) if name == "ari" else (0.0, 1.0)
+        own = float(value[i])
+        found[name] = (own, *ends(own, float(errors[i]), size=units.number, bounds=bounds))
+    return found
 
 
-def silhouette(x: npt.NDArray[np.floating], clusters: IntArray, *, most: int, seed: int) -> tuple[float, float, float]:
+def silhouette(
+    x: npt.NDArray[np.floating], clusters: IntArray, *, most: int, seed: int, groups: IntArray | None = None
+) -> tuple[float, float, float]:
     """Mean silhouette (Rousseeuw 1987) of the samples with Euclidean distance, and its 95 % interval.
 
     Args:
@@ -126,6 +138,7 @@ def silhouette(x: npt.NDArray[np.floating], clusters: IntArray, *, most: int, se
         clusters: (N,) cluster numbers.
         most: of more samples, so many are drawn, and only they are looked at.
         seed: of that draw.
+        groups: (N,) the group of each sample; None: each stands for itself.
 
     Returns:
         Value, low, high; NaN with a single cluster, or when every sample is a cluster of its own.
@@ -139,9 +152,9 @@ def silhouette(x: npt.NDArray[np.floating], clusters: IntArray, *, most: int, se
     if not 2 <= len(np.unique(drawn)) < len(rows):
         return float("nan"), float("nan"), float("nan")
     each = silhouette_samples(np.asarray(x[rows], dtype=np.float64), drawn)
-    half = 1.96 * float(each.std()) / len(each) ** 0.5
-    value = float(each.mean())
-    return value, max(-1.0, value - half), min(1.0, value + half)
+    units = Units.of(len(rows), None if groups is None else groups[rows])
+    value, error = float(each.mean()), float(mean_errors(each[:, None], units)[0])
+    return value, *ends(value, error, size=units.number, bounds=(-1.0, 1.0))
 
 
 def _entropy(shares: FloatArray) -> float:

@@ -1,12 +1,12 @@
 """Average precision of object detection: Pascal VOC (2007, 2012) and COCO, with 95 % intervals.
 
 The intervals are basic (reverse percentile) bootstraps over images (Davison and Hinkley 1997, section 5.2): whole
-images are drawn with replacement, so that what is found on one image stays together, and the interval of a value v is
-2 v - high .. 2 v - low, where low and high are the 2.5 and 97.5 % points of the resampled values. These points
-themselves will not do: AP rises when there are fewer distinct objects of a class, in the sample against all images as
-in a resample against the sample, so that they lie too high by twice that. Detections are matched once; a resample
-only changes how often an image counts. The interval says how far the number depends on the images that happen to be
-tested, not on how training happened to go. All values are fractions.
+images (of videos: all frames of one) are drawn with replacement, so that what is found on one image stays together, and
+the interval of a value v is 2 v - high .. 2 v - low, where low and high are the 2.5 and 97.5 % points of the resampled
+values. These points themselves will not do: AP rises when there are fewer distinct objects of a class, in the sample
+against all images as in a resample against the sample, so that they lie too high by twice that. Detections are matched
+once; a resample only changes how often an image counts. The interval says how far the number depends on the images that
+happen to be tested, not on how training happened to go. All values are fractions.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from sslbench.metrics._detection_matches import (
     match_coco,
     match_voc,
 )
-from sslbench.metrics.intervals import Statistic, bootstrap
+from sslbench.metrics.intervals import Statistic, Units, bootstrap
 
 __all__ = ["THRESHOLDS", "DetectionScores", "Detections", "Truth", "coco_ap", "voc_ap"]
 
@@ -90,7 +90,9 @@ def voc_ap(
 
     once = tables(np.ones((truth.n_images, 1)))
     values = [float(v[0]) for v in _three(once)]
-    metrics = _with_intervals(("AP", "AP50", "AP75"), values, statistic, truth.n_images, seed, resamples)
+    metrics = _with_intervals(
+        ("AP", "AP50", "AP75"), values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples
+    )
     table = np.stack(once)[:, :, 0]
     return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
 
@@ -124,7 +126,7 @@ def coco_ap(
     def statistic(counts: Floats) -> Floats:
         return _coco_statistic(matches, curves, np.ascontiguousarray(counts.T))
 
-    metrics = _with_intervals(_COCO_NAMES, values, statistic, truth.n_images, seed, resamples)
+    metrics = _with_intervals(_COCO_NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
     per_class = precision[:, :, :, 0, -1].mean(axis=(0, 1))
     return DetectionScores(metrics, _named(truth, per_class), _named(truth, precision[0, :, :, 0, -1].mean(axis=0)))
 
@@ -170,11 +172,11 @@ def _coco_statistic(
 
 
 def _with_intervals(
-    names: Sequence[str], values: Sequence[float], statistic: Statistic, n_images: int, seed: int, resamples: int
+    names: Sequence[str], values: Sequence[float], statistic: Statistic, units: Units, seed: int, resamples: int
 ) -> dict[str, tuple[float, float, float]]:
     if not resamples:
         return {name: (value, float("nan"), float("nan")) for name, value in zip(names, values, strict=True)}
-    low, high = bootstrap(statistic, n_images, n=resamples, seed=seed)
+    low, high = bootstrap(statistic, units, n=resamples, seed=seed)
     return {
         name: (v, _bound(2 * v - upper, 0.0, v), _bound(2 * v - lower, v, 1.0))
         for name, v, lower, upper in zip(names, values, low, high, strict=True)

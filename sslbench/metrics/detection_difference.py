@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sslbench.metrics import _detection_curves
 from sslbench.metrics._detection_arrays import Detections, Truth
 from sslbench.metrics._detection_matches import corner_and_size, match_coco, match_voc
-from sslbench.metrics.intervals import Statistic, bootstrap
+from sslbench.metrics.intervals import Statistic, Units, bootstrap
 
 Floats = npt.NDArray[np.float64]
 Metric = Literal["coco", "11-point", "area"]
@@ -47,7 +47,7 @@ def ap_difference(
         return of_first(counts) - of_second(counts)
 
     value = float(statistic(np.ones((1, truth.n_images)))[0, 0])
-    low, high = bootstrap(statistic, truth.n_images, n=resamples, seed=seed)
+    low, high = bootstrap(statistic, Units.of(truth.n_images, truth.groups), n=resamples, seed=seed)
     ends = 2 * value - float(high[0]), 2 * value - float(low[0])
     return value, float(np.clip(ends[0], -1.0, value)), float(np.clip(ends[1], value, 1.0))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.metrics.intervals import IntArray, Units
 from sslbench.metrics.summary import Probabilities, one_measure, with_intervals
 
 _FEW = 20
@@ -22,7 +23,7 @@ class GroupScore:
     high: float
 
 
-def by_group(
+def by_group(  # noqa: PLR0913  what an evaluation consists of, and two kinds of groups
     metric: str,
     kind: str,
     values: npt.NDArray[np.integer],
@@ -32,6 +33,7 @@ def by_group(
     seed: int,
     probabilities: Probabilities | None = None,
     resamples: int = 1000,
+    together: IntArray | None = None,
 ) -> list[GroupScore]:
     """The metric on every group, the worst first (of equals the first by name), groups without a value last.
 
@@ -43,9 +45,11 @@ def by_group(
         values: as for `summarise`, of N samples.
         scores: (N, C).
         groups: the group of each of the N samples.
-        seed: of the bootstrap.
+        seed: of the half-samples.
         probabilities: as for `summarise`.
-        resamples: of the bootstrap.
+        resamples: how many half-samples.
+        together: (N,) numbers; samples with the same one are kept together by the intervals (`groups` of
+            `summarise`).
 
     Raises:
         KeyError: there is no such metric.
@@ -54,8 +58,9 @@ def by_group(
     found = []
     for i, name in enumerate(names.tolist()):
         rows = np.flatnonzero(number == i)
-        measure = one_measure(metric, kind, values[rows], scores[rows], probabilities)
-        value, low, high = with_intervals(measure, len(rows), seed, resamples)[metric]
+        units = Units.of(len(rows), None if together is None else together[rows])
+        measure = one_measure(metric, kind, values[rows], scores[rows], units, probabilities)
+        value, low, high = with_intervals(measure, units, seed, resamples)[metric]
         found.append(GroupScore(name, len(rows), value, low, high))
     return sorted(found, key=lambda score: (np.isnan(score.value), score.value, score.name))
 

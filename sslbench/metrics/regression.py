@@ -1,6 +1,6 @@
 """How well numbers are predicted: R2, mean absolute and root mean square error, Spearman's rank correlation.
 
-All are functions of how often each sample counts, so that intervals come from the bootstrap of `intervals`. Several
+All are functions of how often each sample counts, so that intervals come from the half-samples of `intervals`. Several
 numbers per sample are scored one by one and averaged, as scikit-learn does by default.
 """
 

@@ -1,9 +1,9 @@
 """What the geometry of features says without a classifier: how many directions they use, how they fill the sphere.
 
-Each function returns a value with its 95 % interval, +- 1.96 standard errors by the infinitesimal jackknife (Jaeckel
-1972): the linear part of what a bootstrap over the samples would give. A bootstrap itself will not do, because samples
-that are drawn twice lower a rank. The intervals say how much the value varies with the samples; that a rank of few
-samples is lower than one of many is not in them.
+Each function returns a value with its 95 % interval, -+ Student's t times the standard error by the infinitesimal
+jackknife (Jaeckel 1972): the linear part of what a bootstrap over the samples would give. A bootstrap itself will not
+do, because samples that are drawn twice lower a rank. The intervals say how much the value varies with the samples;
+that a rank of few samples is lower than one of many is not in them.
 """
 
 import dataclasses
@@ -11,13 +11,15 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.metrics.intervals import Units, ends, mean_errors
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.floating]
 Interval = tuple[float, float, float]
 
 _ROWS = 1024  # rows looked at together
-_NORMAL = 1.959963984540054
+_ANYTHING = (-float("inf"), float("inf"))
 _NOTHING = (float("nan"), float("nan"), float("nan"))
 
 
@@ -28,17 +30,19 @@ class Spectrum:
     Attributes:
         values: (R,) falling, R = min(N, D): eigenvalues of X'X / N.
         squares: (N, R) squared projections of each sample on the eigenvectors; their means are the eigenvalues.
+        units: of the samples.
     """
 
     values: FloatArray
     squares: FloatArray
+    units: Units
 
     def interval(self, value: float, slope: FloatArray) -> Interval:
         """A function of the eigenvalues with its interval, from its derivative (R,) by them."""
-        return _interval(value, self.squares @ slope)
+        return _interval(value, self.squares @ slope, self.units)
 
 
-def spectrum(x: Matrix, *, centred: bool) -> Spectrum:
+def spectrum(x: Matrix, *, centred: bool, groups: IntArray | None = None) -> Spectrum:
     """The spectrum of features (N, D), around their mean or around zero.
 
     It is taken from X'X or XX', whichever is smaller, in float64.
@@ -56,7 +60,7 @@ def spectrum(x: Matrix, *, centred: bool) -> Spectrum:
         squares = n * np.maximum(values, 0) * vectors**2
     # Rounding leaves tiny numbers in the place of zeros.
     values = np.where(values > values.max(initial=0) * np.finfo(np.float64).eps * max(n, width), values, 0)
-    return Spectrum(values[::-1], squares[:, ::-1])
+    return Spectrum(values[::-1], squares[:, ::-1], Units.of(n, groups))
 
 
 def rankme(found: Spectrum, epsilon: float = 1e-7) -> Interval:
@@ -102,12 +106,13 @@ def alpha_req(found: Spectrum, ranks: tuple[int, int]) -> Interval:
     return found.interval(float(-np.sum(coefficient * np.log(values))), slope)
 
 
-def uniformity(unit: Matrix, t: float = 2.0) -> Interval:
+def uniformity(unit: Matrix, t: float = 2.0, groups: IntArray | None = None) -> Interval:
     """Log of the mean of exp(-t |x - y|^2) over all pairs of two samples (Wang & Isola 2020, eq. 2); lower is evener.
 
     Args:
         unit: (N, D) features of length 1.
         t: as in their experiments.
+        groups: (N,) the group of each sample; None: each stands for itself.
     """
     n = len(unit)
     if n < 2:
@@ -121,10 +126,10 @@ def uniformity(unit: Matrix, t: float = 2.0) -> Interval:
     each = (each - 1) / (n - 1)
     mean = float(each.mean())
     # A sample takes part in pairs from both sides.
-    return _interval(float(np.log(mean)), 2 * each / mean)
+    return _interval(float(np.log(mean)), 2 * each / mean, Units.of(n, groups))
 
 
-def alignment(unit: Matrix, classes: IntArray) -> Interval:
+def alignment(unit: Matrix, classes: IntArray, groups: IntArray | None = None) -> Interval:
     """Mean of |x - y|^2 over all pairs of two different samples of one class, every pair alike; lower is closer.
 
     Wang & Isola 2020, eq. 1 with exponent 2; their pairs are two views of one image, these are two images of one class.
@@ -132,6 +137,7 @@ def alignment(unit: Matrix, classes: IntArray) -> Interval:
     Args:
         unit: (N, D) features of length 1.
         classes: (N,) class numbers.
+        groups: (N,) the group of each sample; None: each stands for itself.
     """
     given = np.asarray(unit, dtype=np.float64)
     present, own = np.unique(classes, return_inverse=True)
@@ -146,16 +152,17 @@ def alignment(unit: Matrix, classes: IntArray) -> Interval:
     if not pairs.sum():
         return _NOTHING
     value = float(distance.sum() / pairs.sum())
-    return _interval(value, 2 * (distance - value * pairs) / pairs.mean())
+    return _interval(value, 2 * (distance - value * pairs) / pairs.mean(), Units.of(len(given), groups))
 
 
-def feature_std(unit: Matrix) -> Interval:
+def feature_std(unit: Matrix, groups: IntArray | None = None) -> Interval:
     """Mean over the columns of the standard deviation, times sqrt(D): 1 if spread evenly, 0 if collapsed.
 
     Chen & He 2021, section 4.1.
 
     Args:
         unit: (N, D) features of length 1.
+        groups: (N,) the group of each sample; None: each stands for itself.
     """
     given = np.asarray(unit, dtype=np.float64)
     scale = given.shape[1] ** 0.5
@@ -163,7 +170,7 @@ def feature_std(unit: Matrix) -> Interval:
     variance = squares.mean(axis=0)
     std = np.sqrt(variance)
     slope = np.divide(1, 2 * std, out=np.zeros_like(std), where=std > 0) * scale / given.shape[1]
-    return _interval(float(std.mean() * scale), squares @ slope)
+    return _interval(float(std.mean() * scale), squares @ slope, Units.of(len(given), groups))
 
 
 def unit_length(x: Matrix) -> FloatArray:
@@ -173,6 +180,5 @@ def unit_length(x: Matrix) -> FloatArray:
     return given / np.where(length > 0, length, 1)
 
 
-def _interval(value: float, influence: FloatArray) -> Interval:
-    half = _NORMAL * float(influence.std()) / len(influence) ** 0.5
-    return value, value - half, value + half
+def _interval(value: float, influence: FloatArray, units: Units) -> Interval:
+    return value, *ends(value, float(mean_errors(influence[:, None], units)[0]), size=units.number, bounds=_ANYTHING)

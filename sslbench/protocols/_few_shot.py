@@ -2,8 +2,8 @@
 
 The 95 % interval over R draws is Student's: mean -+ t(0.975, R - 1) std / sqrt(R). It says how much other draws from
 the same train would move the mean. The interval of the headline also holds what another test set would do: the half
-widths of the two are added as squares, that of the test set being the mean over the draws of its bootstrap half widths,
-which is never too small (a mean does not vary more than its parts do on average).
+widths of the two are added as squares, that of the test set being the mean over the draws of its half widths, which is
+never too small (a mean does not vary more than its parts do on average).
 """
 
 import dataclasses
@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.metrics.intervals import Units, student_half_width
 from sslbench.metrics.summary import headline, one_measure, summarise
 from sslbench.protocols._draws import Draw
 from sslbench.results import Outcome
@@ -51,7 +53,7 @@ def statistics(values: Sequence[float]) -> dict[str, float]:
     known = _known(values)
     if not len(known):
         return dict.fromkeys(("mean", "min", "max", "std", "low", "high"), math.nan)
-    half = half_width(values)
+    half = student_half_width(values)
     low, high = _cut(float(known.mean()) - half, float(known.mean()) + half)
     return {
         "mean": float(known.mean()),
@@ -61,16 +63,6 @@ def statistics(values: Sequence[float]) -> dict[str, float]:
         "low": low,
         "high": high,
     }
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Half the width of Student's 95 % interval of the mean; NaN for less than two values."""
-    from scipy.stats import t
-
-    known = _known(values)
-    if len(known) < 2:
-        return math.nan
-    return float(t.ppf(0.975, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
 
 
 def _known(values: Sequence[float]) -> FloatArray:
@@ -104,7 +96,7 @@ def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> flo
     metric = leading_metric(asked, labels)
     if metric == leading_metric("auto", labels):
         return headline(labels.kind, labels.values, scores)
-    measure = one_measure(metric, labels.kind, labels.values, scores)
+    measure = one_measure(metric, labels.kind, labels.values, scores, Units.of(len(labels), None))
     values = measure.statistic(np.ones((1, len(labels))))[0]
     return float(values[measure.names.index(metric)])
 
@@ -112,10 +104,10 @@ def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> flo
 class Curve:
     """Scores along the numbers of training samples; the last one that is added is the headline."""
 
-    def __init__(self, test: Labels, train_ids: Sequence[str], metric: str = "auto") -> None:
+    def __init__(self, test: Features, train_ids: Sequence[str], metric: str = "auto") -> None:
         """Start without points; `metric` leads, as for `leading_metric`."""
-        self._test, self._ids = test, train_ids
-        self._metric = leading_metric(metric, test)
+        self._test, self._groups, self._ids = test.labels, test.groups, train_ids
+        self._metric = leading_metric(metric, test.labels)
         self.variants: dict[str, dict[str, float]] = {}
         self.drawn: dict[str, list[str]] = {}
         self.strengths: dict[str, list[Any]] = {}
@@ -136,19 +128,24 @@ class Curve:
         self._last = fitted
 
     def outcome(self, *, seed: int, selected: dict[str, Any], seeds: Sequence[int], notes: Sequence[str]) -> Outcome:
-        """The outcome, whose headline is the last point; `seed` is that of the bootstrap."""
+        """The outcome, whose headline is the last point; `seed` is that of the half-samples."""
         kind, classes, values = self._test.kind, self._test.classes, self._test.values
         # All draws together get the resamples of one result: it is the mean of their half widths that is used.
         resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / len(self._last)))
-        each = [summarise(kind, classes, values, one.scores, seed=seed, resamples=resamples) for one in self._last]
+        each = [
+            summarise(kind, classes, values, one.scores, seed=seed, resamples=resamples, groups=self._groups)
+            for one in self._last
+        ]
         metrics = {name: combine([found[0][name] for found in each]) for name in each[0][0]}
         per_class = {name: _mean([found[2][name] for found in each]) for name in classes}
         draws = {"seeds": list(seeds), "samples_sha256": self.drawn}
+        scores = [one.scores.astype(np.float32) for one in self._last]
         return Outcome(
             metrics=metrics,
             headline=self._metric,
             # Of the first draw and not an average of all, which would be another and better classifier.
-            scores=self._last[0].scores.astype(np.float32),
+            scores=scores[0],
+            draws=tuple(scores) if len(scores) > 1 else (),
             per_class=per_class,
             train=_mean([one.train for one in self._last]),
             selected={**selected, "draws": draws},
@@ -162,7 +159,7 @@ def combine(values: Sequence[tuple[float, float, float]]) -> tuple[float, float,
     """The mean over the draws with its interval for other draws and another test set."""
     means = [value for value, _, _ in values]
     below, above = _mean([value - low for value, low, _ in values]), _mean([high - value for value, _, high in values])
-    half = half_width(means)
+    half = student_half_width(means)
     draws = 0.0 if math.isnan(half) else half
     return _mean(means), *_cut(_mean(means) - math.hypot(below, draws), _mean(means) + math.hypot(above, draws))
 

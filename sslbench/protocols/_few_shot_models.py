@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sslbench.data.source import Labels
 from sslbench.metrics import ranking
 from sslbench.metrics.summary import headline
+from sslbench.protocols._common import class_sizes, folds_of
 from sslbench.protocols._draws import stratified_folds
 from sslbench.protocols._few_shot import Fitted, leading
 
@@ -27,13 +28,14 @@ Matrix = npt.NDArray[np.floating]
 class Classifier(Protocol):
     """Learns from draws; the test features are known to it, their labels are not."""
 
-    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float]) -> Fitted:
+    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
         """Learn from one draw.
 
         Args:
             x: (N, D), of the draw.
             labels: of the draw.
             strengths: of the regularisation (scikit-learn's C) to choose from; one is used as it is.
+            groups: (N,) the group of each sample, kept together by the folds; None if no two share one.
         """
         ...
 
@@ -45,7 +47,7 @@ class Svm:
         self._settings, self._seed = settings, seed
         self._test = _unit(test)
 
-    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float]) -> Fitted:
+    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
         """See `Classifier`. Several costs are compared as in the SVM protocol: per class with multiple labels."""
         from sslbench.protocols._svm import make_solver
 
@@ -55,7 +57,7 @@ class Svm:
         if not len(learned):
             return _nothing(len(self._test), labels)
         solver, notes = make_solver(x, self._as_svm(strengths), self._seed)
-        strength, costs, searched = self._choose(solver, targets, names, labels.kind, strengths)
+        strength, costs, searched = self._choose(solver, targets, names, labels.kind, strengths, groups)
         models = solver.fit(targets, costs)
         scores = _spread(models.decide(self._test), learned, labels)
         train = leading(self._settings.metric, labels, _spread(models.decide(x), learned, labels))
@@ -74,22 +76,28 @@ class Svm:
         )
 
     def _choose(
-        self, solver: "Solver", targets: npt.NDArray[np.int8], names: list[str], kind: str, strengths: Sequence[float]
+        self,
+        solver: "Solver",
+        targets: npt.NDArray[np.int8],
+        names: list[str],
+        kind: str,
+        strengths: Sequence[float],
+        groups: IntArray | None,
     ) -> tuple[float | dict[str, float], list[float], tuple[str, ...]]:
         """What the record says, the cost of every class, and notes; where there are no folds, the fixed cost."""
         from sslbench.protocols._svm import choose_each, choose_one
 
         fixed = self._settings.fixed_cost if len(strengths) > 1 else strengths[0]
-        fewest = np.minimum((targets > 0).sum(axis=0), (targets < 0).sum(axis=0))
+        fewest = np.array([_fewest(column, groups) for column in targets.T])
         # Classes with one sample are never right when it is held out, and would have a say in the one cost for all.
         folds = min(self._settings.folds, int(np.median(fewest) if kind == "single" else fewest.max()))
         if len(strengths) == 1 or folds < 2:
             return fixed, [fixed] * len(names), ()
         settings = dataclasses.replace(self._as_svm(strengths), folds=folds)
         if kind == "single":
-            choice = choose_one(solver, targets, settings)
+            choice = choose_one(solver, targets, settings, groups)
             return choice.costs[0], choice.costs, choice.notes
-        choice = choose_each(solver, targets, names, settings)
+        choice = choose_each(solver, targets, names, settings, groups)
         costs = [cost if few > 1 else fixed for cost, few in zip(choice.costs, fewest, strict=True)]
         return dict(zip(names, costs, strict=True)), costs, choice.notes
 
@@ -100,7 +108,7 @@ class Logistic:
     def __init__(self, test: Matrix, settings: "Settings") -> None:
         self._settings, self._test = settings, test
 
-    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float]) -> Fitted:
+    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
         """See `Classifier`. One strength for all classes, by accuracy or mean average precision."""
         from sslbench.protocols._logistic import principal_axes
 
@@ -109,7 +117,7 @@ class Logistic:
             return _nothing(len(self._test), labels)
         axes = principal_axes(x)
         x = axes.project(x)
-        strength = self._choose(x, labels, axes.variance, strengths)
+        strength = self._choose(x, labels, axes.variance, strengths, groups)
         model, learned = self._fit(x, labels, axes.variance, strength, None, self._settings.tolerance)
         scores = _decide(model, axes.project(self._test), learned, labels)
         train = leading(self._settings.metric, labels, _decide(model, x, learned, labels))
@@ -125,13 +133,15 @@ class Logistic:
         max_iter = self._settings.max_iter
         return fit(problem, variance, c, start=start, max_iter=max_iter, tolerance=tolerance), learned
 
-    def _choose(self, x: Matrix, labels: Labels, variance: FloatArray, strengths: Sequence[float]) -> float:
+    def _choose(
+        self, x: Matrix, labels: Labels, variance: FloatArray, strengths: Sequence[float], groups: IntArray | None
+    ) -> float:
         """The smallest strength with the best score over the folds; where there are none C = N / fixed_lambda."""
         if len(strengths) == 1:
             return strengths[0]
         from sslbench.protocols._logistic_path import TOLERANCE
 
-        folds = _folds(labels, self._settings.folds)
+        folds = _folds(labels, self._settings.folds, groups)
         if folds is None:
             return len(x) / self._settings.fixed_lambda
         grid = sorted(strengths)
@@ -201,18 +211,25 @@ def _decide(model: "Fit", x: Matrix, learned: IntArray, labels: Labels) -> Float
     return _spread(decision, learned, labels)
 
 
-def _folds(labels: Labels, wanted: int) -> npt.NDArray[np.int16] | None:
+def _fewest(target: npt.NDArray[np.int8], groups: IntArray | None) -> int:
+    """How many positives or negatives there are, whichever are fewer; of samples in groups, how many groups."""
+    rows = np.flatnonzero(target)
+    sizes = class_sizes((target[rows] > 0).astype(np.int64), None if groups is None else groups[rows])
+    return int(sizes.min()) if len(sizes) == 2 else 0
+
+
+def _folds(labels: Labels, wanted: int, groups: IntArray | None) -> npt.NDArray[np.int16] | None:
     """(N,) folds of single labels; (N, C) of several, -1 where a class does not have the sample; None where k is 1."""
     if labels.kind == "single":
-        return stratified_folds(labels.values, wanted)
+        return stratified_folds(labels.values, wanted, groups)
     folds = np.full(labels.values.shape, -1, np.int16)
     for c in range(labels.values.shape[1]):
         rows = np.flatnonzero(labels.values[:, c] >= 0)
-        positives = int((labels.values[rows, c] > 0).sum())
-        number = min(wanted, positives, len(rows) - positives)
-        found = stratified_folds(labels.values[rows, c] > 0, number) if number > 1 else None
-        if found is not None:
-            folds[rows, c] = found
+        own = None if groups is None else groups[rows]
+        targets = (labels.values[rows, c] > 0).astype(np.int64)
+        sizes = class_sizes(targets, own)
+        if len(sizes) == 2 and sizes.min() > 1:
+            folds[rows, c] = folds_of(targets, min(wanted, int(sizes.min())), own)
     return folds if folds.max() > 0 else None
 
 

@@ -12,6 +12,7 @@ from sslbench import schedules
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.data import loader
+from sslbench.data._group_split import source_groups
 from sslbench.data.decoder import Reading, picture_decoder
 from sslbench.data.epoch_batches import EpochBatches, evaluation_view
 from sslbench.data.picture import UnreadableImage
@@ -23,7 +24,7 @@ from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._common import holdout_rows
+from sslbench.protocols._common import holdout_rows, no_holdout
 from sslbench.protocols._linear_heads import Bank, Head, Heads, Norm
 from sslbench.protocols._linear_inputs import Input, block_inputs, layer_inputs
 from sslbench.train.optimizers import OptimizerSettings
@@ -251,10 +252,11 @@ def split(train: Source, plans: Sequence[BankPlan], settings: "Settings", seed: 
     """What is trained on, and the held-out part that heads are chosen on; None where nothing is chosen on train."""
     if settings.select_on == "test" or not has_choice(plans, settings):
         return train, None
-    parts = holdout_rows(train.labels, settings.holdout, seed)
+    groups = source_groups(train)
+    parts = holdout_rows(train.labels, settings.holdout, seed, groups)
     if parts is None:
         raise UsageError(
-            f"{train.name} is too small to hold out a part of it for the choice between heads",
+            f"{train.name}: {no_holdout(groups)[0].lower()}{no_holdout(groups)[1:]} for the choice between heads",
             f"Give one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}.",
         )
     return train.select(parts[0]), train.select(parts[1])

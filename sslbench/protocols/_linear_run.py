@@ -10,6 +10,7 @@ import numpy as np
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
+from sslbench.data._group_split import source_groups
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank
 from sslbench.features.job import ExtractSettings
@@ -116,7 +117,9 @@ def _outcome(
     number, kind, classes = chosen.head.number, test.labels.kind, test.labels.classes
     logits = on_test.logits[number]
     how: Probabilities | None = "softmax" if kind == "single" else None
-    metrics, name, per_class = summarise(kind, classes, test.labels.values, logits, seed=seed, probabilities=how)
+    metrics, name, per_class = summarise(
+        kind, classes, test.labels.values, logits, seed=seed, probabilities=how, groups=source_groups(test)
+    )
     selected: dict[str, Any] = {}
     if chosen.on:
         selected = {**chosen.head.choice, "on": chosen.on, "score": chosen.score}

@@ -30,11 +30,20 @@ class Scope:
         test_rows: (m,) the rows of test that are searched for; None: all.
         left_out: (N,) train rows that are no neighbours; None: all may be.
         without_self: row i of test is row i of train, and no neighbour of itself.
+        apart: (N,) numbers: row i of test is row i of train, and rows with the same number are no neighbours.
     """
 
     test_rows: IntArray | None = None
     left_out: npt.NDArray[np.bool_] | None = None
     without_self: bool = False
+    apart: IntArray | None = None
+
+    @property
+    def refused(self) -> int:
+        """How many train rows at most are no neighbours of a test row, beside those that are left out for all."""
+        if self.apart is not None:
+            return int(np.unique(self.apart, return_counts=True)[1].max())
+        return int(self.without_self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +153,9 @@ class Blocks:
         if self.scope.without_self:
             here = np.flatnonzero((prepared.own >= part.start) & (prepared.own < part.stop))
             similarity[here, prepared.own[here] - part.start] = -torch.inf
+        if self.scope.apart is not None:
+            same = self.scope.apart[prepared.own][:, None] == self.scope.apart[part]
+            similarity.masked_fill_(torch.from_numpy(same).to(similarity.device), -torch.inf)
         return similarity, _largest(block, norms)
 
     def best(
@@ -182,12 +194,15 @@ class Blocks:
         if self.metric == "cosine":
             block = block / torch.where(norms > 0, norms, 1)[:, None]
         how = faiss.METRIC_L2 if self.metric == "l2" else faiss.METRIC_INNER_PRODUCT
-        wanted = min(kept + self.scope.without_self, len(places))
+        wanted = min(kept + self.scope.refused, len(places))
         found, columns = faiss.knn(prepared.x.numpy(), block.numpy(), wanted, metric=how)
         values = torch.from_numpy(-found if self.metric == "l2" else found)
         rows = torch.from_numpy(places[columns])
         if self.scope.without_self:
             values[rows + part.start == torch.from_numpy(prepared.own)[:, None]] = -torch.inf
+        if self.scope.apart is not None:
+            same = self.scope.apart[prepared.own][:, None] == self.scope.apart[rows.numpy() + part.start]
+            values[torch.from_numpy(same)] = -torch.inf
         return values, rows, largest
 
     def error(self, prepared: Prepared, largest: float) -> FloatArray:

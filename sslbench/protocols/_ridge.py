@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._common import holdout_rows, is_better, percent
+from sslbench.protocols._common import holdout_rows, is_better, no_holdout, percent
 from sslbench.protocols._logistic import Axes, principal_axes
 from sslbench.results import Outcome
 
@@ -78,7 +78,9 @@ def regress(train: Features, test: Features, settings: "Settings", *, seed: int)
     on_train, on_test = model.axes.project(train.x), model.axes.project(test.x)
     alpha, selected, notes = _choose(train, test, model, on_test, settings, seed)
     scores = model.predict(on_test, alpha)
-    metrics, name, per_number = summarise("value", test.labels.classes, test.labels.values, scores, seed=seed)
+    metrics, name, per_number = summarise(
+        "value", test.labels.classes, test.labels.values, scores, seed=seed, groups=test.groups
+    )
     return Outcome(
         metrics=metrics,
         headline=name,
@@ -101,10 +103,10 @@ def _choose(
     if settings.select_on == "test":
         on, labels, tried, held = "test", test.labels, model, on_test
     else:
-        parts = holdout_rows(train.labels, settings.holdout, seed)
+        parts = holdout_rows(train.labels, settings.holdout, seed, train.groups)
         if parts is None:
             middle = grid[len(grid) // 2]
-            note = f"Train is too small to choose alpha on a held-out part of it; {middle:g} was used."
+            note = f"{no_holdout(train.groups)} to choose alpha on; {middle:g} was used."
             return middle, {}, (note,)
         on, labels = f"held-out {percent(settings.holdout)} of train", train.labels.select(parts[1])
         tried = fit(train.x[parts[0]], train.labels.values[parts[0]], standardise=settings.scale == "standard")

@@ -1,7 +1,6 @@
 """Binary linear SVMs for all classes: the choice of their costs by cross-validation, and the final models."""
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from sslbench.metrics import ranking
 from sslbench.protocols import _svm_models
+from sslbench.protocols._common import class_sizes, folds_of
 
 if TYPE_CHECKING:
     from sslbench.protocols.svm import Settings
@@ -72,7 +72,13 @@ def make_solver(x: FloatArray, settings: "Settings", seed: int) -> tuple[_svm_mo
     return Liblinear(x, settings, seed), [because[0].upper() + because[1:]] if settings.solver == "auto" else []
 
 
-def choose_each(solver: _svm_models.Solver, targets: Targets, classes: Sequence[str], settings: "Settings") -> Choice:
+def choose_each(
+    solver: _svm_models.Solver,
+    targets: Targets,
+    classes: Sequence[str],
+    settings: "Settings",
+    groups: IntArray | None = None,
+) -> Choice:
     """A cost per class: the first with the highest mean average precision over the folds.
 
     Args:
@@ -80,11 +86,12 @@ def choose_each(solver: _svm_models.Solver, targets: Targets, classes: Sequence[
         targets: (N, K), 1 positive, -1 negative, 0 left out; both present in every class.
         classes: K names.
         settings: of the protocol.
+        groups: (N,) the group of each sample; the samples of one are in one fold.
     """
     costs = settings.costs
     if len(costs) == 1:
         return Choice([costs[0]] * len(classes))
-    folds = np.stack([_folds_of_class(column, settings.folds) for column in targets.T], axis=1)
+    folds = np.stack([_folds_of_class(column, settings.folds, groups) for column in targets.T], axis=1)
     number = folds.max(axis=0) + 1
     validated = np.flatnonzero(number > 1)
     means, unconverged = np.full((len(classes), len(costs)), np.nan), 0
@@ -98,7 +105,7 @@ def choose_each(solver: _svm_models.Solver, targets: Targets, classes: Sequence[
     notes = _search_notes(unconverged)
     if few:
         note = (
-            f"Classes with fewer than {settings.folds} positive (or negative) training samples were "
+            f"Classes with fewer than {settings.folds} positive (or negative) {_what(groups)} were "
             f"cross-validated in fewer folds, with a single one not at all: {', '.join(few)}."
         )
         notes = (note, *notes)
@@ -111,23 +118,27 @@ def choose_each(solver: _svm_models.Solver, targets: Targets, classes: Sequence[
     return Choice(chosen, selected, notes)
 
 
-def choose_one(solver: _svm_models.Solver, targets: Targets, settings: "Settings") -> Choice:
+def choose_one(
+    solver: _svm_models.Solver, targets: Targets, settings: "Settings", groups: IntArray | None = None
+) -> Choice:
     """One cost for all classes: the first with the highest accuracy over the folds.
 
     Args:
         solver: of the training features.
         targets: (N, K), 1 in the column of the sample's class, else -1.
         settings: of the protocol.
+        groups: (N,) the group of each sample; the samples of one are in one fold.
     """
     costs, classes = settings.costs, targets.shape[1]
     if len(costs) == 1:
         return Choice([costs[0]] * classes)
     own = np.argmax(targets, axis=1)
-    number = min(settings.folds, int(np.bincount(own).max()))
+    number = min(settings.folds, int(max(class_sizes(own, groups))))
     if number < 2:
-        note = f"Every class has one training sample, so no cost could be chosen; {_middle(costs):g} was used."
+        one = "one training sample" if groups is None else "the training samples of one group"
+        note = f"Every class has {one}, so no cost could be chosen; {_middle(costs):g} was used."
         return Choice([_middle(costs)] * classes, notes=(note,))
-    folds = np.broadcast_to(_stratified(own, number)[:, None], targets.shape)
+    folds = np.broadcast_to(folds_of(own, number, groups)[:, None], targets.shape)
     # Only the best class so far is kept, of equals the first: all decision values would be costs x classes as many.
     best = np.full((len(costs), len(own)), -np.inf)
     predicted = np.full(best.shape, -1)
@@ -147,34 +158,26 @@ def _search_notes(unconverged: int) -> tuple[str, ...]:
     return (f"While the cost was chosen, {unconverged} of the SVMs did not converge.",) if unconverged else ()
 
 
-def _folds_of_class(target: Targets, wanted: int) -> Folds:
+def _what(groups: IntArray | None) -> str:
+    return "training samples" if groups is None else "groups with training samples"
+
+
+def _folds_of_class(target: Targets, wanted: int, groups: IntArray | None) -> Folds:
     """(N,) the fold of each sample, -1 for those left out, and all -1 where there are too few for two folds."""
     rows = np.flatnonzero(target)
-    positives = int(np.sum(target > 0))
-    number = min(wanted, positives, len(rows) - positives)
+    own = None if groups is None else groups[rows]
+    sizes = class_sizes((target[rows] > 0).astype(np.int64), own)
+    number = min(wanted, *sizes) if len(sizes) == 2 else 0
     folds = np.full(len(target), -1, np.int16)
     if number > 1:
-        folds[rows] = _stratified(target[rows], number)
-    return folds
-
-
-def _stratified(labels: npt.NDArray[np.integer], number: int) -> Folds:
-    """(N,) the fold of each sample as in scikit-learn's `cross_val_score`: stratified, not shuffled."""
-    from sklearn.model_selection import StratifiedKFold
-
-    folds = np.empty(len(labels), np.int16)
-    with warnings.catch_warnings():
-        # Classes with fewer samples than folds are absent from some folds; the solvers know what to do.
-        warnings.simplefilter("ignore", UserWarning)
-        for fold, (_, held) in enumerate(StratifiedKFold(number).split(labels, labels)):
-            folds[held] = fold
+        folds[rows] = folds_of((target[rows] > 0).astype(np.int64), number, own)
     return folds
 
 
 def _average_precision(target: Targets, folds: Folds, decision: FloatArray) -> float:
     rows = [np.flatnonzero(folds == fold) for fold in range(int(folds.max()) + 1)]
     values = [ranking.single_class(ranking.non_interpolated, target[r], decision[r]) for r in rows]
-    return float(np.mean(values))
+    return ranking.mean_over_classes(np.array(values))
 
 
 def _middle(costs: Sequence[float]) -> float:

@@ -7,6 +7,8 @@ NMI, ARI, the accuracy under a one-to-one matching of clusters with classes, and
 The matching is the best one on train, so nothing is chosen on test; `match=test` matches on the test labels themselves,
 as publications do, and the row is marked. With more clusters than classes some have no class and count as wrong.
 
+Version 2: the intervals are those of half-samples, and groups of samples are kept together.
+
 Scores per sample: the share of each class among the training samples of the sample's cluster.
 """
 
@@ -24,7 +26,7 @@ from sslbench.metrics.clustering import NAMES, Table, agreement, agreement_with_
 from sslbench.protocols._common import check_features
 from sslbench.results import Outcome
 
-VERSION = 1
+VERSION = 2
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -75,7 +77,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         train: features that are clustered; their labels only match clusters with classes.
         test: features and labels that are scored.
         settings: see `Settings`.
-        seed: of the starts, of the silhouette's samples and of the bootstrap.
+        seed: of the starts, of the silhouette's samples and of the intervals.
 
     Raises:
         DataError: features that are not finite, or labels that are not one per sample.
@@ -145,8 +147,10 @@ def _outcome(
     best: _Clusters, train: Features, test: Features, scored: npt.NDArray[np.float32], settings: Settings, seed: int
 ) -> Outcome:
     classes, matching = test.labels.classes, _matching(best, train, test, settings)
-    metrics = agreement_with_intervals(test.labels.values, best.test, matching, seed=seed)
-    metrics["silhouette"] = silhouette(scored, best.test, most=settings.silhouette_samples, seed=seed)
+    metrics = agreement_with_intervals(test.labels.values, best.test, matching, seed=seed, groups=test.groups)
+    metrics["silhouette"] = silhouette(
+        scored, best.test, most=settings.silhouette_samples, seed=seed, groups=test.groups
+    )
     notes = []
     if len(test) > settings.silhouette_samples:
         notes.append(f"The silhouette is of {settings.silhouette_samples} of {len(test)} test samples.")

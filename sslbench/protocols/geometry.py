@@ -4,6 +4,8 @@ How many directions they use (RankMe, effective rank, alpha-ReQ), how evenly the
 std) and, where there is one label per sample, how close those of one class are (alignment). One part of the data is
 looked at; data without parts of its own is not split. None of these is better the higher it is: RankMe and uniformity
 order networks of one kind and size, and a collapsed network shows in all of them.
+
+Version 2: intervals keep groups of samples together.
 """
 
 import dataclasses
@@ -19,7 +21,7 @@ from sslbench.metrics import spectrum
 from sslbench.protocols._common import check_finite
 from sslbench.results import Outcome
 
-VERSION = 1
+VERSION = 2
 NEEDS_LABELS = False
 
 _FEWEST = 2
@@ -98,15 +100,15 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
 
 
 def _metrics(given: Features, settings: Settings) -> dict[str, tuple[float, float, float]]:
-    centred = spectrum.spectrum(given.x, centred=True)
+    centred = spectrum.spectrum(given.x, centred=True, groups=given.groups)
     metrics = {
-        "rankme": spectrum.rankme(spectrum.spectrum(given.x, centred=False)),
+        "rankme": spectrum.rankme(spectrum.spectrum(given.x, centred=False, groups=given.groups)),
         "effective_rank": spectrum.effective_rank(centred),
         "alpha_req": spectrum.alpha_req(centred, settings.alpha_ranks),
     }
     unit = spectrum.unit_length(given.x)
-    metrics["uniformity"] = spectrum.uniformity(unit)
-    metrics["feature_std"] = spectrum.feature_std(unit)
+    metrics["uniformity"] = spectrum.uniformity(unit, groups=given.groups)
+    metrics["feature_std"] = spectrum.feature_std(unit, groups=given.groups)
     if given.labels.kind == "single":
-        metrics["alignment"] = spectrum.alignment(unit, given.labels.values)
+        metrics["alignment"] = spectrum.alignment(unit, given.labels.values, groups=given.groups)
     return metrics

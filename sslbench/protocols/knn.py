@@ -3,7 +3,8 @@
 Every test sample is classified by a vote of its k nearest training samples. With the default settings (cosine
 similarity, weight exp(similarity / 0.07)) this is what VISSL, DINO, DINOv2, solo-learn and lightly compute.
 
-With `leave_one_out` every training sample is scored by all others, and there is no test part.
+With `leave_one_out` every training sample is scored by all others, and there is no test part. Of samples that belong
+to groups (the frames of a video) it is scored by those of all other groups.
 
 Ties: of equally near training samples the one with the lower row is the nearer; of classes with equal votes the one
 with the lower number wins. The result does not depend on block sizes, threads, backend or device.
@@ -22,11 +23,11 @@ from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._common import check_features, holdout_rows, is_better, percent
+from sslbench.protocols._common import check_features, holdout_rows, is_better, no_holdout, percent
 from sslbench.protocols._neighbours import Engine, Scope, nearest
 from sslbench.results import Outcome
 
-VERSION = 1
+VERSION = 2
 USES_DEVICE = True
 
 _DEFAULT_K = (10, 20, 100, 200)
@@ -83,7 +84,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         train: features and labels that vote.
         test: features and labels that are scored; with `leave_one_out` the same samples as train.
         settings: see `Settings`.
-        seed: of the held-out part and of the bootstrap.
+        seed: of the held-out part and of the intervals.
         device: where torch searches; the result is the same.
 
     Raises:
@@ -92,19 +93,21 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     """
     check_features(train, test)
     check(settings, train.labels)
-    ks, notes = _usable_k(settings, len(train) - settings.leave_one_out)
+    ks, notes = _usable_k(settings, _candidates(train, settings))
     if settings.leave_one_out and train.ids != test.ids:
         raise UsageError("knn: leave_one_out scores the training samples, so the test samples must be the same ones")
     chosen, selected = ks[0], dict[str, Any]()
     if len(ks) > 1 and not settings.leave_one_out:
         chosen, selected, note = _select(train, ks, settings, seed, device)
         notes += note
-    found = _search(train, test, ks[-1], settings, device, Scope(without_self=settings.leave_one_out))
+    found = _search(train, test, ks[-1], settings, device, _scope(train, settings))
     kind, values = test.labels.kind, test.labels.values
     scores = found.vote(chosen, train.labels, settings)
     if len(ks) > 1 and settings.leave_one_out:
-        scores, selected = _choose_by_the_other_half(found, ks, train.labels, settings, seed)
-    metrics, name, per_class = summarise(kind, test.labels.classes, values, scores, seed=seed, probabilities="scores")
+        scores, selected = _choose_by_the_other_half(found, ks, train, settings, seed)
+    metrics, name, per_class = summarise(
+        kind, test.labels.classes, values, scores, seed=seed, probabilities="scores", groups=test.groups
+    )
     others = [k for k in ks if k != chosen or "k of the other half" in selected]
     return Outcome(
         metrics=metrics,
@@ -132,6 +135,27 @@ class _Found:
     def of(self, rows: IntArray) -> "_Found":
         """Those of some of the samples."""
         return _Found(self.similarity[rows], self.neighbours[rows])
+
+
+def _candidates(train: Features, settings: Settings) -> int:
+    """How many training samples every sample has to choose its neighbours from."""
+    if not settings.leave_one_out:
+        return len(train)
+    if train.groups is None:
+        return len(train) - 1
+    others = len(train) - int(np.unique(train.groups, return_counts=True)[1].max())
+    if not others:
+        raise UsageError(
+            "knn: leave_one_out scores a sample by those of other groups, and all samples belong to one group",
+            "Take data with several groups, or name no group.",
+        )
+    return others
+
+
+def _scope(train: Features, settings: Settings) -> Scope:
+    if not settings.leave_one_out:
+        return Scope()
+    return Scope(without_self=True) if train.groups is None else Scope(apart=train.groups)
 
 
 def _search(train: Features, test: Features, k: int, settings: Settings, device: str, scope: Scope) -> _Found:
@@ -181,9 +205,11 @@ def _select(
     train: Features, ks: list[int], settings: Settings, seed: int, device: str
 ) -> tuple[int, dict[str, Any], list[str]]:
     """The k with the best headline metric on a held-out part of train; of equals the smallest."""
-    parts = holdout_rows(train.labels, _HOLDOUT, seed)
+    parts = holdout_rows(train.labels, _HOLDOUT, seed, train.groups)
     fitting = [k for k in ks if parts is not None and k <= len(parts[0])]
-    if parts is None or len(fitting) < 2:
+    if parts is None:
+        return ks[0], {}, [f"{no_holdout(train.groups)} to choose k on; the smallest, {ks[0]}, was used."]
+    if len(fitting) < 2:
         return ks[0], {}, [f"Train is too small to choose k on a held-out part of it; the smallest, {ks[0]}, was used."]
     left_out = np.zeros(len(train), dtype=np.bool_)
     left_out[parts[1]] = True
@@ -206,10 +232,11 @@ def _best_k(ks: list[int], score: Callable[[int], float]) -> tuple[int, float]:
 
 
 def _choose_by_the_other_half(
-    found: _Found, ks: list[int], labels: Labels, settings: Settings, seed: int
+    found: _Found, ks: list[int], train: Features, settings: Settings, seed: int
 ) -> tuple[FloatArray, dict[str, Any]]:
     """Scores of the samples, those of each half with the k that is best for the other one."""
-    halves = holdout_rows(labels, 0.5, seed)
+    labels = train.labels
+    halves = holdout_rows(labels, 0.5, seed, train.groups)
     if halves is None:
         return found.vote(ks[0], labels, settings), {}
     scores, chosen = np.empty((len(labels), len(labels.classes))), []

@@ -6,7 +6,8 @@ learning rate, no seed and no number of epochs that decides the result. The regu
 model is then fitted on all of train. Labels that are numbers are predicted by ridge regression, in closed form.
 
 Version 2: the same optimum, found faster; further settings, and regression. Version 3: converged means a proven bound
-of the distance to the optimum, in any size; every value of c is tried; no axis is lost in features used as they are.
+of the distance to the optimum, in any size; every value of c is tried; no axis is lost in features used as they are;
+groups of samples are kept together where c or alpha is chosen, and intervals are those of half-samples.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._common import check_features, holdout_rows, percent
+from sslbench.protocols._common import check_features, holdout_rows, no_holdout, percent
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         train: features and labels to fit on; a part is held out while c is chosen.
         test: features and labels that are scored.
         settings: see `Settings`.
-        seed: of the held-out part and of the bootstrap.
+        seed: of the held-out part and of the intervals.
 
     Raises:
         DataError: features that are not finite, no labels, or fewer than two classes in train.
@@ -97,7 +98,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     usable, notes = _usable_classes(train.labels)
     axes = principal_axes(train.x, standardise=settings.scale == "standard")
     x, on_test = axes.project(train.x), axes.project(test.x)
-    choice = _choose(x, train.labels, (on_test, test.labels), axes.variance, settings, seed)
+    choice = _choose(x, train, (on_test, test.labels), axes.variance, settings, seed)
     problem = _problem(x, train.labels, usable)
     model = fit(
         problem,
@@ -113,7 +114,9 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     # A class that train has no example of has no probability either.
     logits = kind == "single" and len(usable) == len(classes)
     how: Literal["softmax"] | None = "softmax" if logits else None
-    metrics, name, per_class = summarise(kind, classes, test.labels.values, scores, seed=seed, probabilities=how)
+    metrics, name, per_class = summarise(
+        kind, classes, test.labels.values, scores, seed=seed, probabilities=how, groups=test.groups
+    )
     notes += choice.notes
     if not model.converged:
         bound = f"{model.gap:.2g}" if np.isfinite(model.gap) else "not known"
@@ -195,20 +198,20 @@ class _Choice:
 
 
 def _choose(
-    x: Matrix, labels: Labels, test: tuple[Matrix, Labels], variance: FloatArray, settings: Settings, seed: int
+    x: Matrix, train: Features, test: tuple[Matrix, Labels], variance: FloatArray, settings: Settings, seed: int
 ) -> _Choice:
     """The c with the best headline metric on a held-out part of train, or on test; of equals the smallest."""
     from sslbench.protocols._logistic_path import TOLERANCE, search
 
-    grid = sorted(settings.c)
+    labels, grid = train.labels, sorted(settings.c)
     if len(grid) == 1:
         return _Choice(grid[0])
     on, fitted, (held, held_labels) = "test", np.arange(len(x)), test
     if settings.select_on == "train":
-        parts = holdout_rows(labels, settings.holdout, seed)
+        parts = holdout_rows(labels, settings.holdout, seed, train.groups)
         if parts is None:
             middle = grid[len(grid) // 2]
-            note = f"Train is too small to choose c on a held-out part of it; {middle:g} was used."
+            note = f"{no_holdout(train.groups)} to choose c on; {middle:g} was used."
             return _Choice(middle, notes=(note,))
         on, fitted = f"held-out {percent(settings.holdout)} of train", parts[0]
         held, held_labels = x[parts[1]], labels.select(parts[1])

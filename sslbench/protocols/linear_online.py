@@ -4,6 +4,8 @@ That is how VISSL, MoCo, SimCLR, SwAV, DINO, DINOv2 and MAE report linear accura
 one per learning rate, weight decay and layer. The best is chosen on a held-out part of train; what is reported are the
 heads after the last update, never the best epoch. `linear` solves the same problem on stored features, without
 augmentation and to convergence.
+
+Version 2: groups of samples are kept together where heads are chosen, and intervals are those of half-samples.
 """
 
 import dataclasses
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from sslbench.backbones.layers import Layer
     from sslbench.features.job import ExtractSettings
 
-VERSION = 1
+VERSION = 2
 ON_IMAGES = True
 
 _GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -140,7 +142,7 @@ def run_on_images(  # noqa: PLR0913  what every protocol on images is called wit
         train: labelled images; where there is a choice between heads, a part is held out for it.
         test: labelled images that are scored.
         settings: see `Settings`.
-        seed: of the held-out part, the order, the augmentation, the first weights and the bootstrap.
+        seed: of the held-out part, the order, the augmentation, the first weights and the intervals.
         engine: device, precision, images per forward pass, workers.
         folder: for checkpoints: the same call continues from the newest one there.
         progress: called with what, images done and images in all.

@@ -5,13 +5,17 @@ all. Multi-label: every class has k positives and (C - 1) k negatives of its own
 of the average precision on all of test. In place of k per class, shares of train (1 %, 10 %) can be drawn.
 
 The headline is the mean over the draws at the largest k (without k: at the largest share); `variants` of the result
-holds every point: mean, min, max, std and the 95 % interval over the draws. The scores per sample are those of the
-first draw. The strength of the regularisation is chosen by cross-validation inside the samples of a draw. Where most
+holds every point: mean, min, max, std and the 95 % interval over the draws. The scores of all draws lie beside the
+record. The strength of the regularisation is chosen by cross-validation inside the samples of a draw. Where most
 classes have a single one, that cannot be, and a fixed value is used: `fixed_cost`, or C = N / `fixed_lambda`, 0.025 as
 in VISSL's logistic regression. `select=test` reports, as VISSL does, the strength with the highest mean on test, and
 marks the row.
 
-Version 2: logistic regression is converged when the distance of its objective to the lowest value is proven small.
+Of samples that belong to groups (the frames of a video) k are of as many groups as possible, and a share of train is
+one of whole groups.
+
+Version 2: logistic regression is converged when the distance of its objective to the lowest value is proven small; the
+scores of all draws are kept, groups of samples are kept together, and intervals are those of half-samples.
 """
 
 import dataclasses
@@ -82,13 +86,14 @@ class _Point:
     k: int = 0
     fraction: float = 0.0
 
-    def draw(self, labels: Labels, seed: int, settings: Settings) -> Draw:
+    def draw(self, train: Features, seed: int, settings: Settings) -> Draw:
         """The samples for one seed."""
+        labels, groups = train.labels, train.groups
         if self.fraction:
-            return _draws.share(labels, self.fraction, seed, stratified=settings.stratified)
+            return _draws.share(labels, self.fraction, seed, stratified=settings.stratified, groups=groups)
         if labels.kind == "multi":
-            return _draws.k_with_and_without(labels, self.k, seed)
-        return _draws.k_per_class(labels, self.k, seed)
+            return _draws.k_with_and_without(labels, self.k, seed, groups=groups)
+        return _draws.k_per_class(labels, self.k, seed, groups=groups)
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -111,7 +116,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         train: features and labels to draw from.
         test: features and labels that are scored, all of them for every draw.
         settings: see `Settings`.
-        seed: of the draws and of the bootstrap.
+        seed: of the draws and of the intervals.
 
     Raises:
         DataError: features that are not finite, no labels, or too few samples.
@@ -123,13 +128,14 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     seeds = _draws.seeds(seed, settings.draws)
     learner: Classifier = Svm(test.x, settings, seed) if settings.classifier == "svm" else Logistic(test.x, settings)
     strengths = settings.costs if settings.classifier == "svm" else settings.c
-    curve, on_test = Curve(test.labels, train.ids, settings.metric), {}
+    curve, on_test = Curve(test, train.ids, settings.metric), {}
     for point in points:
-        draws = [point.draw(train.labels, each, settings) for each in seeds]
+        draws = [point.draw(train, each, settings) for each in seeds]
         used: Sequence[float] = strengths
         if settings.select == "test" and len(strengths) > 1:
             used, on_test[point.name] = _best_on_test(learner, train, test.labels, draws, strengths, settings.metric)
-        curve.add(point.name, draws, [learner.fit(train.x[draw.rows], draw.labels, used) for draw in draws])
+        fitted = [learner.fit(train.x[draw.rows], draw.labels, used, draw.groups) for draw in draws]
+        curve.add(point.name, draws, fitted)
     name = "cost" if settings.classifier == "svm" else "c"
     selected: dict[str, Any] = {}
     if len(strengths) > 1:

@@ -7,7 +7,10 @@ value is predicted. With the published l2 = 1024 nothing is chosen. Of several l
 inside the draw, for every draw; with one sample per class there are no folds, and 1024 is used.
 
 The headline is the mean over the draws at the largest k; `variants` of the result holds every k: mean, min, max, std
-and the 95 % interval over the draws. The scores per sample are those of the first draw.
+and the 95 % interval over the draws. The scores of all draws at the largest k are kept beside the record.
+
+Version 2: the scores of all draws are kept, groups of samples are kept together, and intervals are those of
+half-samples.
 """
 
 import dataclasses
@@ -28,7 +31,7 @@ from sslbench.protocols._draws import Draw
 from sslbench.protocols._few_shot import Curve, Fitted, check_labels, usable_k
 from sslbench.results import Outcome
 
-VERSION = 1
+VERSION = 2
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -83,7 +86,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         train: features and labels to draw from.
         test: features and labels that are scored, all of them for every draw.
         settings: see `Settings`.
-        seed: of the draws and of the bootstrap.
+        seed: of the draws and of the intervals.
 
     Raises:
         DataError: features that are not finite, or labels that are not one per sample.
@@ -94,9 +97,12 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     most, why = _draws.largest_k(train.labels)
     ks, notes = usable_k("lsr", settings.k, _DEFAULT_K, most, why)
     seeds = _draws.seeds(seed, settings.draws)
-    curve = Curve(test.labels, train.ids)
+    curve = Curve(test, train.ids)
     for k in ks:
-        draws = [_draws.k_per_class(train.labels, k, each, np.random.default_rng(each)) for each in seeds]
+        draws = [
+            _draws.k_per_class(train.labels, k, each, np.random.default_rng(each), groups=train.groups)
+            for each in seeds
+        ]
         curve.add(f"k={k}", draws, _fit_all(train, test, draws, settings))
     notes = [f"The metrics are means over {settings.draws} draws of {ks[-1]} samples per class.", *notes]
     selected: dict[str, Any] = {}
@@ -187,7 +193,7 @@ def _inside(train: Features, draw: Draw, learned: IntArray, settings: Settings) 
     """The first l2 with the highest accuracy over the folds of the draw; the published one where there are none."""
     if len(settings.l2) == 1:
         return settings.l2[0]
-    folds = _draws.stratified_folds(draw.labels.values, settings.folds)
+    folds = _draws.stratified_folds(draw.labels.values, settings.folds, draw.groups)
     if folds is None:
         return _PUBLISHED_L2
     own = np.searchsorted(learned, draw.labels.values)

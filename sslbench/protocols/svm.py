@@ -6,6 +6,7 @@ precision; reported is the mean over classes of the interpolated average precisi
 all classes by accuracy; the class with the largest decision value is predicted.
 
 Version 2: SVMs are solved to the optimum. In version 1 liblinear stopped earlier, above all at large costs.
+Version 3: the folds keep groups of samples together, and intervals are those of half-samples.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._common import check_features
 from sslbench.results import Outcome
 
-VERSION = 2
+VERSION = 3
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -70,7 +71,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         train: features and labels to fit and cross-validate on.
         test: features and labels that are scored.
         settings: see `Settings`.
-        seed: of the solver and of the bootstrap.
+        seed: of the solver and of the intervals.
 
     Raises:
         DataError: features that are not finite, no labels, or nothing to learn in train.
@@ -87,9 +88,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     notes = [f"Classes that train gives no examples of were left out: {', '.join(left_out)}."] if left_out else []
     solver, solver_notes = make_solver(x, settings, seed)
     if train.labels.kind == "single":
-        choice = choose_one(solver, targets, settings)
+        choice = choose_one(solver, targets, settings, train.groups)
     else:
-        choice = choose_each(solver, targets, [train.labels.classes[c] for c in usable], settings)
+        names = [train.labels.classes[c] for c in usable]
+        choice = choose_each(solver, targets, names, settings, train.groups)
     models = solver.fit(targets, choice.costs)
     decision, train_decision = models.decide(_prepare(test.x, settings.normalise)), models.decide(x)
     unconverged = int(np.sum(~models.converged))
@@ -106,7 +108,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         notes.append(f"{unconverged} of the SVMs did not converge in {settings.max_iter} iterations.")
     scores = _spread(decision, usable, test.labels)
     kind, classes = test.labels.kind, test.labels.classes
-    metrics, name, per_class = summarise(kind, classes, test.labels.values, scores, seed=seed)
+    metrics, name, per_class = summarise(kind, classes, test.labels.values, scores, seed=seed, groups=test.groups)
     return Outcome(
         metrics=metrics,
         headline=name,

@@ -12,7 +12,7 @@ from torch import nn
 import sslbench
 from sslbench import records
 from sslbench.data.open import open_data
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation import RunSettings, costs
 from sslbench.evaluation.costs import gflops, measured
 from sslbench.leaderboard import table
@@ -177,3 +177,31 @@ def test_a_network_that_looks_at_values_is_not_counted(caplog):
     caplog.set_level("INFO", logger="sslbench")
     assert gflops(from_module("looking", Looking(), Preprocessing(resize=(8, 8), crop=None))) is None
     assert "not counted" in caplog.text
+
+
+def test_groups_of_the_data_are_in_the_record_its_scores_and_its_identity(photos):
+    settings = {"knn": {"k": [1, 3]}}
+    (plain,) = evaluate(photos, settings=settings)
+    (grouped,) = evaluate(photos, "all.csv?group=site", settings=settings)
+    assert (plain.data.train.groups, plain.data.test.groups) == (None, None)
+    assert (grouped.data.train.groups, grouped.data.test.groups) == (2, 3)
+    assert grouped.id != plain.id and grouped.metrics["top1"].value == plain.metrics["top1"].value
+    widths = [r.metrics["top1"].high - r.metrics["top1"].low for r in (plain, grouped)]
+    assert widths[1] > 1.5 * widths[0]
+    assert any("50 train samples of 2 groups and 40 test samples of 3 groups" in note for note in grouped.notes)
+    kept = records.read_scores(grouped.file).groups
+    test = open_data(f"{photos}/all.csv?group=site")["test"]
+    names = test.attributes["site"]
+    assert len(set(kept)) == 3 and all(
+        (kept[i] == kept[j]) == (names[i] == names[j]) for i in range(40) for j in (0, 1)
+    )
+    with pytest.raises(ResultError, match="test data"):
+        sslbench.compare(plain, grouped)
+    assert records.read_scores(plain.file).groups is None
+
+
+def test_a_train_part_of_one_group_says_that_nothing_could_be_held_out(photos):
+    text = (photos / "all.csv").read_text().replace("north", "one").replace("south", "one")
+    (photos / "one.csv").write_text(text)
+    (result,) = evaluate(photos, "one.csv?group=site", settings={"knn": {"k": [1, 3]}})
+    assert any("All training samples belong to one group" in note for note in result.notes)

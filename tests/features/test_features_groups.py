@@ -136,3 +136,22 @@ def test_a_table_without_the_column_is_refused_by_extract(table):
 def test_features_without_columns_are_as_before():
     features = Features(np.zeros((2, 3)), single_labels(["a", "b"]), ("x", "y"))
     assert features.attributes == {} and features.select(np.array([1])).attributes == {}
+
+
+def test_rows_of_a_table_of_labels_belong_together_where_a_column_says_so(tmp_path):
+    made(tmp_path, [str(i // 4) for i in range(20)])
+    given = {"label_column": None, "test_fraction": 0.4, "seed": 0}
+    plain = read_train_test(tmp_path / "x.npy", tmp_path / "x.csv", None, None, **given)
+    pair = read_train_test(tmp_path / "x.npy", tmp_path / "x.csv?group=site", None, None, **given)
+    assert plain.train.groups is None and "by site" in pair.how
+    sites = {name: site for name, _, site in list(csv.reader((tmp_path / "x.csv").open()))[1:]}
+    own = [{sites[name] for name in part.ids} for part in (pair.train, pair.test)]
+    assert own[0] and own[1] and not own[0] & own[1]
+    for part in (pair.train, pair.test):
+        for i, j in ((0, 1), (0, len(part) - 1), (2, 3)):
+            assert (part.groups[i] == part.groups[j]) == (sites[part.ids[i]] == sites[part.ids[j]])
+    (result,) = evaluate_features(pair, [make_task("knn", {"k": (1,)})], RUN, out=tmp_path / "r", command="test")
+    assert (result.data.train.groups, result.data.test.groups) == (len(own[0]), len(own[1]))
+    for option, words in (("?group=place", "no column 'place'"), ("?groups=site", r"It knows \?group=COLUMN")):
+        with pytest.raises(UsageError, match=words):
+            read_train_test(tmp_path / "x.npy", tmp_path / f"x.csv{option}", None, None, **given)

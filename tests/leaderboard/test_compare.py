@@ -14,7 +14,7 @@ from sslbench.errors import ResultError
 from sslbench.leaderboard import table
 from sslbench.leaderboard.compare import compare, pairs, with_holm
 from sslbench.leaderboard.differences import differing
-from sslbench.metrics.intervals import mcnemar
+from sslbench.metrics.differences import sign_flip
 from sslbench.results import BenchmarkUsed, Group, Metric
 
 RIGHT = np.arange(200) % 5 > 0
@@ -35,7 +35,7 @@ def test_a_real_difference_and_a_tie_are_told_apart(three):
     assert (
         found.difference == pytest.approx(found.value_a - found.value_b) == pytest.approx(100 * (RIGHT & ~FAR).mean())
     )
-    assert 0 < found.low < found.difference < found.high and found.p_mcnemar == mcnemar(RIGHT, FAR)
+    assert 0 < found.low < found.difference < found.high and found.p_mcnemar == sign_flip(RIGHT * 1.0 - FAR)
     assert compare(far, best).verdict == "B better"
     assert (
         compare(best, near).verdict == "tied" and compare(best, near).p_mcnemar == 1.0 == compare(best, best).p_mcnemar
@@ -132,11 +132,94 @@ def test_the_command_compares_records_and_folders(three, tmp_path):
     assert isinstance(done.exception, ResultError) and "the same results" in str(done.exception)
 
 
-def test_the_command_says_that_a_mean_over_draws_is_not_what_is_compared(three):
-    changed = change(three[0], metrics={"top1": Metric(value=70.0)})
-    scores = records.read_scores(three[0].file)
-    again = records.read(records.write(changed, scores.scores, scores.ids, scores.labels, three[0].file.parent.parent))
-    assert "the record of A has 70.00, a mean over draws" in run(again.file, three[2].file).output
+def drawn(name, folder, rights, **changes):
+    """A record of several draws; (R, 200) where each is right."""
+    scores = [np.eye(3, dtype=np.float32)[np.where(right, LABELS, (LABELS + 1) % 3)] for right in rights]
+    settings = {"draws": len(rights), **changes.pop("settings", {})}
+    result = make(name, protocol="low-shot", protocol__settings=settings, **changes)
+    result = change(result, metrics={"top1": Metric(value=100.0 * float(np.mean(rights)), n=200)})
+    places = np.where(np.asarray(rights), 0, 2).astype(np.uint16)
+    kept = changes.pop("kept", True)
+    path = records.write(result, scores[0], IDS, LABELS, folder, draws=scores if kept else (), places=places)
+    return records.read(path)
+
+
+def test_means_over_draws_are_compared_by_all_draws(tmp_path):
+    """A is better on the first draw only; what is compared is the value of the record."""
+    better, worse = np.arange(200) < 180, np.arange(200) < 120
+    a = drawn("a", tmp_path, [better, worse, worse])
+    b = drawn("b", tmp_path, [worse, better, worse])
+    found = compare(a, b)
+    assert (found.value_a, found.value_b) == pytest.approx((a.metrics["top1"].value, b.metrics["top1"].value))
+    assert found.verdict == "tied" and found.p_mcnemar is None
+    assert compare(a, b, metric="balanced_accuracy", resamples=50).verdict == "tied"
+    c = drawn("c", tmp_path, [worse & (np.arange(200) > 30)] * 3)
+    assert compare(drawn("d", tmp_path, [better] * 3), c).verdict == "A better"
+    assert "Means over draws" in run(a.file, b.file).output
+    cells = {row.label: row.cells[0].tied for row in table([a, b, c]).rows}
+    assert cells == {"a": True, "b": True, "c": True}, "A's draws differ by 30 points"
+    cells = {row.label: row.cells[0].tied for row in table([drawn("d", tmp_path, [better] * 3), c]).rows}
+    assert cells == {"d": True, "c": False}
+
+
+def test_draws_whose_scores_were_not_kept_are_refused_and_not_compared_by_the_first(tmp_path):
+    right = RIGHT[None].repeat(3, axis=0)
+    old = drawn("old", tmp_path, right)
+    scores = records.read_scores(old.file)
+    old = records.read(records.write(old, scores.scores, scores.ids, scores.labels, tmp_path))
+    with pytest.raises(ResultError, match="a mean over 3 draws, and the scores beside it are those of the first only"):
+        compare(old, drawn("new", tmp_path, right))
+    assert [row.cells[0].tied for row in table([old, drawn("new", tmp_path, right)]).rows] == [True, None]
+
+
+def test_of_draws_that_are_too_large_the_places_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_DRAWS_UP_TO", 1000)
+    rights = np.random.default_rng(0).random((3, 200)) < 0.6
+    a, b = drawn("a", tmp_path, rights), drawn("b", tmp_path, rights & (np.arange(200) > 60))
+    assert records.read_scores(a.file).draws == () and records.read_scores(a.file).places.shape == (3, 200)
+    assert compare(a, b).verdict == "A better"
+    with pytest.raises(ResultError, match="too large to be kept"):
+        compare(change(a, metrics={"top1": Metric(value=1.0), "macro_f1": Metric(value=1.0)}), b, metric="macro_f1")
+
+
+def test_several_seeds_are_tested_by_all_of_them(tmp_path):
+    """On seed 0 alone the one is far better; over all seeds the other is, by the mean and by the test."""
+    high, low = np.arange(200) < 190, np.arange(200) < 100
+    rights = {"a": [high, low, low, low], "b": [low, high, high, high]}
+    found = [
+        write(make(name, seed=seed), right, tmp_path / name / str(seed))
+        for name, each in rights.items()
+        for seed, right in enumerate(each)
+    ]
+    rows = {row.label: row for row in table(found).rows}
+    assert rows["b"].cells[0].best and rows["a"].cells[0].metrics["top1"].value == pytest.approx(61.25)
+    assert rows["a"].cells[0].tied, "four seeds that differ by 45 points say nothing"
+    steady = [write(make("c", seed=seed), low, tmp_path / "c" / str(seed)) for seed in range(4)]
+    cells = {row.label: row.cells[0].tied for row in table([f for f in found if f.weights.name == "a"] + steady).rows}
+    assert cells == {"a": True, "c": True}
+    sure = [write(make("d", seed=seed), high, tmp_path / "d" / str(seed)) for seed in range(4)]
+    cells = {row.label: row.cells[0].tied for row in table(sure + steady).rows}
+    assert cells == {"d": True, "c": False}
+
+
+def test_groups_are_kept_together_and_must_be_the_same(tmp_path):
+    """Six of ten groups are lost; as 200 single samples that would be a clear difference."""
+    groups = np.repeat(np.arange(10), 20)
+    lost = ~np.isin(groups, [0, 1, 2]) | (np.arange(200) % 20 == 0)
+
+    def grouped(name, right, of):
+        scores = np.eye(3, dtype=np.float32)[np.where(right, LABELS, (LABELS + 1) % 3)]
+        return records.read(records.write(make(name), scores, IDS, LABELS, tmp_path / name, groups=of))
+
+    a, b = grouped("a", np.ones(200, bool), groups), grouped("b", lost, groups)
+    np.testing.assert_array_equal(records.read_scores(a.file).groups, groups)
+    found = compare(a, b)
+    assert found.verdict == "tied" and found.groups == 10 and found.p_mcnemar == 0.25
+    assert "belong to 10 groups" in run(a.file, b.file).output
+    alone = [grouped(f"{name} alone", right, None) for name, right in (("a", np.ones(200, bool)), ("b", lost))]
+    assert compare(*alone).verdict == "A better"
+    with pytest.raises(ResultError, match="not of the same test samples and groups"):
+        compare(a, alone[1])
 
 
 def test_folders_without_anything_comparable_name_the_nearest(tmp_path):

@@ -7,8 +7,9 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from make_results import PREPROCESSING, body, labels, make
+from make_results import PREPROCESSING, body, change, labels, make
 
+from sslbench.errors import UsageError
 from sslbench.identity import comparability_key
 from sslbench.leaderboard import table
 from sslbench.leaderboard.headings import data_name, natural, preprocessing_text
@@ -190,3 +191,24 @@ def test_preprocessing_in_words():
 
 def test_numbers_in_names_are_ordered_as_numbers():
     assert sorted(["k=200", "k=20", "k=3"], key=natural) == ["k=3", "k=20", "k=200"]
+
+
+def test_only_metrics_of_one_unit_and_direction_are_averaged():
+    """RankMe 19.0 and top-1 95.8 once gave 57.41."""
+    rank = make("a", protocol="geometry", headline="rankme", metrics={"rankme": Metric(value=19.0)})
+    error = make("a", protocol="linear", headline="ece", metrics={"ece": Metric(value=4.0)})
+    records = [make("a", 95.8), rank, error]
+    for other, unit in ((rank, "unit of rankme"), (error, "%, less is better")):
+        with pytest.raises(UsageError) as caught:
+            table([records[0], other], average=True)
+        text = str(caught.value)
+        assert other.headline in text and "top1" in text and unit in text and "%, more is better" in text
+    assert table([records[0], rank]).averaged == 0
+    second = change(make("a", 85.8, protocol="svm"), headline="mAP", metrics={"mAP": Metric(value=85.8)})
+    assert table([records[0], second], average=True).rows[0].average == pytest.approx(90.8)
+    heights = [
+        make("a", headline="mae", metrics={"mae": Metric(value=value)}, data__test__fingerprint=name * 32)
+        for name, value in (("a", 1.0), ("b", 100.0))
+    ]
+    with pytest.raises(UsageError, match="units of the labels"):
+        table(heights, average=True)

@@ -69,3 +69,25 @@ def test_equal_detectors_are_called_tied_about_nineteen_times_in_twenty():
         _, low, high = ap_difference(truth, *pair, "coco", seed=trial, resamples=200)
         tied += low <= 0 <= high
     assert tied >= 35
+
+
+def test_frames_of_a_video_stay_together():
+    """Ten copies of each image say no more than one, if they are said to belong together."""
+    once = world(20)
+    good, poor = found(once, 2, 1), found(once, 5, 2)
+    images = np.concatenate([once.images + 20 * i for i in range(10)])
+    columns = {
+        name: np.concatenate([getattr(once, name)] * 10) for name in ("boxes", "labels", "crowd", "difficult", "areas")
+    }
+    given = {"n_images": 200, "classes": once.classes, "images": images, **columns}
+    together, alone = Truth(**given, groups=np.arange(200) % 20), Truth(**given)
+    many = [
+        Detections(images, *(np.concatenate([c] * 10) for c in (f.boxes, f.scores, f.labels))) for f in (good, poor)
+    ]
+    widths = []
+    for truth, pair in ((once, (good, poor)), (together, many), (alone, many)):
+        _, low, high = ap_difference(truth, *pair, "area", seed=0, resamples=300)
+        _, below, above = voc_ap(truth, pair[1], "area", seed=0, resamples=300).metrics["AP"]
+        widths.append((high - low, above - below))
+    assert widths[1] == pytest.approx(widths[0], rel=0.25)
+    assert max(widths[2]) < 0.6 * min(widths[1])

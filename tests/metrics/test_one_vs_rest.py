@@ -13,7 +13,7 @@ from sklearn.metrics import (
 
 from sslbench.metrics import one_vs_rest, ranking
 from sslbench.metrics.classification import LabelCounts
-from sslbench.metrics.intervals import resample_counts
+from sslbench.metrics.intervals import Units, resample_counts
 from sslbench.metrics.one_vs_rest import OneVsRest
 from sslbench.metrics.per_class import per_class
 
@@ -51,7 +51,7 @@ def test_every_class_is_what_scikit_learn_says(n, n_classes, digits, seed):
 @given(st.integers(2, 50), st.integers(2, 8), st.integers(0, 2), st.integers(0, 2**31))
 def test_the_matrix_product_counts_what_sorting_counts(n, n_classes, digits, seed):
     classes, scores = sample(n, n_classes, digits, seed)
-    weights = next(resample_counts(n, 20, seed))
+    weights = next(resample_counts(Units.of(n, None), 20, seed))
     fast = OneVsRest(classes, scores).means(METRICS, weights)
     total, number = np.zeros((2, 20, len(METRICS)))
     for c in np.unique(classes):
@@ -65,7 +65,7 @@ def test_the_matrix_product_counts_what_sorting_counts(n, n_classes, digits, see
 
 def test_small_chunks_give_the_same(monkeypatch):
     classes, scores = sample(60, 7, 1, 0)
-    weights = next(resample_counts(60, 10, 0))
+    weights = next(resample_counts(Units.of(60, None), 10, 0))
     whole = OneVsRest(classes, scores).means(METRICS, weights)
     monkeypatch.setattr(one_vs_rest, "_CHUNK", 200)
     np.testing.assert_array_equal(OneVsRest(classes, scores).means(METRICS, weights), whole)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from scipy.stats import ortho_group
 
 from sslbench.metrics import spectrum
+from sslbench.metrics.intervals import Units
 from sslbench.metrics.spectrum import alignment, alpha_req, effective_rank, feature_std, rankme, uniformity, unit_length
 
 
@@ -64,9 +65,9 @@ def test_alpha_is_a_weighted_line_through_the_logarithms(n, width):
 
 def test_alpha_finds_the_exponent_of_a_power_law():
     values = np.arange(1, 201.0) ** -1.3
-    found = spectrum.Spectrum(values, np.tile(values, (10, 1)))
+    found = spectrum.Spectrum(values, np.tile(values, (10, 1)), Units.of(10, None))
     assert alpha_req(found, (4, 100))[0] == pytest.approx(1.3)
-    assert np.isnan(alpha_req(spectrum.Spectrum(values[:5], found.squares[:, :5]), (4, 100))).all()
+    assert np.isnan(alpha_req(spectrum.Spectrum(values[:5], found.squares[:, :5], found.units), (4, 100))).all()
 
 
 def test_uniformity_alignment_and_std_are_means_over_pairs():

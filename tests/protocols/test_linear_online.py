@@ -17,6 +17,7 @@ from sslbench.errors import BackboneError, DataError, UsageError
 from sslbench.features.job import ExtractSettings
 from sslbench.names import find_module
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import _linear_plan as planning
 from sslbench.protocols import _linear_training, linear_online
 from sslbench.protocols.linear_online import Settings
 from sslbench.train.loop import NotFiniteError, StoppedError
@@ -475,3 +476,17 @@ def test_a_preprocessing_with_a_fixed_crop_gives_the_size(tmp_path):
     backbone = small(preprocessing=Preprocessing(resize=12, crop=(8, 8), mean=(0.5,) * 3, std=(0.25,) * 3))
     (outcome,) = run(tmp_path, backbone=backbone).values()
     assert outcome.metrics["top1"][0] > 0.6
+
+
+def test_a_head_is_chosen_on_groups_that_were_not_trained_on():
+    source = pictures(60, 0)
+    groups = tuple(str(i // 4 * 4 + i % 2) for i in range(60))
+    grouped = dataclasses.replace(source, attributes={"video": groups}, grouped_by="video")
+    backbone = small()
+    settings = linear_online.Settings(lr=(0.1, 0.2), holdout=0.3)
+    plans = planning.planned(backbone, resolve_layers(backbone, (backbone.default_layer,)), settings)
+    fit, held = planning.split(grouped, plans, settings, 0)
+    assert not set(fit.attributes["video"]) & set(held.attributes["video"])
+    one = dataclasses.replace(source, attributes={"video": ("a",) * 60}, grouped_by="video")
+    with pytest.raises(UsageError, match="all training samples belong to one group, so that none can be held out"):
+        planning.split(one, plans, settings, 0)

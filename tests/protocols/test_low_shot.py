@@ -11,8 +11,9 @@ from sklearn.svm import LinearSVC
 
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics import ranking
+from sslbench.metrics.intervals import student_half_width
 from sslbench.protocols import _draws, low_shot
-from sslbench.protocols._few_shot import combine, half_width, statistics
+from sslbench.protocols._few_shot import combine, statistics
 
 SMALL = {"k": (2, 6), "draws": 3, "costs": (0.1, 10.0), "c": (0.01, 1.0)}
 
@@ -216,7 +217,7 @@ def test_the_interval_over_draws_covers_the_mean_as_often_as_it_says():
     assert combine(values) == pytest.approx((0.6, 0.6 - np.hypot(0.1, half), 0.6 + np.hypot(0.09, half)))
     assert combine([(0.5, 0.41, 0.58)]) == pytest.approx((0.5, 0.41, 0.58))
     assert combine([(0.9, 0.5, 0.99), (0.1, 0.0, 0.5)])[1:] == (0.0, 1.0)
-    assert np.isnan(half_width([0.5])) and statistics([0.5])["mean"] == 0.5
+    assert np.isnan(student_half_width([0.5])) and statistics([0.5])["mean"] == 0.5
 
 
 @pytest.mark.parametrize("classifier", ["svm", "logistic"])

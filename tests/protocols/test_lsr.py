@@ -48,7 +48,7 @@ def test_of_several_l2_one_is_chosen_inside_each_draw_or_on_test_and_marked(blob
     assert inside.selected["l2"]["k=1"] == [1024.0] * 3, "one sample per class leaves nothing to choose on"
     for seed, chosen in enumerate(inside.selected["l2"]["k=8"]):
         draw = draw_of(train, 8, seed)
-        folds = _draws.stratified_folds(draw.labels.values, 3)
+        folds = _draws.stratified_folds(draw.labels.values, 3, None)
         assert chosen == max(strengths, key=lambda l2: held_out_right(train, draw, folds, l2))
     on_test = lsr.run(train, test, lsr.Settings(k=(8,), l2=strengths, select="test"), seed=0)
     assert on_test.selected["on"].startswith("test")

@@ -1,0 +1,298 @@
+"""Is one model better than another on the same test samples? Paired intervals and tests, with groups kept together.
+
+Two pseudo-units are added to the units, one that speaks for either model (Agresti and Min 2005; Bonett and Price 2012),
+and the interval uses Student's t: its verdict is then close to that of McNemar's exact test, and three or four samples
+that only one model has right do not make it the better one.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.metrics.classification import places
+from sslbench.metrics.intervals import FloatArray, IntArray, Units, on_halves, standard_errors, student
+from sslbench.metrics.summary import Probabilities, one_measure
+
+Interval = tuple[float, float, float]
+_TOP = {"top1": 1, "top5": 5}
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """What a model says about N test samples, once for every training of its classifier (a draw, a seed).
+
+    Attributes:
+        trainings: names of the R trainings; two models' trainings on the same samples have the same name.
+        scores: of each training, (N, C); empty where only `places` are known.
+        places: (R, N) of each training, how many classes are ranked before the true one; None with several labels.
+        probabilities: see `summary.summarise`.
+    """
+
+    trainings: tuple[str, ...]
+    scores: tuple[npt.NDArray[np.floating], ...] = ()
+    places: npt.NDArray[np.integer] | None = None
+    probabilities: Probabilities | None = None
+
+    @classmethod
+    def of(
+        cls,
+        seed: int,
+        scores: npt.NDArray[np.floating],
+        draws: Sequence[npt.NDArray[np.floating]] = (),
+        places: npt.NDArray[np.integer] | None = None,
+        probabilities: Probabilities | None = None,
+    ) -> "Answers":
+        """Those of one record.
+
+        Args:
+            seed: of the run; it and the number of the draw name a training.
+            scores: (N, C), of the first draw.
+            draws: of all draws, if there are several and they were kept.
+            places: as in `Answers`, if there are several draws.
+            probabilities: as in `Answers`.
+        """
+        kept = tuple(draws) or ((scores,) if places is None else ())
+        number = len(kept) or len(places if places is not None else ())
+        return cls(tuple(f"seed {seed}, draw {i}" for i in range(number)), kept, places, probabilities)
+
+    @classmethod
+    def together(cls, parts: "Sequence[Answers]") -> "Answers":
+        """Those of several records of one model, such as one per seed."""
+        if len(parts) == 1:
+            return parts[0]
+        ranked = [part.places for part in parts if part.places is not None]
+        return cls(
+            tuple(name for part in parts for name in part.trainings),
+            tuple(scores for part in parts for scores in part.scores) if all(part.scores for part in parts) else (),
+            np.concatenate(ranked) if len(ranked) == len(parts) else None,
+            parts[0].probabilities,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How much better a is than b, with its 95 % interval; the values are means over the trainings.
+
+    Attributes:
+        value_a: the metric of a.
+        value_b: the metric of b.
+        difference: value_a - value_b.
+        low: low end of the interval of the difference; NaN where it cannot be computed.
+        high: high end.
+        p: of the exact sign-flip test, see `sign_flip`; None for other metrics than top-1 and for several trainings,
+            whose chance it does not hold.
+    """
+
+    value_a: float
+    value_b: float
+    difference: float
+    low: float
+    high: float
+    p: float | None = None
+
+
+def difference(
+    metric: str,
+    kind: str,
+    labels: npt.NDArray[np.integer],
+    a: Answers,
+    b: Answers,
+    *,
+    groups: IntArray | None = None,
+    seed: int = 0,
+    resamples: int = 1000,
+) -> Difference:
+    """Compare two models by a metric.
+
+    With several trainings the interval also holds what other trainings would do: the half widths of the two are added
+    as squares. Trainings on the same samples (draws with the same seed) are compared pair by pair.
+
+    Args:
+        metric: of those that `summarise` computes.
+        kind: 'single', 'multi' or 'value'.
+        labels: of the N samples, as for `summarise`.
+        a: of one model.
+        b: of the other one, on the same samples in the same order.
+        groups: (N,) the group of each sample; None: each stands for itself.
+        seed: of the half-samples.
+        resamples: how many half-samples, where they are needed.
+
+    Raises:
+        KeyError: there is no such metric, or the scores that it needs were not kept.
+    """
+    units = Units.of(len(labels), groups)
+    if kind == "single" and metric in _TOP:
+        right = [_right(answers, labels, _TOP[metric]) for answers in (a, b)]
+        each = [tuple(row.mean(axis=1).tolist()) for row in right]
+        means = [row.mean(axis=0) for row in right]
+        value, low, high = paired_difference(means[0], means[1], units)
+        alone = len(right[0]) == len(right[1]) == 1
+        p = sign_flip(units.sums(means[0] - means[1])) if metric == "top1" and alone else None
+    else:
+        each, (value, low, high) = _resampled(metric, kind, labels, a, b, units, seed, resamples)
+        p = None
+    extra = _other_trainings(dict(zip(a.trainings, each[0], strict=True)), dict(zip(b.trainings, each[1], strict=True)))
+    low, high = value - math.hypot(value - low, extra), value + math.hypot(high - value, extra)
+    return Difference(float(np.mean(each[0])), float(np.mean(each[1])), value, low, high, p)
+
+
+def paired_difference(
+    a: npt.NDArray[np.floating] | npt.NDArray[np.bool_],
+    b: npt.NDArray[np.floating] | npt.NDArray[np.bool_],
+    units: Units | None = None,
+) -> Interval:
+    """The mean difference of two models' values on the same samples, and its 95 % interval.
+
+    To the sums of the differences over each unit two are added, as large as those of the units that differ are on
+    average, one for either model. Two models that agree on every sample differ by nothing.
+
+    Args:
+        a: (N,), one value per sample (for top-1: 1 where right, 0 where wrong).
+        b: (N,), the same of the other model, in the same order.
+        units: of the samples; every sample by itself when None.
+
+    Returns:
+        Difference, low and high end. The two are tied when the interval covers 0. NaN ends if there is one unit only.
+
+    Raises:
+        ValueError: the two do not have the same length, or there are no samples.
+
+    >>> paired_difference(np.array([1, 1, 1]), np.array([0, 0, 0]))[1] < 0
+    True
+    """
+    if a.shape != b.shape or a.ndim != 1 or not len(a):
+        raise ValueError(f"paired values must be two lists of the same samples, not {a.shape} and {b.shape}")
+    each = a.astype(np.float64) - b.astype(np.float64)
+    value = float(each.mean())
+    if not each.any():
+        return 0.0, 0.0, 0.0
+    units = units or Units.of(len(each), None)
+    number, size = units.number, len(each) / units.number
+    if number < 2:
+        return value, math.nan, math.nan
+    sums, sizes = units.sums(each), units.sums(np.ones(len(each)))
+    added = size * math.sqrt(float(np.mean((sums / sizes)[sums != 0] ** 2))) if sums.any() else 0.0
+    middle = float(sums.sum()) / (len(each) + 2 * size)
+    left = np.append(sums - middle * sizes, [added - middle * size, -added - middle * size])
+    half = student(number - 1) * math.sqrt(float(np.sum(left**2))) / (len(each) + 2 * size)
+    return value, min(value, middle - half), max(value, middle + half)
+
+
+def _resampled(
+    metric: str,
+    kind: str,
+    labels: npt.NDArray[np.integer],
+    a: Answers,
+    b: Answers,
+    units: Units,
+    seed: int,
+    resamples: int,
+) -> tuple[list[tuple[float, ...]], Interval]:
+    """The metric for each training of both models, and their difference with the interval over the test samples."""
+    if not (a.scores and b.scores):
+        raise KeyError(metric)
+    made = [[one_measure(metric, kind, labels, s, units, m.probabilities) for s in m.scores] for m in (a, b)]
+    column = made[0][0].names.index(metric)
+
+    def both(weights: FloatArray) -> FloatArray:
+        parts = [[measure.statistic(weights)[:, column] for measure in measures] for measures in made]
+        return np.stack([np.mean(part, axis=0) for part in parts], axis=1)
+
+    once = np.ones((1, units.samples))
+    each = [tuple(float(m.statistic(once)[0, column]) for m in measures) for measures in made]
+    first = made[0][0]
+    halves = on_halves(both, units, n=resamples, seed=seed, block=first.block)
+    error = float(standard_errors(halves[:, :1] - halves[:, 1:], units)[0]) * first.missing_variance
+    values, size = [float(np.mean(part)) for part in each], first.size(units)
+    if math.isnan(first.missing_variance) and units.number > 1:
+        # Every class has one unit, so that none shows its variance: it is taken to be as large as that of two shares.
+        error = math.sqrt(sum(share * (1 - share) for share in values) / size)
+    return each, shrunk(values[0] - values[1], error, size, most=first.bounds[1] - first.bounds[0])
+
+
+def shrunk(value: float, error: float, size: float, *, most: float = math.inf) -> Interval:
+    """A difference with the interval of `paired_difference`, where only its standard error is known.
+
+    Args:
+        value: the difference.
+        error: its standard error.
+        size: of how many units.
+        most: that two models can differ by.
+    """
+    if math.isnan(value) or math.isnan(error):
+        return value, math.nan, math.nan
+    if value == 0 and error == 0:
+        return 0.0, 0.0, 0.0
+    square = (size - 1) * error**2 + value**2
+    middle = value * size / (size + 2)
+    half = student(size - 1) * math.sqrt(max(0.0, square / (size + 2) - middle**2 / (size + 2)))
+    return value, max(-most, min(value, middle - half)), min(most, max(value, middle + half))
+
+
+def _right(answers: Answers, labels: npt.NDArray[np.integer], k: int) -> npt.NDArray[np.float64]:
+    """(R, N) whether the true class is among the first k, for each training."""
+    found = answers.places
+    if found is None:
+        found = np.stack([places(labels.astype(np.int64), scores) for scores in answers.scores])
+    return (found < k).astype(np.float64)
+
+
+def _other_trainings(a: dict[str, float], b: dict[str, float]) -> float:
+    """Half the width of the 95 % interval of the difference over other trainings; 0 where there is one of either.
+
+    Student's of the differences where both have the same trainings, else that of two samples of one variance.
+    """
+    if len(a) == len(b) == 1:
+        return 0.0
+    if a.keys() == b.keys():
+        apart = np.array([a[name] - b[name] for name in a])
+        return student(len(apart) - 1) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
+    freedom = len(a) + len(b) - 2
+    squares = sum(float(np.sum((np.array(list(m.values())) - np.mean(list(m.values()))) ** 2)) for m in (a, b))
+    return student(freedom) * math.sqrt(squares / freedom * (1 / len(a) + 1 / len(b)))
+
+
+def sign_flip(sums: FloatArray) -> float:
+    """The two-sided p value of the exact sign-flip test (Fisher 1935): how likely is so large a sum by chance?
+
+    If two models are equally good, the difference of a unit has either sign with equal chance. For single samples that
+    are right or wrong this is McNemar's exact test (McNemar 1947). 1 where no unit differs.
+
+    Args:
+        sums: (number of units,), whole numbers: on how many more samples of each unit one model is right.
+
+    >>> sign_flip(np.array([1.0, 1.0, 1.0]))
+    0.25
+    """
+    from scipy.signal import fftconvolve
+    from scipy.stats import binom
+
+    sizes, counts = np.unique(np.abs(np.rint(sums[np.rint(sums) != 0])).astype(np.int64), return_counts=True)
+    observed = abs(int(np.rint(sums).sum()))
+    if not len(sizes) or observed == 0:
+        return 1.0
+    # Sums of one size are binomial; those of several sizes are independent.
+    chances = np.ones(1)
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        own = np.zeros(2 * size * count + 1)
+        own[:: 2 * size] = binom.pmf(np.arange(count + 1), count, 0.5)
+        chances = own if len(chances) == 1 else np.maximum(fftconvolve(chances, own), 0.0)
+    middle = len(chances) // 2
+    nearer = float(chances[middle - observed + 1 : middle + observed].sum())
+    return 1 - nearer if nearer < 0.5 else float(2 * chances[middle + observed :].sum())
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Raise the p values of several tests so that any is below 5 % by chance in at most 5 % of cases (Holm 1979).
+
+    NaN stays, and does not count as a test.
+    """
+    order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, largest = [math.nan] * len(p_values), 0.0
+    for rank, (p, i) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        adjusted[i] = largest
+    return adjusted
