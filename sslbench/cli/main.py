@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
         code = _fail(error.format_message() + where, error.exit_code)
     except SslbenchError as error:
-        code = _fail(str(error), error.exit_code)
+        code = error.exit_code if error.told_by_first else _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         code = _fail("interrupted; what was extracted is kept, run the same command to continue", 130)
     except BrokenPipeError:

@@ -47,6 +47,7 @@ class Prepared:
         method: around it, on the CPU.
         setup: what the method knows of the run.
         plan: of the loop.
+        init_sha256: hash of the tensors that training starts from; None: random ones.
         changes: dotted key of a setting -> how it differs from the recipe, in words; see `pretraining.channels`.
     """
 
@@ -58,6 +59,7 @@ class Prepared:
     method: Method
     setup: Setup
     plan: Plan
+    init_sha256: str | None = None
     changes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -73,6 +75,7 @@ def prepare(request: PretrainRequest) -> Prepared:
     per_process = _images_per_process(settings, process.world)
     source, reading = _open(request), _reading(settings)
     backbone = make_backbone(request)
+    init_sha256 = backbone.weights_sha256 if request.init is not None else None  # a method may change tensors
     augment, changes = views_for(request, backbone, source, reading)
     channels = backbone.preprocessing.channels
     data = TrainingData(
@@ -121,6 +124,7 @@ def prepare(request: PretrainRequest) -> Prepared:
         method,
         setup,
         dataclasses.replace(plan, normalisation=Preprocessing(mean=augment.mean, std=augment.std, origin="augment")),
+        init_sha256,
         {**changes, **origins},
     )
 

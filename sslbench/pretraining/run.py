@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sslbench import evaluation
-from sslbench.distributed.collectives import barrier, process_group, rank, world_size
+from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
 from sslbench.errors import DataError
 from sslbench.pretraining import folder
@@ -20,9 +20,11 @@ from sslbench.pretraining.prepare import Prepared, prepare
 from sslbench.pretraining.probe import checkable, evaluate_backbone
 from sslbench.pretraining.settings import PretrainRequest, plain
 from sslbench.train import checkpoints
+from sslbench.train.lock import exclusive
 from sslbench.train.loop import train
 from sslbench.train.meter import Line
 from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.train.resume import continue_from
 from sslbench.train.signals import stop_signals
 from sslbench.train.state import (
     State,
@@ -134,23 +136,28 @@ class _Run:
         self.prepared, self.command = prepared, command
         self.request, self.settings = prepared.request, prepared.request.settings
         self.observers = observers if rank() == 0 else ()
+        self.identity = folder.identity(self.request, prepared.source, prepared.init_sha256)
         self.last: Line | None = None
         self.evaluations: list[dict[str, float | int]] = []
 
     def go(self) -> Outcome:
+        out = self.request.out
+        folder.refuse_different(self.identity)
+        on_all(lambda: evaluation.check_writable(out))
+        with exclusive(out / "checkpoints"):
+            return self._train()
+
+    def _train(self) -> Outcome:
         prepared, out = self.prepared, self.request.out
-        found = folder.checkpoint_to_resume(self.request, prepared.source.weights)
-        evaluation.check_writable(out)
-        barrier()  # nobody writes before everybody has looked
+        found = folder.checkpoint_to_resume(self.request, self.identity)
         if rank() == 0:
-            for place in (out, out / "checkpoints"):
-                checkpoints.remove_leftovers(place)
+            checkpoints.remove_leftovers(out)
             folder.write_config(self.request, self.command, prepared.changes)
         self.state = self._build()
         if found is not None:
             path, content = found
             from_checkpoint(self.state, content)
-            log.info(f"continuing from {path} after update {self.state.step} of {prepared.plan.steps}")
+            continue_from(out / "checkpoints", path, self.state.step)
         start = self.state.step
         about = About(
             out, self.state.method, prepared.plan.steps, prepared.plan.per_epoch, start, self.settings.batch_size
@@ -203,11 +210,10 @@ class _Run:
     def _save(self) -> None:
         content = to_checkpoint(self.state)
         if rank() == 0:
-            settings = folder.identity(self.request, self.prepared.source.weights)
             checkpoints.write(
                 self.request.out / "checkpoints",
                 self.state.step,
-                {**content, "settings": settings},
+                {**content, "settings": self.identity},
                 keep=self.settings.keep,
             )
 

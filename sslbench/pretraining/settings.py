@@ -1,7 +1,7 @@
 """What a pretraining run is asked to do: the keys of configs/pretrain.yaml, and the arguments around them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,8 +74,10 @@ class PretrainSettings:
     export: str = setting("auto", "which network weights.torch holds, where a method has several: student, teacher")
 
 
+ROUNDING = ("device", "compile", "activation_checkpointing", "channels_last")
+"""Settings that a run may be continued with other values of, although they change how sums are rounded (and the device
+which random numbers a network draws on it)."""
 FREE = (
-    "device",
     "workers",
     "prefetch",
     "start_method",
@@ -85,12 +87,9 @@ FREE = (
     "eval_every",
     "eval_k",
     "export",
-    "compile",
-    "activation_checkpointing",
-    "channels_last",
-    "accumulate",
+    *ROUNDING,
 )
-"""What a run may be continued with other values of. All but the last four change nothing; those change rounding."""
+"""Settings that a run may be continued with other values of; those that are not of `ROUNDING` change nothing at all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,15 +162,22 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Where two plain settings differ in what makes them another run: 'batch_size: 256, now 128'."""
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collection[str], prefix: str = ""
+) -> list[str]:
+    """Return where two plain settings differ: 'batch_size: 256, now 128'.
+
+    Args:
+        old: settings.
+        new: others.
+        free: keys that are not compared.
+        prefix: of the dotted keys.
+    """
     found = []
-    for key in sorted({*old, *new}):
-        if not prefix and key in FREE:
-            continue
+    for key in sorted({*old, *new} - set(free)):
         before, after = old.get(key), new.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{prefix}{key}.")
+            found += differences(before, after, free=(), prefix=f"{prefix}{key}.")
         elif before != after:
             found.append(f"{prefix}{key}: {before}, now {after}")
     return found
