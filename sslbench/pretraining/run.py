@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from sslbench import evaluation
 from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
-from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
+from sslbench.distributed.parallel import broadcast_buffers, module_state
 from sslbench.errors import DataError
 from sslbench.pretraining import folder
 from sslbench.pretraining.prepare import Prepared, prepare
@@ -23,13 +22,10 @@ from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import train
 from sslbench.train.meter import Line
-from sslbench.train.optimizers import make_optimizer, parameter_groups
 from sslbench.train.resume import continue_from
 from sslbench.train.signals import stop_signals
 from sslbench.train.state import (
-    State,
     from_checkpoint,
-    moving_average,
     random_states,
     restore_random_states,
     to_checkpoint,
@@ -153,7 +149,7 @@ class _Run:
         if rank() == 0:
             checkpoints.remove_leftovers(out)
             folder.write_config(self.request, self.command, prepared.changes)
-        self.state = self._build()
+        self.state = make_state(prepared.method, self.settings, prepared.device)
         if found is not None:
             path, content = found
             from_checkpoint(self.state, content)
@@ -184,23 +180,6 @@ class _Run:
             observer.finished()
         resumed = start if found is not None else None
         return Outcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
-
-    def _build(self) -> State:
-        """The state on its device; random numbers of training start here, another stream on every process."""
-        prepared, settings = self.prepared, self.settings
-        method = prepared.method.to(prepared.device)
-        sharded = settings.strategy == "fsdp" and world_size() > 1
-        if settings.channels_last and not sharded:  # FSDP takes contiguous parameters only
-            method = method.to(memory_format=torch.channels_last)
-        average = moving_average(method.backbone) if settings.ema else None
-        model = wrap(method, prepared.device, settings.strategy)
-        if settings.compile:
-            method.backbone.compile()
-        groups = parameter_groups(method, settings.optimizer)
-        optimizer = make_optimizer(groups, settings.optimizer, zero=settings.zero)
-        scaler = torch.amp.GradScaler(prepared.device.type, enabled=settings.precision == "fp16")
-        torch.manual_seed(settings.seed * 1_000_003 + rank())
-        return State(method, model, optimizer, scaler, average)
 
     def _line(self, line: Line) -> None:
         self.last = line

@@ -48,7 +48,7 @@ class PretrainSettings:
     strategy: Literal["ddp", "fsdp"] = setting("ddp", "fsdp shards parameters, gradients and optimizer state")
     zero: bool = setting(False, "divide the optimizer's state over the processes")
     channels_last: bool = setting(True, "memory layout of images and convolutions")
-    compile: bool = setting(False, "torch.compile the backbone")
+    compile: bool = setting(False, "torch.compile every network of the method, momentum copies too")
     activation_checkpointing: bool = setting(False, "compute activations again in the backward pass: less memory")
     freeze: dict[str, int] | None = setting(None, "prefix of a parameter's name -> updates for which it is not trained")
     ema: float | None = setting(None, "decay of a moving average of the backbone, written beside the weights")
