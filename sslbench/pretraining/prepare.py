@@ -201,6 +201,10 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
     for name in ("log_every", "keep", "prefetch"):
         if getattr(settings, name) < 1:
             raise UsageError(f"{name} {getattr(settings, name)} must be at least 1")
+    if settings.ema is not None and not 0 <= settings.ema < 1:
+        raise UsageError(f"ema {settings.ema:g} must be from 0 to below 1", "Or null, for no average.")
+    if settings.zero and settings.strategy == "fsdp":
+        raise UsageError("zero=true and strategy=fsdp: fsdp divides the optimizer's state already", "Leave zero out.")
     steps = max(1, round(settings.epochs * per_epoch))
     epochs = steps / per_epoch
     asked = settings.schedule

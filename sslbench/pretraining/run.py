@@ -15,6 +15,7 @@ from sslbench.distributed.collectives import barrier, on_all, process_group, ran
 from sslbench.distributed.parallel import broadcast_buffers, module_state
 from sslbench.errors import DataError
 from sslbench.pretraining import folder
+from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.prepare import Prepared, prepare
 from sslbench.pretraining.probe import checkable, evaluate_backbone
 from sslbench.pretraining.settings import PretrainRequest, plain
@@ -24,12 +25,7 @@ from sslbench.train.loop import train
 from sslbench.train.meter import Line
 from sslbench.train.resume import continue_from
 from sslbench.train.signals import stop_signals
-from sslbench.train.state import (
-    from_checkpoint,
-    random_states,
-    restore_random_states,
-    to_checkpoint,
-)
+from sslbench.train.state import from_checkpoint, random_states, restore_random_states, to_checkpoint
 from sslbench.weights.save import save
 
 log = logging.getLogger("sslbench")
