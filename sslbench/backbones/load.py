@@ -120,7 +120,8 @@ def load_file(
 def _recorded_preprocessing(file: files.WeightsFile) -> Preprocessing | None:
     """The transform that `sslbench pretrain` wrote beside the weights; None where there is none."""
     metadata = file.content.get("metadata")
-    text = metadata.get("preprocessing") if file.content.get("format") == save.FORMAT and metadata else None
+    own = file.content.get("format") in (save.FORMAT, save.CHECKPOINT_FORMAT)
+    text = metadata.get("preprocessing") if own and metadata else None
     if text is None:
         return None
     return build_dataclass(Preprocessing, json.loads(text), f"{file.path}: metadata.preprocessing")

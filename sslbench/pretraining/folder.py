@@ -66,6 +66,25 @@ def refuse_different(own: Mapping[str, Any]) -> None:
             )
 
 
+def check_resume(request: PretrainRequest) -> None:
+    """Refuse what can be refused before the folder is touched; every process calls this.
+
+    Raises:
+        UsageError: there is a run in the folder that is not to be continued, or the checkpoint is not there.
+    """
+
+    def check() -> None:
+        used = checkpoints.newest(request.out / "checkpoints") or (request.out / "weights.torch").exists()
+        if request.resume == "never" and used:
+            raise UsageError(f"{request.out} holds a run already", "Give another --out, or leave out --no-resume.")
+        if request.resume not in ("auto", "never") and not Path(request.resume).is_file():
+            raise UsageError(
+                f"there is no checkpoint {request.resume}", "Leave out --resume-from to continue what lies in --out."
+            )
+
+    from_first(check)
+
+
 def checkpoint_to_resume(request: PretrainRequest, now: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
     """Return the checkpoint that the run continues from, read, or None for a new run; every process calls this.
 
@@ -74,12 +93,11 @@ def checkpoint_to_resume(request: PretrainRequest, now: Mapping[str, Any]) -> tu
         now: the identity of the run.
 
     Raises:
-        UsageError: the folder belongs to another run, or there is no such checkpoint.
+        UsageError: the folder belongs to another run.
         WeightsError: the checkpoint cannot be read, or not by all processes.
     """
     folder = request.out / "checkpoints"
     if request.resume == "never":
-        from_first(lambda: _refuse_used(request.out))
         return None
     found = newest_whole(folder, given=None if request.resume == "auto" else Path(request.resume))
     if found is not None:
@@ -87,16 +105,16 @@ def checkpoint_to_resume(request: PretrainRequest, now: Mapping[str, Any]) -> tu
     return found
 
 
-def _refuse_used(out: Path) -> None:
-    if checkpoints.newest(out / "checkpoints") or (out / "weights.torch").exists():
-        raise UsageError(f"{out} holds a run already", "Give another --out, or leave out --no-resume.")
-
-
 def _same_run(path: Path, content: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     before = content["settings"]
     name, other = now["method"].get("name"), before["method"].get("name")
     if name != other:
         raise UsageError(f"{path} is a checkpoint of the method {other}, this run is {name}", "Give another --out.")
+    if "image_names" not in before:
+        raise UsageError(
+            f"{path} was written by an earlier version of sslbench, which did not record what it was trained on",
+            "Finish that run with the earlier version, or begin anew in another --out.",
+        )
     if changed := differences(before, now, free=FREE):
         raise UsageError(
             f"{path} belongs to a run with other settings, data or weights: {_listed(changed)}",

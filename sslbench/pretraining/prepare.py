@@ -210,6 +210,7 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
     asked = settings.schedule
     factor = schedules.build_with_warmup(
         asked.lr,
+        freeze_epochs=asked.freeze_epochs,
         warmup_epochs=asked.warmup_epochs,
         warmup_start=asked.warmup_start,
         where="schedule.lr",

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -135,6 +135,7 @@ class _Run:
     def go(self) -> Outcome:
         out = self.request.out
         folder.refuse_different(self.identity)
+        folder.check_resume(self.request)
         on_all(lambda: evaluation.check_writable(out))
         with exclusive(out / "checkpoints"):
             return self._train()
@@ -188,7 +189,7 @@ class _Run:
             checkpoints.write(
                 self.request.out / "checkpoints",
                 self.state.step,
-                {**content, "settings": self.identity},
+                {**content, **self._exportable(content["method"]), "settings": self.identity},
                 keep=self.settings.keep,
             )
 
@@ -209,6 +210,18 @@ class _Run:
         for observer in self.observers:
             observer.evaluated(record)
 
+    def _exportable(self, method: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return what makes a checkpoint a weights file too; the tensors are the method's, so they take no room."""
+        networks = self.state.method.exports()
+        name = next(iter(networks)) if self.settings.export == "auto" else self.settings.export
+        path = next(path for path, module in self.state.method.named_modules() if module is networks[name])
+        tensors = {key.removeprefix(f"{path}."): value for key, value in method.items() if key.startswith(f"{path}.")}
+        return {
+            "backbone": self.prepared.backbone.name,
+            "state_dict": tensors,
+            "metadata": self._metadata(f"{name}, before the end of training"),
+        }
+
     def _network(self, export: str) -> tuple[str, dict[str, Tensor]]:
         """The name and tensors of the network that is exported; every process has to call this."""
         networks = self.state.method.exports()
@@ -228,6 +241,10 @@ class _Run:
         return target
 
     def _save_weights(self, path: Path, tensors: dict[str, Tensor], network: str) -> None:
+        metadata = self._metadata(network)
+        save(path, tensors, backbone=self.prepared.backbone.name, metadata=metadata, overwrite=True)
+
+    def _metadata(self, network: str) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "method": self.settings.method["name"],
             "network": network,
@@ -242,7 +259,7 @@ class _Run:
         }
         if self.prepared.changes:
             metadata["changes"] = dict(self.prepared.changes)
-        save(path, tensors, backbone=self.prepared.backbone.name, metadata=metadata, overwrite=True)
+        return metadata
 
     def _keep_failed(self, raw: Any, value: float, index: int) -> Path:
         ids = tuple(self.prepared.source.ids[i] for i in raw.indices.tolist())

@@ -21,7 +21,8 @@ class ScheduleSettings:
     """How rates change; every schedule is a mapping with a name, or a number (see `sslbench.schedules`)."""
 
     lr: Spec = setting(1.0, "factor of the learning rate, after the warm-up")
-    warmup_epochs: float = setting(0.0, "the factor rises linearly during the first epochs", unit="epochs")
+    freeze_epochs: float = setting(0.0, "the factor is 0 during the first epochs, before the warm-up", unit="epochs")
+    warmup_epochs: float = setting(0.0, "the factor rises linearly, during the first epochs after those", unit="epochs")
     warmup_start: float = setting(0.0, "factor at the very start of the warm-up")
     weight_decay: Spec | None = setting(None, "values of the weight decay; null: optimizer.weight_decay throughout")
     momentum: Spec | None = setting(None, "values of SGD's momentum; null: optimizer.momentum throughout")

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from sslbench.errors import SslbenchError, UsageError, WeightsError
-from sslbench.weights.save import new_file
+from sslbench.weights.save import CHECKPOINT_FORMAT, new_file
 
-FORMAT = "sslbench checkpoint"
-VERSION = 2
+FORMAT = CHECKPOINT_FORMAT
+VERSION = 1
 _NAME = re.compile(r"step_(\d{9})\.ckpt")
 
 

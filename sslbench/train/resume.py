@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sslbench.distributed.collectives import from_first, on_all, rank
-from sslbench.errors import UsageError, WeightsError
+from sslbench.errors import WeightsError
 from sslbench.train import checkpoints
 
 log = logging.getLogger("sslbench")
@@ -23,8 +23,7 @@ def newest_whole(folder: Path, *, given: Path | None = None) -> tuple[Path, dict
         given: the one that the user named; None: the newest whole one of the folder.
 
     Raises:
-        UsageError: there is no such file.
-        WeightsError: every checkpoint is damaged, or one of the processes sees another file than the first.
+        WeightsError: the named one cannot be read, every checkpoint is damaged, or one of the processes sees another file than the first.
     """
     choice = from_first(lambda: _choose(folder, given))
     if choice is None:
@@ -49,10 +48,6 @@ def continue_from(folder: Path, path: Path, step: int) -> None:
 def _choose(folder: Path, given: Path | None) -> tuple[Path, str] | None:
     checkpoints.remove_leftovers(folder)
     if given is not None:
-        if not given.is_file():
-            raise UsageError(
-                f"there is no checkpoint {given}", "Leave out --resume-from to continue what lies in --out."
-            )
         return given, checkpoints.check(given)
     damaged = []
     for path in reversed(checkpoints.files(folder)):

@@ -4,6 +4,8 @@ The three strategies compute the same, so they have to end with the same weights
 over those of all processes) and no BatchNorm is in the way, one process has to end there too.
 """
 
+import contextlib
+import functools
 import sys
 from pathlib import Path
 
@@ -11,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "pretraining"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
 import runs
 import two_processes
 
@@ -22,7 +23,8 @@ from sslbench.backbones.build import build
 from sslbench.backbones.sizes import accept_sizes, feature_dim
 from sslbench.config import build as build_dataclass
 from sslbench.data.training import RawBatch
-from sslbench.distributed.collectives import rank, world_size
+from sslbench.data.transforms import normalise
+from sslbench.distributed.collectives import from_first, rank, world_size
 from sslbench.distributed.parallel import module_state
 from sslbench.preprocessing import Preprocessing
 from sslbench.pretraining import PretrainSettings
@@ -115,7 +117,7 @@ def trained(method, backbone, changes):
         failed=lambda raw, value, index: Path("never"),
     )
     again = start(settings, backbone, seed=1)
-    states.from_checkpoint(again, {**kept, "step": UPDATES})
+    states.from_checkpoint(again, {**from_first(lambda: kept), "step": UPDATES})
     found = {
         "losses": [line.loss for line in lines],
         "weights": arrays(state.method),
@@ -154,25 +156,23 @@ def under_every_strategy(number, method):
     return found
 
 
-class eager_backend:
+@contextlib.contextmanager
+def eager_backend():
     """torch.compile without a compiler: graphs are captured and run as they are."""
-
-    def __enter__(self):
-        torch._dynamo.reset()
-        self.compile, self.module_compile = torch.compile, torch.nn.Module.compile
-        torch.compile = lambda function, **options: self.compile(function, **{"backend": "eager", **options})
-        torch.nn.Module.compile = lambda module, **options: self.module_compile(
-            module, **{"backend": "eager", **options}
-        )
-
-    def __exit__(self, *error):
-        torch.compile, torch.nn.Module.compile = self.compile, self.module_compile
+    own, of_module = torch.compile, torch.nn.Module.compile
+    torch._dynamo.reset()
+    torch.compile = functools.partial(own, backend="eager")
+    torch.nn.Module.compile = functools.partialmethod(of_module, backend="eager")
+    try:
+        yield
+    finally:
+        torch.compile, torch.nn.Module.compile = own, of_module
 
 
 def outside_compiled(state, sizes):
     """Layers of networks in a forward pass, and how many of them ran outside what was compiled."""
     raw = next(batches(sizes))
-    batch = Batch(tuple(view / 255 for view in raw.views), raw.labels, raw.indices)
+    batch = Batch(tuple(normalise(view, Preprocessing()) for view in raw.views), raw.labels, raw.indices)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         state.model(batch, Step(UPDATES - 1, UPDATES, 2))
     layers = [event for event in profile.events() if event.name in ("aten::conv2d", "aten::linear")]

@@ -72,7 +72,12 @@ def _per_step(name: str, args: Mapping[str, Any]) -> tuple[Schedule, int]:
         return _warm_flat_cosine(args["warmup_epochs"], args["max_epochs"], values), args["max_epochs"]
     values = (args["start_warmup_value"], args["base_value"], args["final_value"])
     if name == "dinov2_cosine_scheduler":
-        return _warm_flat_cosine(args["warmup_iters"], args["total_iters"], values), args["total_iters"]
+        total, freeze = args["total_iters"], args.get("freeze_iters", 0)
+        moving = _warm_flat_cosine(args["warmup_iters"], total - freeze, values)
+        if not freeze:
+            return moving, total
+        lengths = (freeze / total, 1 - freeze / total)
+        return schedules.composite((schedules.constant(0.0), moving), lengths), total
     per_epoch = args["niter_per_ep"]
     total = args["epochs"] * per_epoch
     return _warm_flat_cosine(args["warmup_epochs"] * per_epoch, total, values), total

@@ -202,6 +202,25 @@ def damage(path):
     assert torch.load(path, weights_only=True)["step"]
 
 
+@pytest.mark.parametrize(("method", "network"), [("dino", "teacher_backbone"), ("moco", "backbone")])
+def test_a_checkpoint_is_a_weights_file_too(method, network, tmp_path):
+    """It holds what the run would export, with the preprocessing of its views, and costs no room."""
+    outcome = runs.run(method, tmp_path, limit=64, epochs=1, schedule={"lr": 1.0})
+    path = checkpoints.newest(tmp_path / "checkpoints")
+    loaded, exported = load_backbone(str(path)), load_backbone(str(outcome.weights))
+    assert loaded.format == "sslbench_checkpoint" and loaded.name == exported.name
+    assert loaded.weights_sha256 == exported.weights_sha256 and loaded.preprocessing == exported.preprocessing
+    content = checkpoints.read(path)
+    for name, tensor in content["state_dict"].items():
+        assert tensor.data_ptr() == content["method"][f"{network}.{name}"].data_ptr()
+
+
+def test_a_checkpoint_of_something_else_is_named(tmp_path):
+    path = checkpoints.write(tmp_path, 1, {"heads": {"weight": torch.ones(2, 2)}}, keep=1)
+    with pytest.raises(SslbenchError, match="is a checkpoint of the training of linear heads, not weights"):
+        load_backbone(str(path))
+
+
 def test_without_a_whole_checkpoint_the_run_stops(tmp_path):
     for path in stopped_at(4, tmp_path):
         damage(path)
