@@ -23,7 +23,8 @@ def newest_whole(folder: Path, *, given: Path | None = None) -> tuple[Path, dict
         given: the one that the user named; None: the newest whole one of the folder.
 
     Raises:
-        WeightsError: the named one cannot be read, every checkpoint is damaged, or one of the processes sees another file than the first.
+        WeightsError: the named one cannot be read, every one of the folder is damaged, or one of the processes sees
+            another file than the first.
     """
     choice = from_first(lambda: _choose(folder, given))
     if choice is None:
