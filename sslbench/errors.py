@@ -8,6 +8,8 @@ class SslbenchError(Exception):
     """
 
     exit_code = 1
+    told_by_first = False
+    """Whether several processes raise it together and the first one prints it."""
 
     def __init__(self, message: str, remedy: str | None = None) -> None:
         super().__init__(message if remedy is None else f"{message}\n{remedy}")

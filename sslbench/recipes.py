@@ -129,6 +129,10 @@ def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) 
 
 def _same_optimizer(method: str, choices: Mapping[str, str], changed: Mapping[str, str], old: Any, new: Any) -> None:
     """Another optimizer wants another learning rate, which only the user can know."""
+    if new not in list_names("optimizer"):
+        raise UsageError(
+            f"optimizer.name: there is no optimizer called '{new}'", did_you_mean(str(new), list_names("optimizer"))
+        )
     if "optimizer" in changed or old != new:
         chosen = changed.get("optimizer", new)
         raise UsageError(

@@ -105,17 +105,17 @@ def cosine_warm_restart(
         end: where every wave goes down to.
         interval: length of half a wave as a fraction of training, from 0.0001 to 1.
         wave: 'half' jumps up again after each fall, 'full' rises again as slowly; its height changes at the bottom.
-        multiplier: of the height, from wave to wave.
+        multiplier: of the height, from wave to wave. With `adaptive` it has no effect, as in VISSL, and that is said.
         adaptive: the height follows one slow cosine from `start` to `end`, read at the beginning of a half wave and at
             `interval` after the beginning of a full one (so the first full wave begins below `start`).
 
     Raises:
-        ValueError: interval is not in that range, or both a multiplier and adaptive heights are asked for.
+        ValueError: interval is not in that range.
     """
     if not 1e-4 <= interval <= 1:
         raise ValueError(f"interval has to be from 0.0001 to 1, not {interval:g}")
     if adaptive and multiplier != 1:
-        raise ValueError("multiplier and adaptive exclude each other")
+        log.warning("cosine_warm_restart: multiplier %g has no effect: adaptive=true sets the heights", multiplier)
     period = interval if wave == "half" else 2 * interval
     later = (interval + i * period for i in range(math.ceil((1 - interval) / period)))
     begins = [0.0, *later]
@@ -164,29 +164,6 @@ def composite(parts: Sequence[Schedule], lengths: Sequence[float], scaling: Sequ
 def scaled(schedule: Schedule, factor: float) -> Schedule:
     """A schedule times a number (layer decay: the number of the layer's group)."""
     return lambda where: schedule(where) * factor
-
-
-def with_warmup(schedule: Schedule, warmup_fraction: float, start: float, *, scaling: Scaling = "rescaled") -> Schedule:
-    """A straight line from `start` to where the schedule begins, then the schedule.
-
-    Args:
-        schedule: what comes after the warm-up.
-        warmup_fraction: length of the warm-up as a fraction of training, in [0, 1].
-        start: value at 0.
-        scaling: 'rescaled' fits the whole schedule into the rest of training; 'fixed' leaves it where it is and takes
-            its beginning away, as VISSL's recipes do, and as milestones need it.
-
-    Raises:
-        ValueError: warmup_fraction is not in [0, 1].
-    """
-    if not 0 <= warmup_fraction <= 1:
-        raise ValueError(f"the warm-up has to take between none and all of training, not {warmup_fraction:g} of it")
-    if warmup_fraction == 0:
-        return schedule
-    warmup = linear(start, schedule(warmup_fraction if scaling == "fixed" else 0.0))
-    if warmup_fraction == 1:
-        return warmup
-    return composite((warmup, schedule), (warmup_fraction, 1 - warmup_fraction), ("rescaled", scaling))
 
 
 _KINDS: dict[str, Callable[..., Schedule]] = {
@@ -274,9 +251,15 @@ def _finite(value: Any, kind: Any, where: str) -> Any:
 
 
 def build_with_warmup(
-    spec: Mapping[str, Any] | float, *, warmup_epochs: float, warmup_start: float, where: str, epochs: float
+    spec: Mapping[str, Any] | float,
+    *,
+    warmup_epochs: float,
+    warmup_start: float,
+    where: str,
+    epochs: float,
+    freeze_epochs: float = 0.0,
 ) -> Schedule:
-    """A schedule from plain values (see `build`) after a warm-up.
+    """A schedule from plain values (see `build`) after a time at 0 and a warm-up.
 
     The schedule takes the time that is left, but multistep and inverse_sqrt go by the time since training began.
 
@@ -286,13 +269,25 @@ def build_with_warmup(
         warmup_start: value at its beginning.
         where: what to call the spec in messages.
         epochs: of the whole training, the warm-up included.
+        freeze_epochs: before the warm-up, at 0.
 
     Raises:
-        UsageError: as `build`, or the warm-up is longer than training.
+        UsageError: as `build`, or the time at 0 and the warm-up are longer than training.
     """
+    left = epochs
+    for name, length in (("freeze_epochs", freeze_epochs), ("warmup_epochs", warmup_epochs)):
+        if not 0 <= length <= left:
+            before = "" if left == epochs else f" after {freeze_epochs:g} at 0"
+            what = f"schedule.{name} {length:g} does not fit into {epochs:g} epochs{before}"
+            raise UsageError(what, f"Give schedule.{name}=... or more epochs.")
+        left -= length
     schedule = build(spec, where=where, epochs=epochs)
-    if not 0 <= warmup_epochs <= epochs:
-        what = f"schedule.warmup_epochs {warmup_epochs:g} does not fit into {epochs:g} epochs"
-        raise UsageError(what, "Give schedule.warmup_epochs=... or more epochs.")
-    on_the_clock = isinstance(spec, Mapping) and spec["name"] in _ON_THE_CLOCK
-    return with_warmup(schedule, warmup_epochs / epochs, warmup_start, scaling="fixed" if on_the_clock else "rescaled")
+    scaling: Scaling = "fixed" if isinstance(spec, Mapping) and spec["name"] in _ON_THE_CLOCK else "rescaled"
+    after = (freeze_epochs + warmup_epochs) / epochs
+    parts: list[tuple[Schedule, float, Scaling]] = [
+        (constant(0.0), freeze_epochs / epochs, "fixed"),
+        (linear(warmup_start, schedule(after if scaling == "fixed" else 0.0)), warmup_epochs / epochs, "rescaled"),
+        (schedule, 1 - after, scaling),
+    ]
+    taken = [part for part in parts if part[1] > _EPSILON]
+    return taken[0][0] if len(taken) == 1 else composite(*zip(*taken, strict=True))

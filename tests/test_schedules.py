@@ -22,7 +22,7 @@ waves = st.builds(
     },
     value, value, st.floats(0.05, 1), st.sampled_from(["half", "full"]), st.floats(0.1, 2),
 )  # fmt: skip
-adaptive = waves.map(lambda spec: {**spec, "multiplier": 1, "adaptive": True})
+adaptive = waves.map(lambda spec: {**spec, "adaptive": True})
 steps = st.lists(value, min_size=1, max_size=6).map(lambda values: {"name": "step", "values": values})
 multistep = st.lists(st.floats(0.01, 90), min_size=1, max_size=5, unique=True).map(
     lambda milestones: {
@@ -93,20 +93,24 @@ def test_a_composite_of_lines_that_meet_has_no_jump(corners, data):
 @given(value, st.one_of(simple, composites()), fraction)
 def test_a_warmup_begins_and_ends_exactly(start, spec, warmup):
     schedule = built(spec)
-    for scaling, target in (("rescaled", schedule(0.0)), ("fixed", schedule(warmup))):
-        warm = schedules.with_warmup(schedule, warmup, start, scaling=scaling)
-        assert warm(0.0) == start
-        assert warm(warmup) == target
-        assert warm(1.0) == pytest.approx(schedule(1.0), rel=1e-9, abs=1e-9)
-        assert warm(warmup / 2) == pytest.approx((start + target) / 2, rel=1e-9, abs=1e-9)
+    on_the_clock = isinstance(spec, dict) and spec["name"] in ("multistep", "inverse_sqrt")
+    target = schedule(warmup if on_the_clock else 0.0)
+    times = {"warmup_epochs": 90 * warmup, "warmup_start": start, "epochs": 90}
+    warm = schedules.build_with_warmup(spec, where="schedule.lr", **times)
+    near = {"rel": 1e-9, "abs": 1e-9}
+    assert warm(0.0) == start
+    assert warm(warmup) == pytest.approx(target, **near)
+    assert warm(1.0) == pytest.approx(schedule(1.0), **near)
+    assert warm(warmup / 2) == pytest.approx((start + target) / 2, **near)
 
 
 def test_no_warmup_changes_nothing_and_nothing_but_a_warmup_is_a_line():
-    schedule = schedules.cosine(1, 0)
-    assert schedules.with_warmup(schedule, 0, 0.1) is schedule
-    assert schedules.with_warmup(schedule, 1, 0.5)(0.5) == 0.75
-    with pytest.raises(ValueError, match=r"not 1\.5 of it"):
-        schedules.with_warmup(schedule, 1.5, 0)
+    def warmed(epochs):
+        spec = {"name": "cosine", "start": 1, "end": 0}
+        return schedules.build_with_warmup(spec, warmup_epochs=epochs, warmup_start=0.5, where="lr", epochs=10)
+
+    assert [warmed(0)(i / 10) for i in range(11)] == [schedules.cosine(1, 0)(i / 10) for i in range(11)]
+    assert warmed(10)(0.5) == 0.75
 
 
 def test_milestones_are_epochs_since_training_began_with_a_warmup_too():
@@ -171,10 +175,6 @@ def test_full_waves_come_back_and_half_waves_jump():
         ({"name": "polynomial", "start": 1, "power": 0}, "power has to be above 0"),
         ({"name": "inverse_sqrt", "start": 1, "warmup": -1}, "warmup has to be 0 or more"),
         ({"name": "cosine_warm_restart", "start": 1, "end": 0, "interval": 0}, "interval has to be from"),
-        (
-            {"name": "cosine_warm_restart", "start": 1, "end": 0, "interval": 1, "multiplier": 2, "adaptive": True},
-            "multiplier and adaptive exclude",
-        ),
         ({"name": "composite", "parts": [1, 2], "lengths": [0.5, 0.4]}, "lengths have to sum to 1, not to 0.9"),
         ({"name": "composite", "parts": [1, 2], "lengths": [1.0]}, "2 parts have 1 lengths and 2 scalings"),
         ({"name": "composite", "parts": [], "lengths": []}, "0 parts have 0 lengths"),
@@ -186,6 +186,53 @@ def test_full_waves_come_back_and_half_waves_jump():
 def test_a_mistake_is_named(spec, message):
     with pytest.raises(UsageError, match=f"(?s)schedule.lr.*{message}"):
         built(spec)
+
+
+@pytest.mark.parametrize("wave", ["half", "full"])
+def test_a_multiplier_of_adaptive_waves_has_no_effect_and_is_said(wave, caplog):
+    """As in VISSL, whose recipes may hold both."""
+    spec = {"name": "cosine_warm_restart", "start": 1, "end": 0.1, "interval": 0.2, "wave": wave, "adaptive": True}
+    plain, both = built(spec), built({**spec, "multiplier": 0.5})
+    assert [plain(i / 50) for i in range(51)] == [both(i / 50) for i in range(51)]
+    assert "multiplier 0.5 has no effect" in caplog.text
+
+
+FREEZE, WARM, TOTAL = 3, 4, 20
+
+
+def frozen(spec, **changes):
+    times = {"freeze_epochs": FREEZE, "warmup_epochs": WARM, "warmup_start": 0.1, "epochs": TOTAL, **changes}
+    return schedules.build_with_warmup(spec, where="schedule.lr", **times)
+
+
+def test_a_rate_stays_at_0_before_its_warm_up():
+    """DINOv2: freeze_iters, warmup_iters, cosine; its warm-up reaches the top one step earlier."""
+    schedule = frozen({"name": "cosine", "start": 1, "end": 0.2})
+    expected = [0.0] * FREEZE
+    expected += [0.1 + 0.9 * i / WARM for i in range(WARM)]
+    rest = TOTAL - FREEZE - WARM
+    expected += [0.2 + 0.4 * (1 + math.cos(math.pi * i / rest)) for i in range(rest)]
+    assert [schedule(i / TOTAL) for i in range(TOTAL)] == pytest.approx(expected)
+
+
+def test_milestones_stay_where_they_are_behind_a_time_at_0():
+    schedule = frozen({"name": "multistep", "values": [1, 0.5], "milestones": [10]})
+    assert [schedule(i / TOTAL) for i in (0, 2, 3, 5, 7, 9, 10, 19)] == pytest.approx([0, 0, 0.1, 0.55, 1, 1, 0.5, 0.5])
+
+
+@given(st.floats(0, 5), st.floats(0, 5), st.one_of(simple, composites()))
+def test_the_whole_of_training_has_a_rate(freeze, warm, spec):
+    schedule = frozen(spec, freeze_epochs=freeze, warmup_epochs=warm, epochs=10)
+    assert all(math.isfinite(schedule(i / 97)) for i in range(98))
+    assert freeze < 1 or schedule(0) == schedule(freeze / 20) == 0
+
+
+def test_times_that_do_not_fit_are_named():
+    with pytest.raises(UsageError, match=r"schedule.freeze_epochs 21 does not fit into 20 epochs"):
+        frozen(1.0, freeze_epochs=21)
+    with pytest.raises(UsageError, match=r"warmup_epochs 18 does not fit into 20 epochs after 3 at 0"):
+        frozen(1.0, warmup_epochs=18)
+    assert frozen(1.0, freeze_epochs=16)(0.9) > 0
 
 
 def test_milestones_need_a_number_of_epochs():
@@ -204,7 +251,7 @@ def test_the_files_of_the_schedule_group():
     assert {f.stem for f in files} >= {"constant", "cosine", "cosine_warmup", "linear", "step", "polynomial"}
     for file in files:
         content = read_yaml(file)
-        assert set(content) == {"lr", "warmup_epochs", "warmup_start", "weight_decay", "momentum"}
+        assert set(content) == {"lr", "freeze_epochs", "warmup_epochs", "warmup_start", "weight_decay", "momentum"}
         assert schedules.build(content["lr"], where=file.name, epochs=100)(0.0) == 1
 
 

@@ -16,16 +16,17 @@ from typing import Any
 import torch
 
 
-def run(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run(function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> list[Any]:
     """What `function(rank, *arguments)` returns in each process, in order of rank.
 
     Args:
         function: at the top level of a module, so that it can be pickled by name.
         arguments: picklable, as is the result; arrays rather than tensors.
+        seconds: after which a process that has not answered counts as hanging.
     """
     port = _free_port()
     futures = [_pool().submit(_joined, rank, port, function, arguments) for rank in range(2)]
-    return [future.result(timeout=120) for future in futures]
+    return [future.result(timeout=seconds) for future in futures]
 
 
 @functools.cache

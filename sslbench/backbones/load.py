@@ -168,7 +168,7 @@ def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, w
 def _recorded_preprocessing(file: files.WeightsFile) -> Preprocessing | None:
     """The transform that `sslbench pretrain` wrote beside the weights; None where there is none."""
     metadata = file.content.get("metadata")
-    own = file.content.get("format") == save.FORMAT and isinstance(metadata, Mapping)
+    own = file.content.get("format") in (save.FORMAT, save.CHECKPOINT_FORMAT) and isinstance(metadata, Mapping)
     text = metadata.get("preprocessing") if own and metadata else None
     if text is None:
         return None

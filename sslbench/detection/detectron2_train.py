@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,10 +21,10 @@ from sslbench.distributed.collectives import max_, rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
 from sslbench.errors import UsageError
 from sslbench.train import checkpoints
+from sslbench.train.lock import exclusive
 from sslbench.train.loop import SIGNAL_CHECK, NotFiniteError, StoppedError
+from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.signals import stop_signals
-
-log = logging.getLogger("sslbench")
 
 _KEEP = 2  # checkpoints
 BACKEND = "detectron2"
@@ -53,7 +52,8 @@ def train(
         watch: told of every line of the log, on the first process.
 
     Raises:
-        UsageError: Detectron2 refuses the user's keys.
+        UsageError: Detectron2 refuses the user's keys, or another run uses the folder.
+        WeightsError: no checkpoint in the folder is whole, or the processes see different ones.
         DataError: an image cannot be read.
         NotFiniteError: the loss is NaN or infinite.
         StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
@@ -61,12 +61,24 @@ def train(
     cfg = configuration.cfg
     # What the user changed by d2.KEY=value counts.
     recipe = dataclasses.replace(recipe, iterations=cfg.SOLVER.MAX_ITER, batch_size=cfg.SOLVER.IMS_PER_BATCH)
+    with exclusive(run.folder):
+        return _train(model, configuration, recipe, source, run, watch)
+
+
+def _train(
+    model: Any,
+    configuration: Configured,
+    recipe: DetectionRecipe,
+    source: ObjectSource,
+    run: TrainingRun,
+    watch: Watch | None,
+) -> Trained:
+    cfg = configuration.cfg
     content = _checkpoint(run.folder)
     start = 0 if content is None else int(content["step"])
     began = time.perf_counter()
     if content is not None:
         model.load_state_dict(content["model"])
-        log.info(f"continues from {checkpoints.newest(run.folder)}, after {start} of {recipe.iterations} iterations")
     if start < recipe.iterations:
         # Detectron2's order of images begins anew after an interruption: with another seed it is not the same again.
         load("utils.env").seed_all_rng(_seed(run.seed, start, rank()))
@@ -193,12 +205,11 @@ def _not_finite(recipe: DetectionRecipe, folder: Path) -> Iterator[None]:
 
 
 def _checkpoint(folder: Path) -> dict[str, Any] | None:
-    found = checkpoints.newest(folder)
-    if rank() == 0:
-        checkpoints.remove_leftovers(folder)
+    found = newest_whole(folder)
     if found is None:
         return None
-    content = checkpoints.read(found)
+    path, content = found
     if content.get("backend") != BACKEND:
-        raise UsageError(f"{found} was not written by the detectron2 backend", "Remove it to begin anew.")
+        raise UsageError(f"{path} was not written by the detectron2 backend", "Remove it to begin anew.")
+    continue_from(folder, path, int(content["step"]))
     return content

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,10 +27,10 @@ from sslbench.distributed.parallel import (
 )
 from sslbench.errors import UsageError
 from sslbench.train import checkpoints
+from sslbench.train.lock import exclusive
 from sslbench.train.loop import SIGNAL_CHECK, StoppedError
+from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.signals import stop_signals
-
-log = logging.getLogger("sslbench")
 
 _KEEP = 2  # checkpoints
 
@@ -101,13 +100,21 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Wat
         watch: told of every line of the log, on the first process.
 
     Raises:
-        UsageError: the batch cannot be divided among the processes, or the checkpoint cannot be written.
+        UsageError: the batch cannot be divided among the processes, another run uses the folder, or the checkpoint
+            cannot be written.
+        WeightsError: no checkpoint in the folder is whole, or the processes see different ones.
         DataError: an image cannot be read.
         NotFiniteError: the loss is NaN or infinite; the last checkpoint is from before.
         StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
     """
     recipe = detector.recipe
     check_processes(recipe, world_size())
+    with exclusive(run.folder):
+        return _train(detector, source, run, watch)
+
+
+def _train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Watch | None) -> Trained:
+    recipe = detector.recipe
     optimizer = make_optimizer(detector, recipe)
     resumed = _resume(detector, optimizer, run.folder)
     start = resumed or 0
@@ -193,13 +200,12 @@ def _save(detector: Detector, optimizer: torch.optim.Optimizer, run: TrainingRun
 
 
 def _resume(detector: Detector, optimizer: torch.optim.Optimizer, folder: Path) -> int | None:
-    found = checkpoints.newest(folder)
-    if rank() == 0:
-        checkpoints.remove_leftovers(folder)
+    found = newest_whole(folder)
     if found is None:
         return None
-    content = checkpoints.read(found)
+    path, content = found
     load_module_state(detector, content["detector"])
     load_optimizer_state(detector, optimizer, content["optimizer"])
-    log.info(f"continues from {found}, after {content['step']} of {detector.recipe.iterations} iterations")
-    return int(content["step"])
+    done = int(content["step"])
+    continue_from(folder, path, done)
+    return done

@@ -3,15 +3,18 @@
 import contextlib
 import datetime
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
 from torch.autograd.function import FunctionCtx
 
 from sslbench.distributed import Process, this_process
-from sslbench.errors import UsageError
+from sslbench.distributed.slurm_hosts import hosts
+from sslbench.errors import SslbenchError, UsageError
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -44,7 +47,7 @@ def _set_rendezvous() -> None:
     """MASTER_ADDR and MASTER_PORT: torchrun sets them; under srun they follow from the step."""
     env = os.environ
     if "MASTER_ADDR" not in env and "SLURM_STEP_NODELIST" in env:
-        env["MASTER_ADDR"] = first_host(env["SLURM_STEP_NODELIST"])
+        env["MASTER_ADDR"] = hosts(env["SLURM_STEP_NODELIST"])[0]
         # Another port for every job that shares the machine.
         env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000))
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
@@ -53,14 +56,6 @@ def _set_rendezvous() -> None:
             f"several processes were started, but {' and '.join(missing)} is not set",
             "Start them with torchrun: torchrun --nproc-per-node 2 -m sslbench pretrain ...",
         )
-
-
-def first_host(nodes: str) -> str:
-    """The first host of SLURM's short form: 'node[003-006,9],other' -> 'node003'."""
-    head, bracket, rest = nodes.partition("[")
-    if "," in head or not bracket:
-        return nodes.split(",")[0]
-    return head + rest.split("]")[0].split(",")[0].split("-")[0]
 
 
 def world_size() -> int:
@@ -130,6 +125,56 @@ def gather_objects(value: Any) -> list[Any]:
     values: list[Any] = [None] * world_size()
     distributed.all_gather_object(values, value)
     return values
+
+
+def from_first(function: Callable[[], T]) -> T:
+    """Return on every process what the function returns on the first one (small and picklable); it runs only there.
+
+    What it raises is raised on every process, so that none of them waits for one that has failed.
+
+    Args:
+        function: called on the first process, without collective operations.
+    """
+    if world_size() == 1:
+        return function()
+    value, error = _attempt(function) if rank() == 0 else (None, None)
+    shared, failure = gather_objects((value, error))[0]
+    _raise_together(error or failure)
+    return cast(T, shared)
+
+
+def on_all(function: Callable[[], T]) -> T:
+    """Call a function on every process and return its own result to each.
+
+    If it fails on any of them, every process raises: its own error, else that of the first one that failed.
+
+    Args:
+        function: without collective operations.
+    """
+    if world_size() == 1:
+        return function()
+    value, error = _attempt(function)
+    errors = gather_objects(error)
+    _raise_together(error or next(filter(None, errors), None))
+    return cast(T, value)
+
+
+def _attempt(function: Callable[[], T]) -> tuple[T | None, SslbenchError | None]:
+    try:
+        return function(), None
+    except SslbenchError as error:
+        return None, error
+    except Exception as error:  # noqa: BLE001  whatever it is, the other processes must not wait for this one
+        failure = SslbenchError(f"process {rank()} failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return None, failure
+
+
+def _raise_together(error: SslbenchError | None) -> None:
+    """One process, the first, prints it; see `SslbenchError.told_by_first`."""
+    if error is not None:
+        error.told_by_first = rank() != 0
+        raise error
 
 
 class _Gather(torch.autograd.Function):

@@ -9,7 +9,7 @@ from sslbench.detection.evaluate import Progress, detect
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.saved import SUFFIX, About, read_detector, save_detector
 from sslbench.detection.train import Trained, TrainingRun
-from sslbench.distributed.collectives import rank
+from sslbench.distributed.collectives import from_first, rank
 from sslbench.distributed.parallel import module_state
 from sslbench.evaluation.detection_backends import Ran
 from sslbench.evaluation.detection_request import PreparedDetection
@@ -34,7 +34,7 @@ def run_exported(
         WeightsError: the file is damaged.
     """
     path = exported(stem)
-    if prepared.request.backend != "torchvision" or not path.is_file():
+    if prepared.request.backend != "torchvision" or not from_first(path.is_file):
         return None
     detector, about = read_detector(path, training.device)
     log.info(f"trained already: {path}")

@@ -10,7 +10,7 @@ from sslbench import names
 from sslbench.benchmarks import Benchmark
 from sslbench.config import resolve, result_settings, setting
 from sslbench.data import loader
-from sslbench.distributed import this_process
+from sslbench.distributed import own_device, this_process
 from sslbench.errors import UsageError
 from sslbench.features.job import ExtractSettings
 from sslbench.preprocessing import MAX_PIXELS
@@ -55,9 +55,7 @@ class RunSettings:
             raise UsageError(f"there is no device called '{name}'", "Use auto, cpu, cuda, cuda:1 or mps.") from None
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UsageError("device 'cuda' was asked for, but torch finds no CUDA GPU here", "Use --device cpu.")
-        if device.type == "cuda" and device.index is None and this_process().world > 1:
-            device = torch.device("cuda", this_process().local)
-        return device
+        return _own_gpu(device) if device.type == "cuda" else device
 
     def _auto_workers(self) -> int:
         """Processes for decoding: one per core beside a GPU, one per two cores where the backbone needs the cores too.
@@ -95,6 +93,23 @@ class RunSettings:
             raise UsageError(f"max_pixels {self.max_pixels} must be positive")
         found: dict[str, Any] = {} if self.max_pixels == MAX_PIXELS else {"max_pixels": self.max_pixels}
         return found if self.decoder == ("reference",) else {**found, "decoder": self.decoder}
+
+
+def _own_gpu(device: torch.device) -> torch.device:
+    """Return the GPU of this process; 'cuda' alone is the current one of a single process."""
+    visible, world = torch.cuda.device_count(), this_process().world
+    if device.index is None:
+        return device if world == 1 else torch.device("cuda", own_device(visible))
+    if device.index >= visible:
+        raise UsageError(
+            f"device '{device}' was asked for, and there {'is 1 GPU' if visible == 1 else f'are {visible} GPUs'} here",
+            f"Use {' or '.join(f'cuda:{number}' for number in range(min(visible, 8)))}.",
+        )
+    if world > 1 and visible > 1:
+        raise UsageError(
+            f"device '{device}' is one GPU, and {world} processes were started", "Use cuda: each takes its own."
+        )
+    return device
 
 
 @dataclasses.dataclass(frozen=True)

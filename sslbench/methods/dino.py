@@ -102,14 +102,10 @@ class Head(nn.Module):
                 nn.init.zeros_(layer.bias)
         self.last_layer = UnitLinear(config.bottleneck, config.prototypes, fixed_length=config.normalize_last_layer)
 
-    def embed(self, features: Tensor) -> Tensor:
-        """(n, D) -> (n, bottleneck), of length 1."""
-        return functional.normalize(self.mlp(features), dim=-1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(n, D) -> logits (n, K)."""
-        logits: Tensor = self.last_layer(self.embed(features))
-        return logits
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, D) -> logits (n, K), and the vectors of length 1 (n, bottleneck) that they are made of."""
+        embeddings = functional.normalize(self.mlp(features), dim=-1)
+        return self.last_layer(embeddings), embeddings
 
 
 class UnitLinear(nn.Module):
@@ -151,11 +147,11 @@ class Method(method.Method):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """The loss with the centre as it was before this update."""
         config = self.config
-        student = self.head(torch.cat(encode(self.backbone, batch.views)))
+        student, _ = self.head(torch.cat(encode(self.backbone, batch.views)))
         with torch.no_grad():
             features = torch.cat(encode(self.teacher_backbone, batch.views[: config.teacher_views]))
-            embeddings = self.teacher_head.embed(features)
-            logits = self.teacher_head.last_layer(embeddings).float()
+            logits, embeddings = self.teacher_head(features)
+            logits = logits.float()
             self._remember(logits)
             teacher = teacher_probabilities(logits, self.center, temperature=teacher_temperature(config, step))
         shape = (len(batch.views[0]), config.prototypes)

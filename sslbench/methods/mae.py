@@ -6,7 +6,7 @@ distribution; weights that were loaded (--init) stay as they are, position embed
 
 import dataclasses
 import logging
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from timm.layers.norm import LayerNorm
@@ -150,6 +150,11 @@ class Method(method.Method):
         patches = take(patchify(images, self.patch_size), masked)
         value = reconstruction_loss(predicted, patches, normalize=self.config.normalize_targets)
         return Loss(value, tokens[:, self.backbone.num_prefix_tokens :].mean(1).detach())
+
+    def compile_networks(self, **options: Any) -> None:
+        """Compile the encoder, which sees a part of the patches only, and the decoder."""
+        self._encode = torch.compile(self._encode, **options)  # type: ignore[method-assign]
+        self.decoder.compile(**options)
 
     def _encode(self, images: Tensor, visible: Tensor) -> Tensor:
         """(B, C, H, W), (B, visible) -> tokens (B, prefix + visible, D); masked patches cost nothing."""

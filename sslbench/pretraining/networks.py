@@ -17,9 +17,13 @@ from sslbench.backbones.load import load_backbone
 from sslbench.backbones.resnet import without_initialisation
 from sslbench.config import build
 from sslbench.distributed import this_process
+from sslbench.distributed.collectives import rank, world_size
+from sslbench.distributed.parallel import wrap
 from sslbench.errors import UsageError
-from sslbench.pretraining.settings import PretrainRequest
+from sslbench.pretraining.settings import PretrainRequest, PretrainSettings
 from sslbench.train.method import Method, Setup
+from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.train.state import State, moving_average
 
 log = logging.getLogger("sslbench")
 
@@ -99,6 +103,28 @@ def checkpoint_activations(backbone: Backbone) -> None:
             block.forward = functools.partial(
                 checkpoint, block.forward, use_reentrant=False, context_fn=functools.partial(_contexts, block)
             )
+
+
+def make_state(method: Method, settings: PretrainSettings, device: torch.device) -> State:
+    """Return the state at the start of training, on its device; every process calls this.
+
+    Random numbers of training start here, another stream on every process.
+    """
+    method = method.to(device)
+    sharded = settings.strategy == "fsdp" and world_size() > 1
+    if settings.channels_last and not sharded:  # FSDP takes contiguous parameters only
+        method = method.to(memory_format=torch.channels_last)
+    average = moving_average(method.backbone) if settings.ema is not None else None
+    model = wrap(method, device, settings.strategy)
+    if average is not None and sharded:
+        average = wrap(average, device, settings.strategy)  # each process averages its share
+    if settings.compile:
+        method.compile_networks()
+    groups = parameter_groups(method, settings.optimizer)
+    optimizer = make_optimizer(groups, settings.optimizer, zero=settings.zero)
+    scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
+    torch.manual_seed(settings.seed * 1_000_003 + rank())
+    return State(method, model, optimizer, scaler, average)
 
 
 def _contexts(

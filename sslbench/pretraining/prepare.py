@@ -47,6 +47,7 @@ class Prepared:
         method: around it, on the CPU.
         setup: what the method knows of the run.
         plan: of the loop.
+        init_sha256: hash of the tensors that training starts from; None: random ones.
         changes: dotted key of a setting -> how it differs from the recipe, in words; see `pretraining.channels`.
     """
 
@@ -58,6 +59,7 @@ class Prepared:
     method: Method
     setup: Setup
     plan: Plan
+    init_sha256: str | None = None
     changes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -73,6 +75,7 @@ def prepare(request: PretrainRequest) -> Prepared:
     per_process = _images_per_process(settings, process.world)
     source, reading = _open(request), _reading(settings)
     backbone = make_backbone(request)
+    init_sha256 = backbone.weights_sha256 if request.init is not None else None  # a method may change tensors
     augment, changes = views_for(request, backbone, source, reading)
     channels = backbone.preprocessing.channels
     data = TrainingData(
@@ -122,6 +125,7 @@ def prepare(request: PretrainRequest) -> Prepared:
         method,
         setup,
         dataclasses.replace(plan, normalisation=Preprocessing(mean=augment.mean, std=augment.std, origin="augment")),
+        init_sha256,
         {**changes, **origins},
     )
 
@@ -200,11 +204,16 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
             raise UsageError(f"{name} {getattr(settings, name)} must be at least 1")
     if settings.clip_each and not settings.clip_norm:
         raise UsageError("clip_each=true clips nothing without clip_norm", "Set clip_norm=3, or leave clip_each out.")
+    if settings.ema is not None and not 0 <= settings.ema < 1:
+        raise UsageError(f"ema {settings.ema:g} must be from 0 to below 1", "Or null, for no average.")
+    if settings.zero and settings.strategy == "fsdp":
+        raise UsageError("zero=true and strategy=fsdp: fsdp divides the optimizer's state already", "Leave zero out.")
     steps = max(1, round(settings.epochs * per_epoch))
     epochs = steps / per_epoch
     asked = settings.schedule
     factor = schedules.build_with_warmup(
         asked.lr,
+        freeze_epochs=asked.freeze_epochs,
         warmup_epochs=asked.warmup_epochs,
         warmup_start=asked.warmup_start,
         where="schedule.lr",

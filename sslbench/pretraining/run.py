@@ -4,34 +4,28 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from sslbench import evaluation
-from sslbench.distributed.collectives import barrier, process_group, rank, world_size
-from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
+from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
+from sslbench.distributed.parallel import broadcast_buffers, module_state
 from sslbench.errors import DataError
 from sslbench.pretraining import folder
+from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.prepare import Prepared, prepare
 from sslbench.pretraining.probe import checkable, evaluate_backbone
 from sslbench.pretraining.settings import PretrainRequest, plain
 from sslbench.train import checkpoints
+from sslbench.train.lock import exclusive
 from sslbench.train.loop import train
 from sslbench.train.meter import Line
-from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.train.resume import continue_from
 from sslbench.train.signals import stop_signals
-from sslbench.train.state import (
-    State,
-    from_checkpoint,
-    moving_average,
-    random_states,
-    restore_random_states,
-    to_checkpoint,
-)
+from sslbench.train.state import from_checkpoint, random_states, restore_random_states, to_checkpoint
 from sslbench.weights.save import save
 
 log = logging.getLogger("sslbench")
@@ -134,23 +128,29 @@ class _Run:
         self.prepared, self.command = prepared, command
         self.request, self.settings = prepared.request, prepared.request.settings
         self.observers = observers if rank() == 0 else ()
+        self.identity = folder.identity(self.request, prepared.source, prepared.init_sha256)
         self.last: Line | None = None
         self.evaluations: list[dict[str, float | int]] = []
 
     def go(self) -> Outcome:
+        out = self.request.out
+        folder.refuse_different(self.identity)
+        folder.check_resume(self.request)
+        on_all(lambda: evaluation.check_writable(out))
+        with exclusive(out / "checkpoints"):
+            return self._train()
+
+    def _train(self) -> Outcome:
         prepared, out = self.prepared, self.request.out
-        found = folder.checkpoint_to_resume(self.request, prepared.source.weights)
-        evaluation.check_writable(out)
-        barrier()  # nobody writes before everybody has looked
+        found = folder.checkpoint_to_resume(self.request, self.identity)
         if rank() == 0:
-            for place in (out, out / "checkpoints"):
-                checkpoints.remove_leftovers(place)
+            checkpoints.remove_leftovers(out)
             folder.write_config(self.request, self.command, prepared.changes)
-        self.state = self._build()
+        self.state = make_state(prepared.method, self.settings, prepared.device)
         if found is not None:
             path, content = found
             from_checkpoint(self.state, content)
-            log.info(f"continuing from {path} after update {self.state.step} of {prepared.plan.steps}")
+            continue_from(out / "checkpoints", path, self.state.step)
         start = self.state.step
         about = About(
             out, self.state.method, prepared.plan.steps, prepared.plan.per_epoch, start, self.settings.batch_size
@@ -178,23 +178,6 @@ class _Run:
         resumed = start if found is not None else None
         return Outcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
 
-    def _build(self) -> State:
-        """The state on its device; random numbers of training start here, another stream on every process."""
-        prepared, settings = self.prepared, self.settings
-        method = prepared.method.to(prepared.device)
-        sharded = settings.strategy == "fsdp" and world_size() > 1
-        if settings.channels_last and not sharded:  # FSDP takes contiguous parameters only
-            method = method.to(memory_format=torch.channels_last)
-        average = moving_average(method.backbone) if settings.ema else None
-        model = wrap(method, prepared.device, settings.strategy)
-        if settings.compile:
-            method.backbone.compile()
-        groups = parameter_groups(method, settings.optimizer)
-        optimizer = make_optimizer(groups, settings.optimizer, zero=settings.zero)
-        scaler = torch.amp.GradScaler(prepared.device.type, enabled=settings.precision == "fp16")
-        torch.manual_seed(settings.seed * 1_000_003 + rank())
-        return State(method, model, optimizer, scaler, average)
-
     def _line(self, line: Line) -> None:
         self.last = line
         for observer in self.observers:
@@ -203,11 +186,10 @@ class _Run:
     def _save(self) -> None:
         content = to_checkpoint(self.state)
         if rank() == 0:
-            settings = folder.identity(self.request, self.prepared.source.weights)
             checkpoints.write(
                 self.request.out / "checkpoints",
                 self.state.step,
-                {**content, "settings": settings},
+                {**content, **self._exportable(content["method"]), "settings": self.identity},
                 keep=self.settings.keep,
             )
 
@@ -228,6 +210,18 @@ class _Run:
         for observer in self.observers:
             observer.evaluated(record)
 
+    def _exportable(self, method: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return what makes a checkpoint a weights file too; the tensors are the method's, so they take no room."""
+        networks = self.state.method.exports()
+        name = next(iter(networks)) if self.settings.export == "auto" else self.settings.export
+        path = next(path for path, module in self.state.method.named_modules() if module is networks[name])
+        tensors = {key.removeprefix(f"{path}."): value for key, value in method.items() if key.startswith(f"{path}.")}
+        return {
+            "backbone": self.prepared.backbone.name,
+            "state_dict": tensors,
+            "metadata": self._metadata(f"{name}, before the end of training"),
+        }
+
     def _network(self, export: str) -> tuple[str, dict[str, Tensor]]:
         """The name and tensors of the network that is exported; every process has to call this."""
         networks = self.state.method.exports()
@@ -247,6 +241,10 @@ class _Run:
         return target
 
     def _save_weights(self, path: Path, tensors: dict[str, Tensor], network: str) -> None:
+        metadata = self._metadata(network)
+        save(path, tensors, backbone=self.prepared.backbone.name, metadata=metadata, overwrite=True)
+
+    def _metadata(self, network: str) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "method": self.settings.method["name"],
             "network": network,
@@ -261,7 +259,7 @@ class _Run:
         }
         if self.prepared.changes:
             metadata["changes"] = dict(self.prepared.changes)
-        save(path, tensors, backbone=self.prepared.backbone.name, metadata=metadata, overwrite=True)
+        return metadata
 
     def _keep_failed(self, raw: Any, value: float, index: int) -> Path:
         ids = tuple(self.prepared.source.ids[i] for i in raw.indices.tolist())

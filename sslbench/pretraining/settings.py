@@ -1,7 +1,7 @@
 """What a pretraining run is asked to do: the keys of configs/pretrain.yaml, and the arguments around them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,8 @@ class ScheduleSettings:
     """How rates change; every schedule is a mapping with a name, or a number (see `sslbench.schedules`)."""
 
     lr: Spec = setting(1.0, "factor of the learning rate, after the warm-up")
-    warmup_epochs: float = setting(0.0, "the factor rises linearly during the first epochs", unit="epochs")
+    freeze_epochs: float = setting(0.0, "the factor is 0 during the first epochs, before the warm-up", unit="epochs")
+    warmup_epochs: float = setting(0.0, "the factor rises linearly, during the first epochs after those", unit="epochs")
     warmup_start: float = setting(0.0, "factor at the very start of the warm-up")
     weight_decay: Spec | None = setting(None, "values of the weight decay; null: optimizer.weight_decay throughout")
     momentum: Spec | None = setting(None, "values of SGD's momentum; null: optimizer.momentum throughout")
@@ -49,7 +50,7 @@ class PretrainSettings:
     strategy: Literal["ddp", "fsdp"] = setting("ddp", "fsdp shards parameters, gradients and optimizer state")
     zero: bool = setting(False, "divide the optimizer's state over the processes")
     channels_last: bool = setting(True, "memory layout of images and convolutions")
-    compile: bool = setting(False, "torch.compile the backbone")
+    compile: bool = setting(False, "torch.compile every network of the method, momentum copies too")
     activation_checkpointing: bool = setting(False, "compute activations again in the backward pass: less memory")
     freeze: dict[str, int] | None = setting(None, "prefix of a parameter's name -> updates for which it is not trained")
     ema: float | None = setting(None, "decay of a moving average of the backbone, written beside the weights")
@@ -75,8 +76,10 @@ class PretrainSettings:
     export: str = setting("auto", "which network weights.torch holds, where a method has several: student, teacher")
 
 
+ROUNDING = ("device", "compile", "activation_checkpointing", "channels_last")
+"""Settings that a run may be continued with other values of, although they change how sums are rounded (and the device
+which random numbers a network draws on it)."""
 FREE = (
-    "device",
     "workers",
     "prefetch",
     "start_method",
@@ -86,12 +89,9 @@ FREE = (
     "eval_every",
     "eval_k",
     "export",
-    "compile",
-    "activation_checkpointing",
-    "channels_last",
-    "accumulate",
+    *ROUNDING,
 )
-"""What a run may be continued with other values of. All but the last four change nothing; those change rounding."""
+"""Settings that a run may be continued with other values of; those that are not of `ROUNDING` change nothing at all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,15 +164,22 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Where two plain settings differ in what makes them another run: 'batch_size: 256, now 128'."""
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collection[str], prefix: str = ""
+) -> list[str]:
+    """Return where two plain settings differ: 'batch_size: 256, now 128'.
+
+    Args:
+        old: settings.
+        new: others.
+        free: keys that are not compared.
+        prefix: of the dotted keys.
+    """
     found = []
-    for key in sorted({*old, *new}):
-        if not prefix and key in FREE:
-            continue
+    for key in sorted({*old, *new} - set(free)):
         before, after = old.get(key), new.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{prefix}{key}.")
+            found += differences(before, after, free=(), prefix=f"{prefix}{key}.")
         elif before != after:
             found.append(f"{prefix}{key}: {before}, now {after}")
     return found

@@ -16,7 +16,7 @@ from sslbench.data.decoder import Reading
 from sslbench.data.epoch_batches import EpochBatches
 from sslbench.data.source import Source
 from sslbench.data.training import RawBatch
-from sslbench.distributed.collectives import barrier, max_, rank, sum_, world_size
+from sslbench.distributed.collectives import max_, rank, sum_, world_size
 from sslbench.distributed.parallel import load_module_state, module_state
 from sslbench.errors import BackboneError, DataError
 from sslbench.features.job import ExtractSettings
@@ -26,8 +26,10 @@ from sslbench.protocols._linear_heads import Heads
 from sslbench.protocols._linear_inputs import InputEncoder
 from sslbench.schedules import Schedule
 from sslbench.train import checkpoints
+from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError, StoppedError
 from sslbench.train.optimizers import OptimizerSettings, make_optimizer, set_rates
+from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.signals import stop_signals
 
 log = logging.getLogger("sslbench")
@@ -74,11 +76,18 @@ def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches
         Seconds that it took, without what an earlier run had done.
 
     Raises:
+        UsageError: another run uses the folder.
+        WeightsError: no checkpoint in the folder is whole, or the processes see different ones.
         NotFiniteError: no head is left whose loss is a number.
         StoppedError: a signal came; a checkpoint was saved.
         DataError: an image cannot be read, or features are not finite.
         BackboneError: parameters or statistics of the backbone moved.
     """
+    with exclusive(plan.folder):
+        return _train(heads, encode, source, data, plan)
+
+
+def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches, plan: Training) -> float:
     began = time.perf_counter()
     frozen = encode.state_sha256()
     optimizer = make_optimizer(heads.groups(plan.optimizer, data.batch_size), plan.optimizer)
@@ -182,17 +191,14 @@ class _Run:
 
 def _resume(heads: Heads, optimizer: torch.optim.Optimizer, plan: Training) -> int:
     """Updates that are done: what the newest checkpoint holds is put back."""
-    found = checkpoints.newest(plan.folder)
-    barrier()  # nobody writes before everybody has looked
-    if rank() == 0:
-        checkpoints.remove_leftovers(plan.folder)
+    found = newest_whole(plan.folder)
     if found is None:
         return 0
-    content = checkpoints.read(found)
+    path, content = found
     load_module_state(heads, content["heads"])
     optimizer.load_state_dict(content["optimizer"])
     done = int(content["step"])
-    log.info(f"continuing from {found} after update {done} of {plan.updates}")
+    continue_from(plan.folder, path, done)
     return done
 
 

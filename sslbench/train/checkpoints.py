@@ -1,19 +1,27 @@
-"""Checkpoint files: each appears whole or not at all, the last few are kept, none needs unpickling of code."""
+"""Checkpoint files: each appears whole or not at all, the last few are kept, none needs unpickling of code.
 
-import logging
+They are zip files, as `torch.save` writes them, with a checksum of each part. `torch.load` does not look at it; `check`
+does.
+"""
+
+import hashlib
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sslbench.errors import SslbenchError, WeightsError
-from sslbench.weights.save import new_file
+from sslbench.weights.save import CHECKPOINT_FORMAT, new_file
 
-FORMAT = "sslbench checkpoint"
+FORMAT = CHECKPOINT_FORMAT
 VERSION = 1
 _NAME = re.compile(r"step_(\d{9})\.ckpt")
-log = logging.getLogger("sslbench")
+
+
+class DamagedError(WeightsError):
+    """The file is a checkpoint, or was one, and its content is not what was written."""
 
 
 def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Path:
@@ -54,8 +62,28 @@ def newest(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def check(path: Path) -> str:
+    """Return a digest of what the file holds, after comparing every part with its checksum.
+
+    Raises:
+        DamagedError: it is cut off, or a part is not what was written.
+        WeightsError: the file system does not give it.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()
+            parts = [f"{part.filename} {part.file_size} {part.CRC}" for part in archive.infolist()]
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # whatever a flipped byte makes zipfile stumble over
+        raise DamagedError(f"{path} is damaged: {error}", "Remove it to use the one before.") from error
+    if wrong is not None:
+        raise DamagedError(f"{path} is damaged: the checksum of {wrong} is wrong", "Remove it to use the one before.")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def read(path: Path) -> dict[str, Any]:
-    """What `write` wrote.
+    """Return what `write` wrote; `check` finds a file that is damaged.
 
     Raises:
         WeightsError: it cannot be read, or is something else.
@@ -63,9 +91,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError) as error:
-        raise WeightsError(
-            f"{path} cannot be read as a checkpoint: {error}", "Remove it to use the one before."
-        ) from error
+        raise WeightsError(f"{path} cannot be read as a checkpoint: {error}") from error
     except Exception as error:
         if type(error).__name__ != "UnpicklingError":
             raise
@@ -75,11 +101,28 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise WeightsError(f"{path} is not a checkpoint of sslbench", "Weights are given with --init.")
     if content["version"] != VERSION:
-        raise WeightsError(f"{path} was written by another version of sslbench (format {content['version']})")
+        raise WeightsError(
+            f"{path} was written by another version of sslbench (format {content['version']}, not {VERSION})",
+            "Continue with that version, or begin anew in another --out.",
+        )
     return content
 
 
+def set_aside(folder: Path, *, after: int) -> list[Path]:
+    """Rename the checkpoints of later updates, so that nothing continues from them: training goes on before them.
+
+    Args:
+        folder: where they lie.
+        after: updates done.
+
+    Returns:
+        What they are called now.
+    """
+    later = [path for path in files(folder) if int(path.stem.removeprefix("step_")) > after]
+    return [path.replace(path.with_name(f"{path.name}.set-aside")) for path in later]
+
+
 def remove_leftovers(folder: Path) -> None:
-    """Temporary files of a process that was killed while it wrote."""
+    """Remove temporary files of a process that was killed while it wrote."""
     for leftover in folder.glob(".*.part.*"):  # as weights.save.new_file names them
         leftover.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -137,6 +138,17 @@ class Method(nn.Module):
     def forward(self, batch: Batch, step: Step) -> Loss:
         """The same: DistributedDataParallel calls forward."""
         return self.loss(batch, step)
+
+    def compile_networks(self, **options: Any) -> None:
+        """Compile every network that `loss` calls: by default all modules that are attributes of the method.
+
+        A method whose loss goes around the forward pass of one of them says here what it calls instead.
+
+        Args:
+            options: of `torch.compile`.
+        """
+        for network in self.children():
+            network.compile(**options)
 
     def before_update(self, step: Step) -> None:
         """After the backward pass, before clipping and the optimizer: drop gradients of what is still frozen."""

@@ -15,6 +15,8 @@ from torch import Tensor
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 
 FORMAT = "sslbench"
+CHECKPOINT_FORMAT = "sslbench checkpoint"
+"""A checkpoint of a training. Those of pretraining hold the network that the run would export, as own files do."""
 VERSION = 1
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from sslbench import names
 from sslbench.errors import WeightsError
 from sslbench.weights.files import WeightsFile
+from sslbench.weights.save import CHECKPOINT_FORMAT
 from sslbench.weights.tables import Split, Table, load_networks
 
 
@@ -35,6 +36,12 @@ def unrecognised(
         holds = ", ".join(f"'{key}'" for key in list(file.content)[:5]) or "nothing"
         stubs = f"; classes that were not loaded: {', '.join(file.stubbed[:3])}" if file.stubbed else ""
         return WeightsError(f"{file.path} holds no tensors; it holds {holds}{stubs}", "Save model.state_dict().")
+    if file.content.get("format") == CHECKPOINT_FORMAT:
+        what = "a detector" if "detector" in file.content or "model" in file.content else "linear heads"
+        return WeightsError(
+            f"{file.path} is a checkpoint of the training of {what}, not weights of a backbone",
+            "The command that wrote it continues from it, and writes its results when it ends.",
+        )
     message = f"{file.path} is not of format {format}" if format else f"{file.path} has key names of no known format"
     message += f": its {len(keys)} tensors" + (f" at '{where}'" if where else "")
     message += " are " + ", ".join(f"'{key}'" for key in keys[:3]) + (" ..." if len(keys) > 3 else "")

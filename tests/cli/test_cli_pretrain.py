@@ -163,6 +163,7 @@ def test_the_settings_of_an_earlier_run_are_a_recipe_too(tmp_path, sslbench):
             "is for the optimizer larc, not adamw\n  Give one as well: optimizer=adamw",
         ),
         (["pretrain", "simclr", "optimizer.name=sgd"], "is for the optimizer larc, not sgd"),
+        (["pretrain", "simclr", "optimizer.name=adam"], "no optimizer called 'adam'\n  Did you mean 'adamw'"),
         (["pretrain", "simclr", "precision=fp8"], "'fp8' is not possible"),
         (["pretrain", "simclr", *TINY[:2], "batch_size=64", *TINY[3:]], "48 images"),
         (["pretrain", "simclr", *TINY, "--data", "nowhere/"], "nowhere"),

@@ -7,43 +7,35 @@ method. Not part of the suite, which kills each method once (test_pretraining_ki
 import argparse
 import contextlib
 import hashlib
-import multiprocessing
+import json
 import os
 import random
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
-import runs
 import torch
 
 
 def start(method, out, *, processes=1, workers=0, limit=96, changes=None):
-    """Starts a run of so many processes; forked, so that none of them has to import torch first."""
+    """Starts a run of so many processes, each a program of its own: a fork of a process with threads may crash."""
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
+    script = [sys.executable, str(Path(__file__).with_name("runs.py")), method, str(out)]
+    words = ["--workers", str(workers), "--limit", str(limit), "--changes", json.dumps(changes or {})]
     started = []
     for rank in range(processes):
-        environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        # On one thread, since sums depend on their number.
+        environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         environment |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
-        arguments = {"limit": limit, "workers": workers, **(changes or {})}
-        started.append(context.Process(target=_run, args=(method, out, environment, arguments)))
-    for process in started:
-        process.start()
+        started.append(subprocess.Popen([*script, *words], env={**os.environ, **environment}))
     return started
-
-
-def _run(method, out, environment, arguments):
-    """One process; on one thread, since sums depend on their number."""
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    runs.run(method, out, **arguments)
 
 
 def kill(started):
@@ -54,14 +46,14 @@ def kill(started):
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
     for process in started:
-        process.join()
+        process.wait()
 
 
 def finish(started):
     """Waits for a run that nobody kills."""
     for process in started:
-        process.join()
-    if any(process.exitcode for process in started):
+        process.wait()
+    if any(process.returncode for process in started):
         raise SystemExit("the run failed")
 
 
@@ -78,8 +70,8 @@ def kill_once(method, out, how, seconds):
     """Starts a run and kills it after so many seconds; True if it was still running then."""
     started = start(method, out, **how)
     time.sleep(seconds)
-    running = all(process.is_alive() for process in started)
-    kill([process for process in started if process.is_alive()])
+    running = all(process.poll() is None for process in started)
+    kill([process for process in started if process.poll() is None])
     return running and not (out / "weights.torch").exists()
 
 

@@ -16,7 +16,7 @@ def test_every_method_is_killed():
 def killed(method, out, **how):
     """A run that was killed after its first checkpoint."""
     started = kill_campaign.start(method, out, **how)
-    while all(process.is_alive() for process in started) and not checkpoints.files(out / "checkpoints"):
+    while all(process.poll() is None for process in started) and not checkpoints.files(out / "checkpoints"):
         time.sleep(0.005)
     kill_campaign.kill(started)
     assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()

@@ -5,6 +5,8 @@ import random
 import signal
 import subprocess
 import sys
+import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,12 @@ import pytest
 import runs
 import torch
 import yaml
+from PIL import Image
 
 from sslbench.backbones.load import load_backbone
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.pretraining import PretrainRequest, pretrain
+from sslbench.pretraining.settings import FREE, ROUNDING
 from sslbench.train import checkpoints
 from sslbench.train.loop import NotFiniteError, StoppedError
 from sslbench.weights.save import save
@@ -121,23 +125,205 @@ def test_other_settings_do_not_continue_a_run(undisturbed):
         runs.run("simclr", out, backbone="resnet18w0.25")
 
 
+NEUTRAL = {
+    "workers": 1,
+    "prefetch": 1,
+    "start_method": "spawn",
+    "log_every": 3,
+    "save_every": "1 epoch",
+    "keep": 1,
+    "eval_every": 1,
+    "eval_k": 5,
+    "export": "student",
+}
+
+
 def test_what_changes_no_number_may_change(undisturbed, tmp_path):
-    stop = Recorder(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(StoppedError):
-        runs.run("simclr", tmp_path, observers=[stop])
-    outcome = runs.run("simclr", tmp_path, workers=2, log_every=3, keep=1, save_every="1 epoch")
-    assert same(outcome.weights, undisturbed[0].weights)
+    """Every setting that is declared to change nothing, bit for bit; `ROUNDING` has those that change a little."""
+    assert set(NEUTRAL) | set(ROUNDING) == set(FREE)
+    stopped_at(4, tmp_path)
+    outcome = runs.run("simclr", tmp_path, eval_data=str(write_images(tmp_path / "labelled", 32)), **NEUTRAL)
+    assert same(outcome.weights, undisturbed[0].weights) and len(outcome.evaluations) == 3
     assert len(checkpoints.files(tmp_path / "checkpoints")) == 1
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
-    stop = Recorder(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+def test_what_changes_rounding_is_said(undisturbed, tmp_path, caplog):
+    stopped_at(4, tmp_path)
+    stop = Recorder(5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(StoppedError):
-        runs.run("simclr", tmp_path, observers=[stop])
-    newest = checkpoints.newest(tmp_path / "checkpoints")
-    newest.write_bytes(newest.read_bytes()[:1000])
-    with pytest.raises(SslbenchError, match=f"{newest.name} cannot be read as a checkpoint"):
+        runs.run("simclr", tmp_path, channels_last=False, activation_checkpointing=True, observers=[stop])
+    assert "continuing with activation_checkpointing: False, now True; channels_last: True, now False" in caplog.text
+    assert stop.lines[0].loss == pytest.approx(undisturbed[1].lines[4].loss, rel=1e-4)
+
+
+def test_accumulation_is_another_run(tmp_path):
+    """Contrastive losses and BatchNorm see the images of one pass: the first loss is another one."""
+    losses = []
+    for parts in (1, 4):
+        recorder = Recorder()
+        runs.run("simclr", tmp_path / str(parts), accumulate=parts, observers=[recorder], epochs=1, limit=32)
+        losses.append(recorder.lines[0].loss)
+    assert losses[0] - losses[1] > 1
+    with pytest.raises(UsageError, match="accumulate: 1, now 4"):
+        runs.run("simclr", tmp_path / "1", accumulate=4, epochs=1, limit=32)
+
+
+def stopped_at(step, out, **changes):
+    with pytest.raises(StoppedError):
+        stop = Recorder(step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        runs.run("simclr", out, observers=[stop], **changes)
+    return checkpoints.files(out / "checkpoints")
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_checkpoint_is_passed_over_and_said(keep, undisturbed, tmp_path, caplog):
+    """The one before is continued from, and with keep=1 the damaged one does not displace those that follow."""
+    before, newest = stopped_at(4, tmp_path, keep=2)
+    damage(newest)
+    caplog.set_level("INFO", logger="sslbench")
+    with pytest.raises(StoppedError):
+        stop = Recorder(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        runs.run("simclr", tmp_path, observers=[stop], keep=keep)
+    assert f"{newest} is damaged" in caplog.text and f"continuing from {before} after update 2" in caplog.text
+    assert [p.name for p in checkpoints.files(tmp_path / "checkpoints")][-1] == "step_000000003.ckpt"
+    assert len(checkpoints.files(tmp_path / "checkpoints")) == keep
+    outcome = runs.run("simclr", tmp_path)
+    assert outcome.resumed_from == 3
+    assert same(outcome.weights, undisturbed[0].weights)
+
+
+def damage(path):
+    """Flips one bit in the middle of the largest tensor: torch.load does not notice."""
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda part: part.file_size)
+    content = bytearray(path.read_bytes())
+    content[largest.header_offset + 200 + largest.file_size // 2] ^= 4
+    path.write_bytes(content)
+    assert torch.load(path, weights_only=True)["step"]
+
+
+@pytest.mark.parametrize(("method", "network"), [("dino", "teacher_backbone"), ("moco", "backbone")])
+def test_a_checkpoint_is_a_weights_file_too(method, network, tmp_path):
+    """It holds what the run would export, with the preprocessing of its views, and costs no room."""
+    outcome = runs.run(method, tmp_path, limit=64, epochs=1, schedule={"lr": 1.0})
+    path = checkpoints.newest(tmp_path / "checkpoints")
+    loaded, exported = load_backbone(str(path)), load_backbone(str(outcome.weights))
+    assert loaded.format == "sslbench_checkpoint" and loaded.name == exported.name
+    assert loaded.weights_sha256 == exported.weights_sha256 and loaded.preprocessing == exported.preprocessing
+    content = checkpoints.read(path)
+    for name, tensor in content["state_dict"].items():
+        assert tensor.data_ptr() == content["method"][f"{network}.{name}"].data_ptr()
+
+
+def test_a_checkpoint_of_something_else_is_named(tmp_path):
+    path = checkpoints.write(tmp_path, 1, {"heads": {"weight": torch.ones(2, 2)}}, keep=1)
+    with pytest.raises(SslbenchError, match="is a checkpoint of the training of linear heads, not weights"):
+        load_backbone(str(path))
+
+
+def test_without_a_whole_checkpoint_the_run_stops(tmp_path):
+    for path in stopped_at(4, tmp_path):
+        damage(path)
+    kept = [p.read_bytes() for p in checkpoints.files(tmp_path / "checkpoints")]
+    with pytest.raises(SslbenchError, match=r"every checkpoint in .* is damaged: step_000000004.ckpt, step_000000002"):
         runs.run("simclr", tmp_path)
+    assert kept == [p.read_bytes() for p in checkpoints.files(tmp_path / "checkpoints")]
+
+
+def test_an_earlier_checkpoint_is_continued_from(undisturbed, tmp_path):
+    """What came after it stays under another name and is not continued from by the next call."""
+    before, newest = stopped_at(4, tmp_path)
+    settings = runs.settings("simclr", keep=1)
+    request = PretrainRequest(settings, "sklearn:digits", tmp_path, limit=96, resume=str(before))
+    stop = Recorder(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(StoppedError):
+        pretrain(request, command="test", observers=[stop])
+    assert [p.name for p in checkpoints.files(tmp_path / "checkpoints")] == ["step_000000003.ckpt"]
+    assert newest.with_name(newest.name + ".set-aside").is_file()
+    assert same(runs.run("simclr", tmp_path).weights, undisturbed[0].weights)
+
+
+def write_images(folder, count, *, classes=2):
+    for number in range(count):
+        image = np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        path = folder / f"class{number % classes}" / f"{number:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    return folder
+
+
+def renamed(data):
+    (data / "class0" / "000.png").rename(data / "class0" / "zzz.png")
+
+
+def relabelled(data):
+    """The images keep their names in the table."""
+    path = data / "images.csv"
+    path.write_text(path.read_text().replace("class0/000.png,class0", "class0/000.png,class1"))
+
+
+CHANGES = {
+    "more images": (lambda data: write_images(data, 48), r"images: 32, now 48"),
+    "other images": (renamed, r"image_names: \w{16}, now \w{16}"),
+    "more classes": (lambda data: (data / "class0").rename(data / "class9"), "labels: "),
+    "other labels": (relabelled, r"weights: labels: \w{16}, now \w{16}\n"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_is_not_continued_on_changed_data(change, tmp_path):
+    data, (act, message) = write_images(tmp_path / "data", 32), CHANGES[change]
+    place = data
+    if change == "other labels":
+        rows = [p.relative_to(data) for p in sorted(data.rglob("*.png"))]
+        place = data / "images.csv"
+        place.write_text("path,label\n" + "".join(f"{row},{row.parent}\n" for row in rows))
+    request = PretrainRequest(runs.settings("simclr", epochs=1, schedule={"lr": 1.0}), str(place), tmp_path / "out")
+    pretrain(request, command="test")
+    assert pretrain(request, command="test").resumed_from == 2
+    act(data)
+    with pytest.raises(UsageError, match=message) as refused:
+        pretrain(request, command="test")
+    assert "belongs to a run with other settings, data or weights" in str(refused.value)
+
+
+def test_a_run_is_not_continued_from_other_initial_weights(undisturbed, tmp_path):
+    settings = runs.settings("simclr", epochs=1, schedule={"lr": 1.0})
+
+    def start(init):
+        return pretrain(PretrainRequest(settings, "sklearn:digits", tmp_path / "out", init=init, limit=96), command="t")
+
+    copied = tmp_path / "elsewhere.torch"
+    copied.write_bytes(undisturbed[0].weights.read_bytes())
+    start(str(undisturbed[0].weights))
+    assert start(str(copied)).resumed_from == 6, "the same tensors in another file"
+    save(copied, tensors(start(str(copied)).weights), backbone=runs.RESNET, metadata={}, overwrite=True)
+    for other in (None, str(copied)):
+        with pytest.raises(UsageError, match=r"init: [0-9a-f]{64}, now "):
+            start(other)
+
+
+def test_two_runs_in_one_folder_exclude_each_other(tmp_path):
+    """The second is told who has it; when the first is killed, the folder is free at once."""
+    script = str(Path(__file__).with_name("runs.py"))
+    words = [sys.executable, script, "simclr", str(tmp_path / "out"), "--limit", "1700", "--workers", "1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "77"}
+    first = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        while not checkpoints.files(tmp_path / "out" / "checkpoints"):
+            assert first.poll() is None
+            time.sleep(0.02)
+        message = rf"out/checkpoints is in use by another run: process {first.pid} on \S+, SLURM job 77, since \d{{4}}-"
+        with pytest.raises(UsageError, match=message):
+            runs.run("simclr", tmp_path / "out", limit=1700)
+    finally:
+        first.kill()
+        first.wait()
+    stop = Recorder(act=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stop.at = int(checkpoints.newest(tmp_path / "out" / "checkpoints").stem[5:]) + 1
+    with pytest.raises(StoppedError):
+        runs.run("simclr", tmp_path / "out", limit=1700, observers=[stop])
+    assert stop.about.start == stop.at - 1
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):

@@ -69,6 +69,7 @@ def main() -> None:
     write("vissl.model_state_dict", "model_state_dict", prefixed("_feature_blocks.", without_head(r18)))
     write("moco", "state_dict", {**encoders[0], **encoders[1], **queue})
     write("sslbench", "state_dict", without_head(r18))
+    write("sslbench_checkpoint", "state_dict", without_head(r18))
     write("module", "state_dict", prefixed("module.", network("timm:test_efficientnet_gn")))
     write("module.torchvision", "state_dict", prefixed("module.", r18))
     write("plain", "model", network("timm:test_nfnet"))

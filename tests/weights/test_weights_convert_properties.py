@@ -40,7 +40,8 @@ def recognised(name, tensors, where):
     content = dict(tensors)
     for step in reversed(where.split(".") if where else []):
         content = {step: content}
-    content |= {"format": "sslbench", "version": 1, "backbone": "resnet18"} if name == "sslbench" else {}
+    own = {"format": name.replace("_", " "), "version": 1, "backbone": "resnet18"}
+    content |= own if name.startswith("sslbench") else {}
     return recognise(WeightsFile(Path("w.pth"), "0" * 64, content, "torch zip"), format=name)
 
 

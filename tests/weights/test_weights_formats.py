@@ -27,7 +27,7 @@ RESNET50 = (
     "swav swav.deepclusterv2 vicreg vissl vissl.linear_evaluation"
 ).split()
 ALEXNET = "caffe2_alexnet caffe2_alexnet_jigsaw deepcluster_alexnet rotnet vissl_alexnet".split()
-OTHERS = {"byol_pytorch", "module", "plain", "sslbench", "timm", "torchvision"}
+OTHERS = {"byol_pytorch", "module", "plain", "sslbench", "sslbench_checkpoint", "timm", "torchvision"}
 FORMATS = {name.partition(".")[0] for name in RESNET50} | set(ALEXNET) | OTHERS | VIT_FORMATS
 
 
@@ -46,8 +46,8 @@ def file_with(path, tensors, where):
     content = dict(tensors)
     for step in reversed(where.split(".") if where else []):
         content = {step: content, "epoch": 7}
-    if path.stem == "sslbench":
-        content |= {"format": "sslbench", "version": 1, "backbone": "resnet18"}
+    if path.stem.startswith("sslbench"):
+        content |= {"format": path.stem.replace("_", " "), "version": 1, "backbone": "resnet18"}
     return WeightsFile(path, "0" * 64, content, "torch zip")
 
 

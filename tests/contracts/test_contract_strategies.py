@@ -1,0 +1,250 @@
+"""Every method under ddp, fsdp and zero: plain, averaged, accumulated, compiled, in bfloat16; two processes, no GPU.
+
+The three strategies compute the same, so they have to end with the same weights; where a loss is a mean over images (or
+over those of all processes) and no BatchNorm is in the way, one process has to end there too.
+"""
+
+import contextlib
+import functools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
+import runs
+import two_processes
+
+from sslbench import schedules
+from sslbench.backbones.build import build
+from sslbench.backbones.sizes import accept_sizes, feature_dim
+from sslbench.config import build as build_dataclass
+from sslbench.data.training import RawBatch
+from sslbench.data.transforms import normalise
+from sslbench.distributed.collectives import from_first, rank, world_size
+from sslbench.distributed.parallel import module_state
+from sslbench.preprocessing import Preprocessing
+from sslbench.pretraining import PretrainSettings
+from sslbench.pretraining.networks import make_method, make_state
+from sslbench.train import state as states
+from sslbench.train.loop import Plan, train
+from sslbench.train.method import Batch, Setup, Step
+
+RESNET = "resnet_basic_1-1-1-1w0.125"
+VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=1,embed_dim=24,num_heads=2,dynamic_img_size=True"
+UPDATES, IMAGES = 3, 16
+STRATEGIES = {"ddp": {}, "fsdp": {"strategy": "fsdp"}, "zero": {"zero": True}}
+OPTIONS = {
+    "plain": {},
+    "ema": {"ema": 0.5},
+    "accumulate": {"accumulate": 2},
+    "compile": {"compile": True},
+    "bf16": {"precision": "bf16"},
+    "lars": {"optimizer": {"name": "lars", "lr": 0.05, "trust_coefficient": 0.02}},
+    "clip": {"clip_norm": 0.1},
+}
+
+
+def sizes_of(method):
+    views = runs.METHODS[method][1]["views"]
+    return tuple(view["size"] for view in views for _ in range(view["count"]))
+
+
+def batches(sizes):
+    """The same images in every process and strategy, in float32; each process takes its part."""
+    generator = torch.Generator().manual_seed(0)
+    share = IMAGES // world_size()
+    rows = slice(rank() * share, (rank() + 1) * share)
+    for _ in range(UPDATES):
+        images = torch.rand(IMAGES, 3, 32, 32, generator=generator) * 255
+        views = [
+            torch.nn.functional.interpolate(images, size=size)
+            + 20 * torch.randn(IMAGES, 3, size, size, generator=generator)
+            for size in sizes
+        ]
+        labels = torch.arange(IMAGES) % 4
+        yield RawBatch(
+            tuple(view[rows] for view in views), labels[rows], torch.arange(IMAGES)[rows], torch.zeros(share).bool()
+        )
+
+
+def trained(method, backbone, changes):
+    """Losses, weights and average after a few updates, and the state."""
+    own, augment, _ = runs.METHODS[method]
+    values = {
+        "method": {"name": method, **own},
+        "augment": augment,
+        "optimizer": {"name": "sgd", "lr": 0.02, "lr_scaling": "none"},
+        "schedule": {"lr": 1.0},
+        "device": "cpu",
+        "batch_size": IMAGES,
+        **changes,
+    }
+    settings = build_dataclass(PretrainSettings, values, "test")
+    state = start(settings, backbone, seed=0)
+    schedule = schedules.constant(settings.optimizer.lr)
+    plan = Plan(
+        steps=UPDATES,
+        per_epoch=2,
+        lr=schedule,
+        peak_lr=settings.optimizer.lr,
+        weight_decay=None,
+        momentum=None,
+        normalisation=Preprocessing(),
+        accumulate=settings.accumulate,
+        clip_norm=settings.clip_norm,
+        precision=settings.precision,
+        average_decay=settings.ema or 0.0,
+        log_every=1,
+    )
+    lines = []
+    kept = {}
+
+    def save():
+        kept.update(states.to_checkpoint(state))
+
+    train(
+        state,
+        plan,
+        batches(sizes_of(method)),
+        log=lines.append,
+        save=save,
+        evaluate=lambda step: None,
+        signal_number=lambda: 0,
+        failed=lambda raw, value, index: Path("never"),
+    )
+    again = start(settings, backbone, seed=1)
+    states.from_checkpoint(again, {**from_first(lambda: kept), "step": UPDATES})
+    found = {
+        "losses": [line.loss for line in lines],
+        "weights": arrays(state.method),
+        "average": {} if state.average is None else arrays(state.average),
+        "restored": arrays(again.method),
+    }
+    return found, state
+
+
+def start(settings, backbone, *, seed):
+    network = build(backbone, seed=seed).module
+    network.requires_grad_(True).train()
+    method = settings.method["name"]
+    accept_sizes(network, sizes_of(method), name=backbone)
+    passes = IMAGES // world_size() // settings.accumulate
+    dim = feature_dim(network, 32)
+    setup = Setup(dim, sizes_of(method), passes, IMAGES, world_size(), 96, 4, UPDATES, 2, backbone)
+    return make_state(make_method(network, settings.method, setup, seed=seed), settings, torch.device("cpu"))
+
+
+def arrays(module):
+    return {name: tensor.float().numpy() for name, tensor in module_state(module).items()}
+
+
+def under_every_strategy(number, method):
+    """What each strategy and option ends with, in one of two processes."""
+    torch.set_num_threads(1)
+    found = {}
+    for strategy, chosen in STRATEGIES.items():
+        for option, changes in OPTIONS.items():
+            with eager_backend():
+                outcome, state = trained(method, BACKBONES[method], {**chosen, **changes})
+                if option == "compile":
+                    outcome["outside"] = outside_compiled(state, sizes_of(method))
+            found[strategy, option] = outcome
+    return found
+
+
+@contextlib.contextmanager
+def eager_backend():
+    """torch.compile without a compiler: graphs are captured and run as they are."""
+    own, of_module = torch.compile, torch.nn.Module.compile
+    torch._dynamo.reset()
+    torch.compile = functools.partial(own, backend="eager")
+    torch.nn.Module.compile = functools.partialmethod(of_module, backend="eager")
+    try:
+        yield
+    finally:
+        torch.compile, torch.nn.Module.compile = own, of_module
+
+
+def outside_compiled(state, sizes):
+    """Layers of networks in a forward pass, and how many of them ran outside what was compiled."""
+    raw = next(batches(sizes))
+    batch = Batch(tuple(normalise(view, Preprocessing()) for view in raw.views), raw.labels, raw.indices)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        state.model(batch, Step(UPDATES - 1, UPDATES, 2))
+    layers = [event for event in profile.events() if event.name in ("aten::conv2d", "aten::linear")]
+    return len(layers), sum(not compiled(event) for event in layers)
+
+
+def compiled(event):
+    while event is not None:
+        if event.name.startswith("Torch-Compiled Region"):
+            return True
+        event = event.cpu_parent
+    return False
+
+
+BACKBONES = {name: VIT if backbone == runs.VIT else RESNET for name, (_, _, backbone) in runs.METHODS.items()}
+
+
+@pytest.mark.parametrize("method", sorted(runs.METHODS))
+def test_every_strategy_and_option_trains_the_same_network(method):
+    first, second = two_processes.run(under_every_strategy, method, seconds=400)
+    for (strategy, option), found in first.items():
+        name = f"{strategy}, {option}"
+        assert np.isfinite(found["losses"]).all(), name
+        close(found["weights"], second[strategy, option]["weights"], f"{name}: the two processes", 0, statistics=False)
+        close(found["weights"], found["restored"], f"{name}: from the checkpoint", 0)
+        expected = first["ddp", option]
+        tolerance = 2e-2 if option == "bf16" else 1e-4
+        np.testing.assert_allclose(found["losses"], expected["losses"], rtol=tolerance, err_msg=name)
+        close(found["weights"], expected["weights"], name, tolerance)
+        close(found["average"], expected["average"], name, tolerance)
+    for strategy in STRATEGIES:
+        plain = first[strategy, "plain"]
+        close(first[strategy, "ema"]["weights"], plain["weights"], "an average changes nothing", 0)
+        own = {k.removeprefix("backbone."): v for k, v in plain["weights"].items() if k.startswith("backbone.")}
+        average = first[strategy, "ema"]["average"]
+        assert average.keys() == own.keys()
+        assert any((average[name] != own[name]).any() for name in own)
+        close(first[strategy, "compile"]["weights"], plain["weights"], "compiled", 1e-4)
+        layers, outside = first[strategy, "compile"]["outside"]
+        assert layers > 0 and outside == 0, f"{strategy}: {outside} of {layers} layers are not compiled"
+        for option in ("bf16", "lars", "clip"):
+            assert first[strategy, option]["weights"].keys() == plain["weights"].keys()
+            changed = first[strategy, option]["weights"]
+            assert any((changed[name] != plain["weights"][name]).any() for name in changed), option
+
+
+def close(found, expected, what, tolerance, *, statistics=True):
+    assert found.keys() == expected.keys(), what
+    for name, value in found.items():
+        if statistics or "running_" not in name:  # of BatchNorm: those of each process are its own
+            np.testing.assert_allclose(value, expected[name], rtol=tolerance, atol=tolerance, err_msg=f"{what}: {name}")
+
+
+ONE_PROCESS = {
+    "simclr": ("plain",),
+    "supervised": ("plain", "accumulate"),
+    "rotnet": ("plain", "accumulate"),
+    "moco": ("plain", "accumulate"),
+    "dino": ("plain", "accumulate"),
+}
+"""Methods whose loss is that of all images together, with heads that have no BatchNorm."""
+
+
+def plain_and_accumulated(number, method, options):
+    torch.set_num_threads(1)
+    return [trained(method, VIT, OPTIONS[option])[0] for option in options]
+
+
+@pytest.mark.parametrize("method", sorted(ONE_PROCESS))
+def test_several_processes_and_passes_are_one(method):
+    alone, _ = trained(method, VIT, {})
+    outcomes, _ = two_processes.run(plain_and_accumulated, method, ONE_PROCESS[method], seconds=120)
+    for option, found in zip(ONE_PROCESS[method], outcomes, strict=True):
+        np.testing.assert_allclose(found["losses"], alone["losses"], rtol=1e-4, err_msg=option)
+        close(found["weights"], alone["weights"], option, 1e-5)
