@@ -57,11 +57,12 @@ def asked_of_images(
     merged: dict[str, Any] = {}
     for part in reversed(parts):
         merged |= part.preprocessing
+    merged |= preprocessing
     if "resize" in preprocessing and "crop" not in preprocessing:
         origin = next((part.name for part in parts if "crop" in part.preprocessing), "")
         size: dict[str, Any] = {key: merged.get(key) for key in ("resize", "squash", "crop")}
         Preprocessing(**size, origin=origin).refuse_unfilled_crop()
-    return chosen, merged | dict(preprocessing)
+    return chosen, merged
 
 
 def mark_changes(task: "Task", layers: tuple[str, ...], preprocessing: Mapping[str, Any]) -> "Task":

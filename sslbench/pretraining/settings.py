@@ -161,7 +161,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
-    return value
+    return str.__str__(value) if isinstance(value, str) else value  # a name of code from a file is a kind of text
 
 
 def differences(

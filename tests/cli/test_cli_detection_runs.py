@@ -41,7 +41,7 @@ def test_a_signal_saves_a_checkpoint_that_inspect_knows_and_the_same_command_con
     )
 
     code, _, err = sslbench("eval", "detection", *NET, *QUICK)
-    assert code == 0 and "continues from" in err and "iteration 2 of 2: loss" in err
+    assert code == 0 and "continuing from" in err and "iteration 2 of 2: loss" in err
     assert any("continued after iteration 1" in note for note in only_record().notes)
 
 

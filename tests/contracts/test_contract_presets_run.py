@@ -75,7 +75,8 @@ def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photo
     assert len(results) >= max(1, len(preset.layers))
     wanted = loaded.preprocessing.values() | preset.preprocessing
     for result in results:
-        used = {key: value for key, value in result.preprocessing.items() if key != "origin"}
+        used = {key: value for key, value in result.preprocessing.items() if key not in ("origin", "space")}
+        assert result.preprocessing["space"] == loaded.preprocessing.space
         assert as_lists(used) == as_lists(wanted)
     if name == "low_shot/vissl_places":
         assert {result.headline for result in results} == {"mAP"}, "VISSL reports the mean one-vs-rest AP"
