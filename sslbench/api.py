@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from sslbench import evaluation, paths, pretraining, records
+from sslbench import evaluation, paths, pretraining
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.build import from_module, users_preprocessing
 from sslbench.backbones.load import load_backbone
@@ -16,8 +16,8 @@ from sslbench.features.array import Features
 from sslbench.leaderboard import Board, table
 from sslbench.leaderboard.compare import Comparison
 from sslbench.leaderboard.compare import compare as compare_results
-from sslbench.recipes import compose_pretraining
-from sslbench.results import Result
+from sslbench.library.recipes import compose_pretraining
+from sslbench.results import Result, files
 from sslbench.train.observers.always import always
 
 __all__ = [
@@ -110,9 +110,9 @@ def evaluate_detection(
     Raises:
         SslbenchError: anything that is wrong with the arguments, the weights or the data.
     """
-    from sslbench.benchmarks import load_benchmark
     from sslbench.evaluation import detection
-    from sslbench.evaluation.detection_module import from_user
+    from sslbench.evaluation.detection.request import from_user
+    from sslbench.library.benchmarks import load_benchmark
 
     made, origins, benchmark = detection.make_recipe(settings or {}, load_benchmark(str(recipe)))
     backbone = from_user(model, request.get("backbone")) if isinstance(model, nn.Module) else None
@@ -213,13 +213,13 @@ def compare(a: str | Path | Result, b: str | Path | Result, *, metric: str | Non
     Raises:
         ResultError: they were not measured in the same way on the same samples; the message says what differs.
     """
-    given = [one if isinstance(one, Result) else records.read(Path(one)) for one in (a, b)]
+    given = [one if isinstance(one, Result) else files.read(Path(one)) for one in (a, b)]
     return compare_results(given[0], given[1], metric=metric, seed=seed)
 
 
 def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
     """One table of all records below a folder (`sslbench.leaderboard.to_csv` and others write it)."""
-    return table(records.read_tree(Path(folder)), metric=metric)
+    return table(files.read_tree(Path(folder)), metric=metric)
 
 
 def _copied(model: nn.Module, request: dict[str, Any]) -> Backbone:

@@ -51,8 +51,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sslbench.record_parts import BenchmarkUsed, DataUsed, PresetUsed, ProtocolUsed, WeightsUsed
-from sslbench.results import Result, canonical
+from sslbench.results import BenchmarkUsed, DataUsed, PresetUsed, ProtocolUsed, Result, WeightsUsed, canonical
 
 ENCODING = 1
 """Version of the way from an image file to its features; raised when the same input gives other features."""

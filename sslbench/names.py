@@ -18,7 +18,7 @@ FileKind = Literal["benchmark", "suite", "preset", "method", "format", "augment"
 
 _PACKAGES: dict[str, str] = {
     "protocol": "sslbench.protocols",
-    "source": "sslbench.data.sources",
+    "source": "sslbench.data.formats",
     "method": "sslbench.methods",
 }
 _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {

@@ -29,7 +29,8 @@ class Preprocessing:
         mean: per channel, subtracted after scaling to 0..1.
         std: per channel, divided by.
         decoder: 'reference': pixels as Pillow's; 'fast': large JPEGs are decoded at a reduced size. Before either,
-            functions of the user's that decode what they know: 'my_module.my_function'; see `sslbench.data.decoder`.
+            functions of the user's that decode what they know: 'my_module.my_function'; see
+            `sslbench.data.decode.handlers`.
         max_pixels: larger pictures count as unreadable.
         space: 'RGB'; 'lightness': one channel, L of CIE Lab over 100, made of RGB. Mean and std are of this space. A
             file whose network takes blue first (BGR) is turned to RGB on loading.

@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 
 from sslbench import paths
-from sslbench.benchmarks import data_of, load_benchmark, load_suite
 from sslbench.config import build
-from sslbench.data.sources import sklearn, torchvision
+from sslbench.data.formats import sklearn, torchvision
 from sslbench.detection.recipe import load_recipe
 from sslbench.errors import UsageError
 from sslbench.leaderboard.published import Published, read_file
+from sslbench.library.benchmarks import data_of, load_benchmark, load_suite
+from sslbench.library.presets import load_preset
 from sslbench.metrics.summary import summarise
 from sslbench.names import find_module, list_names
-from sslbench.presets import load_preset
 
 FILES = {"detection": 15, "knn": 42, "linear": 42, "linear_online": 26, "low_shot": 7, "lsr": 6, "svm": 4}
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""

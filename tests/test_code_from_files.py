@@ -31,34 +31,32 @@ PLACES = {
     # fixed names, of sslbench or of a library
     "__init__.py": {"import_module"},
     "cli/main.py": {"import_module"},
-    "data/_transfer.py": {"import_module"},
-    "data/sources/_hdf5_images.py": {"import_module"},
-    "detection/detectron2_library.py": {"import_module"},
-    "data/label_maps.py": {"find_module"},
-    "data/objects.py": {"find_module"},
+    "data/remote/transfer.py": {"import_module"},
+    "data/containers/hdf5.py": {"import_module"},
+    "detection/detectron2/library.py": {"import_module"},
+    "data/open_maps.py": {"find_module"},
+    "data/open_objects.py": {"find_module"},
     # a backbone: the user's word; files go through build.check_recorded, recipes through recipes._mark_code
     "backbones/build.py": {"find_object"},
     # decoders: files' names are NamedByFile
-    "data/decoder.py": {"find_object"},
+    "data/decode/handlers.py": {"find_object"},
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location
     "data/open.py": {"find_module"},
     # a method: the user's word; recipes go through recipes._mark_code
     "pretraining/networks.py": {"find_module"},
-    "cli/pretrain_plan.py": {"find_module"},
+    "cli/commands/pretrain/plan.py": {"find_module"},
     # a protocol: the user's word; benchmarks and presets go through names.without_code
-    "presets.py": {"find_module"},
+    "library/presets.py": {"find_module"},
     "cli/words.py": {"find_module"},
-    "cli/protocol_names.py": {"find_module"},
     "evaluation/images.py": {"find_module"},
-    "evaluation/parts.py": {"find_module"},
     "evaluation/prepare.py": {"find_module"},
     "evaluation/record.py": {"find_module"},
     "evaluation/request.py": {"find_module"},
     "evaluation/subset.py": {"find_module"},
 }
 UNPICKLERS = {
-    ("weights/files.py", "pickle.load"),
-    ("weights/files.py", "torch.load"),
+    ("weights/reading/files.py", "pickle.load"),
+    ("weights/reading/files.py", "torch.load"),
     ("train/checkpoints.py", "torch.load"),
 }
 
@@ -107,7 +105,7 @@ def bomb(tmp_path, monkeypatch):
         "from pathlib import Path\n"
         f"Path({str(tmp_path / 'ran')!r}).write_text('x')\n"
         "from sslbench.backbones.build import build\n"
-        "from sslbench.data.sources.sklearn import open as _open\n"
+        "from sslbench.data.formats.sklearn import open as _open\n"
         "from sslbench.protocols.geometry import *\n"
         "from sslbench.protocols.geometry import VERSION, Settings, check, run\n"
         "NEEDS_LABELS = False\n"
@@ -271,7 +269,7 @@ def test_a_list_of_sources_does_not_choose_one(bomb, tmp_path):
 
 
 def recipe(**changes):
-    from sslbench.recipes import compose_pretraining
+    from sslbench.library.recipes import compose_pretraining
 
     values = compose_pretraining("rotnet", {}, {}).values
     values.pop("launcher")

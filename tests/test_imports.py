@@ -143,7 +143,7 @@ def test_nobody_imports_a_named_protocol_or_source():
         f"{file.relative_to(ROOT)} imports {name}"
         for file in modules()
         for name in imported(file)
-        for package in ("sslbench.protocols.", "sslbench.data.sources.", "sslbench.methods.")
+        for package in ("sslbench.protocols.", "sslbench.data.formats.", "sslbench.methods.")
         if name.startswith(package)
         and not name.removeprefix(package).startswith("_")
         and f"{package[:-1].replace('.', '/')}/" not in file.as_posix()

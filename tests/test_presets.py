@@ -3,8 +3,8 @@
 import pytest
 
 from sslbench.errors import UsageError
+from sslbench.library.presets import differences, find_presets, load_preset
 from sslbench.names import list_names
-from sslbench.presets import differences, find_presets, load_preset
 
 MINE = """
 title: kNN of a paper

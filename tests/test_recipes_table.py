@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sslbench import names, paths, recipes
+from sslbench import names, paths
+from sslbench.library import recipes
 
 TABLE = Path(paths.builtin_dir("configs")) / "RECIPES.md"
 ROW = re.compile(r"\| `([^`]+)` \| `(.*)` \| (.+) \|")

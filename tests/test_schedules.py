@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sslbench import paths, schedules
+from sslbench import paths
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError
+from sslbench.train import schedules
 
 progress = st.floats(0, 1)
 value = st.floats(-10, 10)

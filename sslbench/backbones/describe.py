@@ -11,14 +11,14 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
 from sslbench.backbones.load import load_file
 from sslbench.backbones.resnet import parse, recognise_resnet
-from sslbench.backbones.vit_recognise import recognise_vit
+from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.errors import BackboneError, WeightsError
 from sslbench.preprocessing import Preprocessing
-from sslbench.weights import patterns
-from sslbench.weights.files import WeightsFile
-from sslbench.weights.layout import NOTE
-from sslbench.weights.recognise import OPTIONAL_LEAF, Recognised, likely_place, recognise, tensors_at
-from sslbench.weights.tables import Table, load_table
+from sslbench.weights.formats import patterns
+from sslbench.weights.formats.layout import NOTE
+from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, likely_place, recognise, tensors_at
+from sslbench.weights.formats.tables import Table, load_table
+from sslbench.weights.reading.files import WeightsFile
 
 Shapes = Mapping[str, tuple[int, ...]]
 

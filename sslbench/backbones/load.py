@@ -12,20 +12,21 @@ from torch import Tensor
 from sslbench.backbones.alexnet import recognise_alexnet
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build, check_recorded
+from sslbench.backbones.preprocessing import trained_on
 from sslbench.backbones.resnet import parse, recognise_resnet, with_strides, without_initialisation
 from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
 from sslbench.backbones.timm_models import classifier_names
-from sslbench.backbones.vit_positions import fit_positions
-from sslbench.backbones.vit_preprocessing import trained_on
-from sslbench.backbones.vit_recognise import recognise_vit
+from sslbench.backbones.vit.positions import fit_positions
+from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.names import from_file
 from sslbench.preprocessing import MAX_PIXELS, Preprocessing
-from sslbench.weights import files, save
+from sslbench.weights import save
 from sslbench.weights.fill import LoadReport, fill
-from sslbench.weights.recognise import Recognised, recognise, refuse_undecided
-from sslbench.weights.schema import Strides
+from sslbench.weights.formats.recognise import Recognised, recognise, refuse_undecided
+from sslbench.weights.formats.schema import Strides
+from sslbench.weights.reading import files
 
 Shapes = dict[str, tuple[int, ...]]
 log = logging.getLogger("sslbench")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
-from sslbench.backbones.vit_positions import fit_positions
+from sslbench.backbones.vit.positions import fit_positions
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights.fill import fill
 

@@ -1,18 +1,134 @@
 """A frozen backbone made ready for extraction: folded BatchNorm, channels-last, reduced precision when asked for."""
 
+import collections
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from timm.layers.conv2d_same import Conv2dSame
+from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.fold import folded
-from sslbench.backbones.layers import Layer, forward_layers
+from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.layers import Layer, forward_layers, hooked
 from sslbench.backbones.module_identity import probe_images
+from sslbench.errors import BackboneError
 from sslbench.weights.fill import tensors_sha256
+
+log = logging.getLogger("sslbench")
+
+# Exact types: a subclass may do something else with its weight (weight standardisation, spectral norm).
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv2dSame)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, BatchNormAct2d)
+_Pairs = list[tuple[str, str]]
+TOLERANCE = 1e-4  # of the largest value of a layer; float32 itself gives about 1e-6
+
+
+def folded(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> nn.Module:
+    """A copy of the module with BatchNorm folded, or an unfolded copy when that would change a layer's values.
+
+    Args:
+        module: in eval mode, on the CPU, float32; not changed.
+        layers: that will be tapped: a convolution whose own output is tapped is not folded.
+        images: (B, 3, H, W), to find the pairs and to compare the outcome on.
+    """
+    candidate = copied(module)
+    with torch.no_grad():
+        pairs, wanted = _pairs(candidate, layers, images)
+        if not pairs:
+            return candidate
+        for convolution, norm in pairs:
+            _fold(candidate, convolution, norm)
+        problem = _what_changed(candidate, wanted, layers, images)
+    if problem:
+        log.info(f"BatchNorm is not folded: {problem}")
+        return copied(module)
+    log.debug(f"folded {len(pairs)} BatchNorms into convolutions")
+    return candidate
+
+
+def _what_changed(candidate: nn.Module, wanted: dict[str, Tensor], layers: Sequence[Layer], images: Tensor) -> str:
+    """Empty when the features are what they were."""
+    try:
+        got = forward_layers(candidate, images, layers)
+    except BackboneError as error:
+        return f"the backbone does not run without it ({error.message})"
+    worst = max(_difference(got[text], wanted[text]) for text in wanted)
+    return "" if worst <= TOLERANCE else f"features would change by {worst:.1e} of the largest value"
+
+
+def _pairs(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> tuple[_Pairs, dict[str, Tensor]]:
+    """Paths of (convolution, norm) where the norm gets the very tensor that the convolution returned; the features."""
+    parts = dict(module.named_modules())
+    convolutions = [path for path, part in parts.items() if _plain_convolution(part)]
+    norms = [path for path, part in parts.items() if _plain_norm(part)]
+    if not convolutions or not norms:
+        return [], {}
+    watched = [Layer("conv", path) for path in convolutions] + [Layer("norm", path, "input") for path in norms]
+    tapped = [Layer("tapped", layer.path, layer.side) for layer in layers] + [Layer("tapped", "")]
+    seen: list[tuple[Layer, Any, int]] = []  # keeps the tensors alive: an id is only unique among living objects
+
+    def note(layer: Layer, value: Any) -> None:
+        # The version counts in-place operations: conv -> in-place ReLU -> norm passes on the same object, changed.
+        seen.append((layer, value, value._version if isinstance(value, Tensor) else 0))
+
+    with hooked(module, [*watched, *tapped], note):
+        features = forward_layers(module, images, layers)
+    calls = collections.Counter((layer.text, layer.path) for layer, _, _ in seen)
+    uses = collections.Counter(id(value) for layer, value, _ in seen if layer.text == "norm")
+    taps = {id(value) for layer, value, _ in seen if layer.text == "tapped"}
+    made = {
+        (id(value), version): layer.path
+        for layer, value, version in seen
+        if layer.text == "conv" and calls["conv", layer.path] == 1 and id(value) not in taps
+    }
+    pairs = [
+        (made[id(value), version], layer.path)
+        for layer, value, version in seen
+        if layer.text == "norm" and calls["norm", layer.path] == uses[id(value)] == 1 and (id(value), version) in made
+    ]
+    return pairs, features
+
+
+def _plain_convolution(part: nn.Module) -> bool:
+    return type(part) in _CONVOLUTIONS and not part._forward_hooks and not part._forward_pre_hooks
+
+
+def _plain_norm(part: nn.Module) -> bool:
+    if type(part) not in _NORMS or part._forward_hooks or part._forward_pre_hooks:
+        return False
+    return isinstance(getattr(part, "running_mean", None), Tensor)
+
+
+def _fold(module: nn.Module, convolution_path: str, norm_path: str) -> None:
+    convolution: Any = module.get_submodule(convolution_path)
+    norm: Any = module.get_submodule(norm_path)
+    convolution.weight, convolution.bias = fuse_conv_bn_weights(
+        convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    )
+    rest = nn.Sequential(norm.drop, norm.act) if isinstance(norm, BatchNormAct2d) else nn.Identity()
+    for parent, name in _places(module, norm):
+        setattr(parent, name, rest)
+
+
+def _places(module: nn.Module, part: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Everywhere this very module is registered."""
+    for parent in list(module.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is part:
+                yield parent, name
+
+
+def _difference(got: Tensor, wanted: Tensor) -> float:
+    if got.shape != wanted.shape:
+        return float("inf")
+    scale = wanted.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+    return float((got - wanted).abs().max() / scale)
+
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

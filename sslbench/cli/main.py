@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Commands by name: `check-data` is `command` in sslbench/cli/check_data_command.py."""
+    """Commands by name: `check-data` is `command` in sslbench/cli/commands/check_data/__init__.py."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order in which help shows them."""
@@ -44,7 +44,7 @@ class LazyGroup(click.Group):
         """Imports the command's module."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"sslbench.cli.{cmd_name.replace('-', '_')}_command")
+        module = importlib.import_module(f"sslbench.cli.commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

@@ -8,8 +8,8 @@ from typing import Any
 from sslbench import paths
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, find_module, from_file
-from sslbench.recipes import compose
+from sslbench.library.recipes import compose
+from sslbench.names import did_you_mean, find_module, from_file, list_names
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -110,3 +110,26 @@ def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tup
         ("key=value", values),
         ("flag", dict(flags)),
     ]
+
+
+DETECTION = "detection"
+
+
+def all_protocols() -> list[str]:
+    """Names of what `sslbench eval` takes, sorted."""
+    return sorted([*list_names("protocol"), DETECTION])
+
+
+def about(name: str) -> tuple[int, str, type[Any]]:
+    """Version of a protocol, what it is in one line, and the class of its settings.
+
+    Raises:
+        UsageError: no such protocol.
+    """
+    if name == DETECTION:
+        from sslbench import detection
+        from sslbench.detection.recipe import DetectionRecipe
+
+        return detection.VERSION, "A detector around the backbone: average precision of its boxes.", DetectionRecipe
+    module = find_module("protocol", name)
+    return module.VERSION, (module.__doc__ or "").strip().splitlines()[0], module.Settings

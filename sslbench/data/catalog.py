@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from sslbench import config
-from sslbench.data import several_text
+from sslbench.data import strings
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, refuse_location
 
@@ -174,8 +174,8 @@ def beside(data: str, file: Path) -> str:
     Raises:
         UsageError: it lists several sources, and the list is wrong.
     """
-    if several_text.is_several(data):
-        return several_text.with_locations(data, lambda location: beside(location, file))
+    if strings.is_several(data):
+        return strings.with_locations(data, lambda location: beside(location, file))
     if data.startswith("~"):
         return os.path.expanduser(data)  # noqa: PTH111 - a spec is no path yet
     folder = file.absolute().parent

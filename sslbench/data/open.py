@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from sslbench import config
-from sslbench.data import catalog, regular, remote, several_text
-from sslbench.data.braces import expanded
+from sslbench.data import catalog, regular, remote, strings
 from sslbench.data.source import Source
+from sslbench.data.strings import expanded
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, find_module, list_names
 
@@ -58,7 +58,7 @@ def open_data(
     image_column, label_column = image_column or place.image_column, label_column or place.label_column
     spec = place.text
     match = _SCHEME.fullmatch(spec)
-    if match and (several_text.is_several(spec) or not Path(spec).exists()):
+    if match and (strings.is_several(spec) or not Path(spec).exists()):
         module, location = _from_scheme(spec, match["scheme"], match["rest"])
     else:
         location = f"./{spec}" if match else spec  # a folder may be called 'sklearn:digits'
@@ -110,14 +110,14 @@ def locate(spec: str) -> Place:
     """
     if not spec:
         raise UsageError("the data location is empty", _understood())
-    if several_text.is_several(spec):
+    if strings.is_several(spec):
         return Place(spec, {})  # what stands in it is looked up one by one
     text, options = _without_options(_at_home(spec))
     named = catalog.find(text)
     if named is None:
         return Place(_copied(text), options)
     _log.info("'%s' is %s (%s)", named.name, named.entry.data, named.file)
-    if several_text.is_several(named.entry.data):
+    if strings.is_several(named.entry.data):
         return Place(named.entry.data, options, named.entry.image_column, named.entry.label_column)
     inner, beneath = _without_options(_at_home(named.entry.data))
     return Place(_copied(inner), beneath | options, named.entry.image_column, named.entry.label_column)
@@ -253,8 +253,8 @@ def absolute(spec: str) -> str:
     Raises:
         UsageError: it lists several sources, and the list is wrong.
     """
-    if several_text.is_several(spec):
-        return several_text.with_locations(spec, absolute)
+    if strings.is_several(spec):
+        return strings.with_locations(spec, absolute)
     text, options = _without_options(_at_home(spec))
     is_path = Path(text).exists() or (_PATTERN.search(text) and not _SCHEME.fullmatch(text))
     scheme = _SCHEME.fullmatch(text)

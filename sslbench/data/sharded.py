@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data import _room
+from sslbench.data.remote import cache
 from sslbench.data.source import Images, Source
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
@@ -60,15 +60,15 @@ def check_order(source: Source, sampler: str, window: int) -> None:
             )
         return
     sizes = np.sort(images.fetched()[np.unique(images.shards())])[::-1]
-    if sizes.sum() <= (_room.limit() or 0):
+    if sizes.sum() <= (cache.limit() or 0):
         return
     needed = int(sizes[: window + 1].sum())  # the next one comes before the last image of the first is read
-    if sampler == "shards" and needed > _room.bound():
-        fitting = int((sizes.cumsum() <= _room.bound()).sum()) - 1
+    if sampler == "shards" and needed > cache.bound():
+        fitting = int((sizes.cumsum() <= cache.bound()).sum()) - 1
         smaller = f", or give shard_window={fitting}" if fitting >= 1 else ""
         raise UsageError(
             f"shard_window={window} needs {counted(min(window + 1, len(sizes)), 'shard')} of {source.name} at once: "
-            f"{needed:,} bytes, and the cache holds {_room.bound():,}",
+            f"{needed:,} bytes, and the cache holds {cache.bound():,}",
             f"Raise $SSLBENCH_REMOTE_CACHE to {needed:,}{smaller}.",
         )
     if sampler != "shards" and sizes.any():

@@ -15,14 +15,14 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from sslbench.data import loader
-from sslbench.data.decode import UnreadableImage, Wanted
-from sslbench.data.decoder import make_decoder
-from sslbench.data.objects import ObjectSource
+from sslbench.data.decode.files import UnreadableImage, Wanted
+from sslbench.data.decode.handlers import make_decoder
+from sslbench.data.loading import loader
+from sslbench.data.open_objects import ObjectSource
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.recipe import DetectionRecipe, resized
 from sslbench.errors import DataError, SslbenchError
-from sslbench.metrics import masks as rle
+from sslbench.metrics.detection import masks as rle
 
 Batch = tuple[list[Tensor], list[Target]]
 Item = tuple[int, int, list[int]]

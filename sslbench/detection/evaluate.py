@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sslbench.data.objects import ObjectSource
+from sslbench.data.open_objects import ObjectSource
 from sslbench.detection.batches import read, test_images
 from sslbench.detection.models import boxes as found_by_network
+from sslbench.detection.models.boxes import rescale
 from sslbench.detection.models.detector import Detector
-from sslbench.detection.models.rescale import rescale
 from sslbench.detection.pictures import draw_predictions
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.distributed.collectives import gather_objects, rank, world_size
-from sslbench.metrics import masks as rle
 from sslbench.metrics.detection import Detections, DetectionScores, Truth, coco_ap, voc_ap
+from sslbench.metrics.detection import masks as rle
 
 Progress = Callable[[str, int, int], None]
 _PICTURES = 6

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from sslbench.metrics import masks as rle
 from sslbench.metrics.detection import Detections, Truth
+from sslbench.metrics.detection import masks as rle
 from sslbench.weights.save import new_file
 
 Picture = npt.NDArray[np.uint8]

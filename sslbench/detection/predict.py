@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from sslbench.data.decode import UnreadableImage, decode
+from sslbench.data.decode.files import UnreadableImage, decode
 from sslbench.detection.batches import resize
+from sslbench.detection.models.boxes import rescale
 from sslbench.detection.models.detector import Detector
-from sslbench.detection.models.rescale import rescale
 from sslbench.detection.recipe import DetectionRecipe, resized
 from sslbench.detection.saved import read_detector
 from sslbench.errors import DataError

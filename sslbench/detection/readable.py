@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from sslbench.data import loader
-from sslbench.data.objects import ObjectSource
-from sslbench.data.picture import UnreadableImage
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.loading import loader
+from sslbench.data.open_objects import ObjectSource
 from sslbench.data.wording import counted
 from sslbench.detection.batches import picture_of
 from sslbench.distributed.collectives import gather_objects, rank, world_size

@@ -7,9 +7,9 @@ architecture is None here and filled in by `resolved`. `benchmarks/detection/` h
 import dataclasses
 from typing import Any, Literal
 
-from sslbench.benchmarks import load_benchmark
 from sslbench.config import build, setting
 from sslbench.errors import UsageError
+from sslbench.library.benchmarks import load_benchmark
 
 Architecture = Literal["c4", "fpn", "vit_fpn"]
 HeadNorm = Literal["none", "same", "layer"]

@@ -1,22 +1,25 @@
 """Training of a detector: batches, rates, updates, checkpoints; and BatchNorm statistics taken anew at the end."""
 
+import bisect
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from sslbench.data.objects import ObjectSource
-from sslbench.detection.batches import training_batches
+from sslbench.data.open_objects import ObjectSource
+from sslbench.detection.batches import Batch, training_batches
 from sslbench.detection.log import Meter, MetricsFile, Watch
+from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.detector import Detector
-from sslbench.detection.optimizer import make_optimizer, rate
-from sslbench.detection.precise_bn import precise_statistics
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.detection.step import finite_mean, losses_of
-from sslbench.distributed.collectives import max_, rank, world_size
+from sslbench.distributed.collectives import max_, rank, sum_, world_size
 from sslbench.distributed.parallel import (
     broadcast_buffers,
     load_module_state,
@@ -28,9 +31,44 @@ from sslbench.distributed.parallel import (
 from sslbench.errors import UsageError
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import SIGNAL_CHECK, StoppedError
+from sslbench.train.loop import SIGNAL_CHECK, NotFiniteError, StoppedError
 from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.signals import stop_signals
+
+
+def losses_of(model: nn.Module, batch: Batch, device: torch.device, *, seed: int, iteration: int) -> dict[str, Tensor]:
+    """The losses by name; which anchors and regions are drawn follows from seed, iteration and process."""
+    number = int(np.random.SeedSequence((seed, iteration, rank())).generate_state(1)[0])
+    generator = torch.Generator().manual_seed(number)
+    images = [image.to(device, non_blocking=True) for image in batch[0]]
+    return cast(dict[str, Tensor], model(images, [_moved(target, device) for target in batch[1]], generator))
+
+
+def _moved(target: Target, device: torch.device) -> Target:
+    masks = None if target.masks is None else target.masks.to(device)
+    return Target(target.boxes.to(device), target.classes.to(device), masks)
+
+
+def finite_mean(
+    losses: dict[str, Tensor], total: Tensor, recipe: DetectionRecipe, iteration: int, folder: Path
+) -> Tensor:
+    """The loss averaged over the processes; every one comes to the same verdict, before the weights are touched.
+
+    Raises:
+        NotFiniteError: it is NaN or infinite.
+    """
+    mean = sum_(total.detach().clone()) / world_size()
+    if torch.isfinite(mean):
+        return mean
+    bad = ", ".join(name for name, value in losses.items() if not torch.isfinite(value)) or "that of another process"
+    kept = checkpoints.newest(folder)
+    where = f" The last checkpoint, {kept}, is from before." if kept else ""
+    raise NotFiniteError(
+        f"the loss is {float(mean)} in iteration {iteration + 1} of {recipe.iterations} ({bad}).{where}",
+        f"Try a lower rate (lr={recipe.lr:g} now) or a longer warm-up (warmup_iterations={recipe.warmup_iterations} "
+        "now); or are these the weights that you meant?",
+    )
+
 
 _KEEP = 2  # checkpoints
 
@@ -209,3 +247,95 @@ def _resume(detector: Detector, optimizer: torch.optim.Optimizer, folder: Path) 
     done = int(content["step"])
     continue_from(folder, path, done)
     return done
+
+
+@torch.no_grad()
+def precise_statistics(detector: Detector, batches: Iterator[Batch], *, seed: int) -> None:
+    """BatchNorm statistics over many batches in place of the moving average (Wu and Johnson 2021, arXiv 2105.07576).
+
+    The mean is that over the batches, the variance the mean of theirs plus the variance of their means (section 3.2).
+    Nothing happens if every BatchNorm is frozen.
+    """
+    layers = [m for m in detector.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not layers:
+        return
+    before = [layer.momentum for layer in layers]
+    device = next(detector.parameters()).device
+    means = [torch.zeros_like(cast(Tensor, layer.running_mean)) for layer in layers]
+    squares, variances = [m.clone() for m in means], [m.clone() for m in means]
+    detector.train()
+    for layer in layers:
+        layer.momentum = 1.0  # so that the running values are those of the last batch alone
+    count = 0
+    for number, batch in enumerate(batches):
+        losses_of(detector, batch, device, seed=seed, iteration=detector.recipe.iterations + number)
+        count += 1
+        for layer, mean, square, variance in zip(layers, means, squares, variances, strict=True):
+            mean += cast(Tensor, layer.running_mean)
+            square += cast(Tensor, layer.running_mean) ** 2
+            variance += cast(Tensor, layer.running_var)
+    total = count * world_size()
+    for i, layer in enumerate(layers):
+        layer.momentum = before[i]
+        mean, square, variance = (sum_(x[i]) / total for x in (means, squares, variances))
+        cast(Tensor, layer.running_mean).copy_(mean)
+        cast(Tensor, layer.running_var).copy_(variance + square - mean**2)
+
+
+_VIT = "backbone.net."
+_BLOCKS = f"{_VIT}blocks."
+_FIRST = tuple(_VIT + part for part in ("patch_embed", "pos_embed", "cls_token", "reg_token", "norm_pre"))
+_POSITIONS = tuple(_VIT + part for part in ("pos_embed", "cls_token", "reg_token"))
+
+
+def rate(recipe: DetectionRecipe, iteration: int) -> float:
+    """The learning rate of an iteration (counted from 0): linear warm-up, times gamma after each step (Detectron2)."""
+    value = recipe.lr * recipe.gamma ** bisect.bisect_right(recipe.steps, iteration)
+    if iteration >= recipe.warmup_iterations:
+        return value
+    done = iteration / recipe.warmup_iterations
+    return value * (recipe.warmup_factor * (1 - done) + done)
+
+
+def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.Optimizer:
+    """SGD or AdamW over all that is trained, in groups of one weight decay and one factor of the rate.
+
+    Of a vision transformer the rate of each block is `layer_decay` times that of the block above it, and the positions
+    do not decay (ViTDet: Li et al. 2022, arXiv 2203.16527, appendix A.2, with the exceptions of its configuration in
+    Detectron2); neither do class and register tokens, which ViTDet has not.
+
+    Raises:
+        UsageError: layer_decay for a backbone without transformer blocks.
+    """
+    names = [name for name, _ in detector.named_parameters()]
+    blocks = {int(name.removeprefix(_BLOCKS).partition(".")[0]) for name in names if name.startswith(_BLOCKS)}
+    if recipe.layer_decay != 1 and not blocks:
+        raise UsageError(
+            f"layer_decay={recipe.layer_decay} is for vision transformers: this backbone has no blocks",
+            "Give layer_decay=1.",
+        )
+    in_norm = {
+        f"{prefix}.{leaf}"
+        for prefix, layer in detector.named_modules()
+        if "norm" in type(layer).__name__.lower()
+        for leaf, _ in layer.named_parameters(recurse=False)
+    }
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in detector.named_parameters():
+        if parameter.requires_grad:
+            decay = recipe.weight_decay_norm if name in in_norm else recipe.weight_decay
+            decay = 0.0 if name in _POSITIONS else decay
+            factor = recipe.layer_decay ** _layers_above(name, len(blocks))
+            groups.setdefault((decay, factor), []).append(parameter)
+    keys = sorted(groups)
+    options = [{"params": groups[key], "weight_decay": key[0], "lr_factor": key[1]} for key in keys]
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(options, lr=recipe.lr)
+    return torch.optim.SGD(options, lr=recipe.lr, momentum=recipe.momentum)
+
+
+def _layers_above(name: str, blocks: int) -> int:
+    """How many layers lie above a parameter: transformer blocks, and one for the rest (get_vit_lr_decay_rate)."""
+    if name.startswith(_BLOCKS):
+        return blocks - int(name.removeprefix(_BLOCKS).partition(".")[0])
+    return blocks + 1 if name.startswith(_FIRST) else 0

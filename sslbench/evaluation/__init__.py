@@ -3,8 +3,7 @@
 `prepare` finds everything that can be wrong before the first image is decoded; `evaluate` extracts, scores and writes.
 """
 
-from sslbench.evaluation.parts import needs_labels
-from sslbench.evaluation.prepare import Prepared, prepare
+from sslbench.evaluation.prepare import Prepared, needs_labels, prepare
 from sslbench.evaluation.request import Request, RunSettings, Task, make_task
 from sslbench.evaluation.run import check_writable, evaluate, evaluate_features, extract_only
 

@@ -11,19 +11,77 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.sizes import built_for
-from sslbench.benchmarks import Benchmark
 from sslbench.config import convert
-from sslbench.data import preflight
-from sslbench.data.decoder import identified
-from sslbench.data.label_maps import refuse_label_maps
-from sslbench.data.splits import TrainTest, limit, match_classes, name_numbered, train_test
-from sslbench.data.transforms import output_size
+from sslbench.data.checks import samples
+from sslbench.data.decode.handlers import identified
+from sslbench.data.decode.transforms import output_size
+from sslbench.data.labels import no_labels
+from sslbench.data.open_maps import refuse_label_maps
+from sslbench.data.source import Labels, Source
+from sslbench.data.splits import TrainTest, label_problems, limit, match_classes, name_numbered, train_test
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
-from sslbench.evaluation.details import check_groups
-from sslbench.evaluation.parts import fitted_labels, needs_labels, only_part, without_useless_labels
+from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.features.array import Features
+from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
+
+
+def needs_labels(task: Task) -> bool:
+    """Whether a protocol can do without labels is said by its module: `NEEDS_LABELS = False`."""
+    return bool(getattr(names.find_module("protocol", task.protocol), "NEEDS_LABELS", True))
+
+
+def is_on_images(task: Task) -> bool:
+    """Return whether a protocol takes images in place of features: `ON_IMAGES = True`."""
+    return bool(getattr(names.find_module("protocol", task.protocol), "ON_IMAGES", False))
+
+
+def only_part(task: Task) -> str | None:
+    """'train' or 'test' where a protocol, with these settings, looks at one part only (its function `part`)."""
+    part = getattr(names.find_module("protocol", task.protocol), "part", None)
+    name: str | None = None if part is None else part(task.settings)
+    return name
+
+
+def without_useless_labels(data: TrainTest) -> TrainTest:
+    """Data for protocols that need no labels: those of the two parts stay only if they go together."""
+    if not label_problems(data.train, data.test):
+        return data
+    train, test = (_unlabelled(part) for part in (data.train, data.test))
+    return dataclasses.replace(
+        data, train=train, test=test, whole=None if data.whole is None else _unlabelled(data.whole)
+    )
+
+
+def fitted_labels(task: Task, data: TrainTest) -> Labels:
+    """The labels of what a protocol learns from, for its `check`."""
+    return data.whole.labels if only_part(task) and data.whole is not None else data.train.labels
+
+
+def one_part(data: TrainTest, part: str) -> TrainTest:
+    """The data with one part in the place of both; data that was split for want of parts is taken whole."""
+    if data.whole is not None:
+        return dataclasses.replace(data, train=data.whole, test=data.whole, how=f"all of {data.whole.name}, not split")
+    source = data.train if part == "train" else data.test
+    return dataclasses.replace(data, train=source, test=source, how=f"{source.name} alone")
+
+
+def one_part_of_features(
+    train: Features, test: Features, whole: Features | None, task: Task
+) -> tuple[Features, Features]:
+    """The same for features."""
+    part = only_part(task)
+    if part is None:
+        return train, test
+    chosen = whole if whole is not None else train if part == "train" else test
+    return chosen, chosen
+
+
+def _unlabelled(source: Source) -> Source:
+    return dataclasses.replace(source, labels=no_labels(len(source)))
+
 
 log = logging.getLogger("sslbench")
 
@@ -46,7 +104,7 @@ class Prepared:
     layers: tuple[Layer, ...]
     data: TrainTest
     preprocessing_origins: dict[str, str]
-    findings: tuple[preflight.Finding, ...]
+    findings: tuple[samples.Finding, ...]
 
 
 def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = None) -> Prepared:
@@ -70,8 +128,8 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     check_groups(data.test, request.groups)
     labels = any(needs_labels(task) for task in request.tasks)
     data = data if labels else without_useless_labels(data)
-    findings = tuple(preflight.check(data.train, data.test, labels=labels))
-    preflight.raise_on_errors(findings)
+    findings = tuple(samples.check(data.train, data.test, labels=labels))
+    samples.raise_on_errors(findings)
     if labels or data.train.labels.kind != "none":
         train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
         data = dataclasses.replace(data, train=train, test=test)

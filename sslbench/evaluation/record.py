@@ -11,20 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sslbench import names, records, user_code
+from sslbench import names, user_code
 from sslbench.backbones.backbone import Backbone
-from sslbench.benchmarks import Benchmark
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, subset
 from sslbench.evaluation.costs import measured
-from sslbench.evaluation.details import UNNAMED, groups_of, with_details
-from sslbench.evaluation.parts import is_on_images
-from sslbench.evaluation.prepare import Prepared
+from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
+from sslbench.evaluation.prepare import Prepared, is_on_images
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
+from sslbench.library.benchmarks import Benchmark
 from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
 from sslbench.results import (
@@ -41,6 +40,7 @@ from sslbench.results import (
     Stage,
     Unreadable,
     WeightsUsed,
+    files,
     percent,
     percent_metrics,
     plain,
@@ -132,7 +132,7 @@ def asked(subject: Subject, task: Task) -> Asked:
     return Asked(groups=dict(subject.members), overlaps=run.overlaps, floors=run.floors, baseline=baseline)
 
 
-def score(subject: Subject, task: Task, train: Features, test: Features) -> tuple[Result, records.Scores]:
+def score(subject: Subject, task: Task, train: Features, test: Features) -> tuple[Result, files.Scores]:
     """Runs one protocol and makes the record of it, without groups; nothing is written yet."""
     with measured(subject.run.torch_device()) as meter:
         outcome = _run(task, train, test, subject.run)
@@ -148,7 +148,7 @@ def recorded(
     *,
     seconds: float,
     stage: Stage | None = None,
-) -> tuple[Result, records.Scores]:
+) -> tuple[Result, files.Scores]:
     """The record of an outcome, without groups; nothing is written yet.
 
     Args:
@@ -175,7 +175,7 @@ def recorded(
     result = Result(
         **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
         id=record_id(measured),
-        created=records.now(),
+        created=files.now(),
         command=subject.command,
         asked=asked(subject, task),
         headline=outcome.headline,
@@ -190,14 +190,14 @@ def recorded(
         },
         converged=outcome.converged,
         floors=floors.guessing(train.labels, test.labels) if subject.run.floors else {},
-        versions=records.versions(),
+        versions=files.versions(),
         hardware=hardware(subject.run),
         timings={**subject.timings, task.protocol: round(seconds, 3)},
         costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
         notes=outcome.notes,
     )
     result = dataclasses.replace(result, references=compare_references(task.benchmark, subject.weights, result.metrics))
-    scores = records.Scores(
+    scores = files.Scores(
         test.ids,
         outcome.scores,
         test.labels.values,
@@ -247,8 +247,8 @@ def _led_by(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
 
 def finish(
     result: Result,
-    scores: records.Scores,
-    floor_results: Mapping[str, tuple[Result, records.Scores]],
+    scores: files.Scores,
+    floor_results: Mapping[str, tuple[Result, files.Scores]],
     missing: Mapping[str, str],
     out: Path,
 ) -> Result:

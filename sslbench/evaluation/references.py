@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sslbench.benchmarks import Benchmark
+from sslbench.library.benchmarks import Benchmark
 from sslbench.results import Metric, ReferenceCompared, WeightsUsed
 
 

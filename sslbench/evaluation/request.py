@@ -7,14 +7,14 @@ from typing import Any, Literal
 import torch
 
 from sslbench import names
-from sslbench.benchmarks import Benchmark
 from sslbench.config import resolve, result_settings, setting
-from sslbench.data import loader
+from sslbench.data.loading import loader
 from sslbench.distributed import own_device, this_process
 from sslbench.errors import UsageError
-from sslbench.features.job import ExtractSettings
+from sslbench.features.extract import ExtractSettings
+from sslbench.library.benchmarks import Benchmark
+from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.presets import Preset
 
 
 @dataclasses.dataclass(frozen=True)

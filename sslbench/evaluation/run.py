@@ -10,30 +10,82 @@ from typing import Any
 
 import numpy as np
 
-from sslbench import records
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
-from sslbench.data._group_split import source_groups
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
+from sslbench.data.splits.groups import source_groups
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.costs import encoding_costs, measured
-from sslbench.evaluation.details import check_groups, with_details
-from sslbench.evaluation.embeddings import MISSING_FLOORS, seen_of_embeddings
+from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
-from sslbench.evaluation.parts import is_on_images, one_part, one_part_of_features, only_part
-from sslbench.evaluation.prepare import Prepared, check_label_kind, for_request, load, open_train_test
+from sslbench.evaluation.prepare import (
+    Prepared,
+    check_label_kind,
+    for_request,
+    is_on_images,
+    load,
+    one_part,
+    one_part_of_features,
+    only_part,
+    open_train_test,
+)
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
 from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
-from sslbench.identity import record_id
-from sslbench.results import Result, Unreadable
+from sslbench.identity import groups_digest, record_id
+from sslbench.results import DataPart, DataUsed, Result, Unreadable, WeightsUsed, files
+
+MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
+
+
+def seen_of_embeddings(
+    pair: FeaturePair, task: Task, run: RunSettings, command: str
+) -> tuple[Subject, Features, Features]:
+    """The parts of a record that all protocols share, and the features that this one learns from and scores."""
+    train, test = one_part_of_features(pair.train, pair.test, pair.whole, task)
+    digest = "".join(pair.fingerprints)
+    part, how, hashes, split = only_part(task), pair.how, pair.fingerprints, ("train", "test")
+    if part is not None and (pair.whole is not None or pair.train is pair.test):
+        how, hashes, split = f"all of {pair.name}", (digest[:32],) * 2, ("all", "all")
+    elif part is not None:
+        how, hashes, split = f"{part} alone", (pair.fingerprints[part == "test"],) * 2, (part, part)
+    parts = [
+        DataPart(
+            name=f"{pair.name} ({name})",
+            fingerprint=sha,
+            n=len(f),
+            n_used=len(f),
+            classes=f.labels.classes,
+        )
+        for name, sha, f in zip(split, hashes, (train, test), strict=True)
+    ]
+    data = DataUsed(train=parts[0], test=parts[1], how=how, labels=train.labels.kind)
+    weights = WeightsUsed(
+        name=pair.name, path=None, sha256=digest, format="features", backbone="features", loaded=0, total=0
+    )
+    groups = groups_of_features(test)
+    subject = Subject(
+        weights=weights,
+        layer="features",
+        preprocessing={},
+        precision="unknown",  # the arrays do not say
+        feature_dtype=str(train.x.dtype),
+        data=data,
+        run=run,
+        command=command,
+        timings={},
+        groups=groups,
+        members=groups_digest(test.ids, groups),
+    )
+    return subject, train, test
+
 
 log = logging.getLogger("sslbench")
 
@@ -297,7 +349,7 @@ def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress:
 
 def _floor(
     prepared: Prepared, backbone: Backbone, encoded: Encoded, layer: str, task: Task, out: Path, command: str
-) -> tuple[Result, records.Scores]:
+) -> tuple[Result, files.Scores]:
     """A floor's result at the same layer (the pixels have one of their own), from the cache where it is there."""
     layer = layer if layer in encoded.train else next(iter(encoded.train))
     subject, train, test = _seen(prepared, backbone, layer, encoded, task, command)
@@ -317,7 +369,7 @@ def _measure(
     task: Task,
     parts: tuple[Features, Features],
     out: Path,
-    floor_results: Mapping[str, tuple[Result, records.Scores]],
+    floor_results: Mapping[str, tuple[Result, files.Scores]],
     missing: Mapping[str, str],
     suspected: overlaps.Found | None,
 ) -> Result:

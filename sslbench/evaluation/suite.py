@@ -6,20 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from sslbench import holes as holes_file
-from sslbench import records
 from sslbench.backbones.backbone import Backbone
 from sslbench.distributed import this_process
 from sslbench.errors import ResultError, SslbenchError
 from sslbench.evaluation.images import row_names
-from sslbench.evaluation.parts import is_on_images, one_part, only_part
-from sslbench.evaluation.prepare import Prepared, load, prepare
+from sslbench.evaluation.prepare import Prepared, is_on_images, load, one_part, only_part, prepare
 from sslbench.evaluation.record import Encoded, asked, describe, measurement
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.evaluation.run import Progress, evaluate
-from sslbench.holes import Hole
 from sslbench.identity import record_id
-from sslbench.results import Result
+from sslbench.results import Result, files
+from sslbench.results import holes as holes_file
+from sslbench.results.holes import Hole
 
 log = logging.getLogger("sslbench")
 
@@ -140,9 +138,9 @@ def _there(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
 def _read(path: Path) -> Result | None:
     """A record with its scores; None if it is damaged, so that it is made again."""
     try:
-        result = records.read(path)
+        result = files.read(path)
         if result.scores_file is not None:
-            records.read_scores(path)
+            files.read_scores(path)
     except ResultError as error:
         log.warning(f"computed again: {error.message}")
         return None

@@ -2,7 +2,7 @@
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.stems import with_channels
-from sslbench.data.loader import Batch
+from sslbench.data.loading.loader import Batch
 from sslbench.errors import UsageError
 
 

@@ -14,11 +14,11 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import sum_, world_size
 from sslbench.errors import UsageError
-from sslbench.methods._crops import encode
-from sslbench.methods._heads import mlp
-from sslbench.methods._momentum import copy_of, cosine_momentum, update
-from sslbench.methods._precision import in_float32
-from sslbench.methods._requirements import need_several_images
+from sslbench.methods._parts.checks import need_several_images
+from sslbench.methods._parts.crops import encode
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.precision import in_float32
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._precision import in_float32
-from sslbench.methods._vision_transformers import fix_positions, initialise, sincos
+from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.vision_transformers import fix_positions, initialise, sincos
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

@@ -17,12 +17,11 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather, rank
 from sslbench.errors import UsageError
-from sslbench.methods import _momentum
-from sslbench.methods._contrastive import need_negatives
-from sslbench.methods._heads import mlp
-from sslbench.methods._precision import in_float32
-from sslbench.methods._requirements import need_views
-from sslbench.methods._vision_transformers import fix_positions, initialise
+from sslbench.methods._parts import momentum as _momentum
+from sslbench.methods._parts.checks import need_negatives, need_views
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.vision_transformers import fix_positions, initialise
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

@@ -10,8 +10,8 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from sslbench.methods._classification import cross_entropy, top1
-from sslbench.methods._requirements import need_views
+from sslbench.methods._parts.checks import need_views
+from sslbench.methods._parts.classification import cross_entropy, top1
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather_with_gradient, rank
-from sslbench.methods._contrastive import need_negatives, need_view_pairs
-from sslbench.methods._crops import encode
-from sslbench.methods._heads import mlp
-from sslbench.methods._precision import in_float32
+from sslbench.methods._parts.checks import need_negatives, need_view_pairs
+from sslbench.methods._parts.crops import encode
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.precision import in_float32
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

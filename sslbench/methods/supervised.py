@@ -6,8 +6,8 @@ from torch import nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._classification import cross_entropy, top1
-from sslbench.methods._requirements import need_views
+from sslbench.methods._parts.checks import need_views
+from sslbench.methods._parts.classification import cross_entropy, top1
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._contrastive import need_view_pairs
-from sslbench.methods._crops import encode
-from sslbench.methods._heads import Prototypes, mlp
-from sslbench.methods._precision import in_float32
-from sslbench.methods._sinkhorn import sinkhorn
+from sslbench.methods._parts.checks import need_view_pairs
+from sslbench.methods._parts.crops import encode
+from sslbench.methods._parts.heads import Prototypes, mlp
+from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.sinkhorn import sinkhorn
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

@@ -5,8 +5,8 @@ import logging
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.stems import with_channels
-from sslbench.data.channel_statistics import first_look, measure
-from sslbench.data.decoder import Reading
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.loading.statistics import first_look, measure
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, without_colours
 from sslbench.errors import DataError, UsageError

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.source import Source
-from sslbench.data.training import RawBatch
 from sslbench.distributed.collectives import from_first, gather_objects
 from sslbench.errors import UsageError
 from sslbench.pretraining.settings import FREE, ROUNDING, PretrainRequest, differences, plain

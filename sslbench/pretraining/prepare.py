@@ -6,15 +6,14 @@ from collections.abc import Mapping
 
 import torch
 
-from sslbench import schedules
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.sizes import accept_sizes, feature_dim
-from sslbench.data.decoder import Reading
-from sslbench.data.label_maps import refuse_label_maps
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data
+from sslbench.data.open_maps import refuse_label_maps
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
-from sslbench.data.training import TrainingData
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.request import RunSettings
@@ -27,6 +26,7 @@ from sslbench.pretraining.networks import (
     with_sync_bn,
 )
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, updates
+from sslbench.train import schedules
 from sslbench.train.loop import Plan
 from sslbench.train.method import Method, Setup
 from sslbench.train.optimizers import scaled_lr

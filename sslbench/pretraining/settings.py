@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sslbench.config import setting
-from sslbench.data.samplers import AskedSampler
+from sslbench.data.loading.samplers import AskedSampler
 from sslbench.data.sharded import WINDOW
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
@@ -18,7 +18,7 @@ Spec = dict[str, Any] | float
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleSettings:
-    """How rates change; every schedule is a mapping with a name, or a number (see `sslbench.schedules`)."""
+    """How rates change; every schedule is a mapping with a name, or a number (see `sslbench.train.schedules`)."""
 
     lr: Spec = setting(1.0, "factor of the learning rate, after the warm-up")
     freeze_epochs: float = setting(0.0, "the factor is 0 during the first epochs, before the warm-up", unit="epochs")

@@ -23,7 +23,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.clustering import NAMES, Table, agreement, agreement_with_intervals, silhouette
-from sslbench.protocols._common import check_features
+from sslbench.protocols._parts.selection import check_features
 from sslbench.results import Outcome
 
 VERSION = 2

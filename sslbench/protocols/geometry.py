@@ -18,7 +18,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import spectrum
-from sslbench.protocols._common import check_finite
+from sslbench.protocols._parts.selection import check_finite
 from sslbench.results import Outcome
 
 VERSION = 2

@@ -23,9 +23,9 @@ from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._common import check_features, holdout_rows, is_better, no_holdout, percent
-from sslbench.protocols._neighbours import Engine, Scope, nearest
+from sslbench.protocols._parts.selection import check_features, holdout_rows, is_better, no_holdout, percent
 from sslbench.results import Outcome
+from sslbench.solvers.neighbours import Engine, Scope, nearest
 
 VERSION = 2
 USES_DEVICE = True

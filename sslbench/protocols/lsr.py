@@ -25,10 +25,9 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_accuracy
-from sslbench.protocols import _draws
-from sslbench.protocols._common import check_features, is_better
-from sslbench.protocols._draws import Draw
-from sslbench.protocols._few_shot import Curve, Fitted, check_labels, usable_k
+from sslbench.protocols._parts import few_shot
+from sslbench.protocols._parts.few_shot import Curve, Draw, Fitted, check_labels, usable_k
+from sslbench.protocols._parts.selection import check_features, is_better
 from sslbench.results import Outcome
 
 VERSION = 2
@@ -75,7 +74,7 @@ def check(settings: Settings, train: Labels) -> None:
             "lsr: it draws samples per class and predicts one class, and these samples have several labels each",
             "Use low-shot, svm or linear for multi-label data.",
         )
-    most, why = _draws.largest_k(train)
+    most, why = few_shot.largest_k(train)
     usable_k("lsr", settings.k, _DEFAULT_K, most, why)
 
 
@@ -94,13 +93,13 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     """
     check_features(train, test)
     check(settings, train.labels)
-    most, why = _draws.largest_k(train.labels)
+    most, why = few_shot.largest_k(train.labels)
     ks, notes = usable_k("lsr", settings.k, _DEFAULT_K, most, why)
-    seeds = _draws.seeds(seed, settings.draws)
+    seeds = few_shot.seeds(seed, settings.draws)
     curve = Curve(test, train.ids)
     for k in ks:
         draws = [
-            _draws.k_per_class(train.labels, k, each, np.random.default_rng(each), groups=train.groups)
+            few_shot.k_per_class(train.labels, k, each, np.random.default_rng(each), groups=train.groups)
             for each in seeds
         ]
         curve.add(f"k={k}", draws, _fit_all(train, test, draws, settings))
@@ -168,7 +167,7 @@ def _standardised(x: npt.NDArray[np.floating], mean: FloatArray, std: FloatArray
 
 def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: Settings) -> list[Fitted]:
     """A classifier per draw; classes that train does not have score below all others."""
-    learned = _draws.present(train.labels)
+    learned = few_shot.present(train.labels)
     models = [_model(train, draw, learned) for draw in draws]
     if settings.select == "test" and len(settings.l2) > 1:
         chosen = [_best_on_test(models, test, learned, settings.l2)] * len(draws)
@@ -193,7 +192,7 @@ def _inside(train: Features, draw: Draw, learned: IntArray, settings: Settings) 
     """The first l2 with the highest accuracy over the folds of the draw; the published one where there are none."""
     if len(settings.l2) == 1:
         return settings.l2[0]
-    folds = _draws.stratified_folds(draw.labels.values, settings.folds, draw.groups)
+    folds = few_shot.stratified_folds(draw.labels.values, settings.folds, draw.groups)
     if folds is None:
         return _PUBLISHED_L2
     own = np.searchsorted(learned, draw.labels.values)

@@ -10,16 +10,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sslbench.data.training import RawBatch
-from sslbench.data.transforms import normalise
+from sslbench.data.decode.transforms import normalise
+from sslbench.data.loading.pretraining import RawBatch
 from sslbench.distributed.collectives import max_, sum_, world_size
 from sslbench.distributed.parallel import clip_gradients, without_synchronisation
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
-from sslbench.schedules import Schedule
 from sslbench.train.meter import Line, Meter
 from sslbench.train.method import Batch, Loss, Step
 from sslbench.train.optimizers import set_rates
+from sslbench.train.schedules import Schedule
 from sslbench.train.state import State, update_average
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sslbench.data.training import RawBatch
+from sslbench.data.loading.pretraining import RawBatch
 from sslbench.distributed.collectives import world_size
 from sslbench.train.collapse import Spread, spread
 from sslbench.train.method import Loss

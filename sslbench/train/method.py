@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sslbench.data.training import rows_by_origin
+from sslbench.data.loading.pretraining import rows_by_origin
 
 
 @dataclasses.dataclass(frozen=True)

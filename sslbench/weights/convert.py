@@ -12,12 +12,21 @@ from torch import Tensor
 from sslbench.errors import UsageError, WeightsError
 from sslbench.names import list_names
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from sslbench.weights import files, layout, patterns, save
+from sslbench.weights import save
 from sslbench.weights.fill import tensors_sha256
+from sslbench.weights.formats import layout, patterns
+from sslbench.weights.formats.recognise import (
+    OPTIONAL_LEAF,
+    Recognised,
+    Shapes,
+    recognise,
+    refuse_undecided,
+    tensors_at,
+)
+from sslbench.weights.formats.schema import Input, Strides
+from sslbench.weights.formats.tables import Table, load_table, take_variant
 from sslbench.weights.positions import without_class_position
-from sslbench.weights.recognise import OPTIONAL_LEAF, Recognised, Shapes, recognise, refuse_undecided, tensors_at
-from sslbench.weights.schema import Input, Strides
-from sslbench.weights.tables import Table, load_table, take_variant
+from sslbench.weights.reading import files
 
 CONTAINERS = ("safetensors", "pkl", "pth", "pickle", "torch")
 _HEADS_BESIDE = "heads."

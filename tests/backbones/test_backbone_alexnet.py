@@ -10,7 +10,7 @@ from sslbench.backbones.alexnet import NAMES, SPECS, Sobel, recognise_alexnet
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.load import load_backbone
-from sslbench.data.transforms import lightness, normalise
+from sslbench.data.decode.transforms import lightness, normalise
 from sslbench.errors import WeightsError
 
 

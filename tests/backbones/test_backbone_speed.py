@@ -9,10 +9,9 @@ from torch import nn
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
-from sslbench.backbones.fold import folded
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.module_identity import probe_images
-from sslbench.backbones.speed import prepare
+from sslbench.backbones.speed import folded, prepare
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
 

@@ -14,10 +14,10 @@ from sslbench.backbones.load import load_backbone
 from sslbench.backbones.module_identity import probe_images
 from sslbench.backbones.speed import prepare
 from sslbench.backbones.stems import map_stem, parse_rule, with_channels
-from sslbench.data.transforms import normalise
+from sslbench.data.decode.transforms import normalise
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.preprocessing import Preprocessing
-from sslbench.weights.files import read
+from sslbench.weights.reading.files import read
 from sslbench.weights.save import save
 
 SMALL = "resnet18w0.125"

@@ -10,12 +10,13 @@ import torch
 from sslbench.backbones.build import build
 from sslbench.backbones.load import load_backbone, load_file
 from sslbench.backbones.resnet import parse
-from sslbench.data.transforms import normalise
+from sslbench.data.decode.transforms import normalise
 from sslbench.errors import UsageError, WeightsError
 from sslbench.names import list_names
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
-from sslbench.weights import convert, files
-from sslbench.weights.tables import load_table
+from sslbench.weights import convert
+from sslbench.weights.formats.tables import load_table
+from sslbench.weights.reading import files
 
 NARROW = "resnet_bottleneck_1-1-1-1w0.125"
 

@@ -9,8 +9,8 @@ from timm.layers import resample_abs_pos_embed
 
 from sslbench.backbones.build import build
 from sslbench.backbones.load import load_backbone
-from sslbench.backbones.vit_positions import fit_positions
-from sslbench.backbones.vit_recognise import grid_side, recognise_vit
+from sslbench.backbones.vit.positions import fit_positions
+from sslbench.backbones.vit.recognise import grid_side, recognise_vit
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.preprocessing import IMAGENET_MEAN
 

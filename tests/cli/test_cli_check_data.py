@@ -91,7 +91,7 @@ def test_images_that_were_encoded_again_are_found_by_pixels(check, photos):
 
 
 def test_what_a_large_set_is_not_searched_for_is_said(check, photos, monkeypatch):
-    monkeypatch.setattr("sslbench.cli.check_data_command.DECODED", 35)
+    monkeypatch.setattr("sslbench.cli.commands.check_data.DECODED", 35)
     assert "nearly the same were not looked for: 36 would be decoded (--near-copies pixels)" in check(photos)[1]
     assert "not looked for" not in check(photos, "--near-copies", "none")[1]
     assert "not looked for" not in check(photos, "--near-copies", "pixels")[1]

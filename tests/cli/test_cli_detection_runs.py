@@ -20,13 +20,13 @@ __all__ = ["world"]  # the fixture: ten pictures in the current folder
 def test_a_signal_saves_a_checkpoint_that_inspect_knows_and_the_same_command_continues(
     world, sslbench, monkeypatch, number
 ):
-    from sslbench.cli import detection_progress
+    from sslbench.cli.commands.eval import progress
 
     def stop(self, line):
         os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(detection_progress.DetectionLines, "line", stop)
+        patch.setattr(progress.DetectionLines, "line", stop)
         code, _, err = sslbench("eval", "detection", *NET, *QUICK)
     assert code == 128 + number
     assert f"stopped by signal {int(number)} after iteration 1 of 2; everything is saved\n  Run the same command" in err
@@ -80,10 +80,10 @@ SMALLER = [word for word in QUICK if word not in ("--benchmark", "detection/toy"
 
 def test_without_data_the_untrained_backbone_stands_beside(world, sslbench, monkeypatch):
     """Drawn shapes: what they can show is whether the weights are better than none."""
-    monkeypatch.setattr("sslbench.data.objects.DEFAULT", "kwcoco:shapes8-64")
+    monkeypatch.setattr("sslbench.data.open_objects.DEFAULT", "kwcoco:shapes8-64")
     Path("detection").mkdir()
     Path("detection/toy.yaml").write_text("extends: detection/_cpu\ntitle: toys\ndata: kwcoco:shapes8-64\n")
-    monkeypatch.setattr("sslbench.cli.eval_detection.TOY", "detection/toy.yaml")
+    monkeypatch.setattr("sslbench.cli.commands.eval.detection.TOY", "detection/toy.yaml")
     state = build("resnet18w0.125").module.state_dict()
     torch.save({**state, "conv1.weight": state["conv1.weight"] * 1.1}, "w.pth")
     words = ("--weights", "w.pth", "--device", "cpu", *SMALLER)
@@ -148,7 +148,7 @@ def test_images_and_strides_that_weights_were_not_made_for_are_refused(world, ss
 
 
 def _detectron2(state):
-    from sslbench.weights.tables import load_table
+    from sslbench.weights.formats.tables import load_table
 
     return load_table("detectron2").from_canonical({k: t for k, t in state.items() if "num_batches" not in k})
 

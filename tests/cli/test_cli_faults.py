@@ -5,7 +5,7 @@ import errno
 import numpy as np
 import pytest
 
-from sslbench.features import job, partial
+from sslbench.features import extract, partial
 
 EXTRACT = (
     "extract",
@@ -57,13 +57,13 @@ def test_a_file_that_ends_is_no_interruption(sslbench, monkeypatch, error, code,
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr("sslbench.cli.list_command.list_names", fail)
+    monkeypatch.setattr("sslbench.cli.commands.list.list_names", fail)
     found, _, said = sslbench("list", "methods")
     assert (found, said.strip()) == (code, message)
 
 
 def test_ctrl_c_says_that_what_was_extracted_is_kept(sslbench, world, monkeypatch):
-    monkeypatch.setattr(job.Job, "_check_others", lambda self: _interrupt())
+    monkeypatch.setattr(extract.Job, "_check_others", lambda self: _interrupt())
     code, _, said = sslbench(*EXTRACT, "--store", "store", "--batch-size", "4")
     assert code == 130
     assert said.strip().endswith("error: interrupted: what was extracted is kept, and the same command continues")

@@ -12,9 +12,8 @@ import pytest
 from conftest import write_pictures
 from PIL import Image
 
-from sslbench.cli import slurm
-from sslbench.cli.pretrain_command import without_launcher
-from sslbench.cli.training_progress import duration
+from sslbench.cli.commands.pretrain import slurm, without_launcher
+from sslbench.cli.commands.pretrain.progress import duration
 
 TINY = (
     *("augment=digits", "augment.size=16", "batch_size=16", "method.projector=[32,16]", "log_every=1"),
@@ -226,7 +225,7 @@ def test_help_lists_methods_and_help_of_one_its_settings_and_recipe(sslbench):
 def test_help_of_every_recipe_knows_the_settings_of_its_module(sslbench):
     import dataclasses
 
-    from sslbench.cli.method_help import _settings, _values
+    from sslbench.cli.commands.pretrain.help import _settings, _values
     from sslbench.names import find_module, list_names
 
     for name in list_names("method"):

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 import two_processes
 
-from sslbench.cli.eval_suite import expand, take_weights
+from sslbench.cli.commands.eval.suite import expand, take_weights
 from sslbench.errors import UsageError
-from sslbench.holes import read
+from sslbench.results.holes import read
 
 
 class Outcome(NamedTuple):

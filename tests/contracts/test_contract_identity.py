@@ -16,13 +16,13 @@ from torch import nn
 
 from sslbench import identity
 from sslbench.backbones.build import build, from_module
-from sslbench.benchmarks import Benchmark
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.record import Encoded, asked, describe, measurement
 from sslbench.features.extract import store_key
 from sslbench.features.store import Entry
+from sslbench.library.benchmarks import Benchmark
+from sslbench.library.presets import Preset
 from sslbench.preprocessing import Preprocessing
-from sslbench.presets import Preset
 from sslbench.results import Metric, Result
 
 SMALL = Preprocessing(resize=(16, 16), crop=None)

@@ -3,9 +3,9 @@
 import pytest
 
 from sslbench.config import build
+from sslbench.library.presets import full_settings, load_preset
 from sslbench.names import find_module, list_names
 from sslbench.preprocessing import Preprocessing
-from sslbench.presets import full_settings, load_preset
 
 SHIPPED = {
     "knn/dino",

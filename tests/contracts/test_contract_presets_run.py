@@ -11,8 +11,8 @@ from PIL import Image
 
 from sslbench.backbones.load import load_backbone
 from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
+from sslbench.library.presets import load_preset
 from sslbench.names import list_names
-from sslbench.presets import load_preset
 
 GEOMETRY = {"resize", "crop", "interpolation"}
 SHORTER = {

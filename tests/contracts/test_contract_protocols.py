@@ -14,7 +14,7 @@ from sslbench.data.labels import no_labels
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.features.array import Features
-from sslbench.features.job import ExtractSettings
+from sslbench.features.extract import ExtractSettings
 from sslbench.names import find_module, list_names
 from sslbench.results import Outcome
 

@@ -18,17 +18,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
 import runs
 import two_processes
 
-from sslbench import schedules
 from sslbench.backbones.build import build
 from sslbench.backbones.sizes import accept_sizes, feature_dim
 from sslbench.config import build as build_dataclass
-from sslbench.data.training import RawBatch
-from sslbench.data.transforms import normalise
+from sslbench.data.decode.transforms import normalise
+from sslbench.data.loading.pretraining import RawBatch
 from sslbench.distributed.collectives import from_first, rank, world_size
 from sslbench.distributed.parallel import module_state
 from sslbench.preprocessing import Preprocessing
 from sslbench.pretraining import PretrainSettings
 from sslbench.pretraining.networks import make_method, make_state
+from sslbench.train import schedules
 from sslbench.train import state as states
 from sslbench.train.loop import Plan, train
 from sslbench.train.method import Batch, Setup, Step

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sslbench.data.decode import decode
-from sslbench.data.picture import OtherChannels, UnreadableImage, Wanted
+from sslbench.data.decode.files import decode
+from sslbench.data.decode.picture import OtherChannels, UnreadableImage, Wanted
 
 tifffile = pytest.importorskip("tifffile")
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sslbench.data.contact_sheet import contact_sheet
+from sslbench.data.views.sheet import contact_sheet
 from sslbench.errors import UsageError
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslbench.data.loader import batches, read, scan
+from sslbench.data.loading.loader import batches, read, scan
 from sslbench.data.open import open_data
 from sslbench.data.splits import train_test
 from sslbench.errors import DataError, UsageError

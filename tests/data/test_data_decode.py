@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image, ImageFile, ImageOps
 
-from sslbench.data import decode as module
-from sslbench.data.decode import UnreadableImage, decode
+from sslbench.data.decode import files as module
+from sslbench.data.decode.files import UnreadableImage, decode
 
 
 @pytest.fixture(autouse=True)

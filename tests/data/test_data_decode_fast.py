@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from sslbench.data.decode import decode
-from sslbench.data.picture import UnreadableImage, Wanted
-from sslbench.data.transforms import resize_and_crop
+from sslbench.data.decode.files import decode
+from sslbench.data.decode.picture import UnreadableImage, Wanted
+from sslbench.data.decode.transforms import resize_and_crop
 from sslbench.preprocessing import Preprocessing
 
 PHOTOS = [Image.fromarray(photo) for photo in load_sample_images().images]  # 640 x 427 each

@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sslbench.data import loader
-from sslbench.data.decoder import (
+from sslbench.data.decode.handlers import (
     Decoder,
     PictureDecoder,
     Pictures,
@@ -20,7 +19,8 @@ from sslbench.data.decoder import (
     picture_decoder,
     resolve,
 )
-from sslbench.data.picture import RGB, Decoded, OtherChannels, UnreadableImage, Wanted
+from sslbench.data.decode.picture import RGB, Decoded, OtherChannels, UnreadableImage, Wanted
+from sslbench.data.loading import loader
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
 

@@ -6,11 +6,11 @@ import io
 import numpy as np
 import pytest
 
-from sslbench.data import near
+from sslbench.data.checks import near
+from sslbench.data.checks.duplicates import as_csv, suspects
+from sslbench.data.checks.near import near_pairs
 from sslbench.data.images import Arrays
 from sslbench.data.labels import no_labels
-from sslbench.data.near import near_pairs
-from sslbench.data.overlap import as_csv, suspects
 from sslbench.data.source import Source
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from sslbench.data.epoch_batches import EpochBatches, evaluation_view
+from sslbench.data.decode.transforms import resize_and_crop
 from sslbench.data.images import Arrays
+from sslbench.data.loading.probing import EpochBatches, evaluation_view
 from sslbench.data.source import Labels, Source
-from sslbench.data.transforms import resize_and_crop
 from sslbench.data.views import View
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from containers import add_to_tar, pictures, png, write_folder
 
-from sslbench.data.loader import scan
+from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
 from sslbench.errors import SslbenchError
 

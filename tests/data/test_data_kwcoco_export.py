@@ -11,9 +11,9 @@ from containers import pictures
 from PIL import Image
 
 from sslbench.cli.main import cli
-from sslbench.data.kwcoco_export import write_kwcoco
-from sslbench.data.objects import open_objects
+from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.open import open_data
+from sslbench.data.open_objects import open_objects
 from sslbench.errors import UsageError
 
 WRITE = {

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.data._group_split import group_numbers
-from sslbench.data.kwcoco_export import write_kwcoco
+from sslbench.data.containers import view
+from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.objects import open_objects, split_objects
 from sslbench.data.open import open_data
-from sslbench.data.sources import _view
+from sslbench.data.open_objects import open_objects, split_objects
 from sslbench.data.splits import holdout, train_test
+from sslbench.data.splits.groups import group_numbers
 from sslbench.errors import DataError, UsageError
 
 
@@ -108,8 +108,8 @@ def test_any_key_may_group_and_a_wrong_one_is_refused(videos, tmp_path, picture)
 def test_a_view_of_a_large_manifest_keeps_the_groups(videos, monkeypatch):
     spec = videos(CLIPS)
     plain = train_test(spec)
-    monkeypatch.setattr(_view, "LARGE", 0)
-    monkeypatch.setattr(_view, "SETTLED_NS", 0)
+    monkeypatch.setattr(view, "LARGE", 0)
+    monkeypatch.setattr(view, "SETTLED_NS", 0)
     for _ in range(2):
         again = train_test(spec)
         assert again.how == plain.how and again.test.ids == plain.test.ids

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from sslbench.data._map_files import decode_pixels
-from sslbench.data._map_types import distinct
-from sslbench.data.label_maps import IGNORED, are_label_maps, open_label_maps, refuse_label_maps
-from sslbench.data.picture import UnreadableImage
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.maps.files import decode_pixels
+from sslbench.data.maps.types import distinct
+from sslbench.data.open_maps import IGNORED, are_label_maps, open_label_maps, refuse_label_maps
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS
 

@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench import paths
-from sslbench.data._object_rows import ObjectRows
-from sslbench.data.objects import open_objects, split_objects
+from sslbench.data.containers import json_rows as _json_rows
+from sslbench.data.containers import names as _names
+from sslbench.data.containers import view as _view
+from sslbench.data.containers.json_rows import json_rows
+from sslbench.data.objects.rows import ObjectRows
 from sslbench.data.open import open_data
-from sslbench.data.sources import _json_rows, _names, _view
-from sslbench.data.sources._json_rows import json_rows
+from sslbench.data.open_objects import open_objects, split_objects
 from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.errors import DataError
 
@@ -118,7 +120,7 @@ def test_the_view_is_used_and_renewed_when_the_manifest_changes(tmp_path, manife
     open_data(str(path))
     (view,) = views()
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setattr("sslbench.data.sources.coco.read_columns", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr("sslbench.data.formats.coco.read_columns", lambda *_: pytest.fail("it was read again"))
     assert open_data(str(path))["all"].ids == ("a.png", "b.png")
     monkeypatch.undo()
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
@@ -234,7 +236,7 @@ def test_a_view_of_objects_gives_what_the_manifest_gives(tmp_path, manifest, mon
     monkeypatch.setattr(_view, "LARGE", 0)
     monkeypatch.setattr(_view, "SETTLED_NS", 0)
     first = open_objects(spec)
-    monkeypatch.setattr("sslbench.data.sources.coco.load", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr("sslbench.data.formats.coco.load", lambda *_: pytest.fail("it was read again"))
     for other in (first, open_objects(spec), pickle.loads(pickle.dumps(first))):  # noqa: S301 - our own bytes
         assert list(other) == list(plain)
         for split, source in plain.items():

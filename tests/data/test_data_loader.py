@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from sslbench.data import loader, workers
-from sslbench.data.loader import batches, default_workers, scan
+from sslbench.data import workers
+from sslbench.data.loading import loader
+from sslbench.data.loading.loader import batches, default_workers, scan
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from sslbench.cli.main import main
-from sslbench.data._map_facts import is_smooth
-from sslbench.data.map_sheet import class_colours
+from sslbench.data.checks.map_sheet import class_colours
+from sslbench.data.maps.facts import is_smooth
 
 SIDE = 48
 

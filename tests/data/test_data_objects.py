@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from sslbench import paths
-from sslbench.data.objects import DEFAULT, open_objects, split_objects
+from sslbench.data.open_objects import DEFAULT, open_objects, split_objects
 from sslbench.errors import DataError, UsageError
-from sslbench.metrics import masks
+from sslbench.metrics.detection import masks
 
 WIDTH, HEIGHT = 40, 30
 SQUARE = [[5, 5, 15, 5, 15, 15, 5, 15]]
@@ -399,7 +399,7 @@ def test_toy_shapes_are_drawn_once(monkeypatch):
     (drawn,) = folder.iterdir()
     content = json.loads((drawn / "data.kwcoco.json").read_text())
     assert not any(image["file_name"].startswith("/") for image in content["images"])  # the cache may be moved
-    monkeypatch.setattr("sslbench.data._toy_objects._draw", None)
+    monkeypatch.setattr("sslbench.data.objects.toy._draw", None)
     again = open_objects("kwcoco:shapes6-64")["all"]
     truth, inside = again.truth(masks=True), []
     for mask, (x1, y1, x2, y2) in zip(truth.masks, truth.boxes.astype(int), strict=True):
@@ -414,7 +414,7 @@ def test_half_drawn_toys_are_not_found(monkeypatch):
         (folder / "data.kwcoco.json").write_text("{}")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sslbench.data._toy_objects._call_kwcoco", fail)
+    monkeypatch.setattr("sslbench.data.objects.toy._call_kwcoco", fail)
     with pytest.raises(UsageError, match="No space left on device"):
         open_objects("kwcoco:shapes7-32")
     assert list((paths.cache_dir() / "toy").iterdir()) == []

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from sslbench.data.checks.samples import check, raise_on_errors
 from sslbench.data.images import Arrays
 from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.preflight import check, raise_on_errors
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import train_test
 from sslbench.errors import DataError

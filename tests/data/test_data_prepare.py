@@ -12,7 +12,7 @@ import scipy.io
 from click.testing import CliRunner
 from PIL import Image
 
-from sslbench.cli.data_command import command
+from sslbench.cli.commands.data import command
 from sslbench.data import prepare as module
 from sslbench.data.open import open_data
 from sslbench.data.prepare import layout, prepare

@@ -10,11 +10,12 @@ import containers
 import numpy as np
 import pytest
 
-from sslbench.data import loader, regular
-from sslbench.data._map_layout import walk
+from sslbench.data import regular
+from sslbench.data.formats import folder
 from sslbench.data.images import UNREADABLE_DIGEST, Files
+from sslbench.data.loading import loader
+from sslbench.data.maps.layout import walk
 from sslbench.data.open import open_data
-from sslbench.data.sources import folder
 from sslbench.errors import UsageError
 
 

@@ -10,8 +10,9 @@ import pytest
 from serving import serving
 
 from sslbench import paths
-from sslbench.data import _room, _transfer, remote
+from sslbench.data import remote
 from sslbench.data.open import open_data
+from sslbench.data.remote import cache, transfer
 from sslbench.errors import DataError, UsageError
 
 
@@ -115,7 +116,7 @@ def test_the_package_that_is_missing_is_named(monkeypatch):
 
 
 def test_a_transfer_that_breaks_off_is_begun_again_a_few_times(tmp_path, server, monkeypatch, caplog):
-    monkeypatch.setattr(_transfer, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(transfer, "PAUSES_S", (0.01, 0.01))
     containers.write_zip(tmp_path / "served", containers.pictures())
     server.breaks["t.zip"] = 2
     assert len(open_data(f"{server.address}/t.zip")["all"]) == 12
@@ -124,18 +125,18 @@ def test_a_transfer_that_breaks_off_is_begun_again_a_few_times(tmp_path, server,
 
 
 def test_one_that_always_breaks_off_is_given_up_and_leaves_nothing(tmp_path, server, monkeypatch):
-    monkeypatch.setattr(_transfer, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(transfer, "PAUSES_S", (0.01, 0.01))
     containers.write_zip(tmp_path / "served", containers.pictures())
     server.breaks["t.zip"] = 99
     size = (tmp_path / "served" / "t.zip").stat().st_size
     broken = rf"/t\.zip cannot be read: it broke off after .* of {size:,} bytes \(tried 3 times\)"
     with pytest.raises(DataError, match=broken):
         open_data(f"{server.address}/t.zip")
-    assert copies() == [] and not list(_room.folder().rglob("*.part"))
+    assert copies() == [] and not list(cache.folder().rglob("*.part"))
 
 
 def test_the_cache_keeps_to_its_limit_and_to_what_is_in_use(memory, monkeypatch):
-    monkeypatch.setattr(_room, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(cache, "_PATIENCE_S", 0.1)
     monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "3000")
     for i in range(3):
         memory.pipe(f"/b/{i}.zip", bytes(1000))
@@ -158,12 +159,12 @@ def test_the_cache_keeps_to_its_limit_and_to_what_is_in_use(memory, monkeypatch)
 
 def test_what_a_killed_process_was_writing_is_removed_and_what_another_writes_is_not(tmp_path, memory, monkeypatch):
     monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "6000")
-    monkeypatch.setattr(_room, "_PATIENCE_S", 0.1)
-    place = _room.folder() / "ab"
+    monkeypatch.setattr(cache, "_PATIENCE_S", 0.1)
+    place = cache.folder() / "ab"
     place.mkdir(parents=True)
     (place / ".left.part").write_bytes(bytes(3000))
     memory.pipe("/b/0.zip", bytes(2000))
-    with _room.writing(place / "x.tar", "x.tar", 2000, 0) as part:
+    with cache.writing(place / "x.tar", "x.tar", 2000, 0) as part:
         part.write(bytes(1000))
         remote.local_copies(["memory://b/0.zip"])
         assert not (place / ".left.part").exists()

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from serving import serving
 
-from sslbench.data import _room, _transfer, loader, remote
+from sslbench.data import remote
+from sslbench.data.loading import loader
 from sslbench.data.open import open_data
+from sslbench.data.remote import cache, transfer
 from sslbench.data.sharded import by_shard
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
@@ -25,12 +27,12 @@ AS_IT_IS = Preprocessing(resize=None, crop=None)
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(_transfer, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(transfer, "PAUSES_S", (0.01, 0.01))
     remote._use.cache_clear()
-    _room.held.cache_clear()
+    cache.held.cache_clear()
     yield
     remote._use.cache_clear()
-    _room.held.cache_clear()
+    cache.held.cache_clear()
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def size_of(tmp_path):
 def room_for(monkeypatch, tmp_path, shards):
     about = 300 * SHARDS  # what is written about each
     monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", str(shards * size_of(tmp_path) + about))
-    return _room.bound()
+    return cache.bound()
 
 
 def opened(server):
@@ -61,7 +63,7 @@ def opened(server):
 
 def on_disk():
     total = 0
-    for folder, _, names in os.walk(_room.folder()):
+    for folder, _, names in os.walk(cache.folder()):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 total += (Path(folder) / name).stat().st_size
@@ -69,7 +71,7 @@ def on_disk():
 
 
 def copies():
-    return sorted(p.name for p in _room.folder().rglob("*.tar") if not p.name.startswith("."))
+    return sorted(p.name for p in cache.folder().rglob("*.tar") if not p.name.startswith("."))
 
 
 @contextlib.contextmanager
@@ -147,7 +149,7 @@ def test_with_no_cache_a_shard_goes_when_the_last_handle_closes(monkeypatch, ser
     for i in order:
         source.images.read(i)
         assert len(copies()) <= 4
-    _room.held.cache_clear()
+    cache.held.cache_clear()
     assert copies() == []
 
 
@@ -196,7 +198,7 @@ def test_without_a_connection_the_index_and_the_copies_are_used(server, local, m
 
 
 def test_a_reader_that_is_killed_leaves_nothing_locked(tmp_path, monkeypatch, server, local):
-    monkeypatch.setattr(_room, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(cache, "_PATIENCE_S", 1.0)
     room_for(monkeypatch, tmp_path, 1)
     source = opened(server)
     child = os.fork()
@@ -226,6 +228,6 @@ def test_missing_shards_and_odd_braces_are_said_before_anything_is_fetched(serve
 
 
 def _forget_copies():
-    for path in _room.folder().rglob("*.tar"):
+    for path in cache.folder().rglob("*.tar"):
         if not path.name.startswith("."):
             path.unlink()

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from sslbench.data.images import Arrays
 from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.samplers import SAMPLERS, epoch_order, occurrences
+from sslbench.data.loading.pretraining import TrainingData
+from sslbench.data.loading.samplers import SAMPLERS, epoch_order, occurrences
 from sslbench.data.source import Source
-from sslbench.data.training import TrainingData
 from sslbench.data.views import Augment, View
 from sslbench.errors import UsageError
 

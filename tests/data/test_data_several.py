@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from sslbench.data import loader
-from sslbench.data.decoder import picture_decoder
-from sslbench.data.extracted import Extractor
+from sslbench.data.decode.handlers import picture_decoder
+from sslbench.data.export.files import Extractor
 from sslbench.data.images import Arrays, Files
 from sslbench.data.joined import JoinedImages, join, located
 from sslbench.data.labels import multi_labels, no_labels, single_labels
+from sslbench.data.loading import loader
+from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import absolute, open_data
 from sslbench.data.sharded import Sharded
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import match_classes, train_test
-from sslbench.data.training import TrainingData
 from sslbench.data.views import Augment, View
 from sslbench.errors import DataError, UsageError
 from sslbench.train.method import Batch

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.data import _room, remote
+from sslbench.data import remote
 from sslbench.data.images import Arrays
 from sslbench.data.labels import no_labels
-from sslbench.data.loader import scan
+from sslbench.data.loading.loader import scan
+from sslbench.data.loading.pretraining import TrainingData
+from sslbench.data.loading.samplers import epoch_order
 from sslbench.data.open import open_data
-from sslbench.data.samplers import epoch_order
+from sslbench.data.remote import cache
 from sslbench.data.sharded import by_shard, shards_of
 from sslbench.data.source import Source
-from sslbench.data.training import TrainingData
 from sslbench.data.views import Augment, View
 from sslbench.errors import UsageError
 
@@ -27,7 +28,7 @@ VIEWS = Augment((View(1, 8, scale=(0.2, 0.9)),))
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
     remote._use.cache_clear()
-    _room.held.cache_clear()
+    cache.held.cache_clear()
 
 
 def shards_with(sizes):

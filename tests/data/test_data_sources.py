@@ -605,7 +605,7 @@ def test_a_location_that_is_not_there_says_what_is(tmp_path, class_folders, monk
 def test_the_users_own_source_gets_the_rest_of_the_string(tmp_path, monkeypatch):
     (tmp_path / "my_sources").mkdir()
     (tmp_path / "my_sources" / "noise.py").write_text(
-        "from sslbench.data.sources import sklearn\n"
+        "from sslbench.data.formats import sklearn\n"
         "def open(rest, *, image_column=None, label_column=None):\n"
         "    assert rest == '20:x'\n"
         "    return sklearn.open('sklearn:digits')\n"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from containers import add_to_tar, pictures, png, write_shards, write_tar
 
-from sslbench.data.decoder import make_decoder
-from sslbench.data.loader import read
+from sslbench.data.decode.handlers import make_decoder
+from sslbench.data.decode.picture import Wanted
+from sslbench.data.loading.loader import read
 from sslbench.data.open import open_data
-from sslbench.data.picture import Wanted
 from sslbench.errors import DataError, UsageError
 
 

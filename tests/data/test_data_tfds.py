@@ -11,10 +11,10 @@ from containers import CLASSES, crc32c, example, field, framed, pictures, varint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.data.loader import scan
+from sslbench.data.formats.tfds.example import parse
+from sslbench.data.formats.tfds.tfrecord import _masked_crc
+from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
-from sslbench.data.sources._example import parse
-from sslbench.data.sources._tfrecord import _masked_crc
 from sslbench.errors import DataError, UsageError
 
 NAMES = list(pictures())

@@ -11,9 +11,9 @@ import scipy.io
 import torchvision.datasets as theirs
 from PIL import Image
 
+from sslbench.data.formats import torchvision as source
+from sslbench.data.formats.torchvision.files import FILE_SETS
 from sslbench.data.open import open_data
-from sslbench.data.sources import torchvision as source
-from sslbench.data.sources._torchvision_files import FILE_SETS
 from sslbench.data.splits import train_test
 from sslbench.errors import DataError
 

@@ -13,11 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.data import _training_batch, training
 from sslbench.data.images import Arrays
 from sslbench.data.labels import no_labels
+from sslbench.data.loading import batch as _training_batch
+from sslbench.data.loading import pretraining
+from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.source import Labels, Source
-from sslbench.data.training import TrainingData
 from sslbench.data.views import Augment, Jitter, View
 from sslbench.errors import DataError, UsageError
 
@@ -139,7 +140,7 @@ def test_each_epoch_shows_every_process_its_own_images_once_in_a_new_order(world
 @given(n=st.integers(2, 60), size=st.integers(1, 60), start=st.integers(0, 40), length=st.integers(0, 40))
 def test_any_stretch_of_the_plan_is_that_stretch_of_the_whole(n, size, start, length):
     size = min(size, n)
-    plan = partial(training._Plan, n, size, 7, 0)
+    plan = partial(pretraining._Plan, n, size, 7, 0)
     whole = list(plan(0, start + length))
     part = list(plan(start, start + length))
     assert len(part) == len(plan(start, start + length)) == length

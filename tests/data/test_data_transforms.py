@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
-from sslbench.data import transforms
-from sslbench.data.transforms import describe, equal_size, normalise, resize_and_crop, resized
+from sslbench.data.decode import transforms
+from sslbench.data.decode.transforms import describe, equal_size, normalise, resize_and_crop, resized
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
 

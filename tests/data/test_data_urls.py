@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from sslbench.data import _transfer, _urls, remote
+from sslbench.data import remote
+from sslbench.data.remote import transfer, urls
 from sslbench.errors import DataError, SslbenchError, UsageError
 
 
@@ -62,7 +63,7 @@ def test_what_is_no_url_is_refused_with_the_url(url):
     ids=lambda sent: repr(sent[:40]),
 )
 def test_an_answer_that_is_none_is_one_message(sent, monkeypatch):
-    monkeypatch.setattr(_transfer, "PAUSES_S", ())
+    monkeypatch.setattr(transfer, "PAUSES_S", ())
     with answering(lambda _, connection: connection.sendall(sent)) as address, pytest.raises(SslbenchError) as raised:
         remote.local_copies([f"{address}/x.tar"])
     assert f"{address}/x.tar" in raised.value.message
@@ -91,7 +92,7 @@ def test_the_size_behind_a_range_is_that_of_the_whole():
             connection.sendall(head + b"x")
 
     with answering(answer) as address:
-        assert _urls.described(f"{address}/x.zip").size == 1234
+        assert urls.described(f"{address}/x.zip").size == 1234
 
 
 def test_a_server_that_never_ends_its_answer_is_given_up(monkeypatch):
@@ -101,7 +102,7 @@ def test_a_server_that_never_ends_its_answer_is_given_up(monkeypatch):
             connection.sendall(b"x")
             time.sleep(0.05)
 
-    monkeypatch.setattr(_urls, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(urls, "_ANSWER_S", 0.3)
     with answering(answer) as address, pytest.raises(DataError, match="no answer within"):
         remote.local_copies([f"{address}/x.zip"])
 
@@ -113,7 +114,7 @@ def test_a_transfer_of_a_byte_now_and_then_is_given_up(monkeypatch):
             connection.sendall(b"x")
             time.sleep(0.05)
 
-    monkeypatch.setattr(_transfer, "PAUSES_S", ())
-    monkeypatch.setattr(_transfer, "SLOWEST_S", 0.3)
+    monkeypatch.setattr(transfer, "PAUSES_S", ())
+    monkeypatch.setattr(transfer, "SLOWEST_S", 0.3)
     with answering(answer) as address, pytest.raises(DataError, match=r"it sent \d+ bytes in \d+ s"):
         remote.local_copies([f"{address}/x.zip"])

@@ -19,8 +19,7 @@ from torchvision import transforms
 from torchvision.transforms.v2 import functional
 
 from sslbench import config, paths
-from sslbench.data import _augment_ops as ops
-from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, make_view
+from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, make_view, ops
 from sslbench.errors import UsageError
 
 WHOLE = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0), "flip": 0.0}

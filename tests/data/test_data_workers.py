@@ -8,10 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from sslbench.data import loader, workers
-from sslbench.data.decoder import Reading
+from sslbench.data import workers
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.loading import loader
+from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data
-from sslbench.data.training import TrainingData
 from sslbench.data.views import Augment, View
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing

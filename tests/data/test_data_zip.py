@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from containers import pictures, png, write_zip
 
-from sslbench.data.loader import scan
+from sslbench.data.formats import zip as zip_source
+from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
-from sslbench.data.sources import zip as zip_source
 from sslbench.errors import DataError, UsageError
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from sslbench.backbones.build import build
-from sslbench.data._object_types import Objects, ObjectSource
 from sslbench.data.images import Arrays
-from sslbench.data.objects import TrainTestObjects
-from sslbench.detection import detectron2_backend
+from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.open_objects import TrainTestObjects
+from sslbench.detection.detectron2 import backend
 from sslbench.detection.recipe import DetectionRecipe, resolved
 from sslbench.detection.train import TrainingRun
 
@@ -55,4 +55,4 @@ def parts():
 def trained(folder, *, given=None, net=NET, watch=None, seed=0, data=None, **changes):
     run = TrainingRun(seed, CPU, 0, folder / "r.checkpoints", 2, metrics=folder / "r.metrics.jsonl")
     data, used = data or parts(), recipe(**changes)
-    return detectron2_backend.run(build(net), used, given or {}, data, run, stem=folder / "r", watch=watch)
+    return backend.run(build(net), used, given or {}, data, run, stem=folder / "r", watch=watch)

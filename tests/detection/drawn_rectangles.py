@@ -3,8 +3,8 @@
 import numpy as np
 
 from sslbench.backbones.build import build
-from sslbench.data._object_types import Objects, ObjectSource, no_objects
 from sslbench.data.images import Arrays
+from sslbench.data.objects.types import Objects, ObjectSource, no_objects
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, resolved
 

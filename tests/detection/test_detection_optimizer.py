@@ -5,8 +5,8 @@ import torch
 
 from sslbench.backbones.build import build
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.optimizer import make_optimizer
 from sslbench.detection.recipe import load_recipe
+from sslbench.detection.train import make_optimizer
 
 TINY = {"pyramid_channels": 8, "head_channels": 8, "box_channels": 8}
 

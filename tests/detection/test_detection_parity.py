@@ -17,9 +17,9 @@ import torch
 from detector_samples import ALL, CASES, CLASSES, SIZES, images, small_detector, targets
 
 from sslbench.backbones.build import build
-from sslbench.detection.detectron2_options import detectron2_options
+from sslbench.detection.detectron2.config import detectron2_options
+from sslbench.detection.models.boxes import rescale
 from sslbench.detection.models.names import from_detectron2, to_detectron2
-from sslbench.detection.models.rescale import rescale
 from sslbench.detection.recipe import DetectionRecipe
 
 RECORDED = Path(__file__).parent / "cases" / "detectron2.json"

@@ -10,13 +10,13 @@ import torch
 from drawn_rectangles import recipe, source
 from PIL import Image
 
-from sslbench.data.decoder import Reading
+from sslbench.data.decode.handlers import Reading
 from sslbench.detection import batches as b
 from sslbench.detection.readable import check_readable
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import RunSettings
 from sslbench.evaluation.detection import DetectionRequest, evaluate_detection, prepare_detection
-from sslbench.evaluation.detection_record import blank_result
+from sslbench.evaluation.detection.record import blank_result
 
 RUN = RunSettings(device="cpu", workers=0)
 DECODER = """

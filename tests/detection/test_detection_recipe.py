@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from sslbench.backbones.build import build
-from sslbench.detection.detectron2_options import detectron2_options
+from sslbench.detection.detectron2.config import detectron2_options
 from sslbench.detection.recipe import DetectionRecipe, check, load_recipe, resized, resolved
 from sslbench.errors import UsageError
 from sslbench.names import list_names

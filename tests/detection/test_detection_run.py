@@ -16,10 +16,8 @@ from sslbench.backbones.build import build
 from sslbench.detection import batches as b
 from sslbench.detection.evaluate import detect, draw, joined, score
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.optimizer import make_optimizer, rate
-from sslbench.detection.precise_bn import precise_statistics
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.detection.train import TrainingRun, check_processes, train
+from sslbench.detection.train import TrainingRun, check_processes, make_optimizer, precise_statistics, rate, train
 from sslbench.errors import DataError, UsageError
 from sslbench.train.loop import NotFiniteError, StoppedError
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sslbench.evaluation.detection_compare import verdict
+from sslbench.evaluation.detection.compare import verdict
 
 
 def record(name, ap):

@@ -16,11 +16,11 @@ from PIL import Image
 
 from sslbench.backbones.build import build
 from sslbench.cli.main import main
-from sslbench.detection import detectron2_backend, detectron2_library
 from sslbench.detection.batches import read
-from sslbench.detection.detectron2_config import build_model, configured
-from sslbench.detection.detectron2_library import INSTALL, own_log, probe
-from sslbench.detection.detectron2_weights import check_load, load_weights
+from sslbench.detection.detectron2 import backend, library
+from sslbench.detection.detectron2.config import build_model, configured
+from sslbench.detection.detectron2.library import INSTALL, own_log, probe
+from sslbench.detection.detectron2.weights import check_load, load_weights
 from sslbench.errors import UsageError, WeightsError
 
 
@@ -37,8 +37,8 @@ def sslbench(capsys, *words):
 @pytest.fixture
 def absent(monkeypatch):
     """As on a machine without it, also where these tests run with it."""
-    find = detectron2_library.find_spec
-    monkeypatch.setattr(detectron2_library, "find_spec", lambda name: None if name == "detectron2" else find(name))
+    find = library.find_spec
+    monkeypatch.setattr(library, "find_spec", lambda name: None if name == "detectron2" else find(name))
 
 
 def fake(monkeypatch, tmp_path, text):
@@ -46,7 +46,7 @@ def fake(monkeypatch, tmp_path, text):
     (tmp_path / "detectron2" / "__init__.py").write_text(text)
     origin = str(tmp_path / "detectron2" / "__init__.py")
     spec = importlib.util.spec_from_file_location("detectron2", origin)
-    monkeypatch.setattr(detectron2_library, "find_spec", lambda name: None if name in ("yacs", "iopath") else spec)
+    monkeypatch.setattr(library, "find_spec", lambda name: None if name in ("yacs", "iopath") else spec)
 
 
 def test_the_command_says_how_it_is_installed_before_it_opens_data(absent, capsys, tmp_path, monkeypatch):
@@ -68,7 +68,7 @@ def test_the_command_says_how_it_is_installed_before_it_opens_data(absent, capsy
 def test_an_old_or_incomplete_one_is_refused(monkeypatch, tmp_path, text, message):
     fake(monkeypatch, tmp_path, text)
     with pytest.raises(UsageError, match=message):
-        detectron2_library.require()
+        library.require()
 
 
 def test_its_keys_and_its_name_belong_to_detection(capsys, tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ DETECTRON2 = ("--backend", "detectron2")
 
 @REAL
 def test_the_command_trains_scores_and_records(world, capsys):
-    from sslbench.records import read_tree
+    from sslbench.results.files import read_tree
 
     code, out, err = sslbench(capsys, *QUICK, *DETECTRON2, "d2.SOLVER.BASE_LR=0.002", "d2.SOLVER.STEPS=[1]")
     assert code == 0, err
@@ -127,7 +127,7 @@ def test_the_command_trains_scores_and_records(world, capsys):
     for name in ("AP", "AP50", "AP75", "APs"):
         assert theirs[name] == pytest.approx(result.metrics[name].value, abs=1e-4), name
     stem = result.file.with_suffix("")
-    cfg = detectron2_library.load("config").get_cfg()
+    cfg = library.load("config").get_cfg()
     cfg.merge_from_file(f"{stem}.detectron2.yaml")
     assert (cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR, cfg.MODEL.ROI_HEADS.NUM_CLASSES) == (2, 0.002, 2)
     rows = json.loads(Path(f"{stem}.predictions.json").read_text())
@@ -191,10 +191,10 @@ def test_another_network_than_the_backbone_is_refused():
     given = {"MODEL.RESNETS.DEPTH": 101}
     with pytest.raises(WeightsError, match="backbone tensors; not: "):
         # Detectron2 itself only warns and trains what was not filled from random weights.
-        detectron2_backend.check_configuration(
+        backend.check_configuration(
             build("resnet_bottleneck_3-4-23-3w0.125"), recipe(), {"MODEL.RESNETS.DEPTH": 50}, device=CPU, processes=1
         )
-    assert detectron2_backend.check_configuration(
+    assert backend.check_configuration(
         build("resnet_bottleneck_3-4-23-3w0.125"), recipe(), given, device=CPU, processes=1
     )
 

@@ -12,11 +12,12 @@ import two_processes
 from detectron2_samples import CPU, NET, REAL, parts, recipe, trained
 
 from sslbench.backbones.build import build
-from sslbench.detection import detectron2_backend, detectron2_library, detectron2_train
 from sslbench.detection.batches import training_batches
-from sslbench.detection.detectron2_config import build_model, configured
-from sslbench.detection.detectron2_data import Mapper, registered, train_loader
-from sslbench.detection.detectron2_library import own_log
+from sslbench.detection.detectron2 import backend, library
+from sslbench.detection.detectron2 import train as detectron2_train
+from sslbench.detection.detectron2.config import build_model, configured
+from sslbench.detection.detectron2.data import Mapper, registered, train_loader
+from sslbench.detection.detectron2.library import own_log
 from sslbench.detection.evaluate import detect
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.names import from_detectron2, to_detectron2
@@ -38,16 +39,16 @@ def test_trained_weights_find_the_same_in_our_detector(tmp_path, architecture, c
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     ran = trained(tmp_path, architecture=architecture, data=data, **changes)
     assert torch.equal(before[0], torch.get_rng_state()) and before[1] == np.random.get_state()[1].tolist()
-    assert "sslbench_train" not in detectron2_library.load("data").DatasetCatalog.list()
+    assert "sslbench_train" not in library.load("data").DatasetCatalog.list()
     used = recipe(architecture=architecture, **changes)
-    mine = detect(detectron2_backend.as_detector(build(NET), used, 2, ran, {}), data.test)
+    mine = detect(backend.as_detector(build(NET), used, 2, ran, {}), data.test)
     theirs = ran.found
     assert len(mine) == len(theirs) > 10 and mine.images.tolist() == theirs.images.tolist()
     assert np.allclose(np.sort(mine.scores), np.sort(theirs.scores), atol=1e-5)
     order = [np.lexsort((*f.boxes.T.round(1), f.labels, f.images)) for f in (mine, theirs)]
     assert np.allclose(mine.boxes[order[0]], theirs.boxes[order[1]], atol=1e-2)
     assert (mine.masks is None) == (architecture == "c4")
-    assert detectron2_backend.as_detector(build(NET), used, 2, ran, {"TEST.DETECTIONS_PER_IMAGE": 5}) is None
+    assert backend.as_detector(build(NET), used, 2, ran, {"TEST.DETECTIONS_PER_IMAGE": 5}) is None
 
 
 @REAL
@@ -75,7 +76,7 @@ def test_the_same_batches_train_the_same_weights(norm, updates, tmp_path, monkey
 
 
 def _theirs(images, targets):
-    structures = detectron2_library.load("structures")
+    structures = library.load("structures")
     batch = []
     for image, target in zip(images, targets, strict=True):
         found = structures.Instances(tuple(image.shape[1:]))
@@ -111,7 +112,7 @@ def test_a_signal_saves_and_the_next_call_continues(tmp_path):
     with own_log(None):
         model = build_model(configuration)
         checkpoint = max((tmp_path / "r.checkpoints").glob("*.ckpt"))
-        detectron2_library.load("checkpoint").DetectionCheckpointer(model).load(str(checkpoint))
+        library.load("checkpoint").DetectionCheckpointer(model).load(str(checkpoint))
     assert all(torch.equal(tensor, ran.state[name]) for name, tensor in model.state_dict().items())
 
 
@@ -168,7 +169,7 @@ def test_masks_and_boxes_follow_the_picture(form, tmp_path):
     cfg = configured(build(NET), recipe(flip=0.5), 2, given, device=CPU).cfg
     with own_log(None), registered(data, cfg, tmp_path) as named:
         mapper = Mapper(data.train, named, train=True)
-        entries = detectron2_library.load("data").DatasetCatalog.get("sslbench_train")
+        entries = library.load("data").DatasetCatalog.get("sslbench_train")
         for entry in [mapper(entries[i]) for i in range(6)]:
             white = entry["image"][1] > 127
             found = entry["instances"]

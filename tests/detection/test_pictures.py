@@ -5,8 +5,7 @@ import pytest
 from PIL import Image
 
 from sslbench.detection.pictures import colour, draw_predictions
-from sslbench.metrics import masks
-from sslbench.metrics.detection import Detections, Truth
+from sslbench.metrics.detection import Detections, Truth, masks
 
 GAP, HEADING = 8, 20
 SIDE = 240

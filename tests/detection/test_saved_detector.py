@@ -16,7 +16,7 @@ from sslbench.detection.predict import load_detector
 from sslbench.detection.saved import About, about_of, save_detector
 from sslbench.errors import WeightsError
 from sslbench.train import checkpoints
-from sslbench.weights import files
+from sslbench.weights.reading import files
 
 VIT = "timm:vit_tiny_patch16_224,depth=1,img_size=32"
 NARROW = "resnet_bottleneck_1-1-1-1w0.125"

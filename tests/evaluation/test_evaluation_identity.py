@@ -12,16 +12,17 @@ from PIL import Image
 from torch import nn
 
 import sslbench
-from sslbench import evaluation, identity, paths, records
+from sslbench import evaluation, identity, paths
 from sslbench.backbones.build import build, from_module
-from sslbench.benchmarks import load_benchmark
 from sslbench.cli.main import main
 from sslbench.errors import BackboneError, UsageError
 from sslbench.evaluation import Request, RunSettings, floors, make_task
 from sslbench.evaluation.suite import Cell, run_suite
 from sslbench.leaderboard import table
+from sslbench.library.benchmarks import load_benchmark
 from sslbench.preprocessing import Preprocessing
 from sslbench.results import Unreadable
+from sslbench.results import files as records
 from sslbench.weights.save import save
 
 RUN = RunSettings(device="cpu", workers=0, overlaps=False)

@@ -148,7 +148,7 @@ def test_features_made_elsewhere_are_refused(tmp_path):
 
 
 def test_what_cannot_work_is_said_before_any_image_is_decoded(photos, monkeypatch):
-    from sslbench.data import loader
+    from sslbench.data.loading import loader
 
     monkeypatch.setattr(loader, "read", lambda *_: pytest.fail("an image was decoded"))
     with pytest.raises(UsageError, match="batch_size=64 does not fit"):

@@ -9,14 +9,14 @@ from PIL import Image
 from torch import nn
 
 import sslbench
-from sslbench import records
 from sslbench.errors import SslbenchError
 from sslbench.evaluation import RunSettings, evaluate_features, make_task
 from sslbench.evaluation.request import Request
 from sslbench.evaluation.suite import Cell, run_suite
 from sslbench.features.external import read_train_test
 from sslbench.leaderboard import table
-from sslbench.leaderboard.made import how_made
+from sslbench.leaderboard.writers.provenance import how_made
+from sslbench.results import files as records
 
 RUN = RunSettings(device="cpu", workers=0, batch_size=32)
 N = {"train": 120, "test": 60}

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslbench import evaluation, holes
-from sslbench.benchmarks import load_benchmark
+from sslbench import evaluation
 from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation import Request, RunSettings, make_task
 from sslbench.evaluation import suite as suite_module
 from sslbench.evaluation.suite import Cell, run_suite
-from sslbench.holes import Hole
+from sslbench.library.benchmarks import load_benchmark
+from sslbench.results import holes
+from sslbench.results.holes import Hole
 
 RUN = RunSettings(workers=0, floors=False, device="cpu")
 

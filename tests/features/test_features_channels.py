@@ -12,8 +12,7 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.prepare import with_preprocessing
-from sslbench.features.extract import extract, store_key
-from sslbench.features.job import ExtractSettings
+from sslbench.features.extract import ExtractSettings, extract, store_key
 from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
 
@@ -115,8 +114,8 @@ def test_mean_and_std_have_one_value_per_channel(change):
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_every_channel_is_resized_by_itself_and_stays_in_range(interpolation, dtype, tmp_path):
-    from sslbench.data.picture import Wanted, from_array
-    from sslbench.data.transforms import resize_and_crop
+    from sslbench.data.decode.picture import Wanted, from_array
+    from sslbench.data.decode.transforms import resize_and_crop
 
     rng = np.random.default_rng(0)
     array = (rng.integers(0, 2, (40, 50, 5)) * np.iinfo(dtype).max).astype(dtype)

@@ -18,8 +18,7 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Files
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
-from sslbench.features.extract import extract
-from sslbench.features.job import ExtractSettings
+from sslbench.features.extract import ExtractSettings, extract
 from sslbench.features.partial import RECORD
 from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
@@ -181,7 +180,7 @@ def test_skipping_leaves_rows_out_by_id_and_a_later_strict_run_still_stops(backb
 
 
 def _extract_slowly(backbone, folder, root):
-    from sslbench.features import job
+    from sslbench.features import extract as job
 
     job.FLUSH_SECONDS = 0.0
     settings = dataclasses.replace(CPU, batch_size=1)

@@ -17,14 +17,14 @@ from PIL import Image
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data import loader
 from sslbench.data.images import Files
+from sslbench.data.loading import loader
 from sslbench.data.open import open_data
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, StoreError
-from sslbench.features import job, partial
-from sslbench.features.extract import extract
-from sslbench.features.job import ExtractSettings
+from sslbench.features import extract as job
+from sslbench.features import partial
+from sslbench.features.extract import ExtractSettings, extract
 from sslbench.preprocessing import Preprocessing
 
 N = 10

@@ -18,9 +18,9 @@ from sslbench.data.images import Arrays
 from sslbench.data.source import Labels, Source
 from sslbench.distributed import Process, this_process
 from sslbench.errors import StoreError, UsageError
-from sslbench.features import job, presence
-from sslbench.features.extract import extract
-from sslbench.features.job import ExtractSettings
+from sslbench.features import extract as job
+from sslbench.features import presence
+from sslbench.features.extract import ExtractSettings, extract
 from sslbench.features.partial import RECORD
 from sslbench.preprocessing import Preprocessing
 

@@ -12,10 +12,9 @@ from serving import serving
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data import _room
 from sslbench.data.open import open_data
-from sslbench.features.extract import extract
-from sslbench.features.job import ExtractSettings
+from sslbench.data.remote import cache
+from sslbench.features.extract import ExtractSettings, extract
 from sslbench.preprocessing import Preprocessing
 
 CPU = ExtractSettings(torch.device("cpu"), batch_size=2, workers=0)
@@ -50,7 +49,7 @@ def test_each_shard_is_fetched_once(backbone, tmp_path, monkeypatch, world):
         monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", str(3 * size + 2000))
         spec = f"{server.address}/s-{{0000..{SHARDS - 1:04d}}}.tar"
         open_data(spec)
-        for copy in _room.folder().rglob("s-*.tar"):
+        for copy in cache.folder().rglob("s-*.tar"):
             copy.unlink()
         server.requests.clear()
         ranks = [FORK.Process(target=_rank, args=(backbone, spec, tmp_path / "f", r, world)) for r in range(world)]

@@ -18,10 +18,11 @@ from sslbench.data.labels import no_labels
 from sslbench.data.source import Source
 from sslbench.distributed import Process
 from sslbench.errors import StoreError, WeightsError
-from sslbench.features import job, presence, run_presence
-from sslbench.features.extract import extract
-from sslbench.features.job import ExtractSettings
-from sslbench.features.run_presence import RunPresence, announced
+from sslbench.features import extract as job
+from sslbench.features import presence
+from sslbench.features import presence as run_presence
+from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features.presence import RunPresence, announced
 from sslbench.preprocessing import Preprocessing
 
 FORK = multiprocessing.get_context("fork")

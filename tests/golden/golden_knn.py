@@ -10,7 +10,7 @@ from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_correct
 from sslbench.protocols import knn
-from sslbench.protocols._neighbours import nearest
+from sslbench.solvers.neighbours import nearest
 
 _TIE = 1e-6
 

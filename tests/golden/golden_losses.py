@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sslbench.methods import moco, moco_v3, simclr, swav
-from sslbench.methods._classification import cross_entropy
+from sslbench.methods._parts.classification import cross_entropy
 
 Inputs = Mapping[str, Tensor]
 

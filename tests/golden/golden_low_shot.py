@@ -9,7 +9,8 @@ from golden_cases import Case
 
 from sslbench.data.source import Labels
 from sslbench.features.array import Features
-from sslbench.protocols import _draws, lsr
+from sslbench.protocols import lsr
+from sslbench.protocols._parts import few_shot
 
 
 def least_squares(case: Case) -> None:
@@ -21,7 +22,7 @@ def least_squares(case: Case) -> None:
         for shot in args["shots"]:
             if f"seed{seed}_shot{shot}/idx" not in wanted:
                 continue
-            draw = _draws.k_per_class(train.labels, shot, seed, np.random.default_rng(seed))
+            draw = few_shot.k_per_class(train.labels, shot, seed, np.random.default_rng(seed))
             np.testing.assert_array_equal(draw.rows, np.sort(wanted[f"seed{seed}_shot{shot}/idx"]))
             model = lsr.ridge(train.x[draw.rows], draw.labels.values, len(train.labels.classes))
             weights = re.compile(rf"seed{seed}_W_l2_([\d.e+]+)_first_shot")
@@ -83,14 +84,14 @@ def with_and_without(case: Case) -> None:
             recorded = wanted[names[sample, k]]
             sizes = [k] * n_classes + [(n_classes - 1) * k] * n_classes
             np.testing.assert_array_equal(
-                _matrix(_draws.k_with_and_without(labels, k, 0, PythonsChance(state, sizes)), targets), recorded
+                _matrix(few_shot.k_with_and_without(labels, k, 0, PythonsChance(state, sizes)), targets), recorded
             )
-            ours = _matrix(_draws.k_with_and_without(labels, k, sample), targets)
+            ours = _matrix(few_shot.k_with_and_without(labels, k, sample), targets)
             for value in (1, 0):
                 np.testing.assert_array_equal((ours == value).sum(axis=0), (recorded == value).sum(axis=0))
 
 
-def _matrix(draw: _draws.Draw, targets: np.ndarray) -> np.ndarray:
+def _matrix(draw: few_shot.Draw, targets: np.ndarray) -> np.ndarray:
     """The reference's form of a draw: all of train, -1 for what was not drawn."""
     whole = np.full(targets.shape, -1)
     whole[draw.rows] = draw.labels.values
@@ -101,13 +102,13 @@ def images_per_class(case: Case) -> None:
     given, wanted, args = case.inputs(), case.expected(), case.meta["args"]
     labels = _labels(given["targets"])
     state = random.Random(args["python_random_seed"])
-    most = _draws.largest_k(labels)[0]
+    most = few_shot.largest_k(labels)[0]
     ks = [k for k in map(int, args["k_values"].split(",")) if k <= most]
     samples = sorted({int(re.search(r"_sample(\d+)_k", key)[1]) for key in wanted})
     assert len(wanted) == 2 * len(samples) * len(ks), "the reference leaves out a k larger than the smallest class"
     for sample in samples:
         for k in ks:
-            draw = _draws.k_per_class(labels, k, 0, PythonsChance(state, [k] * len(labels.classes)))
+            draw = few_shot.k_per_class(labels, k, 0, PythonsChance(state, [k] * len(labels.classes)))
             assert sorted(given["images"][draw.rows]) == sorted(wanted[f"train_images_sample{sample}_k{k}"])
             np.testing.assert_array_equal(np.sort(draw.labels.values), wanted[f"train_labels_sample{sample}_k{k}"])
 
@@ -115,15 +116,15 @@ def images_per_class(case: Case) -> None:
 def data_limit(case: Case) -> None:
     given, wanted, args = case.inputs(), case.expected(), case.meta["args"]
     labels, n, skip, seed = _labels(given["labels"]), args["num_samples"], args["skip"], args["seed"]
-    order = _draws.orders(labels, np.random.RandomState(seed))
+    order = few_shot.orders(labels, np.random.RandomState(seed))
     # The reference shares n out among the classes, the first ones getting the remainder, after those that it skips.
     begin, length = ([total // len(order) + (c < total % len(order)) for c in range(len(order))] for total in (skip, n))
     ours = np.concatenate([rows[b : b + size] for rows, b, size in zip(order, begin, length, strict=True)])
     np.testing.assert_array_equal(ours, wanted["balanced"])
     if n % len(order) == 0 and skip == 0:
-        draw = _draws.k_per_class(labels, n // len(order), seed)
+        draw = few_shot.k_per_class(labels, n // len(order), seed)
         np.testing.assert_array_equal(draw.rows, np.sort(wanted["balanced"]))
-    shares = [_draws.share(labels, m / len(labels), seed, stratified=False).rows for m in (n + skip, max(skip, 1))]
+    shares = [few_shot.share(labels, m / len(labels), seed, stratified=False).rows for m in (n + skip, max(skip, 1))]
     drawn = np.setdiff1d(shares[0], shares[1]) if skip else shares[0]
     np.testing.assert_array_equal(drawn, np.sort(wanted["unbalanced"]))
 

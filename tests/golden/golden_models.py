@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from sslbench import config
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import Layer, forward_layers, resolve_layers
-from sslbench.presets import load_preset
+from sslbench.library.presets import load_preset
 from sslbench.protocols import linear_online
-from sslbench.protocols._linear_heads import head_losses
-from sslbench.protocols._linear_plan import make_heads, planned
+from sslbench.protocols.linear_online.heads import head_losses
+from sslbench.protocols.linear_online.plan import make_heads, planned
 
 
 def resnet_features(case: Case) -> None:

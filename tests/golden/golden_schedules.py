@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from golden_cases import Case
 
-from sslbench import schedules
-from sslbench.schedules import Schedule
+from sslbench.train import schedules
 from sslbench.train.optimizers import OptimizerSettings, scaled_lr
+from sslbench.train.schedules import Schedule
 
 _KEYS = {
     "start_value": "start",

@@ -8,7 +8,7 @@ from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.metrics import ranking
 from sslbench.protocols import svm
-from sslbench.protocols._svm import Solver
+from sslbench.protocols.svm.choice import Solver
 
 
 def average_precision(case: Case) -> None:

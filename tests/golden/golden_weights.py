@@ -19,9 +19,9 @@ from golden_optimizers import resnet_with
 from torch import Tensor
 
 from sslbench.backbones.build import build
-from sslbench.weights.files import WeightsFile, read
-from sslbench.weights.recognise import Recognised, recognise, tensors_at
-from sslbench.weights.tables import load_table
+from sslbench.weights.formats.recognise import Recognised, recognise, tensors_at
+from sslbench.weights.formats.tables import load_table
+from sslbench.weights.reading.files import WeightsFile, read
 
 TRUNK = "classy_state_dict.base_model.model.trunk"
 COUNTER = "num_batches_tracked"

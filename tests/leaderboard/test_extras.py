@@ -7,7 +7,7 @@ from make_results import make
 
 from sslbench.errors import UsageError
 from sslbench.leaderboard import table, to_csv, to_html, to_markdown
-from sslbench.leaderboard.extras import with_extras
+from sslbench.leaderboard.columns import with_extras
 from sslbench.results import Costs, Metric, Stage
 
 STAGES = {"extract": Stage(seconds=25.5, ram_mib=900.0), "knn": Stage(seconds=0.5, ram_mib=950.5, gpu_mib=None)}

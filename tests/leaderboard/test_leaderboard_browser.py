@@ -8,7 +8,8 @@ import subprocess
 import pytest
 from make_results import make
 
-from sslbench.leaderboard import Published, plots, table, to_html, with_published
+from sslbench.leaderboard import Published, table, to_html, with_published
+from sslbench.leaderboard.writers import plots
 from sslbench.results import BenchmarkUsed
 
 CHROMIUM = next(

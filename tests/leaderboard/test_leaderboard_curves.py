@@ -4,7 +4,8 @@ import pytest
 from make_results import make
 
 from sslbench.errors import ResultError
-from sslbench.leaderboard import curves, table
+from sslbench.leaderboard import table
+from sslbench.leaderboard.writers import curves
 
 
 def with_curve(name, values, **changes):

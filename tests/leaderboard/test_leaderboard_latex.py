@@ -10,7 +10,7 @@ from make_results import make, write
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard import Published, table, to_latex, with_published
-from sslbench.leaderboard.latex import escape, latex
+from sslbench.leaderboard.writers.latex import escape, latex
 from sslbench.results import BenchmarkUsed, Metric
 
 USED = BenchmarkUsed(name="knn/my_data", version=1, sha256="")

@@ -4,8 +4,8 @@ import pandas
 from make_results import make
 
 from sslbench.leaderboard import Published, table, to_csv, with_published
-from sslbench.leaderboard.made import how_made
-from sslbench.leaderboard.tables import markdown
+from sslbench.leaderboard.writers.provenance import how_made
+from sslbench.leaderboard.writers.tables import markdown
 from sslbench.results import BenchmarkUsed
 
 OURS = BenchmarkUsed(name="linear/imagenet1k", version=3, sha256="")

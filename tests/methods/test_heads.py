@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from sslbench.methods._crops import encode
-from sslbench.methods._heads import Prototypes, mlp
+from sslbench.methods._parts.crops import encode
+from sslbench.methods._parts.heads import Prototypes, mlp
 
 
 @pytest.mark.parametrize(

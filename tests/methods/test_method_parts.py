@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 from training_samples import network
 
-from sslbench.methods._momentum import copy_of, cosine_momentum, update
-from sslbench.methods._precision import in_float32
-from sslbench.methods._vision_transformers import initialise
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.vision_transformers import initialise
 
 
 def test_a_copy_gets_no_gradient_no_noise_and_is_independent():

@@ -7,7 +7,7 @@ from training_samples import batch_of, check_contract, network, random_rows, set
 
 from sslbench.errors import UsageError
 from sslbench.methods import supervised
-from sslbench.methods._classification import cross_entropy, top1
+from sslbench.methods._parts.classification import cross_entropy, top1
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

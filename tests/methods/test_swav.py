@@ -10,7 +10,7 @@ from training_samples import batch_of, check_contract, network, random_rows, set
 
 from sslbench.errors import UsageError
 from sslbench.methods import swav
-from sslbench.methods._sinkhorn import sinkhorn
+from sslbench.methods._parts.sinkhorn import sinkhorn
 
 SIZES = (32, 32, 16, 16)
 SMALL = {"prototypes": (12,), "projector": (16, 8)}

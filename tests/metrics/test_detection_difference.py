@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sslbench.metrics.detection import Detections, Truth, coco_ap, voc_ap
-from sslbench.metrics.detection_difference import ap_difference
+from sslbench.metrics.detection.difference import ap_difference
 
 
 def world(n=30, seed=0):

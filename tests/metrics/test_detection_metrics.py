@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench.errors import DataError
-from sslbench.metrics import _detection_curves, masks
 from sslbench.metrics import detection as detection_module
-from sslbench.metrics._detection_matches import match_coco, match_voc
-from sslbench.metrics.detection import THRESHOLDS, Detections, Truth, coco_ap, voc_ap
-from sslbench.metrics.detection_files import read_results, write_results
+from sslbench.metrics.detection import THRESHOLDS, Detections, Truth, coco_ap, masks, voc_ap
+from sslbench.metrics.detection import curves as _detection_curves
+from sslbench.metrics.detection.files import read_results, write_results
+from sslbench.metrics.detection.matches import match_coco, match_voc
 
 SIDE = 300
 AP50 = detection_module._COCO_NAMES.index("AP50")

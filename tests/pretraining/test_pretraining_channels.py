@@ -13,15 +13,14 @@ from PIL import Image
 
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
-from sslbench.data import _augment_ops, _band_ops
-from sslbench.data.channel_statistics import measure
-from sslbench.data.decoder import Reading
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.loading.pretraining import TrainingData
+from sslbench.data.loading.statistics import measure
 from sslbench.data.open import open_data
-from sslbench.data.training import TrainingData
-from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, make_view, without_colours
+from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, bands, make_view, ops, without_colours
 from sslbench.errors import SslbenchError, UsageError
+from sslbench.library.recipes import compose_pretraining
 from sslbench.pretraining import PretrainRequest, prepare, pretrain
-from sslbench.recipes import compose_pretraining
 
 COUNT, SIDE = 32, 32
 STILL = Augment((View(1, SIDE, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0),))
@@ -232,7 +231,7 @@ class TestBands:
     def test_every_channel_is_changed_by_itself(self, change, channels, dtype):
         pixels = np.random.default_rng(0).integers(0, 256, (12, 9, channels)).astype(dtype)
         more = {"brightness": (1.3,), "contrast": (0.4,), "blur": (1.2, 7), "invert_from": (100,)}.get(change, ())
-        function = getattr(_band_ops, change)
+        function = getattr(bands, change)
         whole = function(pixels, *more)
         assert whole.shape == pixels.shape and whole.dtype == dtype and whole.min() >= 0 and whole.max() <= 255
         assert not np.array_equal(whole, pixels)
@@ -243,9 +242,9 @@ class TestBands:
     def test_they_do_to_rgb_what_is_done_to_rgb(self):
         pixels = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
         pairs = [
-            (_augment_ops.adjust_brightness(pixels, 1.4), _band_ops.brightness(pixels, 1.4)),
-            (_augment_ops.gaussian_blur(pixels, 1.5), _band_ops.blur(pixels, 1.5, 11)),
-            (_augment_ops.invert_from(pixels, 90), _band_ops.invert_from(pixels, 90)),
+            (ops.adjust_brightness(pixels, 1.4), bands.brightness(pixels, 1.4)),
+            (ops.gaussian_blur(pixels, 1.5), bands.blur(pixels, 1.5, 11)),
+            (ops.invert_from(pixels, 90), bands.invert_from(pixels, 90)),
         ]
         for ours, theirs in pairs:
             assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1

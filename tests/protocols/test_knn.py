@@ -12,9 +12,10 @@ from protocol_samples import features
 
 from sslbench.config import result_settings
 from sslbench.errors import DataError, UsageError
-from sslbench.protocols import _neighbours, knn
-from sslbench.protocols._common import holdout_rows
-from sslbench.protocols._neighbours import Engine, Scope, nearest
+from sslbench.protocols import knn
+from sslbench.protocols._parts.selection import holdout_rows
+from sslbench.solvers import neighbours
+from sslbench.solvers.neighbours import Engine, Scope, nearest
 
 
 def oracle(train, test, metric):
@@ -51,8 +52,8 @@ def test_one_block_or_a_hundred_give_the_same_bits(monkeypatch):
     )
     train[500:] = train[:500]
     whole = nearest(train, test, 20, metric="cosine", max_memory=1.0)
-    monkeypatch.setattr(_neighbours, "_block_size", lambda *_: 10)
-    monkeypatch.setattr(_neighbours, "_queries_at_once", lambda *_: 7)
+    monkeypatch.setattr(neighbours, "_block_size", lambda *_: 10)
+    monkeypatch.setattr(neighbours, "_queries_at_once", lambda *_: 7)
     parts = nearest(train, test, 20, metric="cosine", max_memory=1.0)
     np.testing.assert_array_equal(whole[0], parts[0])
     np.testing.assert_array_equal(whole[1], parts[1])
@@ -290,7 +291,7 @@ MEMORY = """
 import resource, sys
 import numpy as np
 import faiss, torch
-from sslbench.protocols._neighbours import Engine, Scope, nearest
+from sslbench.solvers.neighbours import Engine, Scope, nearest
 
 path, rows, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 train = np.memmap(path, dtype=np.float32, mode="r", shape=(rows, width))

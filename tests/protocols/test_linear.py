@@ -7,7 +7,10 @@ from sklearn.preprocessing import StandardScaler
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.protocols import _logistic, _logistic_newton, _logistic_path, linear
+from sslbench.protocols import linear
+from sslbench.protocols.linear import path
+from sslbench.solvers import logistic
+from sslbench.solvers.logistic import newton
 
 
 @pytest.mark.parametrize("n_classes", [2, 4])
@@ -15,10 +18,10 @@ from sslbench.protocols import _logistic, _logistic_newton, _logistic_path, line
 @pytest.mark.parametrize("width", [10, 150])
 def test_coefficients_are_scikit_learns(blobs, n_classes, c, width):
     train, test = blobs(n_classes=n_classes, width=width, spread=3.0)
-    axes = _logistic.principal_axes(train.x)
+    axes = logistic.principal_axes(train.x)
     usable = np.arange(n_classes)
     problem = linear._problem(axes.project(train.x), train.labels, usable)
-    model = _logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=linear.Settings().tolerance)
+    model = logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=linear.Settings().tolerance)
     scaler = StandardScaler().fit(train.x.astype(np.float64))
     x = scaler.transform(train.x.astype(np.float64))
     theirs = LogisticRegression(C=c, tol=1e-9, max_iter=20000).fit(x, train.labels.values)
@@ -33,7 +36,7 @@ def test_coefficients_are_scikit_learns(blobs, n_classes, c, width):
 def test_single_precision_for_very_many_features_gives_the_same_model(blobs, monkeypatch):
     train, test = blobs(400, 200, width=30, spread=3.0)
     double = linear.run(train, test, linear.Settings(c=(0.01,)), seed=0)
-    monkeypatch.setattr(_logistic, "_DOUBLE_UP_TO", 0)
+    monkeypatch.setattr(logistic, "_DOUBLE_UP_TO", 0)
     single = linear.run(train, test, linear.Settings(c=(0.01,)), seed=0)
     assert single.converged
     np.testing.assert_allclose(single.scores - single.scores[:, :1], double.scores - double.scores[:, :1], atol=1e-3)
@@ -145,13 +148,13 @@ def logistic_oracle(x, values, c, kind):
 @pytest.mark.parametrize("way", ["double", "single, then Newton", "single, then double"])
 def test_objective_and_coefficients_are_those_of_a_slow_oracle(blobs, multi, c, way, monkeypatch):
     if way != "double":
-        monkeypatch.setattr(_logistic, "_SINGLE_FROM", 0)
+        monkeypatch.setattr(logistic, "_SINGLE_FROM", 0)
     if way == "single, then double":
-        monkeypatch.setattr(_logistic_newton, "STORED_UP_TO", 0)
+        monkeypatch.setattr(newton, "STORED_UP_TO", 0)
     train, _ = blobs(200, multi=multi, spread=3.0)
-    axes = _logistic.principal_axes(train.x)
+    axes = logistic.principal_axes(train.x)
     problem = linear._problem(axes.project(train.x), train.labels, np.arange(4))
-    model = _logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=1e-10)
+    model = logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=1e-10)
     assert model.converged and model.gap <= 1e-10
     x = StandardScaler().fit_transform(train.x.astype(np.float64))
     lowest, theirs, objective = logistic_oracle(x, train.labels.values, c, train.labels.kind)
@@ -164,7 +167,7 @@ def test_objective_and_coefficients_are_those_of_a_slow_oracle(blobs, multi, c, 
 def test_a_large_problem_is_solved_in_both_precisions_to_the_same_model(blobs, monkeypatch):
     train, test = blobs(1200, 300, width=40, n_classes=6, spread=4.0)
     double = linear.run(train, test, linear.Settings(), seed=0)
-    monkeypatch.setattr(_logistic, "_SINGLE_FROM", 0)
+    monkeypatch.setattr(logistic, "_SINGLE_FROM", 0)
     mixed = linear.run(train, test, linear.Settings(), seed=0)
     assert mixed.converged and mixed.selected["c"] == double.selected["c"]
     np.testing.assert_allclose(mixed.scores - mixed.scores[:, :1], double.scores - double.scores[:, :1], atol=1e-4)
@@ -203,7 +206,7 @@ def test_features_are_used_as_they_are_if_asked_for(blobs):
 def test_collapsed_and_duplicated_features_are_no_trouble(blobs, make):
     train, test = blobs(200, 100)
     twice = [Features(np.hstack([p.x, p.x]), p.labels, p.ids) for p in (train, test)]
-    assert _logistic.principal_axes(twice[0].x).rotation.shape[1] == 10
+    assert logistic.principal_axes(twice[0].x).rotation.shape[1] == 10
     single, double = (linear.run(*parts, linear.Settings(c=(1.0,)), seed=0) for parts in ((train, test), twice))
     assert double.converged and double.metrics["top1"][0] == pytest.approx(single.metrics["top1"][0], abs=0.021)
     flat = make(np.ones((40, 5)), np.arange(40) % 4, 4)
@@ -213,13 +216,13 @@ def test_collapsed_and_duplicated_features_are_no_trouble(blobs, make):
 
 @pytest.mark.parametrize("target", [-3.3, -1.8, 0.4])
 def test_the_refined_search_closes_in_on_the_best_from_either_side(target, monkeypatch):
-    monkeypatch.setattr(_logistic_path, "fit", lambda problem, variance, c, **given: c)
-    monkeypatch.setattr(_logistic_path, "_start", lambda tried, c: None)
+    monkeypatch.setattr(path, "fit", lambda problem, variance, c, **given: c)
+    monkeypatch.setattr(path, "_start", lambda tried, c: None)
 
     def judge(c):
         return -abs(np.log10(c) - target), 0.0
 
-    best, tried = _logistic_path.search(
+    best, tried = path.search(
         None, None, [1e-6, 1e-4, 1e-2, 1.0, 1e2], judge, patience=0, refine=4, max_iter=1, tolerance=1.0
     )
     assert abs(np.log10(best.c) - target) <= 1 / 16 + 1e-9, "eight values per decade"
@@ -229,7 +232,7 @@ def test_the_refined_search_closes_in_on_the_best_from_either_side(target, monke
 @pytest.mark.parametrize("multi", [False, True])
 def test_the_hessian_is_the_derivative_of_the_gradient(blobs, multi):
     train, _ = blobs(80, multi=multi)
-    axes = _logistic.principal_axes(train.x)
+    axes = logistic.principal_axes(train.x)
     problem = linear._problem(axes.project(train.x), train.labels, np.arange(4))
     rng = np.random.default_rng(0)
     at, along = 0.3 * rng.normal(size=(11, 4)), rng.normal(size=(11, 4))
@@ -240,7 +243,7 @@ def test_the_hessian_is_the_derivative_of_the_gradient(blobs, multi):
 
     expected = (gradient(at + 1e-5 * along) - gradient(at - 1e-5 * along)) / 2e-5
     for precision in (np.float64, np.float32):
-        hessian = _logistic_newton.Hessian(problem, precision, at[:-1], at[-1])
+        hessian = newton.Hessian(problem, precision, at[:-1], at[-1])
         np.testing.assert_allclose(hessian.product(along), expected, atol=1e-5)
         columns = [hessian.product(unit.reshape(11, 4)).ravel() for unit in np.eye(44)]
         np.testing.assert_allclose(hessian.diagonal().ravel(), np.diag(columns), atol=1e-6)

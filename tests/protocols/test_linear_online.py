@@ -14,12 +14,12 @@ from torch import nn
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import resolve_layers
 from sslbench.errors import BackboneError, DataError, UsageError
-from sslbench.features.job import ExtractSettings
+from sslbench.features.extract import ExtractSettings
 from sslbench.names import find_module
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import _linear_plan as planning
-from sslbench.protocols import _linear_training, linear_online
-from sslbench.protocols.linear_online import Settings
+from sslbench.protocols import linear_online
+from sslbench.protocols.linear_online import Settings, training
+from sslbench.protocols.linear_online import plan as planning
 from sslbench.train.loop import NotFiniteError, StoppedError
 
 QUICK = Settings(epochs=6, batch_size=16, lr=(0.3,), lr_scaling="none", flip=0.0)
@@ -65,7 +65,7 @@ def test_several_labels_are_learned_and_ignored_ones_make_no_difference(tmp_path
     assert len(unknown) > 10
     heads = torch.zeros(12, 3, 4, requires_grad=True)
     labels = torch.from_numpy(train.labels.values[:12])
-    from sslbench.protocols._linear_heads import head_losses
+    from sslbench.protocols.linear_online.heads import head_losses
 
     head_losses(heads, labels, 12, (labels >= 0).sum(0)).sum().backward()
     assert bool((heads.grad[(labels < 0)[:, None].expand(-1, 3, -1)] == 0).all())
@@ -73,7 +73,7 @@ def test_several_labels_are_learned_and_ignored_ones_make_no_difference(tmp_path
 
 
 def test_binary_cross_entropy_is_a_mean_per_class_summed_over_classes():
-    from sslbench.protocols._linear_heads import head_losses
+    from sslbench.protocols.linear_online.heads import head_losses
 
     labels = torch.tensor([[1, -1], [0, 1], [1, -1]], dtype=torch.int8)
     logits = torch.tensor([[0.5, 2.0], [1.0, -1.0], [-2.0, 0.0]])
@@ -108,7 +108,7 @@ def test_each_head_equals_a_plain_loop_of_torch(tmp_path, norm, nesterov):
 
 
 def _plain_loop(settings, lr, decay, train, test):
-    from sslbench.data.epoch_batches import EpochBatches
+    from sslbench.data.loading.probing import EpochBatches
     from sslbench.data.views import View
 
     module = Small().eval()
@@ -179,7 +179,7 @@ def test_a_head_that_diverges_is_left_out_and_named(tmp_path):
 
 
 def _fit_part():
-    from sslbench.protocols._common import holdout_rows
+    from sslbench.protocols._parts.selection import holdout_rows
 
     train = pictures(96, 1)
     return train.select(holdout_rows(train.labels, 0.1, 0)[0])
@@ -247,7 +247,7 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(tmp_path):
 
 def test_a_run_that_was_killed_continues_from_the_last_checkpoint(tmp_path, monkeypatch):
     (whole,) = run(tmp_path / "whole").values()
-    monkeypatch.setattr(_linear_training, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(training, "SAVE_SECONDS", 0.0)
 
     class Killed(BaseException):
         pass
@@ -308,7 +308,7 @@ def test_layers_are_rows_of_their_own_and_may_have_a_second_head(tmp_path):
 
 
 def test_a_map_is_normalised_by_channel():
-    from sslbench.protocols._linear_inputs import InputEncoder, layer_inputs
+    from sslbench.protocols.linear_online.inputs import InputEncoder, layer_inputs
 
     backbone = small()
     inputs = layer_inputs(resolve_layers(backbone, ["bn:flatten", "bn:adaptive(2,2)", "output"]))
@@ -329,7 +329,7 @@ def tiny_vit() -> Backbone:
 
 
 def test_blocks_are_class_tokens_after_the_last_norm_as_in_dino():
-    from sslbench.protocols._linear_inputs import InputEncoder, block_inputs
+    from sslbench.protocols.linear_online.inputs import InputEncoder, block_inputs
 
     backbone = tiny_vit()
     inputs = block_inputs(backbone, (1, 3), (False, True))

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from sslbench import config
-from sslbench.presets import load_preset
+from sslbench.library.presets import load_preset
 from sslbench.protocols import linear_online
-from sslbench.protocols._linear_heads import Bank, Heads
-from sslbench.protocols._linear_plan import check_settings, optimizer_settings, schedule
+from sslbench.protocols.linear_online.heads import Bank, Heads
+from sslbench.protocols.linear_online.plan import check_settings, optimizer_settings, schedule
 from sslbench.train.lars import LARS
 from sslbench.train.optimizers import make_optimizer, set_rates
 
@@ -46,7 +46,7 @@ def test_the_rate_at_given_epochs_is_the_published_one(name):
 
 
 def linear_online_head(settings):
-    from sslbench.protocols._linear_heads import Head
+    from sslbench.protocols.linear_online.heads import Head
 
     return Head(settings.lr[0], settings.weight_decay[0])
 

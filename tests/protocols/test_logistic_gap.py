@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from sslbench.data.source import Labels
 from sslbench.features.array import Features
-from sslbench.protocols import _logistic, _logistic_gap, _logistic_newton, _logistic_path, _ridge, linear
+from sslbench.protocols import linear
+from sslbench.protocols.linear import path
+from sslbench.solvers import logistic, ridge
+from sslbench.solvers.logistic import gap, newton
 
 
 def wrong_probabilities(z, y):
@@ -93,9 +96,9 @@ def blobs_of(n, width, classes, apart, seed=0):
 
 def fitted(x, targets, outputs, c, *, tolerance=1e-10, max_iter=1000):
     """The problem, the fit, and its (D + 1, K) weights on the standardised features."""
-    axes = _logistic.principal_axes(x)
-    problem = _logistic.Problem(axes.project(x), targets, outputs)
-    model = _logistic.fit(problem, axes.variance, c, start=None, max_iter=max_iter, tolerance=tolerance)
+    axes = logistic.principal_axes(x)
+    problem = logistic.Problem(axes.project(x), targets, outputs)
+    model = logistic.fit(problem, axes.variance, c, start=None, max_iter=max_iter, tolerance=tolerance)
     return model, np.vstack([axes.rotation @ model.weight, model.bias]), (x.astype(np.float64) - axes.mean) / axes.std
 
 
@@ -105,11 +108,11 @@ WAYS = ["double", "single, then double", "single, nothing stored", "kept in sing
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
     if request.param != "double":
-        monkeypatch.setattr(_logistic, "_SINGLE_FROM", 0)
+        monkeypatch.setattr(logistic, "_SINGLE_FROM", 0)
     if request.param == "single, nothing stored":
-        monkeypatch.setattr(_logistic_newton, "STORED_UP_TO", 0)
+        monkeypatch.setattr(newton, "STORED_UP_TO", 0)
     if request.param == "kept in single":
-        monkeypatch.setattr(_logistic, "_DOUBLE_UP_TO", 0)
+        monkeypatch.setattr(logistic, "_DOUBLE_UP_TO", 0)
     return request.param
 
 
@@ -152,19 +155,19 @@ def test_at_any_point_the_bound_holds(kind, c, away, only_bias, seed):
     x, y = blobs_of(30, 4, 3, 1.0, seed)
     targets = y if kind == "multinomial" else (y[:, None] == 0).astype(np.int8)
     outputs = 3 if kind == "multinomial" else 1
-    axes = _logistic.principal_axes(x)
-    problem = _logistic.Problem(axes.project(x), targets, outputs)
-    best = _logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=1e-10)
+    axes = logistic.principal_axes(x)
+    problem = logistic.Problem(axes.project(x), targets, outputs)
+    best = logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=1e-10)
     weight = best.weight + (0 if only_bias else away * rng.normal(size=best.weight.shape))
     bias = best.bias + away * rng.normal(size=outputs)
     penalty = 1 / (c * len(x))
     slope = problem.slope(np.float64, weight, bias)
-    bound, _ = _logistic_gap.relative_gap(problem, slope, weight, bias, penalty)
+    bound, _ = gap.relative_gap(problem, slope, weight, bias, penalty)
     standard = (x.astype(np.float64) - axes.mean) / axes.std
     lowest, value = multinomial_oracle(standard, y, 3, c) if outputs == 3 else binary_oracle(standard, targets[:, 0], c)
     true = value(np.vstack([axes.rotation @ weight, bias])) / lowest - 1
     assert bound >= true * (1 - 1e-6) - 1e-12
-    better = _logistic_gap.certify(problem, weight, bias, penalty, 0.0)
+    better = gap.certify(problem, weight, bias, penalty, 0.0)
     assert better.gap <= bound
     assert better.gap >= value(np.vstack([axes.rotation @ weight, better.bias])) / lowest - 1 - 1e-12
 
@@ -172,8 +175,8 @@ def test_at_any_point_the_bound_holds(kind, c, away, only_bias, seed):
 def test_many_separable_samples_in_single_precision_are_at_the_optimum(monkeypatch):
     x, y = blobs_of(6000, 32, 10, 2.2)
     double, expected, _ = fitted(x, y, 10, 100.0)
-    monkeypatch.setattr(_logistic, "_SINGLE_FROM", 0)
-    monkeypatch.setattr(_logistic, "_DOUBLE_UP_TO", 0)
+    monkeypatch.setattr(logistic, "_SINGLE_FROM", 0)
+    monkeypatch.setattr(logistic, "_DOUBLE_UP_TO", 0)
     single, found, _ = fitted(x, y, 10, 100.0)
     assert double.converged and single.converged
     assert np.linalg.norm(found[:-1] - expected[:-1]) <= 1e-4 * np.linalg.norm(expected[:-1])
@@ -181,17 +184,17 @@ def test_many_separable_samples_in_single_precision_are_at_the_optimum(monkeypat
 
 def test_every_fit_that_is_compared_is_as_near_as_it_says(way):
     x, y = blobs_of(150, 12, 4, 1.5)
-    axes = _logistic.principal_axes(x)
-    problem = _logistic.Problem(axes.project(x), y, 4)
+    axes = logistic.principal_axes(x)
+    problem = logistic.Problem(axes.project(x), y, 4)
     grid = [10.0**e for e in range(-6, 7, 2)]
     options = {"patience": 0, "refine": 0, "max_iter": 1000, "tolerance": 1e-10}
-    _, tried = _logistic_path.search(problem, axes.variance, grid, lambda fit: (0.0, 0.0), **options)
+    _, tried = path.search(problem, axes.variance, grid, lambda fit: (0.0, 0.0), **options)
     assert [point.c for point in tried] == grid
     standard = (x.astype(np.float64) - axes.mean) / axes.std
     for point in tried:
         lowest, value = multinomial_oracle(standard, y, 4, point.c)
         found = value(np.vstack([axes.rotation @ point.fit.weight, point.fit.bias]))
-        assert point.fit.converged and point.fit.gap <= _logistic_path.TOLERANCE
+        assert point.fit.converged and point.fit.gap <= path.TOLERANCE
         assert found / lowest - 1 <= point.fit.gap + (1e-5 if way == "kept in single" else 1e-12)
 
 
@@ -223,7 +226,7 @@ def test_features_used_as_they_are_keep_the_axis_that_varies_least(small, mixed,
         # Two small features that must be told apart from each other and from the large ones.
         x = np.column_stack([x, 3 * small * np.random.default_rng(1).normal(size=len(x)) + x[:, 3]])
         train = make(x.astype(np.float32), y, 2)
-    axes = _logistic.principal_axes(train.x, standardise=False)
+    axes = logistic.principal_axes(train.x, standardise=False)
     assert axes.rotation.shape == (x.shape[1], x.shape[1])
     np.testing.assert_allclose(axes.rotation.T @ axes.rotation, np.eye(x.shape[1]), atol=1e-13)
     strong = 1e4 / small**2
@@ -237,7 +240,7 @@ def test_features_used_as_they_are_keep_the_axis_that_varies_least(small, mixed,
 def test_fewer_samples_than_features_keep_the_axis_that_varies_least(make):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 100)) * np.geomspace(1, 1e-8, 100)
-    axes = _logistic.principal_axes(x, standardise=False)
+    axes = logistic.principal_axes(x, standardise=False)
     assert axes.rotation.shape == (100, 29)
     np.testing.assert_allclose(axes.rotation.T @ axes.rotation, np.eye(29), atol=1e-13)
     centred = x - x.mean(axis=0)
@@ -252,7 +255,7 @@ def test_ridge_regression_on_features_as_they_are_is_that_of_an_orthogonal_decom
     x = rng.normal(size=(120, 8)) * np.where(np.arange(8) % 2, 1.0, small)
     values = (x[:, [0, 2]] / small) @ np.array([[1.0], [2.0]]) + 0.1 * rng.normal(size=(120, 1))
     for alpha in (1e-3 * small**2, 10.0 * small**2):
-        model = _ridge.fit(x, values, standardise=False)
+        model = ridge.fit(x, values, standardise=False)
         found = model.predict(model.axes.project(x), alpha)
         centred = x - x.mean(axis=0)
         stacked = np.vstack([centred, np.sqrt(alpha) * np.eye(8)])
@@ -270,16 +273,16 @@ def test_a_path_ends_early_only_if_asked_for(blobs):
 
 def test_a_score_that_rises_late_is_found(monkeypatch):
     """The loss grows with every value, the score falls for four of them and then rises above all."""
-    monkeypatch.setattr(_logistic_path, "fit", lambda problem, variance, c, **given: c)
-    monkeypatch.setattr(_logistic_path, "_start", lambda tried, c: None)
+    monkeypatch.setattr(path, "fit", lambda problem, variance, c, **given: c)
+    monkeypatch.setattr(path, "_start", lambda tried, c: None)
     scores = dict(zip([10.0**e for e in range(7)], [0.85, 0.8, 0.8, 0.8, 0.8, 0.8, 0.895], strict=True))
     options = {"refine": 0, "max_iter": 1, "tolerance": 1.0}
 
     def judge(c):
         return scores[c], c
 
-    assert _logistic_path.search(None, None, list(scores), judge, patience=0, **options)[0].score == 0.895
-    assert _logistic_path.search(None, None, list(scores), judge, patience=4, **options)[0].score == 0.85
+    assert path.search(None, None, list(scores), judge, patience=0, **options)[0].score == 0.895
+    assert path.search(None, None, list(scores), judge, patience=4, **options)[0].score == 0.85
 
 
 def test_separate_classes_and_no_features_at_all(make):

@@ -12,8 +12,9 @@ from sklearn.svm import LinearSVC
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics import ranking
 from sslbench.metrics.intervals import student_half_width
-from sslbench.protocols import _draws, low_shot
-from sslbench.protocols._few_shot import combine, statistics
+from sslbench.protocols import low_shot
+from sslbench.protocols._parts import few_shot
+from sslbench.protocols._parts.few_shot import combine, statistics
 
 SMALL = {"k": (2, 6), "draws": 3, "costs": (0.1, 10.0), "c": (0.01, 1.0)}
 
@@ -24,7 +25,7 @@ def unit(x):
 
 
 def drawn(train, k, seed):
-    draw = _draws.k_with_and_without if train.labels.kind == "multi" else _draws.k_per_class
+    draw = few_shot.k_with_and_without if train.labels.kind == "multi" else few_shot.k_per_class
     return draw(train.labels, k, seed)
 
 
@@ -235,12 +236,12 @@ def test_shares_of_train_keep_every_class_and_stand_beside_k(blobs):
     train, test = blobs()
     outcome = run(train, test, fractions=(0.1, 0.5))
     assert list(outcome.variants) == ["10 %", "50 %", "k=2", "k=6"]
-    draw = _draws.share(train.labels, 0.1, 0, stratified=True)
+    draw = few_shot.share(train.labels, 0.1, 0, stratified=True)
     np.testing.assert_array_equal(np.bincount(draw.labels.values), [3, 3, 3, 3])
     only = run(train, test, k=(), fractions=(0.1, 0.5))
     assert only.metrics["top1"][0] == pytest.approx(outcome.variants["50 %"]["top1"])
     assert "50 % of train" in only.notes[0] and "6 images per class" in outcome.notes[0]
-    alike = _draws.share(train.labels, 0.1, 0, stratified=False)
+    alike = few_shot.share(train.labels, 0.1, 0, stratified=False)
     assert len(alike.rows) == 12 and len(np.unique(alike.rows)) == 12
     multi, test = blobs(multi=True)
     assert run(multi, test, k=(), fractions=(0.2,)).metrics["mAP"][0] > 0.3

@@ -3,11 +3,12 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from sslbench.errors import DataError, UsageError
-from sslbench.protocols import _draws, lsr
+from sslbench.protocols import lsr
+from sslbench.protocols._parts import few_shot
 
 
 def draw_of(train, k, seed):
-    return _draws.k_per_class(train.labels, k, seed, np.random.default_rng(seed))
+    return few_shot.k_per_class(train.labels, k, seed, np.random.default_rng(seed))
 
 
 def slow(train, test, rows, l2, n_classes):
@@ -48,7 +49,7 @@ def test_of_several_l2_one_is_chosen_inside_each_draw_or_on_test_and_marked(blob
     assert inside.selected["l2"]["k=1"] == [1024.0] * 3, "one sample per class leaves nothing to choose on"
     for seed, chosen in enumerate(inside.selected["l2"]["k=8"]):
         draw = draw_of(train, 8, seed)
-        folds = _draws.stratified_folds(draw.labels.values, 3, None)
+        folds = few_shot.stratified_folds(draw.labels.values, 3, None)
         assert chosen == max(strengths, key=lambda l2: held_out_right(train, draw, folds, l2))
     on_test = lsr.run(train, test, lsr.Settings(k=(8,), l2=strengths, select="test"), seed=0)
     assert on_test.selected["on"].startswith("test")

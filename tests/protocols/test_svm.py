@@ -9,9 +9,9 @@ from sklearn.svm import LinearSVC
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics import ranking
 from sslbench.protocols import svm
-from sslbench.protocols._svm import make_solver
-from sslbench.protocols._svm_models import relative_gaps
-from sslbench.protocols._svm_newton import Newton
+from sslbench.protocols.svm.choice import make_solver
+from sslbench.protocols.svm.newton import Newton
+from sslbench.solvers.svm import relative_gaps
 
 COSTS = (0.01, 0.1, 1.0, 10.0)
 
@@ -138,7 +138,7 @@ def test_shuffled_labels_score_at_chance(make):
 
 
 def test_auto_takes_liblinear_for_very_many_axes_and_says_so(blobs, monkeypatch):
-    monkeypatch.setattr("sslbench.protocols._svm._NEWTON_UP_TO", 5)
+    monkeypatch.setattr("sslbench.protocols.svm.choice._NEWTON_UP_TO", 5)
     assert "Liblinear was used" in svm.run(*blobs(), svm.Settings(costs=(1.0,)), seed=0).notes[-1]
 
 

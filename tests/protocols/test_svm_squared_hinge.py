@@ -11,10 +11,9 @@ from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
-from sslbench.protocols import _hinge_rescue, _hinge_steps
-from sslbench.protocols._hinge_matrices import Matrices
-from sslbench.protocols._hinge_steps import Systems
-from sslbench.protocols._squared_hinge import principal_axes, solve
+from sslbench.solvers.svm import newton_systems, rescue
+from sslbench.solvers.svm.newton_systems import Matrices, Systems
+from sslbench.solvers.svm.squared_hinge import principal_axes, solve
 
 
 def objective(w, x, sign, cost, positive_weight=2.0):
@@ -93,9 +92,9 @@ def test_every_way_to_solve_a_newton_system_leads_to_the_same_optimum(n, width, 
     if ways in prices:
         monkeypatch.setattr(Systems, "_prices", lambda *_: prices[ways])
     if ways == "conjugate gradients":
-        monkeypatch.setattr("sslbench.protocols._squared_hinge._DIRECT_AFTER", 10**6)
+        monkeypatch.setattr("sslbench.solvers.svm.squared_hinge._DIRECT_AFTER", 10**6)
     if ways == "samples without kept products":
-        monkeypatch.setattr(_hinge_steps, "_GRAM_UP_TO", 0)
+        monkeypatch.setattr(newton_systems, "_GRAM_UP_TO", 0)
     found, state = newton(x, signs, [10.0] * len(signs))
     assert state.converged.all()
     assert (np.linalg.norm(found - expected, axis=1) <= 1e-4 * np.linalg.norm(expected, axis=1)).all()
@@ -176,11 +175,11 @@ def test_where_rounding_ends_the_joint_solver_another_takes_over(seed, monkeypat
     rng = np.random.default_rng(seed)
     x, sign = rng.normal(size=(30, 20)), rng.choice([-1, 1], 30)
     # Every gradient counts as rounding, so the joint solver ends where it begins, on every machine.
-    monkeypatch.setattr("sslbench.protocols._squared_hinge._ROUNDING", np.inf)
+    monkeypatch.setattr("sslbench.solvers.svm.squared_hinge._ROUNDING", np.inf)
     found, state = newton(x, [sign], [10.0])
     assert state.converged.all() and relative_gap(found[0], x, sign, 10.0) <= 1e-6
     assert objective(found[0], x, sign, 10.0)[0] <= objective(oracle(x, sign, 10.0), x, sign, 10.0)[0] * (1 + 1e-6)
-    monkeypatch.setattr(_hinge_rescue, "affordable", lambda samples, width: False)
+    monkeypatch.setattr(rescue, "affordable", lambda samples, width: False)
     alone, state = newton(x, [sign], [10.0])
     assert not state.converged.any() and relative_gap(alone[0], x, sign, 10.0) > 1e-6
 
@@ -189,8 +188,8 @@ def test_near_the_optimum_is_not_converged_either(monkeypatch):
     rng = np.random.default_rng(0)
     x, sign = rng.normal(size=(30, 20)), rng.choice([-1, 1], 30)
     before = newton(x, [sign], [10.0])[1]
-    monkeypatch.setattr("sslbench.protocols._squared_hinge._ROUNDING", np.inf)
-    monkeypatch.setattr(_hinge_rescue, "affordable", lambda samples, width: False)
+    monkeypatch.setattr("sslbench.solvers.svm.squared_hinge._ROUNDING", np.inf)
+    monkeypatch.setattr(rescue, "affordable", lambda samples, width: False)
     found, state = newton(x, [sign], [10.2], start=before)
     assert 1e-6 < relative_gap(found[0], x, sign, 10.2) < 1e-2
     assert not state.converged.any()
@@ -201,7 +200,7 @@ def test_near_the_optimum_is_not_converged_either(monkeypatch):
 def test_where_rounding_ends_the_solver_converged_is_said_only_of_what_is_proven(affordable, seed, monkeypatch):
     rng = np.random.default_rng(seed)
     x, sign = 1e3 * (rng.normal(size=(30, 20)) + 100), rng.choice([-1, 1], 30)
-    monkeypatch.setattr(_hinge_rescue, "affordable", lambda samples, width: affordable)
+    monkeypatch.setattr(rescue, "affordable", lambda samples, width: affordable)
     found, state = newton(x, [sign], [1e3])
     assert state.converged.all() or not affordable
     # Rounding of the decision values, whose terms are a million times as large as their sum, is what is left.
@@ -227,7 +226,7 @@ def test_kept_matrices_are_those_made_anew():
 
 
 def test_matrices_that_memory_has_no_room_for_are_made_anew(monkeypatch):
-    monkeypatch.setattr("sslbench.protocols._hinge_matrices._KEPT_UP_TO", 7**2)
+    monkeypatch.setattr("sslbench.solvers.svm.newton_systems._KEPT_UP_TO", 7**2)
     x = torch.from_numpy(np.random.default_rng(3).normal(size=(60, 7)))
     matrices, everything = Matrices(x, torch.ones(2, 60, dtype=torch.float64)), torch.ones(60, dtype=torch.bool)
     for p in range(2):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from sslbench.data import loader
+from sslbench.data.loading import loader
 from sslbench.data.open import open_data
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 

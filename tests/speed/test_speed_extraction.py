@@ -15,12 +15,11 @@ from PIL import Image
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data import loader
 from sslbench.data.images import Arrays, Files
+from sslbench.data.loading import loader
 from sslbench.data.source import Labels, Source
 from sslbench.evaluation import RunSettings
-from sslbench.features.extract import extract
-from sslbench.features.job import ExtractSettings
+from sslbench.features.extract import ExtractSettings, extract
 from sslbench.preprocessing import Preprocessing
 
 pytestmark = pytest.mark.speed

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from sslbench.protocols._neighbours import Engine, nearest
+from sslbench.solvers.neighbours import Engine, nearest
 
 pytestmark = pytest.mark.speed
 

@@ -18,8 +18,9 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from sslbench.data.source import Labels
-from sslbench.protocols import _logistic, linear
-from sslbench.protocols._logistic_path import search
+from sslbench.protocols import linear
+from sslbench.protocols.linear.path import search
+from sslbench.solvers import logistic
 
 pytestmark = pytest.mark.speed
 
@@ -50,7 +51,7 @@ def objective(problem, x, weight, bias, c):
 def the_path(x, y, held, held_y):
     """Processor seconds, the points of the path, the final fit, and the problem they solve."""
     started, memory = time.process_time(), psutil.Process().memory_info().rss
-    axes = _logistic.principal_axes(x)
+    axes = logistic.principal_axes(x)
     z, other = axes.project(x), axes.project(held)
     labels = Labels("single", tuple(map(str, range(CLASSES))), y)
     problem = linear._problem(z, labels, np.arange(CLASSES))
@@ -61,7 +62,7 @@ def the_path(x, y, held, held_y):
     settings = linear.Settings()
     options = {"max_iter": settings.max_iter, "tolerance": settings.tolerance}
     best, tried = search(problem, axes.variance, GRID, judge, patience=0, refine=0, **options)
-    final = _logistic.fit(problem, axes.variance, best.c, start=best.fit, **options)
+    final = logistic.fit(problem, axes.variance, best.c, start=best.fit, **options)
     seconds = time.process_time() - started
     more = (psutil.Process().memory_info().rss - memory) / 2**20
     print(f"\npath: {seconds:.1f} s of processor time, {more:.0f} MiB more")

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from sslbench.backbones.build import build
 from sslbench.config import build as build_settings
-from sslbench.data.training import RawBatch
+from sslbench.data.loading.pretraining import RawBatch
 from sslbench.preprocessing import Preprocessing
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
 from sslbench.pretraining.networks import make_method

@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
+from sslbench.data.formats import tar
+from sslbench.data.loading.samplers import epoch_order
 from sslbench.data.open import open_data
-from sslbench.data.samplers import epoch_order
 from sslbench.data.sharded import shards_of
-from sslbench.data.sources import _tar_index
 
 pytestmark = pytest.mark.speed
 
@@ -79,7 +79,7 @@ def test_indexing_a_shard_against_a_loop_over_its_members(paths):
         with tarfile.open(paths[0]) as archive:
             return len(archive.getnames())
 
-    built = min(seconds(_tar_index.build, paths[0], "a.tar")[0] for _ in range(REPEATS))
+    built = min(seconds(tar.build, paths[0], "a.tar")[0] for _ in range(REPEATS))
     listed = min(seconds(members)[0] for _ in range(REPEATS))
     print(
         f"\nIndexing a shard of {EACH} images with labels: {1e6 * built / EACH:.0f} us per image, "

@@ -13,8 +13,8 @@ from torchvision import transforms
 from sslbench import config, paths
 from sslbench.data.images import Files
 from sslbench.data.labels import no_labels
+from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.source import Source
-from sslbench.data.training import TrainingData
 from sslbench.data.views import Augment
 
 pytestmark = pytest.mark.speed

@@ -385,7 +385,7 @@ def outcome(path):
     import torch
 
     from sslbench.errors import WeightsError
-    from sslbench.weights.files import read
+    from sslbench.weights.reading.files import read
 
     try:
         content = read(path).content

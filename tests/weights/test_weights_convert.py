@@ -13,8 +13,8 @@ from sslbench.backbones.build import build
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights import convert as module
 from sslbench.weights.convert import convert
-from sslbench.weights.files import read
-from sslbench.weights.recognise import recognise
+from sslbench.weights.formats.recognise import recognise
+from sslbench.weights.reading.files import read
 
 CNN_FORMATS = ("torchvision", "timm", "moco", "vissl", "detectron2", "sslbench", "classyvision", "caffe2_resnet")
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sslbench import names
 from sslbench.errors import WeightsError
 from sslbench.weights.convert import _holds
-from sslbench.weights.files import WeightsFile
-from sslbench.weights.recognise import recognise
-from sslbench.weights.tables import load_table
+from sslbench.weights.formats.recognise import recognise
+from sslbench.weights.formats.tables import load_table
+from sslbench.weights.reading.files import WeightsFile
 
 KEYS = Path(__file__).parent / "keys"
 # The largest ViTs have the names of the smaller ones, several times over.

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sslbench.weights.diff import RAW, Side, compare, raw_side, side
-from sslbench.weights.files import WeightsFile
-from sslbench.weights.recognise import Recognised
+from sslbench.weights.formats.recognise import Recognised
+from sslbench.weights.reading.files import WeightsFile
 
 TENSORS = {
     "conv1.weight": torch.tensor([1.0, -4.0, 2.0]),

@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sslbench.errors import WeightsError
-from sslbench.weights.files import read
+from sslbench.weights.reading.files import read
 
 TENSORS = {"conv1.weight": torch.arange(24.0).reshape(2, 3, 2, 2), "bn1.num_batches_tracked": torch.tensor(7)}
 

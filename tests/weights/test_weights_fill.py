@@ -7,8 +7,7 @@ import torchvision
 from torch import nn
 
 from sslbench.errors import WeightsError
-from sslbench.weights.diagnosis import describe
-from sslbench.weights.fill import fill, tensors_sha256
+from sslbench.weights.fill import describe, fill, tensors_sha256
 
 
 def resnet(name="resnet18", seed=0):

@@ -8,10 +8,10 @@ import torchvision
 from test_weights_formats import RESNET50
 
 from sslbench.weights.convert import convert
-from sslbench.weights.files import WeightsFile, read
-from sslbench.weights.recognise import recognise
+from sslbench.weights.formats.recognise import recognise
+from sslbench.weights.formats.tables import load_table
+from sslbench.weights.reading.files import WeightsFile, read
 from sslbench.weights.save import save
-from sslbench.weights.tables import load_table
 
 COUNTER = "num_batches_tracked"
 FORMATS = sorted({name.partition(".")[0] for name in RESNET50} | {"byol_pytorch", "module", "timm", "torchvision"})

@@ -9,9 +9,9 @@ import torch
 from sslbench import names
 from sslbench.backbones.alexnet import recognise_alexnet
 from sslbench.backbones.build import build
-from sslbench.weights.files import WeightsFile
-from sslbench.weights.recognise import recognise, tensors_at
-from sslbench.weights.tables import load_table
+from sslbench.weights.formats.recognise import recognise, tensors_at
+from sslbench.weights.formats.tables import load_table
+from sslbench.weights.reading.files import WeightsFile
 
 KEYS = sorted((Path(__file__).parent / "keys").glob("*.txt"))
 VIT_FORMATS = set(

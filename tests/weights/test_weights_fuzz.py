@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from sslbench.errors import WeightsError
-from sslbench.weights.files import read
 from sslbench.weights.fill import fill
-from sslbench.weights.recognise import recognise
+from sslbench.weights.formats.recognise import recognise
+from sslbench.weights.reading.files import read
 
 CONTAINERS = ("zip", "legacy", "safetensors", "pkl", "npy", "npz", "tar")
 PER_CONTAINER = 30  # times seven containers: more than 200 truncated and 200 flipped files

@@ -14,8 +14,8 @@ from torchvision.models.resnet import Bottleneck
 from sslbench.backbones.load import load_file
 from sslbench.errors import WeightsError
 from sslbench.weights.convert import convert
-from sslbench.weights.files import read
-from sslbench.weights.recognise import recognise
+from sslbench.weights.formats.recognise import recognise
+from sslbench.weights.reading.files import read
 
 FIELDS = ("online_params", "target_params", "online_state", "target_state", "opt_state")
 BLOCK = "res_net50/~/block_group_1/~/block_0/~"

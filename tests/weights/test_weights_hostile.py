@@ -13,7 +13,7 @@ import torch
 from sslbench.backbones.load import load_backbone
 from sslbench.errors import SslbenchError, WeightsError
 from sslbench.weights import save
-from sslbench.weights.files import read
+from sslbench.weights.reading.files import read
 
 SCRIPT = Path(__file__).with_name("hostile_pickles.py")
 REFUSED = {

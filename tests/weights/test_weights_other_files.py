@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sslbench.errors import WeightsError
-from sslbench.weights.files import read
+from sslbench.weights.reading.files import read
 
 ARRAYS = {"conv1_w": np.arange(24, dtype=np.float32).reshape(2, 3, 2, 2), "conv1_b": np.array([1.5, -2], np.float32)}
 

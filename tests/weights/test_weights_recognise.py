@@ -5,10 +5,9 @@ import torch
 import torchvision
 
 from sslbench.errors import UsageError, WeightsError
-from sslbench.weights.files import WeightsFile
-from sslbench.weights.recognise import recognise
+from sslbench.weights.formats.recognise import common_prefix, recognise
+from sslbench.weights.reading.files import WeightsFile
 from sslbench.weights.save import save
-from sslbench.weights.unrecognised import common_prefix
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def test_own_names_that_look_like_another_format_are_read_as_the_backbone_has_th
 
 
 def test_own_files_are_known_by_their_marker_and_name_the_backbone(tmp_path, resnet):
-    from sslbench.weights.files import read
+    from sslbench.weights.reading.files import read
 
     path = save(tmp_path / "own.torch", resnet, backbone="resnet18", metadata={"epochs": 3})
     found = recognise(read(path))

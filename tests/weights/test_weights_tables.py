@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench.errors import UsageError, WeightsError
-from sslbench.weights import patterns
-from sslbench.weights.tables import parse_table
+from sslbench.weights.formats import patterns
+from sslbench.weights.formats.tables import parse_table
 
 
 def table(rules, **more):

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from sslbench.backbones.load import load_backbone
-from sslbench.backbones.vit_recognise import recognise_vit
+from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.errors import WeightsError
-from sslbench.weights.files import read
-from sslbench.weights.recognise import recognise
+from sslbench.weights.formats.recognise import recognise
+from sslbench.weights.reading.files import read
 
 WIDTH, HEADS, PATCH, SIDE, DEPTH = 16, 2, 4, 2, 2
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # torch: TorchScript is deprecated

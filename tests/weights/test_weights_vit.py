@@ -15,13 +15,13 @@ from test_weights_formats import KEYS, VIT_FORMATS, entries, file_with, shapes
 
 from sslbench.backbones.build import build
 from sslbench.backbones.load import load_file
-from sslbench.backbones.vit_positions import fit_positions
-from sslbench.backbones.vit_recognise import recognise_vit
+from sslbench.backbones.vit.positions import fit_positions
+from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.weights.convert import CLASS_POSITION, convert
-from sslbench.weights.files import WeightsFile, read
-from sslbench.weights.operations import OPERATIONS, apply
+from sslbench.weights.formats.operations import OPERATIONS, apply
+from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.positions import without_class_position
-from sslbench.weights.recognise import recognise
+from sslbench.weights.reading.files import WeightsFile, read
 from sslbench.weights.save import save
 
 VIT_KEYS = sorted(

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from sslbench.data.sources._members import is_image, safe_name
+from sslbench.data.containers.members import is_image, safe_name
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 

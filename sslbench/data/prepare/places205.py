@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from sslbench.data.containers.members import safe_name
 from sslbench.data.prepare.layout import Plan, archive_space, members
 from sslbench.data.prepare.official import Official
-from sslbench.data.sources._members import safe_name
 from sslbench.errors import DataError
 
 IMAGES, LISTS = "imagesPlaces205_resize.tar.gz", "trainvalsplit_places205.tar.gz"

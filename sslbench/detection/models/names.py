@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from sslbench.errors import WeightsError
-from sslbench.weights.tables import load_table
+from sslbench.weights.formats.tables import load_table
 
 _COUNTER = ".num_batches_tracked"
 _PYRAMID, _TRUNK, _RES5 = "backbone.bottom_up.", "backbone.", "roi_heads.res5."

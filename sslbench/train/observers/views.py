@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslbench.data.contact_sheet import contact_sheet
+from sslbench.data.views.sheet import contact_sheet
 from sslbench.train.meter import Line
 from sslbench.train.method import Batch
 from sslbench.train.observers import Run

@@ -1,0 +1,64 @@
+"""Images that loaded weights were trained on: what their format says, and what is assumed where it says nothing."""
+
+import dataclasses
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.vit.recognise import recognise_vit
+from sslbench.preprocessing import LIGHTNESS_MEAN, LIGHTNESS_STD, Preprocessing
+from sslbench.weights.formats.recognise import Recognised
+from sslbench.weights.formats.schema import Input
+
+_CROP = 224
+"""Side of the crop that `Input.resize` belongs to."""
+_SMALLEST = 64
+"""Side of the crop below which a network is one for small images, which formats say nothing about."""
+_ASSUMED = Input("RGB", resize=256, interpolation="bicubic")
+"""ImageNet's values: what self-supervised vision transformers were trained with."""
+
+
+def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[Preprocessing, str]:
+    """Return the evaluation transform of a backbone that has been loaded, and what to tell the user about it.
+
+    What the format says comes first, unless the backbone's name has one of timm's tags (`vit_base_patch16_224.augreg`).
+    Then, for a vision transformer that was recognised and not named by the user, ImageNet's values: timm's for a name
+    without a tag are those of its own AugReg weights, which a file without tag is seldom. All else stays as it is.
+
+    Args:
+        backbone: as built.
+        found: what is in the file.
+        named: the user gave the backbone's name.
+    """
+    own, said = backbone.preprocessing, found.input or Input("any")
+    name, _, _ = backbone.name.partition(",")
+    tagged = backbone.builder == "timm" and "." in name and (named or found.format == "sslbench")
+    if tagged or backbone.builder in ("module", "pixels"):
+        return own, ""
+    if own.crop is not None and min(own.crop) < _SMALLEST:
+        return own, said.note
+    origin = f"{found.format}{':' + found.variant if found.variant else ''}: its evaluation transform"
+    if said.space == "lightness":
+        used = dataclasses.replace(_with_size(own, said), mean=LIGHTNESS_MEAN, std=LIGHTNESS_STD, space="lightness")
+        return dataclasses.replace(used, origin=origin), said.note
+    if said.mean:
+        return dataclasses.replace(_with_size(own, said), mean=said.mean, std=said.std, origin=origin), said.note
+    if named or not _is_vit(backbone):
+        return own, said.note
+    default = Preprocessing(origin=f"ImageNet default (format {found.format} does not say)")
+    told = f"format {found.format} does not say mean and std: ImageNet's are assumed (--mean, --std)"
+    return dataclasses.replace(_with_size(default, _ASSUMED, own.crop), origin=default.origin), said.note or told
+
+
+def _with_size(own: Preprocessing, said: Input, crop: tuple[int, int] | None = None) -> Preprocessing:
+    """Return a transform with the resize that the format says, in proportion to the crop of the backbone."""
+    crop = crop or own.crop
+    if not said.resize or crop is None or crop[0] != crop[1]:
+        return dataclasses.replace(own, interpolation=said.interpolation or own.interpolation)
+    resize = round(crop[0] * said.resize / _CROP)
+    return dataclasses.replace(
+        own, resize=resize, squash=None, crop=crop, interpolation=said.interpolation or own.interpolation
+    )
+
+
+def _is_vit(backbone: Backbone) -> bool:
+    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.module.state_dict().items()}
+    return backbone.builder == "timm" and recognise_vit(shapes) is not None

@@ -1,0 +1,1 @@
+"""Vision transformers: recognised from their shapes, position embeddings fitted to an image size."""

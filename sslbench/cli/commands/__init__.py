@@ -1,0 +1,1 @@
+"""Commands of the command line: a file or package each, with its options and its handler."""

@@ -1,0 +1,145 @@
+"""What `sslbench check-data` says and writes."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sslbench.cli.echo import echo
+from sslbench.text import csv_text
+
+if TYPE_CHECKING:
+    from sslbench.data.checks.findings import Finding
+    from sslbench.data.checks.parts import Checked
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_ALL, _END = 12, 5  # classes that are listed whole; else so many of the largest and of the smallest
+_CLASSES, _EACH = 60, 8  # of the pictures
+
+
+def show(checked: "Checked") -> None:
+    """The parts, the counts and the findings, on stdout."""
+    for line in _about(checked):
+        echo(line)
+    _show_counts(checked)
+    show_findings(checked.findings)
+
+
+def show_findings(findings: Sequence["Finding"]) -> None:
+    """The findings, one a line, on stdout."""
+    for finding in findings:
+        echo(finding.message, before=click.style(f"{finding.level}: ", fg=_COLOURS[finding.level]))
+    if not any(finding.level == "error" for finding in findings):
+        echo("no errors found")
+
+
+def _about(checked: "Checked") -> list[str]:
+    lines = []
+    for name, part in checked.parts.items():
+        kind = "no labels" if part.labels.kind == "none" else f"{part.labels.kind} label"
+        if checked.opened.objects is not None:
+            kind = f"{sum(checked.counts[name].values()):,} boxes"
+        lines.append(f"{part.name}: {len(part):,} images, {len(part.labels.classes)} classes ({kind})")
+    total = sum(len(part) for part in checked.parts.values())
+    lines.append(f"split: {checked.opened.data.how}")
+    lines.append(f"decoded: {checked.decoded:,} of {total:,} images" + (" (--decode all)" * (checked.decoded < total)))
+    return lines
+
+
+def _show_counts(checked: "Checked") -> None:
+    names = _names(checked)
+    if not names:
+        return
+    train, test = (checked.counts[part] for part in ("train", "test"))
+    ordered = sorted(names, key=lambda name: (-train.get(name, 0), -test.get(name, 0)))
+    listed: list[str | None] = list(ordered)
+    if len(ordered) > _ALL:
+        listed = [*ordered[:_END], None, *ordered[-_END:]]
+    width = min(max(len(name) for name in ordered), 40)
+    echo(f"{'class':{width}}  {'train':>9}  {'test':>9}")
+    for name in listed:
+        if name is None:
+            echo(f"{f'... {len(ordered) - 2 * _END:,} more':{width}}")
+        else:
+            echo(f"{name[:width]:{width}}  {train.get(name, 0):>9,}  {test.get(name, 0):>9,}")
+
+
+def _names(checked: "Checked") -> list[str]:
+    return list(dict.fromkeys(name for column in checked.counts.values() for name in column))
+
+
+def as_json(checked: "Checked") -> str:
+    """All of it as one JSON object."""
+    found: dict[str, Any] = {
+        "data": checked.opened.spec,
+        "split": checked.opened.data.how,
+        "parts": {
+            key: {"name": part.name, "images": len(part), "labels": part.labels.kind, "counts": checked.counts[key]}
+            for key, part in checked.parts.items()
+        },
+        "findings": [{"level": finding.level, "message": finding.message} for finding in checked.findings],
+        "decoded": checked.decoded,
+        "unreadable": [{"path": path, "reason": reason} for path, reason in checked.unreadable],
+        "copies_looked_for": checked.copies,
+        "overlaps": [suspect._asdict() for suspect in checked.overlaps()],
+    }
+    return json.dumps(found, indent=1)
+
+
+def failed(data: str, message: str) -> str:
+    """The same for data that cannot be opened."""
+    return json.dumps({"data": data, "findings": [{"level": "error", "message": message}]}, indent=1)
+
+
+def write_files(
+    checked: "Checked", *, csv: Path | None, sheet: Path | None, html: Path | None, pairs: Path | None = None
+) -> None:
+    """The files that were asked for; each appears at once or not at all."""
+    if csv is not None:
+        _write_csv(checked, csv)
+    if pairs is not None:
+        from sslbench.data.checks.duplicates import as_csv
+
+        _write_text(as_csv(checked.overlaps()), pairs)
+    if sheet is None and html is None:
+        return
+    from sslbench.data.checks import page, sheets
+
+    pictures = {}
+    for key, part in checked.parts.items():
+        chosen = sheets.chosen_by_class(part, classes=_CLASSES, each=_EACH)
+        boxes = checked.boxes(key)
+        pictures[key] = sheets.thumbnails(part, chosen, reading=checked.reading, boxes=boxes)
+    unit = "boxes" if checked.opened.objects is not None else "images"
+    if sheet is not None:
+        rows = {f"{name} ({key})".strip(): row for key, groups in pictures.items() for name, row in groups.items()}
+        counts = {f"{name} ({key})": f"{n:,} {unit}" for key, of in checked.counts.items() for name, n in of.items()}
+        sheets.class_sheet(rows, counts, sheet)
+        echo(f"wrote {sheet}", err=True)
+    if html is not None:
+        page.write_page(
+            html,
+            title=checked.opened.spec,
+            about=_about(checked),
+            findings=checked.findings,
+            counts=checked.counts,
+            pictures={checked.parts[key].name: groups for key, groups in pictures.items()},
+            unit=unit,
+        )
+        echo(f"wrote {html}", err=True)
+
+
+def _write_csv(checked: "Checked", path: Path) -> None:
+    rows = [[name, *(column.get(name, 0) for column in checked.counts.values())] for name in _names(checked)]
+    _write_text(csv_text([["class", *checked.counts], *rows]), path)
+
+
+def _write_text(text: str, path: Path) -> None:
+    from sslbench.weights.save import new_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    echo(f"wrote {path}", err=True)

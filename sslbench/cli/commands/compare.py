@@ -1,0 +1,146 @@
+"""`sslbench compare`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sslbench.cli.echo import echo
+from sslbench.text import table_cell
+
+if TYPE_CHECKING:
+    from sslbench.leaderboard.compare import Comparison
+    from sslbench.results import Result
+
+
+@click.command("compare")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option("--metric", help="Compare by this metric in place of the leading one.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
+    """Say whether the difference between two results is real: A and B are records, or folders of them.
+
+    Both are scored on the same test samples, and the samples are resampled for both at once: "tied" means that the 95 %
+    interval of the difference holds 0. Groups of samples stay together, and means over draws are compared by all draws.
+    Of two folders all pairs are compared that were measured in the same way.
+
+    \b
+    sslbench compare results/knn/a-1f0c.json results/knn/b-77e2.json
+    sslbench compare results_a/ results_b/ --metric balanced_accuracy
+    """  # noqa: D301
+    from sslbench.cli import terminal
+    from sslbench.leaderboard.compare import compare, pairs, with_holm
+    from sslbench.results.files import read, read_tree
+
+    terminal.show_messages()
+    if a.is_file() and b.is_file():
+        found = [compare(read(a), read(b), metric=metric)]
+    else:
+        ours, theirs = read_tree(a), read_tree(b)
+        matched = pairs(ours, theirs, metric)
+        if not matched:
+            raise _nothing(a, b, ours, theirs)
+        found = with_holm([compare(one, other, metric=metric) for one, other in matched])
+    if as_json:
+        echo(_json(found))
+    else:
+        _print(found)
+
+
+def _nothing(a: Path, b: Path, ours: "Sequence[Result]", theirs: "Sequence[Result]") -> Exception:
+    """Why nothing can be compared: what differs between the two most alike."""
+    from sslbench.errors import ResultError
+    from sslbench.leaderboard.compare import differing
+
+    options = [(differing(x, y), x, y) for x in ours for y in theirs]
+    if not options:
+        return ResultError(f"there are no result records below {a if not ours else b}", "`sslbench eval` writes them.")
+    nearest, x, y = min(options, key=lambda option: len(option[0]))
+    if not nearest:
+        return ResultError(
+            f"{a} and {b}: the same results, or several layers or seeds that have no counterpart",
+            "Name two records in place of the folders.",
+        )
+    listed = "\n".join(f"  {key}: {one} / {other}" for key, one, other in nearest)
+    return ResultError(
+        f"no result below {a} can be compared with one below {b}; the two most alike differ in (A / B):\n{listed}",
+        f"They are {x.file} and {y.file}.",
+    )
+
+
+def _print(found: "list[Comparison]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    corrected = len(found) > 1
+    table = Table(box=None, pad_edge=False)
+    for name in ("protocol", "layer", "metric", "n", "A", "B", "A - B", "95 % interval", "McNemar p"):
+        table.add_column(name, justify="right" if name in ("n", "A", "B", "A - B", "McNemar p") else "left")
+    if corrected:
+        table.add_column("Holm p", justify="right")
+    table.add_column("verdict")
+    for one in found:
+        layer = one.a.layer if one.a.layer == one.b.layer else f"{one.a.layer} / {one.b.layer}"
+        cells = [one.a.protocol.name, layer, one.metric, f"{one.n:,}", f"{one.value_a:.2f}", f"{one.value_b:.2f}"]
+        cells += [f"{one.difference:+.2f}", f"{one.low:+.2f} .. {one.high:+.2f}", _p(one.p_mcnemar)]
+        table.add_row(*map(table_cell, cells), *([_p(one.p_holm)] if corrected else []), one.verdict)
+    for letter, names in (("A", {one.a.weights.name for one in found}), ("B", {one.b.weights.name for one in found})):
+        echo(f"{letter}: {', '.join(sorted(names))}")
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(table)
+    for line in _notes(found):
+        echo(line)
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}" if value >= 0.0001 else "< 0.0001"
+
+
+def _notes(found: "list[Comparison]") -> list[str]:
+    lines = []
+    if len(found) > 1:
+        lines.append(
+            f"{len(found)} comparisons: each verdict is for itself, and one in twenty of equal models is not tied by "
+            "chance. Holm p holds for all of them together."
+        )
+    grouped = sorted({one.groups for one in found if one.groups is not None})
+    if grouped:
+        numbers = ", ".join(f"{number:,}" for number in grouped)
+        lines.append(
+            f"The test samples belong to {numbers} groups, which are kept together: McNemar p is that of groups."
+        )
+    if any(one.p_mcnemar is None and one.metric == "top1" for one in found):
+        lines.append("Means over draws: the interval holds other draws and other test samples.")
+    return list(dict.fromkeys(lines))
+
+
+def _json(found: "list[Comparison]") -> str:
+    import json
+
+    from sslbench.results import plain
+
+    return json.dumps(plain([_plain(one) for one in found]), indent=1, allow_nan=False)
+
+
+def _plain(one: "Comparison") -> dict[str, Any]:
+    def side(result: "Result") -> dict[str, Any]:
+        return {"file": result.file, "id": result.id, "weights": result.weights.name, "layer": result.layer}
+
+    names = (
+        "metric",
+        "n",
+        "groups",
+        "value_a",
+        "value_b",
+        "difference",
+        "low",
+        "high",
+        "p_mcnemar",
+        "p_holm",
+        "verdict",
+    )
+    return {"a": side(one.a), "b": side(one.b), "protocol": one.a.protocol.name} | {n: getattr(one, n) for n in names}

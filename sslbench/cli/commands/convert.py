@@ -1,0 +1,117 @@
+"""`sslbench convert`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sslbench.cli import options
+from sslbench.cli.echo import echo
+
+if TYPE_CHECKING:
+    from sslbench.weights.convert import ConversionReport
+
+
+@click.command("convert")
+@click.argument("in_", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--to", required=True, help="Whose key names OUT should have (sslbench list formats).")
+@click.option("--format", help="Whose key names IN has; recognised when left out.")
+@click.option("--backbone", help="The architecture, where IN does not show it: your own module:callable, timm:NAME.")
+@click.option("--stem", help="Map the stem to another number of channels: average, repeat, sum, bands=3,2,1.")
+@click.option("--in-chans", type=click.IntRange(1), help="To which number --stem maps (sum: 1).")
+@click.option("--keep-heads", is_flag=True, help="Keep classifiers and projection heads, if OUT has names for them.")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@options.trust_pickle
+def command(
+    in_: Path,
+    out: Path,
+    to: str,
+    format: str | None,  # the name of the flag
+    backbone: str | None,
+    stem: str | None,
+    in_chans: int | None,
+    keep_heads: bool,
+    force: bool,
+    trust_pickle: bool,
+) -> None:
+    """Write the weights in IN to OUT with the key names of another format, bit for bit the same numbers.
+
+    --stem changes those of the first convolution: it then takes images of another number of channels.
+    The suffix of OUT says how it is stored: .safetensors, .pkl (numpy arrays, for Detectron2 and Caffe2), else torch.
+
+    \b
+    sslbench convert moco_v2.pth.tar r50.safetensors --to torchvision
+    sslbench convert resnet50.pth r50_for_detectron2.pth --to detectron2
+    """  # noqa: D301
+    from sslbench.cli import terminal
+    from sslbench.errors import UsageError
+    from sslbench.weights import convert
+    from sslbench.weights.formats import recognise
+    from sslbench.weights.reading import files
+
+    terminal.show_messages()
+    if in_chans is not None and stem is None:
+        raise UsageError("--in-chans needs --stem: how are the weights mapped to that number of channels?")
+    convert.check_output(in_, out, to=to, overwrite=force)
+    file = files.read(in_, trust_pickle=trust_pickle)
+    expected = None
+    if backbone is not None:
+        from sslbench.backbones.build import build
+
+        expected = {name: tuple(tensor.shape) for name, tensor in build(backbone).module.state_dict().items()}
+    found = recognise.recognise(file, expected=expected, format=format)
+    if stem is not None:
+        from sslbench.backbones.load import mapped_stem
+
+        found, backbone = mapped_stem(found, str(in_), rule=stem, channels=in_chans, backbone=backbone)
+        expected = expected and {name: tuple(tensor.shape) for name, tensor in found.canonical.items()}
+    preprocessing = None
+    if to == "sslbench":
+        from sslbench.backbones.load import architecture, load_file
+
+        if stem is None:
+            preprocessing = load_file(file, backbone=backbone, format=format).preprocessing
+        backbone = backbone or architecture(found, str(in_))
+    report = convert.rewrite(
+        file,
+        found,
+        out,
+        to=to,
+        format=format,
+        keep_heads=keep_heads,
+        backbone=backbone,
+        expected=expected,
+        preprocessing=preprocessing,
+    )
+    echo("\n".join(_lines(report)))
+
+
+def _lines(report: "ConversionReport") -> list[str]:
+    """At most fifteen lines."""
+    place = f" at '{report.where}'" if report.where else ""
+    prefix = f", keys start with '{report.prefix}'" if report.prefix else ""
+    network = f" ({report.network})" if report.network else ""
+    lines = [
+        f"read     {report.source}: format {report.format}{network}{place}{prefix}",
+        f"wrote    {report.target}: format {report.to}, {report.tensors} tensors, {report.renamed} of them renamed; "
+        "read back and compared bit for bit",
+    ]
+    if report.dropped:
+        lines.append(f"left out {', '.join(report.dropped)} ({report.dropped_count} tensors, no part of the backbone)")
+    if report.heads:
+        lines.append(f"kept     heads: {', '.join(report.heads[:6])}{' ...' if len(report.heads) > 6 else ''}")
+    for name, count in report.operations.items():
+        lines.append(f"changed  {count} tensors by {name}")
+    if report.counters_dropped:
+        lines.append(f"missing  {report.counters_dropped} num_batches_tracked counters: {report.to} has none")
+    if report.counters_restored:
+        lines.append(
+            f"added    {report.counters_restored} num_batches_tracked counters, as 0: {report.format} has none"
+        )
+    lines += [f"changed  {change}" for change in report.changes]
+    lines += [f"note     {report.note}"] if report.note else []
+    lines.append(f"sha256   of {report.source.name}: {report.source_sha256}")
+    both = "as written" if report.changes else "the same in both"
+    lines.append(f"sha256   of the backbone's tensors, {both}: {report.tensors_sha256}")
+    return lines

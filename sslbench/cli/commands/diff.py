@@ -1,0 +1,100 @@
+"""`sslbench diff`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sslbench.cli import options
+from sslbench.cli.echo import echo
+
+if TYPE_CHECKING:
+    from sslbench.weights.diff import Diff, Side
+
+_SHOWN = 10
+
+
+@click.command("diff")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option("--format-a", help="Whose key names A has; recognised when left out.")
+@click.option("--format-b", help="Whose key names B has; recognised when left out.")
+@click.option("--raw", is_flag=True, help="Compare names as they stand in the files, without recognising formats.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@options.trust_pickle
+def command(
+    a: Path, b: Path, format_a: str | None, format_b: str | None, raw: bool, as_json: bool, trust_pickle: bool
+) -> int:
+    """Say which tensors of two weights files differ, and by how much; the files may have different formats.
+
+    Exit code 0 when they are equal, 1 when they differ. BatchNorm counters (num_batches_tracked) are no difference.
+    """
+    from sslbench.cli import terminal
+    from sslbench.errors import UsageError
+    from sslbench.weights.diff import compare
+
+    terminal.show_messages()
+    if raw and (format_a or format_b):
+        raise UsageError("--raw compares names as they stand, so --format-a and --format-b exclude it")
+    sides = [_side(path, format, raw, trust_pickle) for path, format in ((a, format_a), (b, format_b))]
+    found = compare(*sides)
+    echo(_json(found) if as_json else "\n".join(_lines(found, a, b)))
+    return 0 if found.same else 1
+
+
+def _side(path: Path, format: str | None, raw: bool, trust_pickle: bool) -> "Side":
+    from sslbench.errors import WeightsError
+    from sslbench.weights import diff
+    from sslbench.weights.formats.recognise import recognise
+    from sslbench.weights.reading import files
+
+    file = files.read(path, trust_pickle=trust_pickle)
+    if raw:
+        return diff.raw_side(file)
+    try:
+        return diff.side(recognise(file, format=format))
+    except WeightsError as error:
+        remedy = f"{error.remedy}\n" if error.remedy else ""
+        raise WeightsError(error.message, f"{remedy}--raw compares the names as they stand in the files.") from error
+
+
+def _lines(found: "Diff", a: Path, b: Path) -> list[str]:
+    lines = [f"A: {a} ({found.formats[0]})", f"B: {b} ({found.formats[1]})", f"equal: {len(found.equal)} tensors"]
+    if found.changed:
+        lines.append(f"different: {len(found.changed)} tensors (largest |a - b|, and relative to the largest |a|)")
+        for change in found.changed[:_SHOWN]:
+            kinds = f"  {change.dtypes[0]} / {change.dtypes[1]}" if change.dtypes[0] != change.dtypes[1] else ""
+            lines.append(f"  {change.name}  {change.largest:.3g}  {change.relative:.2g}{kinds}")
+        lines += _more(len(found.changed))
+    if found.reshaped:
+        lines.append(f"of another shape: {len(found.reshaped)} tensors")
+        shown = list(found.reshaped.items())[:_SHOWN]
+        lines += [f"  {name}  {_size(one)} / {_size(other)}" for name, (one, other) in shown]
+        lines += _more(len(found.reshaped))
+    for letter, names in (("A", found.only_a), ("B", found.only_b)):
+        if names:
+            lines.append(f"only in {letter}: {len(names)} tensors")
+            lines += [f"  {name}" for name in names[:_SHOWN]] + _more(len(names))
+    if found.counters:
+        lines.append(f"not counted: {found.counters} num_batches_tracked counters differ or are in one file only")
+    if found.heads_only:
+        lines.append(f"not compared: heads, which only {found.heads_only} has")
+    lines.append("the backbones are equal" if found.same else "the backbones differ")
+    return lines
+
+
+def _more(count: int) -> list[str]:
+    return [f"  ... and {count - _SHOWN} more (--json lists all)"] if count > _SHOWN else []
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "one number"
+
+
+def _json(found: "Diff") -> str:
+    import dataclasses
+    import json
+
+    from sslbench.results import plain
+
+    return json.dumps(plain({**dataclasses.asdict(found), "same": found.same}), indent=1, allow_nan=False)

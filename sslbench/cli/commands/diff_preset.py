@@ -1,0 +1,54 @@
+"""`sslbench diff-preset`."""
+
+from typing import Any
+
+import click
+
+from sslbench.cli.echo import echo
+
+
+@click.command("diff-preset")
+@click.argument("a")
+@click.argument("b")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(a: str, b: str, as_json: bool) -> int:
+    """Say in which settings two published ways to run a protocol differ.
+
+    A and B are presets (sslbench list presets); a protocol's name, or PROTOCOL/default, stands for its defaults.
+    Exit code 0 when they are equal, 1 when they differ.
+
+    \b
+    sslbench diff-preset knn/dino knn/vissl
+    sslbench diff-preset knn knn/dinov2
+    """  # noqa: D301
+    from sslbench.library.presets import differences
+
+    found = differences(a, b)
+    if as_json:
+        import json
+
+        from sslbench.results import plain
+
+        rows = {each.key: {"a": plain(each.a), "b": plain(each.b)} for each in found}
+        echo(json.dumps({"a": a, "b": b, "differences": rows}, indent=1, allow_nan=False))
+    else:
+        _print(a, b, [(each.key, _show(each.a), _show(each.b)) for each in found])
+    return 1 if found else 0
+
+
+def _print(a: str, b: str, rows: list[tuple[str, str, str]]) -> None:
+    if not rows:
+        echo(f"{a} and {b} do not differ")
+        return
+    rows = [("", a, b), *rows]
+    first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
+    for row in rows:
+        echo(f"{row[0]:<{first}}  {row[1]:<{second}}  {row[2]}".rstrip())
+
+
+def _show(value: Any) -> str:
+    from sslbench.cli.commands.eval import show_value
+
+    if value is None:
+        return "-"
+    return show_value(tuple(value) if isinstance(value, list) else value)

@@ -1,0 +1,217 @@
+"""`sslbench eval detection`."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sslbench.cli import options
+from sslbench.cli.echo import echo
+from sslbench.cli.words import DETECTION
+from sslbench.distributed import this_process
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean, list_names, refuse_location
+
+if TYPE_CHECKING:
+    from sslbench.evaluation.detection import DetectionRequest, PreparedDetection
+    from sslbench.evaluation.request import RunSettings
+    from sslbench.library.benchmarks import Benchmark
+    from sslbench.results import Result
+
+TOY = "detection/toy"
+_D2 = "d2."
+"""How key=value for Detectron2's own configuration begins."""
+_FLAGS = ("device", "workers", "seed", "decoder", "max_pixels", "start_method")
+_RUN = (*_FLAGS, "test_fraction", "machine")
+_NOT_HERE = {
+    **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "detection trains on images"),
+    **dict.fromkeys(("resize", "crop", "interpolation"), "sizes are min_size_test=800, min_sizes_train=[640,800]"),
+    **dict.fromkeys(("image_column", "label_column"), "boxes come from manifests and VOC trees"),
+    **dict.fromkeys(("precision", "feature_dtype", "store"), "detection stores no features and computes in fp32"),
+    **dict.fromkeys(("mean", "std"), "colours are normalised as the weights ask for it"),
+    "batch_size": "the images per update are batch_size=16, a setting of the recipe",
+    "groups": "objects are not scored by groups of images",
+    "limit": "--limit-iters shortens the training",
+    "on_error": "all images are read first, and one that cannot be read stops it",
+    "presets": "published recipes are benchmarks: --benchmark detection/NAME",
+}
+
+
+def wanted(protocols: Sequence[str], benchmarks: Sequence[str], suite: str | None) -> tuple[str, ...] | None:
+    """What the words, --benchmark and --suite ask for in detection.
+
+    Returns:
+        Names of benchmarks, () for detection without one; None when something else is asked for.
+
+    Raises:
+        UsageError: for that and for protocols on features at once, or no such benchmark.
+    """
+    from sslbench.library.benchmarks import load_benchmark, load_suite
+
+    of_suite = load_suite(suite) if suite else ()
+    named = {name: load_benchmark(name).protocol for name in (*benchmarks, *of_suite)}
+    if protocols:  # they choose among the benchmarks of a suite
+        named = {name: protocol for name, protocol in named.items() if name in benchmarks or protocol in protocols}
+    others = [name for name in protocols if name != DETECTION]
+    others += [name for name, protocol in named.items() if protocol != DETECTION]
+    if DETECTION not in (*protocols, *named.values()):
+        return None
+    if others:
+        first = " ".join(dict.fromkeys(named.get(name, name) for name in others))
+        remedy = f"Run sslbench eval {first} --suite {suite}, and sslbench eval {DETECTION} --suite {suite}."
+        raise UsageError(
+            f"detection trains a network and cannot go together with {', '.join(others)}, on frozen features",
+            remedy if suite else "Run sslbench eval twice.",
+        )
+    return tuple(named)
+
+
+def run(values: Mapping[str, Any], given: Mapping[str, Any], command: str) -> None:
+    """Everything after the words are read.
+
+    Args:
+        values: key=value, for the recipe and the run.
+        given: the flags.
+        command: as the user typed it.
+
+    Raises:
+        SslbenchError: see `evaluation.detection`.
+    """
+    from sslbench import evaluation
+    from sslbench.cli.commands.eval.progress import detection_progress
+    from sslbench.evaluation import detection
+
+    d2 = {key.removeprefix(_D2): value for key, value in values.items() if key.startswith(_D2)}
+    settings, origins, recipe_values = _settings({k: v for k, v in values.items() if not k.startswith(_D2)}, given)
+    request = _request(recipe_values, given, d2)
+    detection.check_backend(request)
+    out = Path(given["out"])
+    if not given["dry_run"]:
+        evaluation.check_writable(out)
+    prepared = detection.prepare_detection(request, settings)
+    if given["dry_run"]:
+        _print_plan(prepared, origins)
+        return
+    with detection_progress() as progress:
+        watch = progress.line if progress is not None else None
+        results = detection.evaluate_detection(prepared, out=out, command=command, progress=progress, watch=watch)
+    if this_process().rank == 0:
+        _print(results, out)
+
+
+def _settings(
+    values: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple["RunSettings", dict[str, str], dict[str, Any]]:
+    """Settings of the run with their origins, and what is for the recipe."""
+    from sslbench.cli.words import compose_run
+    from sslbench.config import resolve
+    from sslbench.detection.recipe import DetectionRecipe
+    from sslbench.evaluation.request import RunSettings
+
+    for flag, reason in _NOT_HERE.items():
+        if given[flag] not in (None, False, ()):
+            name = {"image_column": "image-col", "label_column": "label-col", "presets": "preset"}.get(flag, flag)
+            name = name.replace("_", "-")
+            raise UsageError(f"--{name} does not go with detection", f"{reason[0].upper()}{reason[1:]}.")
+    plain = {key.removeprefix(f"{DETECTION}."): value for key, value in values.items()}
+    known = [f.name for f in dataclasses.fields(DetectionRecipe)]
+    for key in plain:
+        if key not in (*known, *_RUN):
+            raise UsageError(f"detection has no setting '{key}'", did_you_mean(key, (*known, *_RUN)))
+    of_run = {key: value for key, value in plain.items() if key in _RUN}
+    settings, origins = resolve(RunSettings, compose_run(of_run, options.given(dict(given), _FLAGS)))
+    return settings, origins, {key: value for key, value in plain.items() if key not in _RUN}
+
+
+def _request(values: dict[str, Any], given: Mapping[str, Any], d2: dict[str, Any]) -> "DetectionRequest":
+    from sslbench.data.open_objects import DEFAULT
+    from sslbench.evaluation.detection import DetectionRequest, make_recipe
+
+    if not given["weights"]:
+        raise UsageError(
+            "which weights? --weights is missing",
+            "Give a checkpoint; 'random' with --backbone is an untrained network.",
+        )
+    benchmark = _benchmark(given)
+    data = given["data"] or benchmark.data
+    if not given["data"]:
+        refuse_location(data, f"the benchmark {benchmark.name}: data")
+    if not data:
+        raise UsageError(
+            f"{benchmark.name} needs --data: {benchmark.title}",
+            "Give a COCO or kwcoco manifest, or a Pascal VOC tree (two as VOC2007+VOC2012).",
+        )
+    baselines = given["baselines"]
+    if not given["data"] and data == DEFAULT and this_process().rank == 0:
+        echo(f"no --data: using drawn toy shapes ({DEFAULT})", err=True)
+    if not (baselines or given["data"] or given["benchmarks"] or given["no_floors"]):
+        baselines = ("random",)  # what the toys can show: whether the weights are better than none
+        if this_process().rank == 0 and given["weights"] != "random":
+            echo("also the untrained backbone is trained, to stand beside (--no-floors leaves it out)", err=True)
+    recipe, origins, used = make_recipe(values, benchmark, limit_iterations=given["limit_iters"])
+    if used is not None and d2:
+        used = dataclasses.replace(used, modified=True)
+    common = {key: given[key] for key in (*options.WEIGHTS_KEYS, "test_data")}
+    common |= {"baselines": baselines, "backend": given["backend"] or "torchvision", "d2": d2}
+    return DetectionRequest(**common, data=data, recipe=recipe, origins=origins, benchmark=used)
+
+
+def _benchmark(given: Mapping[str, Any]) -> "Benchmark":
+    """The one that was asked for; the toy one when nothing was said."""
+    from sslbench.library.benchmarks import load_benchmark
+
+    names = given["benchmarks"]
+    if len(names) > 1:
+        raise UsageError(f"detection takes one --benchmark at a time, not {', '.join(names)}")
+    if not names and given["data"]:
+        there = ", ".join(name for name in list_names("benchmark") if name.startswith(f"{DETECTION}/"))
+        raise UsageError(
+            "which recipe? --benchmark is missing",
+            f"detection/small is for a few hundred images on a processor, {TOY} for drawn shapes. There are: {there}.",
+        )
+    return load_benchmark(names[0] if names else TOY)
+
+
+def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> None:
+    from sslbench.cli.commands.eval import show_value
+    from sslbench.cli.commands.eval.plan import section
+
+    request, backbone, data = prepared.request, prepared.backbone, prepared.data
+    loaded = backbone.report.line() if backbone.report else "nothing loaded"
+    others = [(name, f"{other.name}, to stand beside", "baseline") for name, other in prepared.baselines]
+    section("weights", [(request.weights, f"{backbone.name}: {loaded}", ""), *others])
+    parts = [
+        (part.name, f"{len(part)} images, {int(part.counts().sum())} objects, {len(part.classes)} classes", "")
+        for part in (data.train, data.test)
+    ]
+    section("data", [*parts, ("split", data.how, "")])
+    title = f"{DETECTION} ({request.benchmark.name} v{request.benchmark.version})" if request.benchmark else DETECTION
+    recipe = {f.name: getattr(request.recipe, f.name) for f in dataclasses.fields(request.recipe)}
+    section(title, [(key, show_value(value), request.origins[key]) for key, value in recipe.items()])
+    rows = [(key, show_value(value), "command line") for key, value in prepared.backend.get("d2", {}).items()]
+    section("backend", [(request.backend, "", "flag" if request.backend != "torchvision" else "default"), *rows])
+    rows = [(key, show_value(getattr(prepared.run, key)), run_origins[key]) for key in _RUN if key != "machine"]
+    section("run", rows)
+
+
+def _print(results: list["Result"], out: Path) -> None:
+    from sslbench.cli.commands.eval import table
+    from sslbench.results.files import PREDICTIONS
+
+    table.print_results(results, out)
+    for result in results:
+        first = [name for name in ("AP", "AP50", "AP75") if name in result.metrics]
+        values = {name: result.metrics[name].value for name in dict.fromkeys([*first, *result.metrics])}
+        echo(f"{result.weights.name}: " + ", ".join(f"{k} {_number(v)}" for k, v in values.items()))
+        echo("per class: " + ", ".join(f"{k} {_number(v)}" for k, v in result.per_class.items()))
+        if result.file is not None:
+            stem = result.file.with_suffix("")
+            echo(f"predictions: {stem}{PREDICTIONS}\npictures: {stem}.png")
+            if Path(f"{stem}.detector.torch").is_file():  # not of a network that only Detectron2 has
+                echo(f"detector: {stem}.detector.torch")
+        for note in result.notes:
+            echo(note, err=not note.startswith(f"{result.weights.name}: AP "))
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.1f}"

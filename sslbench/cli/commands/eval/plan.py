@@ -1,0 +1,87 @@
+"""What `--dry-run` prints: every setting that will be in effect, and where it came from."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sslbench.cli.commands.eval import show_value
+from sslbench.cli.echo import echo
+from sslbench.evaluation import Prepared
+from sslbench.text import visible
+
+if TYPE_CHECKING:
+    from sslbench.evaluation import Request
+    from sslbench.library.benchmarks import Benchmark
+    from sslbench.library.presets import Preset
+
+
+def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> None:
+    """The whole plan of one evaluation on stdout; nothing has been decoded."""
+    from sslbench.evaluation.prepare import is_on_images
+    from sslbench.features.extract import store_key
+    from sslbench.features.store import open_entry, what_changed
+
+    request, backbone, data = prepared.request, prepared.backbone, prepared.data
+    loaded = backbone.report.line() if backbone.report else "nothing loaded"
+    section("weights", [(request.weights, f"{backbone.name}: {loaded}", "")])
+    rows = [
+        (name, str(getattr(backbone.preprocessing, name)), _asked_by(request, name, origin))
+        for name, origin in prepared.preprocessing_origins.items()
+    ]
+    section("preprocessing", rows)
+    fixed = [p for p in _published(request) if p.layers and p.layers == request.layers]
+    given = _called(fixed[0]) if fixed else "flag --layers" if request.layers else "the backbone's default"
+    section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
+    sizes = [
+        (part.name, f"{len(part)} images, {len(part.labels.classes)} classes, {part.labels.kind} label", "")
+        for part in (data.train, data.test)
+    ]
+    section("data", [*sizes, ("split", data.how, "")])
+    for task in request.tasks:
+        settings = dataclasses.asdict(task.settings)
+        parts = [f"{p.name} v{p.version}" for p in (task.benchmark, task.preset) if p is not None]
+        name = f"{task.protocol} ({', '.join(parts)})" if parts else task.protocol
+        section(name, [(key, show_value(value), task.origins[key]) for key, value in settings.items()])
+    run = dataclasses.asdict(prepared.run)
+    section("run", [(key, show_value(value), run_origins[key]) for key, value in run.items()])
+    if all(is_on_images(task) for task in request.tasks):
+        section("features", [(part.name, "none: heads are trained on images", "") for part in (data.train, data.test)])
+        return
+    rows = []
+    for part in [data.whole] if data.whole is not None else [data.train, data.test]:
+        key = store_key(backbone, part, prepared.run.extract_settings())
+        entry = open_entry(store, key, part, backbone.name)
+        missing = [layer.text for layer in prepared.layers if not entry.has(layer.text)]
+        state = f"to be extracted: {', '.join(missing)}" if missing else "stored, no image will be decoded"
+        changed = what_changed(store, key, part) if missing and not entry.layers() else None
+        rows.append((part.name, state, changed or ""))
+    section("features", rows)
+
+
+def _published(request: "Request") -> list["Preset | Benchmark"]:
+    """The presets and benchmarks of a request, the stronger first."""
+    presets = [task.preset for task in request.tasks if task.preset is not None]
+    return [*presets, *(task.benchmark for task in request.tasks if task.benchmark is not None)]
+
+
+def _called(published: "Preset | Benchmark") -> str:
+    return f"{type(published).__name__.lower()} {published.name}"
+
+
+def _asked_by(request: "Request", name: str, origin: str) -> str:
+    """Who fixes a value of the preprocessing: a preset or benchmark with that very value, else what is known."""
+    if name not in request.preprocessing:
+        return origin
+    value = request.preprocessing[name]
+    return next((_called(p) for p in _published(request) if p.preprocessing.get(name, ...) == value), origin)
+
+
+def section(title: str, rows: list[tuple[str, str, str]]) -> None:
+    """A heading, and (name, value, origin) below it in columns."""
+    echo(before=click.style(title, bold=True))
+    width = max((len(name) for name, _, _ in rows), default=0)
+    for name, value, origin in rows:
+        behind = click.style(f"  [{visible(origin)}]", dim=True) if origin else ""
+        echo(f"  {name:<{width}}  {value}", after=behind)

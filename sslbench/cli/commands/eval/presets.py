@@ -1,0 +1,107 @@
+"""`sslbench eval --preset`: which protocol runs how, and what a preset asks of the request."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sslbench.library.presets import Preset, find_presets
+from sslbench.preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    from sslbench.evaluation import Request, Task
+    from sslbench.library.benchmarks import Benchmark
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A protocol as it will be run: the module's name, and the preset it is run with.
+
+    Attributes:
+        named: the protocol as the user or a benchmark names it; a preset of its folder may be run by another module.
+        protocol: the module that runs it.
+        preset: None for the protocol's own defaults.
+    """
+
+    named: str
+    protocol: str
+    preset: Preset | None = None
+
+
+def runs(protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence["Benchmark"]) -> list[Run]:
+    """What to run, in the order of the protocols: each with every preset that was asked for it, else as it is.
+
+    Raises:
+        UsageError: see `presets.find_presets`.
+    """
+    named = list(dict.fromkeys(protocols or [benchmark.protocol for benchmark in benchmarks]))
+    found = find_presets(presets, named)
+    chosen = []
+    for name in named or list(dict.fromkeys(preset.family for preset in found)):
+        own = [preset for preset in found if name in (preset.family, preset.protocol)]
+        # The user's own word for a protocol, where it is the preset's: only that may name a module.
+        chosen += [Run(name, name if name == preset.protocol else preset.protocol, preset) for preset in own] or [
+            Run(name, name)
+        ]
+    return list({(run.protocol, run.preset.name if run.preset else ""): run for run in chosen}.values())
+
+
+def asked_of_images(
+    run: Run,
+    layers: tuple[str, ...],
+    preprocessing: Mapping[str, Any],
+    benchmark: "Benchmark | None" = None,
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The layers and the preprocessing of a run: the user's, else the preset's, else the benchmark's."""
+    parts = [part for part in (run.preset, benchmark) if part is not None]
+    chosen = layers or next((part.layers for part in parts if part.layers), ())
+    merged: dict[str, Any] = {}
+    for part in reversed(parts):
+        merged |= part.preprocessing
+    merged |= preprocessing
+    if "resize" in preprocessing and "crop" not in preprocessing:
+        origin = next((part.name for part in parts if "crop" in part.preprocessing), "")
+        size: dict[str, Any] = {key: merged.get(key) for key in ("resize", "squash", "crop")}
+        Preprocessing(**size, origin=origin).refuse_unfilled_crop()
+    return chosen, merged
+
+
+def mark_changes(task: "Task", layers: tuple[str, ...], preprocessing: Mapping[str, Any]) -> "Task":
+    """The task, its preset and its benchmark marked modified where layers or preprocessing are not theirs."""
+    preset, benchmark = task.preset, task.benchmark
+    if preset is not None and _differs(preset, layers, preprocessing):
+        preset = dataclasses.replace(preset, modified=True)
+    if benchmark is not None and _differs(benchmark, layers, preprocessing):
+        benchmark = dataclasses.replace(benchmark, modified=True)
+    return dataclasses.replace(task, preset=preset, benchmark=benchmark)
+
+
+def _differs(published: "Preset | Benchmark", layers: tuple[str, ...], preprocessing: Mapping[str, Any]) -> bool:
+    """Layers that are not fixed may be any; so may the preprocessing of a preset that fixes none of it."""
+    other_layers = bool(published.layers) and layers != published.layers
+    fixed = published.preprocessing
+    if isinstance(published, Preset):
+        return other_layers or any(preprocessing.get(key) != value for key, value in fixed.items())
+    return other_layers or dict(preprocessing) != fixed
+
+
+def grouped(common: Mapping[str, Any], data: str, made: Sequence[tuple["Task", Any]]) -> list["Request"]:
+    """Requests for tasks with their (layers, preprocessing): tasks that want the same images share one.
+
+    Args:
+        common: fields of all requests.
+        data: where the images are.
+        made: a task, and the (layers, preprocessing) it wants.
+    """
+    from sslbench.evaluation import Request
+
+    together: list[tuple[Any, list[Task]]] = []
+    for task, wanted in made:
+        tasks = next((tasks for other, tasks in together if other == wanted), None)
+        if tasks is None:
+            together.append((wanted, [task]))
+        else:
+            tasks.append(task)
+    return [
+        Request(**common, data=data, tasks=tuple(tasks), layers=layers, preprocessing=preprocessing)
+        for (layers, preprocessing), tasks in together
+    ]

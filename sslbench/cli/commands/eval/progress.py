@@ -1,0 +1,93 @@
+"""What a user sees of a detector's training and of the search on the test part while they run, on stderr."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sslbench.cli.commands.pretrain.progress import QUIET, duration
+from sslbench.cli.echo import echo
+from sslbench.cli.terminal import ProgressLines
+from sslbench.distributed import this_process
+
+if TYPE_CHECKING:
+    from sslbench.detection.log import Line
+
+
+class DetectionLines:
+    """Without a terminal: a line every ten seconds at most, and the last one."""
+
+    def __init__(self) -> None:
+        self.images = ProgressLines()
+        self.last = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Reports `done` of `total` images."""
+        self.images(what, done, total)
+
+    def line(self, line: "Line") -> None:
+        """Reports an iteration when it is time."""
+        now = time.monotonic()
+        if now - self.last >= QUIET or line.iteration == line.iterations:
+            self.last = now
+            echo(f"iteration {line.iteration} of {line.iterations}: {_text(line, whole=True)}", err=True)
+
+
+class DetectionBars:
+    """On a terminal: a bar for each training and each search."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=Console(stderr=True),
+        )
+        self.open: dict[str, tuple[Any, float]] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Moves the bar of the images."""
+        self._move(what, done, total, None)
+
+    def line(self, line: "Line") -> None:
+        """Moves the bar of the training."""
+        self._move("training", line.iteration, line.iterations, _text(line, whole=False))
+
+    def _move(self, what: str, done: int, total: int, text: str | None) -> None:
+        self.bars.start()
+        if what not in self.open:
+            self.open[what] = (self.bars.add_task(what, total=total, text=""), time.monotonic())
+        task, began = self.open[what]
+        text = text or f"{done / max(time.monotonic() - began, 1e-9):.0f} images/s"
+        self.bars.update(task, completed=done, text=text)
+        if done >= total:  # the next training, or the next search, gets a bar of its own
+            del self.open[what]
+
+    def close(self) -> None:
+        """Leaves the terminal as it should be."""
+        self.bars.stop()
+
+
+def _text(line: "Line", *, whole: bool) -> str:
+    return line.summary(whole=whole) + (f"  {duration(line.left)} left" if line.iteration < line.iterations else "")
+
+
+@contextlib.contextmanager
+def detection_progress() -> Iterator[DetectionLines | DetectionBars | None]:
+    """Bars on a terminal, lines otherwise; None on processes other than the first."""
+    if this_process().rank != 0:
+        yield None
+        return
+    if not sys.stderr.isatty():
+        yield DetectionLines()
+        return
+    bars = DetectionBars()
+    try:
+        yield bars
+    finally:
+        bars.close()

@@ -1,0 +1,170 @@
+"""`sslbench eval --suite` and `--weights a b c`: many cells, with their holes."""
+
+import glob
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sslbench.cli.echo import echo
+from sslbench.cli.words import DETECTION, all_protocols
+from sslbench.distributed import this_process
+from sslbench.errors import SslbenchError, UsageError
+from sslbench.text import visible
+
+if TYPE_CHECKING:
+    from sslbench.evaluation import Request, RunSettings
+    from sslbench.evaluation.suite import Cell
+    from sslbench.library.benchmarks import Benchmark
+    from sslbench.results.holes import Hole
+
+
+def take_weights(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words after --weights, and the other arguments with the first of them: click's options take one value each.
+
+    The weights end at the next flag, at the name of a protocol and at KEY=VALUE.
+    """
+    weights: list[str] = []
+    rest: list[str] = []
+    words = iter([*args, None])
+    word = next(words)
+    while word is not None:
+        if word == "--weights":
+            word = next(words)
+            first = True
+            while word is not None and (first or not _ends_weights(word)):
+                weights.append(word)
+                word, first = next(words), False
+        elif word.startswith("--weights="):
+            weights.append(word.removeprefix("--weights="))
+            word = next(words)
+        else:
+            rest.append(word)
+            word = next(words)
+    return weights, [*rest, *(["--weights", weights[0]] if weights else [])]
+
+
+def _ends_weights(word: str) -> bool:
+    return word.startswith("-") or word in all_protocols() or ("=" in word and not Path(word).exists())
+
+
+def expand(weights: Sequence[str]) -> list[str]:
+    """The weights with patterns such as 'runs/*/weights.torch' expanded, each once.
+
+    Raises:
+        UsageError: nothing fits a pattern.
+    """
+    found: list[str] = []
+    for word in weights:
+        if not any(character in word for character in "*?[") or Path(word).exists():
+            found.append(word)
+            continue
+        matches = sorted(glob.glob(word, recursive=True))  # noqa: PTH207 - an absolute pattern is one, too
+        if not matches:
+            raise UsageError(f"--weights {word}: no file fits this pattern")
+        found += matches
+    return list(dict.fromkeys(found))
+
+
+def make_cells(
+    weights: Sequence[str],
+    benchmarks: Sequence["Benchmark"],
+    given: Mapping[str, Any],
+    requests: Callable[[dict[str, Any], list["Benchmark"]], list["Request"]],
+) -> list["Cell"]:
+    """A cell for each of the weights on each benchmark, or on the protocols where no benchmark was named.
+
+    Args:
+        weights: the files.
+        benchmarks: may be none.
+        given: the flags.
+        requests: from the flags that concern one of the weights, and benchmarks, to what to evaluate.
+    """
+    from sslbench.evaluation.suite import Cell
+
+    problems = {benchmark.name: _problem(benchmark, given) for benchmark in benchmarks}
+    cells = [
+        Cell(word, benchmark.name, tuple(requests(_own(word), [benchmark])) if problem is None else (), problem)
+        for word in weights
+        for benchmark in benchmarks
+        for problem in [problems[benchmark.name]]
+    ]
+    for word in weights if not benchmarks else ():
+        asked = tuple(requests(_own(word), []))
+        cells.append(Cell(word, " ".join(task.protocol for request in asked for task in request.tasks), asked))
+    return cells
+
+
+def _own(weights: str) -> dict[str, Any]:
+    """The flags of one of several weights; 'pixels' are a backbone themselves, so --backbone is for the others."""
+    return {"weights": weights} | ({"backbone": None} if weights.partition(":")[0] == "pixels" else {})
+
+
+def _problem(benchmark: "Benchmark", given: Mapping[str, Any]) -> SslbenchError | None:
+    """Why a benchmark cannot be run here; known before anything is opened."""
+    from sslbench.library.benchmarks import data_of
+
+    if benchmark.protocol == DETECTION:
+        remedy = f"Run it alone: sslbench eval detection --benchmark {benchmark.name}"
+        return UsageError(f"{benchmark.name} trains a detector, which a suite does not", remedy)
+    try:
+        data_of(benchmark, given["data"], given["test_data"])
+    except UsageError as error:
+        return error
+    return None
+
+
+def run(
+    cells: Sequence["Cell"], settings: "RunSettings", given: Mapping[str, Any], *, store: Path, command: str
+) -> int:
+    """Evaluates the cells, prints the table of their results and the holes.
+
+    Returns:
+        The exit code: 1 if there is a hole. The first process alone tells: torchrun kills all when one ends with it.
+
+    Raises:
+        SslbenchError: the folder for the results cannot be written.
+    """
+    from sslbench import evaluation
+    from sslbench.cli import terminal
+    from sslbench.cli.commands.eval import table
+    from sslbench.evaluation.suite import run_suite
+
+    out = Path(given["out"])
+    evaluation.check_writable(out)
+    with terminal.progress() as progress:
+        results, holes = run_suite(cells, settings, store=store, out=out, command=command, progress=progress)
+    if this_process().rank != 0:
+        return 0
+    if results:
+        table.print_results(results, out)
+    _print_holes(holes, len(cells), out)
+    return 1 if holes else 0
+
+
+def _print_holes(holes: Sequence["Hole"], n_cells: int, out: Path) -> None:
+    if not holes:
+        return
+    head = click.style(f"{len(holes)} of {n_cells} cells are holes", bold=True)
+    echo(f" ({out}/holes.csv):", err=True, before=head)
+    for hole in holes:
+        echo(f"  {hole.weights} on {hole.benchmark}: {hole.reason}", err=True)
+        if hole.remedy:
+            echo(f"    {hole.remedy}", err=True)
+
+
+def dry_run(cells: Sequence["Cell"], settings: "RunSettings", origins: dict[str, str], store: Path) -> None:
+    """Prints the plan of every cell, or why it would be a hole."""
+    from sslbench.cli.commands.eval.plan import print_plan
+    from sslbench.evaluation import prepare
+
+    for cell in cells:
+        echo(before=click.style(visible(f"{cell.weights} on {cell.benchmark}"), bold=True))
+        try:
+            if cell.problem is not None:
+                raise cell.problem
+            for request in cell.requests:
+                print_plan(prepare(request, settings), origins, store)
+        except SslbenchError as error:
+            echo(f"  hole: {error.message}")

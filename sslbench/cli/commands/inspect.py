@@ -1,0 +1,277 @@
+"""`sslbench inspect`."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sslbench.cli import options
+from sslbench.cli.echo import echo
+
+if TYPE_CHECKING:
+    from sslbench.weights.reading.files import WeightsFile
+import dataclasses
+import json
+
+if TYPE_CHECKING:
+    from sslbench.backbones.describe import Description
+
+
+WEIGHT_SUFFIXES = (".pth", ".pt", ".th", ".torch", ".tar", ".ckpt", ".safetensors", ".bin", ".pkl", ".npy", ".npz")
+_DATA_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".zip", ".jsonl")
+_SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_OLD_TORCH = ("sys_info", "pickle", "storages", "tensors")
+"""Members of the tar files that torch.save wrote before version 0.4."""
+
+
+@click.command("inspect")
+@click.argument("what")
+@click.option("--backbone", help="Check the weights against this backbone.")
+@click.option("--format", "format_", help="Read the weights as this format.")
+@click.option("--json", "as_json", is_flag=True, help="Print what is known of a weights file as JSON.")
+@options.trust_pickle
+def command(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
+    """Say what WHAT is: a weights file, a detector, a data set, or a folder of the feature store.
+
+    Of weights: format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
+    Of a trained detector, or a checkpoint of its training: architecture, classes, iterations, recipe.
+    """
+    from sslbench.cli import terminal
+    from sslbench.errors import UsageError
+
+    terminal.show_messages()
+    path = Path(what)
+    if "://" in what or _is_shard(path):
+        _data(what)
+        return 0
+    if path.suffix.lower() in WEIGHT_SUFFIXES or backbone or format_ or _is_other_file(path):
+        return _weights(path, backbone, format_, as_json, trust_pickle)
+    if as_json:
+        raise UsageError("--json is for weights files", "Leave it out for data and feature stores.")
+    if path.is_dir() and (path / "meta.json").is_file() and list(path.glob("*.npy*")):
+        _features(path)
+    else:
+        _data(what)
+    return 0
+
+
+def _is_shard(path: Path) -> bool:
+    """Whether a name with .tar means images: checkpoints end like that as well (.pth.tar), but are seldom tar files."""
+    name = path.name.lower()
+    if not name.endswith(_SHARD_SUFFIXES):
+        return False
+    if not path.is_file():
+        return any(sign in name for sign in "{*?[")
+    if not name.endswith(".tar"):
+        return True
+    import tarfile
+
+    try:
+        with tarfile.open(path) as archive:
+            first = archive.next()
+    except (tarfile.TarError, OSError):
+        return False
+    return first is None or first.name not in _OLD_TORCH
+
+
+def _is_other_file(path: Path) -> bool:
+    """A file with an unusual suffix that is no manifest either: published checkpoints have all kinds of names."""
+    return path.is_file() and path.suffix.lower() not in _DATA_SUFFIXES
+
+
+def _weights(path: Path, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
+    from sslbench.backbones.describe import describe
+    from sslbench.cli.commands import inspect
+    from sslbench.weights.reading.files import read
+
+    file = read(path, trust_pickle=trust_pickle)
+    # Tensors at the top of a detector's file are its backbone; a checkpoint of its training has none to load.
+    if file.content.keys() & {"detector", "about"} and not _detector(file, path, as_json) and not (backbone or format_):
+        return 0
+    known = describe(file, backbone=backbone, format=format_)
+    echo(inspect.as_json(path, known) if as_json else inspect.page(path, known))
+    return 1 if known.problem else 0
+
+
+def _detector(file: "WeightsFile", path: Path, as_json: bool) -> bool:
+    """Says what detector is in a file; whether what else is in it is worth a page."""
+    import json
+
+    from sslbench.detection import saved
+
+    about = saved.about_of(file)
+    if about is None:
+        return True
+    rows = saved.rows(file, about)
+    if as_json:
+        described = dict(rows) | {"path": str(path), "settings": json.loads(about.text())}
+        echo(json.dumps(described, indent=1, allow_nan=False))
+        return False
+    echo("\n".join([str(path), *(f"  {label:<13}{value}" for label, value in rows)]))
+    return "state_dict" in file.content
+
+
+def _data(what: str) -> None:
+    from sslbench.data.labels import class_counts
+    from sslbench.data.open import open_data
+
+    for split, source in open_data(what).items():
+        echo(f"{split}: {len(source)} images, {source.labels.kind} label, {len(source.labels.classes)} classes")
+        if source.labels.kind != "none":
+            counts = class_counts(source.labels)
+            shown = [f"{name} {count}" for name, count in zip(source.labels.classes, counts, strict=True)]
+            echo("  " + ", ".join(shown[:20]) + (f", ... {len(shown) - 20} more" if len(shown) > 20 else ""))
+        for note in source.notes:
+            echo(f"  {note}")
+    echo(f"data: sslbench check-data {shlex.quote(what)} looks into it")
+
+
+def _features(path: Path) -> None:
+    import json
+
+    from sslbench.features.store import Entry
+
+    entry = Entry(path)
+    meta = entry.meta()
+    echo(f"{path}: features of {meta.get('rows')} images of {meta.get('data')}")
+    for layer in entry.layers():
+        array = entry.read(layer)
+        echo(f"  {layer}: {array.shape[0]} x {array.shape[1]} {array.dtype}")
+    if list(path.glob("*.partial")):
+        echo("  an extraction here is not finished: run the same command again to continue it")
+    echo(json.dumps(meta.get("key"), indent=1))
+
+
+_SHOWN = 12
+
+
+def as_json(path: Path, known: "Description") -> str:
+    """Everything that is known, as JSON."""
+    from sslbench.results import plain
+
+    return json.dumps(plain({"path": str(path), **dataclasses.asdict(known)}), indent=1, allow_nan=False)
+
+
+def page(path: Path, known: "Description") -> str:
+    """Everything that is known, in lines of a label and a value."""
+    rows = [*_file_rows(known), *_format_rows(known), *_backbone_rows(known)]
+    if known.problem:
+        message, *remedies = known.problem.splitlines()
+        rows += [("problem", message), *(("", remedy) for remedy in remedies)]
+    text = [str(path), *(f"  {label:<13}{value}" for label, value in rows)]
+    if not known.format:
+        text += _keys(known)
+    return "\n".join(text)
+
+
+def _file_rows(known: "Description") -> list[tuple[str, str]]:
+    rows = [("file", f"{known.container}, {_size(known.size)}, sha256 {known.sha256}")]
+    if known.beside:
+        shown = [f"{key}: {_short(value)}" for key, value in list(known.beside.items())[:6]]
+        rows.append(("beside", ", ".join(shown) + (", ..." if len(known.beside) > 6 else "")))
+    if known.stubbed:
+        rows.append(("not loaded", "objects of " + ", ".join(known.stubbed)))
+    if known.suspicious:
+        rows.append(("suspicious", "names functions that weights do not need: " + ", ".join(known.suspicious)))
+    return rows
+
+
+def _format_rows(known: "Description") -> list[tuple[str, str]]:
+    place = f"at '{known.where}'" if known.where else "at the top of the file"
+    tensors = f"{len(known.tensors)} {place}"
+    if not known.format:
+        return [("format", "not recognised"), ("tensors", tensors)]
+    variant = f":{known.variant}" if known.variant else ""
+    rows = [("format", f"{known.format}{variant}: {known.title}"), ("because", known.why), ("tensors", tensors)]
+    if known.prefix or known.other_networks:
+        others = ", ".join(f"--format {known.format}:{name}" for name in known.other_networks)
+        taken = known.network + (", " if known.network and known.prefix else "")
+        taken += f"keys start with '{known.prefix}'" if known.prefix else ""
+        rows.append(("sub-network", taken + (f" (the file also has: {others})" if others else "")))
+    if known.heads:
+        shown = [f"{name} {_shape(shape)}" for name, shape in list(known.heads.items())[:4]]
+        rows.append(("heads", ", ".join(shown) + (f", ... {len(known.heads)} tensors" if len(known.heads) > 4 else "")))
+    if known.ignored:
+        rows.append(("ignored", ", ".join(known.ignored)))
+    return rows
+
+
+def _backbone_rows(known: "Description") -> list[tuple[str, str]]:
+    if not known.format:
+        return []
+    rows = []
+    described = [known.backbone] * bool(known.backbone) + _architecture(known)
+    rows += [("" if number else "backbone", line) for number, line in enumerate(described)]
+    dtypes = ", ".join(f"{count} {dtype}" for dtype, count in known.dtypes.items())
+    rows.append(("parameters", f"{known.parameters:,} ({dtypes} tensors)"))
+    if known.preprocessing is not None:
+        rows += [("" if number else "input", line) for number, line in enumerate(_input(known))]
+        rows += [("strides", known.strides)] if known.strides else []
+        rows.append(("loads", known.report))
+        rows.append(("layers", f"{', '.join(known.layers)} (default {known.layers[0]})"))
+        rows.append(("tensor hash", known.tensors_sha256))
+    return rows
+
+
+def _architecture(known: "Description") -> list[str]:
+    numbers = dict(known.architecture)
+    if not numbers:
+        return []
+    lines = [str(numbers.pop("kind"))]
+    if "blocks" in numbers:
+        blocks = "-".join(map(str, numbers["blocks"]))
+        groups = f", {numbers['groups']} groups" if numbers["groups"] > 1 else ""
+        lines[0] += f", {numbers['depth']} layers deep ({blocks}), width {numbers['width']}{groups}"
+        lines[0] += ", CIFAR's stem" if numbers["stem"] == "cifar" else ""
+        lines[0] += f", {_channels(numbers['input_channels'])}"
+    else:
+        lines[0] += f", {_channels(numbers['channels'])}"
+        lines += [f"note: {note}" for note in numbers.get("notes", ())]
+    return lines
+
+
+def _channels(count: int) -> str:
+    return f"{count} input channel{'s' if count > 1 else ''}"
+
+
+def _input(known: "Description") -> list[str]:
+    used = known.preprocessing
+    if used is None:
+        return []
+    spaces = {
+        "RGB": "RGB",
+        "BGR": "BGR in the file, turned to RGB on loading",
+        "lightness": "lightness (L of CIE Lab / 100) of RGB",
+    }
+    order = spaces.get(known.space, f"{used.channels} channel{'s' if used.channels > 1 else ''}")
+    mean, std = ("(" + ", ".join(f"{value:.4g}" for value in values) + ")" for values in (used.mean, used.std))
+    resize = (
+        "images keep their size" if used.resize is None else f"{used.interpolation} resize to {_pixels(used.resize)}"
+    )
+    crop = f", centre crop {_pixels(used.crop)}" if used.crop else ""
+    return [f"{order}, 0 to 1, then mean {mean}, std {std}", f"{resize}{crop} ({used.origin})"]
+
+
+def _pixels(size: int | tuple[int, int]) -> str:
+    return f"{size} (shorter side)" if isinstance(size, int) else f"{size[0]}x{size[1]}"
+
+
+def _keys(known: "Description") -> list[str]:
+    width = max((len(name) for name in list(known.tensors)[:_SHOWN]), default=0)
+    lines = [f"    {name:<{width}}  {_shape(shape)}" for name, shape in list(known.tensors.items())[:_SHOWN]]
+    more = len(known.tensors) - _SHOWN
+    return lines + ([f"    ... and {more} more (--json lists all)"] if more > 0 else [])
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "one number"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,} bytes"
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 40 else text[:37] + "..."

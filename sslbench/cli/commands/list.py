@@ -1,0 +1,26 @@
+"""`sslbench list`."""
+
+import click
+
+from sslbench.cli.echo import echo
+from sslbench.cli.words import all_protocols
+from sslbench.names import KINDS, did_you_mean, list_names
+
+
+@click.command("list")
+@click.argument("kind", required=False)
+def command(kind: str | None) -> None:
+    """List names of one KIND: methods, protocols, presets, benchmarks, formats, ... Without KIND: all of them."""
+    from sslbench.errors import UsageError
+
+    kinds = KINDS
+    if kind is not None:
+        singular = kind.removesuffix("s")
+        if singular not in KINDS:
+            raise UsageError(f"there is no kind of thing called '{kind}'", did_you_mean(singular, KINDS))
+        kinds = (singular,)
+    for each in kinds:
+        if kind is None:
+            echo(f"{each}s:")
+        for name in all_protocols() if each == "protocol" else list_names(each):
+            echo(name if kind is not None else f"  {name}")

@@ -1,0 +1,78 @@
+"""What `sslbench pretrain --dry-run` prints: every setting and its origin, and what follows from them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sslbench.cli.commands.eval import show_value
+from sslbench.cli.commands.eval.plan import section
+from sslbench.config import build
+from sslbench.library.recipes import leaves
+from sslbench.names import find_module
+from sslbench.pretraining import PretrainRequest, prepare
+
+
+def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: Mapping[str, Any]) -> None:
+    """The whole plan on stdout; data were opened, networks built, and a few images looked at for their channels.
+
+    Raises:
+        SslbenchError: what the run itself would refuse.
+    """
+    prepared = prepare(request)
+    settings = dataclasses.asdict(prepared.request.settings)
+    origins = {**origins, **prepared.changes}
+    settings["method"] = _with_defaults(settings["method"])
+    groups = {key: value for key, value in settings.items() if key in ("method", "augment", "optimizer", "schedule")}
+    for name, values in groups.items():
+        section(name, _rows({name: values}, origins, f"{name}."))
+    section("run", _rows({k: v for k, v in settings.items() if k not in groups}, origins, ""))
+    if launcher.get("name") == "slurm":
+        from sslbench.cli.commands.pretrain.slurm import Slurm
+
+        asked = dataclasses.asdict(build(Slurm, launcher, "launcher"))
+        section("launcher", _rows({"launcher": asked}, origins, "launcher."))
+    setup, plan = prepared.setup, prepared.plan
+    trained = sum(p.numel() for p in prepared.method.parameters() if p.requires_grad)
+    rest = sum(p.numel() for p in prepared.method.backbone.parameters())
+    rows = [
+        ("data", f"{request.data}: {setup.samples} images", ""),
+        ("updates", f"{plan.steps} ({plan.per_epoch} per epoch, {setup.images_per_update} images each)", ""),
+        ("processes", f"{setup.world} on {prepared.device}, {setup.batch_size} images per forward pass of each", ""),
+        ("views", ", ".join(f"{size} x {size}" for size in setup.sizes), ""),
+        ("rate", f"{plan.lr(0.0):.4g} at first, {max(plan.lr(i / 200) for i in range(200)):.4g} at most", ""),
+        ("parameters", f"{trained:,} trained; the backbone has {rest:,}", ""),
+        ("folder", str(request.out), ""),
+    ]
+    section("what follows", rows)
+
+
+def _with_defaults(method: dict[str, Any]) -> dict[str, Any]:
+    """The method's name, then all of its settings."""
+    own = {key: value for key, value in method.items() if key != "name"}
+    config = build(find_module("method", method["name"]).Config, own, f"method {method['name']}")
+    return {"name": method["name"], **dataclasses.asdict(config)}
+
+
+def _rows(values: Mapping[str, Any], origins: Mapping[str, str], prefix: str) -> list[tuple[str, str, str]]:
+    """Every value by its dotted key; mappings in a list (the kinds of views) have a row each."""
+    rows = []
+    for key, value in leaves(values).items():
+        many = isinstance(value, tuple) and value and isinstance(value[0], dict)
+        entries = [(f"{key}[{i}]", entry) for i, entry in enumerate(value)] if many else [(key, value)]
+        rows += [(name.removeprefix(prefix), _text(entry), _origin(key, origins)) for name, entry in entries]
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_text(entry)}" for key, entry in value.items()) + "}"
+    return show_value(value)
+
+
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    """Of the value, of the mapping it stands in (schedule.lr={...}), or of the values that stand in it."""
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key.rpartition(".")[0]
+    return "default"

@@ -1,0 +1,66 @@
+"""`sslbench show`."""
+
+from typing import get_args
+
+import click
+
+from sslbench.cli.echo import echo
+from sslbench.cli.words import about, all_protocols
+from sslbench.names import FileKind, did_you_mean, find_file, list_names
+
+
+@click.command("show")
+@click.argument("name")
+def command(name: str) -> None:
+    """Print what is behind NAME: a recipe, benchmark, suite, preset, weight format, building block or protocol.
+
+    Names of several kinds are told apart as KIND/NAME: augment/simclr.
+    """
+    from sslbench.errors import UsageError
+
+    if name in all_protocols():
+        _show_protocol(name)
+        return
+    kinds: tuple[FileKind, ...] = get_args(FileKind)
+    for kind in kinds:
+        if name.removeprefix(f"{kind}/") in list_names(kind):
+            path = find_file(kind, name.removeprefix(f"{kind}/"))
+            echo(f"# {path}")
+            text = path.read_bytes().decode("utf-8", "backslashreplace").rstrip()
+            echo(text)
+            if kind == "benchmark" and "\nextends:" in f"\n{text}":
+                _show_resolved(name.removeprefix("benchmark/"))
+            return
+    known = {*all_protocols(), *(n for kind in kinds for n in list_names(kind))}
+    raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
+
+
+def _show_resolved(name: str) -> None:
+    """What the file and those it extends say together."""
+    import yaml
+
+    from sslbench.library.benchmarks import load_benchmark
+    from sslbench.results import plain
+
+    content = {
+        key: value for key, value in plain(load_benchmark(name)).items() if value not in (None, "", 0, [], {}, False)
+    }
+    echo("\n# with what it extends:")
+    echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).rstrip())
+
+
+def _show_protocol(name: str) -> None:
+    from sslbench.cli.commands.eval import show_value
+    from sslbench.config import describe
+
+    version, title, settings = about(name)
+    echo(f"{name}, version {version}: {title}\n")
+    formatter = click.HelpFormatter(width=110)
+    rows = describe(settings)
+    formatter.write_dl(
+        [
+            (f"{r.name}={show_value(r.default)}", f"{r.meaning}{f', in {r.unit}' if r.unit else ''} [{r.type}]")
+            for r in rows
+        ]
+    )
+    echo(formatter.getvalue().rstrip())

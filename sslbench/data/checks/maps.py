@@ -1,0 +1,272 @@
+"""Checks of images with label maps before anything is trained or scored on them."""
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.checks.duplicates import exact_copies
+from sslbench.data.checks.findings import Finding, by_level
+from sslbench.data.checks.parts import spread
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.labels import no_labels
+from sslbench.data.loading import loader
+from sslbench.data.maps.facts import MapFacts, map_facts
+from sslbench.data.maps.types import LabelMapSource
+from sslbench.data.source import Labels, Source
+from sslbench.data.wording import counted, some
+from sslbench.names import did_you_mean
+
+MANY_IGNORED = 0.5
+"""From this share of pixels that do not count on, it is worth a warning."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PartCounts:
+    """What the maps of one split hold.
+
+    Attributes:
+        read: maps that were read.
+        pixels: (C,) of each class.
+        images: (C,) images with at least one pixel of it.
+        ignored: pixels that do not count.
+        unknown: pixels of values that are no class.
+        instances: how many; None if nothing tells them apart.
+    """
+
+    read: int
+    pixels: npt.NDArray[np.int64]
+    images: npt.NDArray[np.int64]
+    ignored: int
+    unknown: int
+    instances: int | None
+
+    @property
+    def total(self) -> int:
+        """All pixels."""
+        return int(self.pixels.sum()) + self.ignored + self.unknown
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CheckedMaps:
+    """What a check found.
+
+    Attributes:
+        spec: what the user gave.
+        parts: split -> source.
+        counts: split -> what was counted.
+        present: split -> position of an image -> positions of the classes in its map, of the maps that were read.
+        findings: errors first.
+        unreadable: images and maps that cannot be read: path, reason.
+        copies: equal images were looked for.
+        reading: how pictures are read.
+    """
+
+    spec: str
+    parts: dict[str, LabelMapSource]
+    counts: dict[str, PartCounts]
+    present: dict[str, dict[int, list[int]]]
+    findings: tuple[Finding, ...]
+    unreadable: tuple[tuple[str, str], ...]
+    copies: bool
+    reading: Reading
+
+
+def check_maps(
+    spec: str,
+    parts: Mapping[str, LabelMapSource],
+    *,
+    copies: bool,
+    read: int | None,
+    workers: int,
+    reading: Reading,
+) -> CheckedMaps:
+    """Checks all splits of a data location.
+
+    Args:
+        spec: what the user gave.
+        parts: as `open_label_maps` gives them.
+        copies: look for images of equal content; every image and map is read that was not hashed before.
+        read: images and maps of each split that are read, spread over it; None for all.
+        workers: processes that decode.
+        reading: the decoder and its limit.
+    """
+    findings: list[Finding] = []
+    unreadable: list[tuple[str, str]] = []
+    counts: dict[str, PartCounts] = {}
+    present: dict[str, dict[int, list[int]]] = {}
+    for split, part in parts.items():
+        rows = spread(len(part), read)
+        facts = map_facts(part, rows, workers=workers, reading=reading)
+        lost = [(path, reason) for _, path, reason in loader.scan(plain(part), rows, workers, reading=reading)]
+        unreadable += [*lost, *((fact.path, fact.unreadable) for fact in facts if fact.unreadable)]
+        good = [fact for fact in facts if fact.unreadable is None]
+        counts[split] = _counted(part, good)
+        present[split] = {fact.index: np.flatnonzero(fact.pixels).tolist() for fact in good}
+        findings += [*_orphans(part), *_damage(part, good), *_about_pixels(part, good, counts[split])]
+        findings += [Finding("note", note) for note in part.notes]
+    findings += [Finding("error", f"{path}: {reason}") for path, reason in unreadable]
+    findings += [*_across(parts, counts), *(_copies(parts) if copies else ())]
+    if not copies:
+        findings.append(Finding("note", "images of equal content were not looked for (--copies)"))
+    return CheckedMaps(
+        spec, dict(parts), counts, present, tuple(by_level(findings)), tuple(unreadable), copies, reading
+    )
+
+
+def plain(part: LabelMapSource) -> Source:
+    """The images alone."""
+    return Source(part.name, part.ids, no_labels(len(part)), part.images, part.notes)
+
+
+def _counted(part: LabelMapSource, facts: Sequence[MapFacts]) -> PartCounts:
+    table = np.array([fact.pixels for fact in facts], dtype=np.int64).reshape(len(facts), len(part.classes))
+    objects = [fact.instances for fact in facts if fact.instances is not None]
+    return PartCounts(
+        read=len(facts),
+        pixels=table.sum(axis=0),
+        images=(table > 0).sum(axis=0),
+        ignored=sum(fact.ignored for fact in facts),
+        unknown=sum(sum(fact.unknown.values()) for fact in facts),
+        instances=sum(objects) if objects else None,
+    )
+
+
+def _orphans(part: LabelMapSource) -> list[Finding]:
+    found = []
+    for names, what in ((part.without_map, "image without a map"), (part.without_image, "map without an image")):
+        if names:
+            thing, _, rest = what.partition(" ")
+            message = f"{part.name}: {counted(len(names), thing)} {rest} left out: {some(names, 5)}"
+            found.append(Finding("warning", message))
+    return found
+
+
+def _damage(part: LabelMapSource, facts: Sequence[MapFacts]) -> list[Finding]:
+    found = [
+        *_listed(part, facts, "error", "of another size than the image", lambda fact: fact.size),
+        *_listed(part, facts, "error", "that cannot be used", lambda fact: "; ".join(fact.broken)),
+        *_listed(part, facts, "warning", "that differ from segments_info", lambda fact: "; ".join(fact.odd)),
+    ]
+    found += _unknown(part, facts)
+    smooth = [fact.path for fact in facts if fact.smooth]
+    if smooth:
+        message = (
+            f"{part.name}: {counted(len(smooth), 'map')} with values in between along the borders of its regions, as "
+            f"smoothing or JPEG leaves them: {some(smooth)}; maps are resized by the nearest pixel, and saved as PNG"
+        )
+        found.append(Finding("warning" if part.coding.named else "error", message))
+    turned = [part.images.path(fact.index) for fact in facts if fact.turned]
+    if turned:
+        message = (
+            f"{part.name}: {counted(len(turned), 'image')} turned by EXIF, whose maps should fit the upright image"
+        )
+        found.append(Finding("note", f"{message}: {some(turned)}"))
+    return found
+
+
+def _listed(
+    part: LabelMapSource, facts: Sequence[MapFacts], level: str, what: str, of: Callable[[MapFacts], str | None]
+) -> list[Finding]:
+    said = [f"{fact.path}: {text}" for fact in facts if (text := of(fact))]
+    if not said:
+        return []
+    more = f" (and {len(said) - 3:,} more)" if len(said) > 3 else ""
+    message = f"{part.name}: {counted(len(said), 'map')} {what}{more}: " + " | ".join(said[:3])
+    return [Finding("error" if level == "error" else "warning", message)]
+
+
+def _unknown(part: LabelMapSource, facts: Sequence[MapFacts]) -> list[Finding]:
+    """Values that are no class: which, how often, where."""
+    pixels: Counter[int] = Counter()
+    where: dict[int, list[str]] = {}
+    for fact in facts:
+        pixels.update(fact.unknown)
+        for value in fact.unknown:
+            where.setdefault(value, []).append(fact.path)
+    if not pixels:
+        return []
+    lines = []
+    for value, n in pixels.most_common(5):
+        files = where[value]
+        lines.append(
+            f"{part.coding.text(value)} ({counted(n, 'pixel')} in {counted(len(files), 'map')}: {some(files, 1)})"
+        )
+    known = some([part.coding.text(value) for value in sorted(part.coding.values)], 6)
+    message = (
+        f"{part.name}: {counted(len(pixels), 'value')} in the maps that no class has: {some(lines, 5)}"
+        + (f" and {len(pixels) - 5:,} more" if len(pixels) > 5 else "")
+        + f"; the classes have {known} (?ignore=VALUE leaves it out)"
+    )
+    return [Finding("error", message)]
+
+
+def _about_pixels(part: LabelMapSource, facts: Sequence[MapFacts], counts: PartCounts) -> list[Finding]:
+    found = []
+    share = counts.ignored / max(counts.total, 1)
+    if counts.ignored:
+        level = "warning" if share >= MANY_IGNORED else "note"
+        message = f"{part.name}: {share:.1%} of the pixels do not count"
+        found.append(Finding("warning" if level == "warning" else "note", message))
+    blank = [fact.path for fact in facts if not fact.pixels.any() and not fact.unknown]
+    if blank:
+        found.append(Finding("warning", f"{part.name}: {counted(len(blank), 'map')} without any class: {some(blank)}"))
+    alone = np.flatnonzero(counts.pixels)
+    if len(alone) == 1 and len(part.classes) > 1:
+        message = f"{part.name}: every pixel that counts is of the class '{part.classes[alone[0]]}'"
+        found.append(Finding("error" if counts.read == len(part) else "warning", message))
+    if counts.read == len(part):
+        empty = [name for name, n in zip(part.classes, counts.pixels.tolist(), strict=True) if not n]
+        if empty:
+            message = f"{part.name}: {counted(len(empty), 'class')} without a pixel: {some(empty, 5)}"
+            found.append(Finding("note", message))
+    crowds = sum(fact.crowds for fact in facts)
+    if crowds:
+        message = f"{part.name}: {counted(crowds, 'crowd')} (iscrowd), of the class but no instances"
+        found.append(Finding("note", message))
+    return found
+
+
+def _across(parts: Mapping[str, LabelMapSource], counts: Mapping[str, PartCounts]) -> list[Finding]:
+    """Classes that splits do not share, or that only one of them has pixels of."""
+    if "train" not in parts:
+        return []
+    train, found = parts["train"], []
+    seen = {name for name, n in zip(train.classes, counts["train"].pixels.tolist(), strict=True) if n}
+    for split, part in parts.items():
+        if split == "train":
+            continue
+        unknown = [name for name in part.classes if name not in train.classes]
+        if unknown or len(part.classes) != len(train.classes):
+            lacking = [name for name in train.classes if name not in part.classes]
+            hint = f" {did_you_mean(unknown[0], train.classes)}" if unknown else ""
+            message = f"{part.name} and {train.name} have other classes: {some([*unknown, *lacking], 5)}.{hint}"
+            found.append(Finding("error", message))
+        elif counts["train"].read == len(train):
+            here = [name for name, n in zip(part.classes, counts[split].pixels.tolist(), strict=True) if n]
+            missing = [name for name in here if name not in seen]
+            if missing:
+                message = f"{part.name} has pixels of classes without one in {train.name}: {some(missing, 5)}"
+                found.append(Finding("warning", f"{message}; they cannot be learnt"))
+    return found
+
+
+def _copies(parts: Mapping[str, LabelMapSource]) -> list[Finding]:
+    """Images of equal content in two splits or in one, with other maps or not."""
+    sources = [_with_maps_as_labels(part) for part in parts.values()]
+    if len(sources) == 1:
+        return exact_copies(sources[0], sources[0].select([]))
+    order = sorted(sources, key=lambda source: not source.name.endswith("(train)"))
+    return [finding for first, second in itertools.combinations(order, 2) for finding in exact_copies(first, second)]
+
+
+def _with_maps_as_labels(part: LabelMapSource) -> Source:
+    """The images; two have the same label if they have the same map."""
+    digests = np.ascontiguousarray(part.maps.digests()).view("V16").reshape(-1)
+    _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
+    names = tuple(part.maps.path(int(i)) for i in first)
+    labels = Labels("single", names, inverse.reshape(-1).astype(np.int64))
+    return Source(part.name, part.ids, labels, part.images, part.notes)

@@ -1,0 +1,63 @@
+"""Checks of images with boxes before a detector is trained on them."""
+
+import numpy as np
+
+from sslbench.data.checks.findings import Finding, by_level
+from sslbench.data.checks.samples import check
+from sslbench.data.objects.boxes import is_odd
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.source import Labels, Source
+from sslbench.data.wording import counted, some
+
+TINY = 2.0
+"""Pixels; a box with a side below it can hardly be found."""
+
+
+def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = True) -> list[Finding]:
+    """Everything found about two parts of images with boxes, errors first.
+
+    Boxes outside of their image, without area or clipped were noted when the data were opened; here they are
+    warnings, since a score changes with them.
+
+    Args:
+        train: to train on.
+        test: to score on.
+        copies: as in `preflight.check`.
+    """
+    images = check(as_source(train), as_source(test), copies=copies)
+    findings = [Finding("warning" if is_odd(f.message) else f.level, f.message) for f in images]
+    for part in (train, test):
+        findings += _odd_objects(part)
+    return by_level(findings)
+
+
+def as_source(part: ObjectSource) -> Source:
+    """The same images with the classes of their objects as several labels each."""
+    values = np.zeros((len(part), len(part.classes)), dtype=np.int8)
+    for row, objects in zip(values, part.objects, strict=True):
+        row[objects.classes] = 1
+    labels = Labels("multi", part.classes, values)
+    return Source(part.name, part.ids, labels, part.images, part.notes, part.attributes, part.grouped_by)
+
+
+def _odd_objects(part: ObjectSource) -> list[Finding]:
+    findings = []
+    empty = [i for i, objects in enumerate(part.objects) if not len(objects)]
+    if empty:
+        names = [part.images.path(i) for i in empty[:3]]
+        message = f"{part.name}: {counted(len(empty), 'image')} without an object: {some(names)}"
+        findings.append(Finding("note", message + (f" and {len(empty) - 3:,} more" if len(empty) > 3 else "")))
+    twice, tiny = 0, 0
+    first = ""
+    for i, objects in enumerate(part.objects):
+        rows = np.column_stack([objects.boxes, objects.classes])
+        again = len(rows) - len(np.unique(rows, axis=0)) if len(rows) else 0
+        first = first or (part.images.path(i) if again else "")
+        twice += again
+        tiny += int(((objects.boxes[:, 2:] - objects.boxes[:, :2]) < TINY).any(axis=1).sum())
+    if twice:
+        message = f"{part.name}: {counted(twice, 'box')} of the same class at the same place twice, first in {first}"
+        findings.append(Finding("warning", message))
+    if tiny:
+        findings.append(Finding("note", f"{part.name}: {counted(tiny, 'box')} less than {TINY:g} pixels wide or high"))
+    return findings

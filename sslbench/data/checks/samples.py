@@ -1,0 +1,161 @@
+"""Checks of labels and splits before anything is scored: what would make a number wrong, or surprising."""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Literal
+
+import numpy as np
+
+from sslbench.data.checks.duplicates import exact_copies
+from sslbench.data.checks.findings import Finding, by_level
+from sslbench.data.labels import class_counts
+from sslbench.data.source import Source
+from sslbench.data.splits import absent_from_test, label_problems
+from sslbench.data.wording import some
+from sslbench.errors import DataError
+
+__all__ = ["Finding", "check", "raise_on_errors"]
+
+IMBALANCE = 10
+"""From this ratio of the largest to the smallest class on, it is worth a note."""
+
+FEW = 20
+"""With fewer images than this, nothing is said about labels that look like names."""
+
+
+def check(train: Source, test: Source, *, labels: bool = True, copies: bool = True) -> list[Finding]:
+    """Everything found about two parts, errors first; works before and after `match_classes`.
+
+    Args:
+        train: to fit on.
+        test: to score on.
+        labels: they will be used; without, nothing is said about classes.
+        copies: look for images of equal content, for which every file is read that was not hashed before.
+    """
+    empty = [part for part in (train, test) if not len(part)]
+    if empty:
+        return [Finding("error", f"{part.name} has no images") for part in empty]
+    problems = [Finding("error", problem) for problem in (label_problems(train, test) if labels else ())]
+    findings = [*problems, *(exact_copies(train, test) if copies else ())]
+    for part in (train, test):
+        findings += [*_case(part)] if part.labels.kind != "none" else []
+    if labels and not problems:
+        findings += _classes(train, test)
+        findings += _LABEL_CHECKS[train.labels.kind](train, test)
+    findings += [Finding("note", note) for note in dict.fromkeys((*train.notes, *test.notes))]
+    return by_level(findings)
+
+
+def raise_on_errors(findings: Sequence[Finding]) -> None:
+    """Stop if there is an error among the findings.
+
+    Raises:
+        DataError: with all of them, one per line.
+    """
+    errors = [finding.message for finding in findings if finding.level == "error"]
+    if errors:
+        raise DataError("\n".join(errors))
+
+
+def _classes(train: Source, test: Source) -> list[Finding]:
+    note = absent_from_test(train, test)
+    return [Finding("note", note)] if note else []
+
+
+def _named_counts(source: Source) -> dict[str, int]:
+    return dict(zip(source.labels.classes, class_counts(source.labels).tolist(), strict=True))
+
+
+def _single_classes(train: Source, test: Source) -> list[Finding]:
+    counts, in_test = _named_counts(train), _named_counts(test)
+    there = {name: n for name, n in counts.items() if n}
+    findings = []
+    if len(there) == 1:
+        name = next(iter(there))
+        message = f"{train.name} has one class, '{name}': with nothing to tell apart there is nothing to measure"
+        findings.append(Finding("error", message))
+    untrained = [name for name, n in in_test.items() if n and not counts.get(name) and name in counts]
+    if untrained:
+        message = f"{test.name} has images of classes without an image in {train.name}: {some(untrained, 5)}"
+        findings.append(Finding("error", message))
+    alone = [name for name, n in there.items() if n == 1]
+    if len(alone) == len(there) > 1:
+        findings.append(Finding("warning", f"{train.name} has one image per class"))
+    elif alone:
+        findings.append(Finding("note", f"{train.name} has one image only of: {some(alone, 5)}"))
+    findings += _names_as_labels(train, len(there))
+    return findings + _imbalance(train, there)
+
+
+def _names_as_labels(source: Source, classes: int) -> list[Finding]:
+    """A column of ids or file names, taken for the labels."""
+    if len(source) < FEW:
+        return []
+    names = (PurePosixPath(sample_id) for sample_id in source.ids)
+    same = sum(source.labels.text(i) in (name.name, name.stem) for i, name in enumerate(names))
+    if same > len(source) / 2:
+        message = f"{source.name}: {same:,} of {len(source):,} labels are the file's own name: no class can be learnt"
+        return [Finding("warning", message)]
+    if classes > len(source) / 2:
+        message = f"{source.name} has {classes:,} classes for {len(source):,} images: are they ids, and not classes?"
+        return [Finding("warning", message)]
+    return []
+
+
+def _imbalance(source: Source, counts: dict[str, int]) -> list[Finding]:
+    if not counts or max(counts.values()) < IMBALANCE * min(counts.values()):
+        return []
+    largest, smallest = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    message = (
+        f"{source.name} is imbalanced: {counts[largest]:,} images of '{largest}', {counts[smallest]:,} of "
+        f"'{smallest}'; look at the mean per-class accuracy too"
+    )
+    return [Finding("note", message)]
+
+
+def _multi_classes(train: Source, test: Source) -> list[Finding]:
+    counts, in_test = _named_counts(train), _named_counts(test)
+    if not any(counts.values()):
+        return [Finding("error", f"{train.name} has no image of any class")]
+    findings = []
+    untrained = [name for name, n in in_test.items() if n and not counts.get(name)]
+    if untrained:
+        message = (
+            f"no image in {train.name} for classes that {test.name} has: {some(untrained, 5)}; they cannot be learnt"
+        )
+        findings.append(Finding("warning", message))
+    nowhere = [name for name, n in counts.items() if not n and not in_test.get(name)]
+    if nowhere:
+        findings.append(Finding("note", f"classes without an image in either part, not scored: {some(nowhere, 5)}"))
+    there = {name: n for name, n in counts.items() if n}
+    everywhere = [name for name, n in there.items() if n == len(train)]
+    if everywhere:
+        findings.append(Finding("warning", f"every image of {train.name} has the class: {some(everywhere, 5)}"))
+    return findings + _imbalance(train, there)
+
+
+def _case(source: Source) -> list[Finding]:
+    seen: dict[str, str] = {}
+    pairs = []
+    for name in source.labels.classes:
+        other = seen.setdefault(name.casefold(), name)
+        if other != name:
+            pairs.append(f"'{other}' and '{name}'")
+    if not pairs:
+        return []
+    return [Finding("warning", f"{source.name} has classes that differ only in case: {some(pairs, 5)}")]
+
+
+def _numbers(train: Source, test: Source) -> list[Finding]:
+    """A number that does not vary cannot be predicted, and R2 is not defined where it does not vary in test."""
+    findings = []
+    levels: tuple[tuple[Literal["error", "warning"], Source], ...] = (("error", train), ("warning", test))
+    for level, part in levels:
+        columns = zip(part.labels.classes, part.labels.values.T, strict=True)
+        same = [name for name, column in columns if np.ptp(column) == 0]
+        if same:
+            findings.append(Finding(level, f"{part.name}: every image has the same value of {some(same)}"))
+    return findings
+
+
+_LABEL_CHECKS = {"single": _single_classes, "multi": _multi_classes, "value": _numbers}

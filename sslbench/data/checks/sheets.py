@@ -1,0 +1,140 @@
+"""A few small pictures of every class, to see at a glance what lies under a name."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from sslbench.data.decode.handlers import PictureDecoder, Reading, make_decoder
+from sslbench.data.decode.picture import UnreadableImage, Wanted
+from sslbench.data.loading import loader
+from sslbench.data.source import Source
+from sslbench.weights.save import new_file
+
+_GAP, _NAME = 4, 180
+_PAPER, _INK, _BOX = (255, 255, 255), (40, 40, 40), (230, 30, 30)
+
+Boxes = Sequence[npt.NDArray[np.float32]]
+"""Per image x1, y1, x2, y2 in its pixels, (n, 4)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Thumbnail:
+    """One small picture.
+
+    Attributes:
+        picture: RGB.
+        path: what it is called.
+        text: its whole label.
+    """
+
+    picture: Image.Image
+    path: str
+    text: str
+
+
+def chosen_by_class(source: Source, *, classes: int, each: int, seed: int = 0) -> dict[str, list[int]]:
+    """Positions of some images of every class: class -> at most `each` positions, drawn by chance, ascending.
+
+    Args:
+        source: unlabelled data and numbers to predict have one group, called ''.
+        classes: at most so many classes; if there are more, they are spread over the list of them.
+        each: images per class.
+        seed: of the draw.
+    """
+    rng = np.random.default_rng(seed)
+    labels = source.labels
+    if labels.kind in ("none", "value"):
+        return {"": _some(np.arange(len(source)), each * min(classes, 4), rng)}
+    kept = np.unique(np.linspace(0, len(labels.classes) - 1, min(classes, len(labels.classes))).astype(int))
+    members = {
+        labels.classes[c]: np.flatnonzero(labels.values == c if labels.kind == "single" else labels.values[:, c] == 1)
+        for c in kept.tolist()
+    }
+    return {name: _some(rows, each, rng) for name, rows in members.items()}
+
+
+def _some(rows: npt.NDArray[np.int64], n: int, rng: np.random.Generator) -> list[int]:
+    return sorted(rng.permutation(rows)[:n].tolist())
+
+
+def thumbnails(
+    source: Source,
+    chosen: Mapping[str, Sequence[int]],
+    *,
+    reading: Reading,
+    side: int = 96,
+    boxes: Boxes | None = None,
+) -> dict[str, list[Thumbnail]]:
+    """The pictures of `chosen_by_class`, made small; those that cannot be read are left out.
+
+    Args:
+        source: where they come from.
+        chosen: group -> positions.
+        reading: the decoder and its limit.
+        side: longest side in pixels.
+        boxes: of every image of the source, drawn in.
+    """
+    decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), source.images)
+    made: dict[int, Thumbnail | None] = {}
+    found: dict[str, list[Thumbnail]] = {}
+    for name, rows in chosen.items():
+        found[name] = []
+        for row in rows:
+            if row not in made:
+                made[row] = _thumbnail(source, row, decoder, side, None if boxes is None else boxes[row])
+            if (thumbnail := made[row]) is not None:
+                found[name].append(thumbnail)
+    return found
+
+
+def _thumbnail(
+    source: Source, row: int, decoder: PictureDecoder, side: int, boxes: npt.NDArray[np.float32] | None
+) -> Thumbnail | None:
+    try:
+        image = loader.read(source.images, row, decoder).image
+    except UnreadableImage:
+        return None
+    picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+    factor = side / max(picture.size)
+    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
+    small = picture.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC, reducing_gap=2.0)
+    draw = ImageDraw.Draw(small)
+    for box in () if boxes is None else boxes.tolist():
+        left, top, right, bottom = (value * factor for value in box)
+        draw.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=_BOX)
+    text = source.labels.text(row) if source.labels.kind != "none" else ""
+    return Thumbnail(small, source.images.path(row), text)
+
+
+def class_sheet(shown: Mapping[str, Sequence[Thumbnail]], counts: Mapping[str, str], path: Path) -> None:
+    """Writes a PNG: one row per class with its name, its count and its pictures.
+
+    Args:
+        shown: class -> pictures.
+        counts: class -> what to write below its name; may lack some.
+        path: of the PNG; it appears when it is complete.
+    """
+    heights = [max([t.picture.height for t in row] + [32]) for row in shown.values()]
+    widths = [sum(t.picture.width + _GAP for t in row) for row in shown.values()]
+    size = (_NAME + max([*widths, 200]) + _GAP, sum(height + _GAP for height in heights) + _GAP)
+    sheet = Image.new("RGB", size, _PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
+    top = _GAP
+    for (name, row), height in zip(shown.items(), heights, strict=True):
+        draw.multiline_text((_GAP, top), f"{_cut(name)}\n{counts.get(name, '')}", fill=_INK, font=font)
+        left = _NAME
+        for thumbnail in row:
+            sheet.paste(thumbnail.picture, (left, top))
+            left += thumbnail.picture.width + _GAP
+        top += height + _GAP
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as temporary:
+        sheet.save(temporary, "PNG")
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 26 else f"{name[:25]}…"

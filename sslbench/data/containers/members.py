@@ -1,0 +1,152 @@
+"""What archives share: names of members that are safe, and class and split folders among them."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from sslbench.data.containers.names import split_name
+from sslbench.data.formats.folder import ARRAYS, SUFFIXES, is_clutter
+from sslbench.data.labels import no_labels, single_labels
+from sslbench.data.source import Images, Labels, Source
+from sslbench.data.wording import counted, printable, some
+from sslbench.errors import DataError
+
+
+def safe_name(name: str) -> str | None:
+    """The name without './' and '//'; None if it leads out of the archive or names nothing."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return None if name.startswith("/") or ".." in parts or not parts else "/".join(parts)
+
+
+def is_image(name: str) -> bool:
+    """Whether a member is an image by its suffix."""
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
+
+
+def in_clutter(name: str) -> bool:
+    """Whether a member lies in a hidden or system folder or is such a file."""
+    return any(is_clutter(part) for part in name.split("/"))
+
+
+def refuse_twice(spec: str, ids: Sequence[str]) -> None:
+    """Names are unique.
+
+    Raises:
+        DataError: an image occurs twice.
+    """
+    if len(set(ids)) < len(ids):
+        twice = sorted(name for name, n in Counter(ids).items() if n > 1)
+        raise DataError(f"{spec} holds {counted(len(twice), 'image')} more than once: {some(twice)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tree:
+    """Per split the positions of its images and their names relative to the split's folder."""
+
+    splits: dict[str, list[tuple[int, str]]]
+    notes: tuple[str, ...]
+
+
+def by_folders(spec: str, names: Sequence[str], images: Images, notes: Sequence[str] = ()) -> dict[str, Source]:
+    """Sources by the rules of image folders, from names of images in an archive.
+
+    A folder around everything is looked into. train/, val/, test/ are splits; the first folder of a name is its class.
+
+    Args:
+        spec: what to call the archive.
+        names: safe names of images, one per image.
+        images: of the same length.
+        notes: to be added to every source.
+
+    Raises:
+        DataError: there is no image, or a name occurs twice.
+    """
+    if not names:
+        raise DataError(f"{spec} has no image", f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} and the like.")
+    tree = _splits(spec, *_without_root(spec, names))
+    sources = {}
+    for split, members in tree.splits.items():
+        name = spec if split == "all" else f"{spec} ({split})"
+        kept, labels, about = _labelled(name, sorted(members, key=lambda member: printable(member[1])))
+        ids = [printable(relative) for _, relative in kept]
+        refuse_twice(name, ids)
+        chosen = images.select(np.array([i for i, _ in kept], dtype=np.int64))
+        sources[split] = Source(name, tuple(ids), labels, chosen, (*notes, *tree.notes, *about))
+    return sources
+
+
+def _without_root(spec: str, names: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    tops = {name.partition("/")[0] for name in names}
+    if len(tops) > 1 or not all("/" in name for name in names):
+        return list(names), ()
+    (top,) = tops
+    if split_name(top):
+        return list(names), ()
+    below = [name.partition("/")[2] for name in names]
+    return below, (f"{spec}: all images lie in {printable(top)}/, whose folders are taken as the classes",)
+
+
+def _splits(spec: str, names: list[str], notes: tuple[str, ...]) -> _Tree:
+    folders = {name.partition("/")[0] for name in names if "/" in name}
+    split_of = {folder: split for folder in folders if (split := split_name(folder))}
+    found = set(split_of.values())
+    if len(found) < len(split_of):
+        raise DataError(f"{spec} has two folders for one split: {some(sorted(split_of))}")
+    if not found or not (len(split_of) == len(folders) or ("train" in found and len(found) > 1)):
+        return _Tree({"all": list(enumerate(names))}, notes)
+    splits: dict[str, list[tuple[int, str]]] = {s: [] for s in ("train", "val", "test") if s in found}
+    beside = []
+    for i, name in enumerate(names):
+        folder, _, rest = name.partition("/")
+        if rest and folder in split_of:
+            splits[split_of[folder]].append((i, rest))
+        else:
+            beside.append(name)
+    if beside:
+        notes = (*notes, f"{spec}: {counted(len(beside), 'image')} beside the splits left out: {some(sorted(beside))}")
+    return _Tree(splits, notes)
+
+
+def _labelled(name: str, members: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], Labels, list[str]]:
+    in_classes = [(i, relative) for i, relative in members if "/" in relative]
+    if not in_classes:
+        return members, no_labels(len(members)), [f"{name}: no class folders, so its images have no labels"]
+    loose = [relative for _, relative in members if "/" not in relative]
+    notes = (
+        [f"{name}: {counted(len(loose), 'image')} outside the class folders left out: {some(loose)}"] if loose else []
+    )
+    return in_classes, single_labels([printable(relative.partition("/")[0]) for _, relative in in_classes]), notes
+
+
+def is_array(name: str) -> bool:
+    """Whether a member is a .npy or .npz by its suffix."""
+    return PurePosixPath(name).suffix.lower() in ARRAYS
+
+
+def without_arrays_beside(spec: str, names: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
+    """Positions of the images among members that are images or arrays.
+
+    Arrays are images only where there are no others, as in folders: labels and features are kept in arrays as well.
+    """
+    pictures = [i for i, name in enumerate(names) if not is_array(name)]
+    if not pictures or len(pictures) == len(names):
+        return list(range(len(names))), ()
+    return pictures, (
+        f"{spec}: {counted(len(names) - len(pictures), 'NumPy file')} (.npy, .npz) beside images left out",
+    )
+
+
+def images_among(spec: str, names: Collection[str], what_else: Callable[[str], bool]) -> tuple[set[str], list[str]]:
+    """The members that are images or arrays; and notes about those that are neither that nor `what_else`."""
+    images = {name for name in names if (is_image(name) or is_array(name)) and not in_clutter(name)}
+    hidden = sorted(printable(name) for name in names if in_clutter(name))
+    others = [name for name in names if name not in images and not in_clutter(name) and not what_else(name)]
+    notes = [f"{spec}: hidden or system files left out: {some(hidden)}"] if hidden else []
+    if others:
+        kinds = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in others)
+        listed = some([kind for kind, _ in kinds.most_common()])
+        notes.append(f"{spec}: {counted(len(others), 'file')} of other kinds ({listed}) left out")
+    return images, notes

@@ -1,0 +1,51 @@
+"""What lies in a file whose suffix several sources share: the first few thousand bytes tell."""
+
+import binascii
+import re
+from pathlib import PurePosixPath
+
+from sslbench.data.formats.folder import SUFFIXES
+from sslbench.data.regular import open_regular
+
+_HEAD = 4096
+_RECORDS = re.compile(r"\s*\[\s*\{")
+_FIRST_KEY = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"\s*:')
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]+={0,2}")
+_SHORTEST_IMAGE = 40
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"P5", b"P6")
+
+
+def head(spec: str) -> bytes:
+    """The beginning of a file, empty if it cannot be read: opening it then says why."""
+    try:
+        with open_regular(spec) as file:
+            return file.read(_HEAD)
+    except OSError:
+        return b""
+
+
+def is_json_table(spec: str) -> bool:
+    """Whether a .json holds a list of records, or a mapping from image file to label; else it is a manifest."""
+    text = head(spec).decode("utf-8-sig", "replace")
+    if _RECORDS.match(text):
+        return True
+    match = _FIRST_KEY.match(text)
+    return match is not None and PurePosixPath(match[1]).suffix.lower() in SUFFIXES
+
+
+def base64_cell(cells: list[bytes]) -> int | None:
+    """Which cell of a row begins like an image in base64 (maybe cut off at its end); None if none does."""
+    return next((i for i, cell in enumerate(cells) if _begins_like_image(cell)), None)
+
+
+def has_base64_rows(spec: str) -> bool:
+    """Whether one of the first two lines of a .tsv has an image in base64, in place of a path."""
+    lines = head(spec).split(b"\n")[:2]
+    return any(base64_cell(line.rstrip(b"\r").split(b"\t")) is not None for line in lines)
+
+
+def _begins_like_image(cell: bytes) -> bool:
+    if len(cell) < _SHORTEST_IMAGE or not _BASE64.fullmatch(cell):
+        return False
+    start = binascii.a2b_base64(cell[:32].replace(b"-", b"+").replace(b"_", b"/"))
+    return start.startswith(_SIGNATURES)

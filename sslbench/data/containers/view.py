@@ -1,0 +1,201 @@
+"""What a large manifest or table says, kept in the cache folder: read once, then opened in a moment, and shared.
+
+A view holds, per split, the ids, the file names, the labels (or the objects) and the attributes as plain arrays. The
+manifest is read again when its size, its times or its inode are others.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sslbench import paths
+from sslbench.data.cache.index import SETTLED_NS, stamp_of
+from sslbench.data.containers.names import check_some
+from sslbench.data.images import Files
+from sslbench.data.objects.rows import ObjectRows, write_objects
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.source import Labels, Source
+from sslbench.data.text_rows import TextRows, write_texts
+from sslbench.errors import DataError
+
+LARGE = 16 << 20
+"""Bytes of a manifest from which on a view is kept; reading a smaller one takes less than a second."""
+
+S = TypeVar("S", Source, ObjectSource)
+_VERSION = 2
+_META = "meta.json"
+_OBJECTS = "objects"
+_log = logging.getLogger("sslbench")
+
+
+def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S]]) -> dict[str, S]:
+    """What `build` gives, from the view if there is one that still holds.
+
+    Args:
+        spec: the manifest.
+        kind: what reads it.
+        arguments: of the reader; others make another view.
+        build: reads it.
+
+    Raises:
+        DataError: it cannot be read, changes meanwhile, images are missing, or whatever `build` finds wrong.
+    """
+    path = Path(spec)
+    stamp = stamp_of(path)
+    if stamp[0] < LARGE:
+        return build()
+    # The name is part of the key since messages and the names of sources have it.
+    key = json.dumps([_VERSION, kind, arguments, spec, os.path.abspath(path)])  # noqa: PTH100 - links stay as they are
+    name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    folder = paths.cache_dir() / "manifests" / f"{name}-{hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]}"
+    known: dict[str, S] | None = _load(folder)
+    if known is not None:
+        for source in known.values():
+            _check(spec, source)
+        return known
+    _log.info("reading %s (once: what it says is kept in the cache folder)", spec)
+    sources = build()
+    if stamp_of(path) != stamp:
+        raise DataError(f"{path} was written to while it was read", "Try again when it is complete.")
+    if time.time_ns() - max(stamp[1], stamp[2]) < SETTLED_NS or not all(map(_can_be_kept, sources.values())):
+        return sources
+    _save(folder, sources)
+    _remove_others(folder, name)
+    kept: dict[str, S] | None = _load(folder)
+    return kept or sources
+
+
+def _can_be_kept(source: Source | ObjectSource) -> bool:
+    return isinstance(source.images, Files)
+
+
+def _check(spec: str, source: Source | ObjectSource) -> None:
+    if isinstance(source.images, Files):
+        check_some(spec, source.images.paths, Path(source.images.root))
+
+
+def _save(folder: Path, sources: Mapping[str, Source | ObjectSource]) -> None:
+    """Writes into a folder beside and renames it: whole or not at all, also when several processes write the same."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        _log.warning("what a manifest says cannot be kept in %s (%s): it is read every time", folder.parent, error)
+        return
+    try:
+        splits = [_save_split(new / str(k), split, source) for k, (split, source) in enumerate(sources.items())]
+        about = {"splits": splits, "digest": _digest(new)}
+        (new / _META).write_text(json.dumps(about), encoding="utf-8")
+        new.rename(folder)
+    except (OSError, ValueError) as error:
+        if not (folder / _META).is_file():  # else another process was faster
+            _log.warning("what a manifest says cannot be kept in %s (%s): it is read every time", folder.parent, error)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _save_split(folder: Path, split: str, source: Source | ObjectSource) -> dict[str, Any]:
+    files = source.images
+    if not isinstance(files, Files):
+        raise TypeError(type(files))
+    folder.mkdir()
+    write_texts(source.ids, folder / "ids")
+    same = tuple(files.paths) == source.ids
+    if not same:
+        write_texts([str(path) for path in files.paths], folder / "files")
+    texts = []
+    for k, column in enumerate(source.attributes.values()):
+        unique = list(dict.fromkeys(column))
+        number = {text: i for i, text in enumerate(unique)}
+        np.save(folder / f"attribute{k}.npy", np.array([number[text] for text in column], dtype=np.int32))
+        texts.append(unique)
+    return {
+        "split": split,
+        "name": source.name,
+        "notes": source.notes,
+        "root": files.root,
+        "files": "ids" if same else "files",
+        **_save_content(folder, source),
+        "attributes": dict(zip(source.attributes, texts, strict=True)),
+        "grouped_by": source.grouped_by,
+    }
+
+
+def _save_content(folder: Path, source: Source | ObjectSource) -> dict[str, Any]:
+    """The labels or the objects, and their classes."""
+    if isinstance(source, Source):
+        np.save(folder / "labels.npy", source.labels.values)
+        return {"labels": source.labels.kind, "classes": source.labels.classes}
+    (folder / _OBJECTS).mkdir()
+    write_objects(source.objects, folder / _OBJECTS)
+    np.save(folder / "sizes.npy", source.sizes)
+    np.save(folder / "numbers.npy", np.array(source.numbers, dtype=np.int64))
+    return {"classes": source.classes, "class_numbers": source.class_numbers}
+
+
+def _load(folder: Path) -> Any:
+    """The sources of a view; None if there is none or it is damaged."""
+    if not (folder / _META).is_file():
+        return None
+    try:
+        about = json.loads((folder / _META).read_text(encoding="utf-8"))
+        if about["digest"] != _digest(folder):
+            raise ValueError("its check sum is wrong")
+        return {part["split"]: _load_split(folder / str(k), part) for k, part in enumerate(about["splits"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("%s is damaged (%s); it is made again", folder, error)
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
+    attributes = {
+        name: tuple(texts[i] for i in np.load(folder / f"attribute{k}.npy", allow_pickle=False).tolist())
+        for k, (name, texts) in enumerate(part["attributes"].items())
+    }
+    common: dict[str, Any] = {
+        "name": part["name"],
+        "ids": TextRows(str(folder / "ids")).all(),
+        "images": Files(TextRows(str(folder / part["files"])), part["root"]),
+        "notes": tuple(part["notes"]),
+        "attributes": attributes,
+        "grouped_by": part["grouped_by"],
+    }
+    if "labels" in part:
+        values = np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False)
+        return Source(labels=Labels(part["labels"], tuple(part["classes"]), values), **common)
+    return ObjectSource(
+        objects=ObjectRows(str(folder / _OBJECTS)),
+        sizes=np.load(folder / "sizes.npy", allow_pickle=False),
+        numbers=tuple(np.load(folder / "numbers.npy", allow_pickle=False).tolist()),
+        classes=tuple(part["classes"]),
+        class_numbers=tuple(part["class_numbers"]),
+        **common,
+    )
+
+
+def _digest(folder: Path) -> str:
+    """Of the names and contents of all files but the one that holds the digest."""
+    state = hashlib.blake2b(digest_size=16)
+    for file in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != _META):
+        state.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as content:
+            while chunk := content.read(1 << 22):
+                state.update(chunk)
+    return state.hexdigest()
+
+
+def _remove_others(folder: Path, name: str) -> None:
+    """Views of earlier states of the same manifest; who has one open keeps it."""
+    for other in folder.parent.glob(f"{name}-*"):
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)

@@ -1,0 +1,193 @@
+"""Decoding through Pillow: whole pictures or a reason, no warnings, nothing partial."""
+
+import io
+import struct
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
+
+from sslbench.data.decode.arrays import count_bands, is_tiff
+from sslbench.data.decode.picture import (
+    UPRIGHT,
+    Decoded,
+    OtherChannels,
+    UnreadableImage,
+    Wanted,
+    check_size,
+    declared_too_large,
+    from_array,
+    upright,
+)
+from sslbench.preprocessing import MAX_PIXELS
+
+_SAMPLES_PER_PIXEL = 277  # a tag of TIFF
+_ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF", "TIFF")
+_GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
+_ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
+_METADATA_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RuntimeError,
+    struct.error,
+)
+_SIGNATURES = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+
+
+@contextmanager
+def strict_and_silent(max_pixels: int) -> Iterator[None]:
+    """Our limit, no warnings on the user's screen, no partial pictures even if some library has asked for them."""
+    before = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
+        # Pillow warns from there on, and refuses from twice as many. A lower limit is ours to check: we name the size.
+        Image.MAX_IMAGE_PIXELS = max(max_pixels, MAX_PIXELS) // 2
+        try:
+            yield
+        finally:
+            ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = before
+
+
+def decode_with_pillow(data: bytes, path: str, wanted: Wanted, scale: int = 1) -> Decoded:
+    """A picture of any kind that Pillow reads; `strict_and_silent` is in effect.
+
+    Args:
+        data: the encoded file.
+        path: what to call the image in messages.
+        wanted: see there.
+        scale: 2, 4 or 8: a JPEG is decoded at that part of its size, by leaving out high frequencies (libjpeg).
+
+    Raises:
+        UnreadableImage: there is no complete picture.
+    """
+    kind = _signature(data) or "image"
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            kind = image.format or kind
+            if kind == "EPS" or isinstance(image, ImageFile.StubImageFile):  # for EPS Pillow would run Ghostscript
+                raise UnreadableImage(path, f"{kind} is not supported; convert it to JPEG or PNG")
+            check_size(*image.size, path, wanted.max_pixels)
+            full = (image.height, image.width) if scale > 1 else None
+            if scale > 1:
+                image.draft(None, (image.width // scale, image.height // scale))
+            several = kind in _ANIMATED_FORMATS and bool(getattr(image, "is_animated", False))
+            codec = str(image.tile)  # emptied by load
+            image.load()  # before the metadata: after a failed load, a second one would give a partial picture
+            _check_bands(image, path, wanted)
+            decoded = from_pillow(image, path, wanted, codec)
+            conversions = (*decoded.conversions, *(["first of several frames"] if several else []))
+            return upright(Decoded(decoded.image, conversions, full), orientation(image))
+    except UnreadableImage:
+        raise
+    except UnidentifiedImageError as error:
+        _refuse_bands(data, path, wanted)
+        raise UnreadableImage(path, _what_it_is(data)) from error
+    except Image.DecompressionBombError as error:
+        raise declared_too_large(error, path, max(wanted.max_pixels, MAX_PIXELS)) from error
+    except Exception as error:  # decoders raise almost anything on a damaged file
+        if "raw mode" in str(error):
+            _refuse_bands(data, path, wanted)
+        raise UnreadableImage(path, _why(error, kind)) from error
+
+
+def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") -> Decoded:
+    """A loaded Pillow image.
+
+    Args:
+        image: of any mode but 32 bits per sample.
+        path: what to call the image in messages.
+        wanted: RGB, else the channels are taken as they are; colour spaces and palettes become RGB in any case.
+        codec: Pillow's name of the layout in the file, from which 16 bits are known.
+
+    Raises:
+        UnreadableImage: its samples have 32 bits, or it has other channels than are wanted.
+    """
+    mode, conversions = image.mode, []
+    alpha = mode in _ALPHA_MODES or "transparency" in image.info
+    if mode == "F" or (mode == "I" and ";16" not in codec and image.format != "PPM"):
+        raise UnreadableImage(path, "32 bits per sample, whose range is not known; convert it to 8 or 16 bits")
+    if mode.startswith("I"):
+        values = np.asarray(image) >> (4 if ";12" in codec else 8)
+        image = Image.fromarray(values.astype(np.uint8))
+    if mode.startswith("I") or (";16" in codec and "BGR" not in codec):  # BGR;16 is a BMP with 5 or 6 bits per colour
+        conversions.append("16 bit to 8 bit")
+    if wanted.channels != 3 and (mode in _GREY_MODES or mode in ("RGBA", "RGBX")):
+        plain = {"1": "L", "La": "LA"}.get(image.mode, image.mode)
+        return from_array(np.asarray(image.convert(plain)), path, wanted, tuple(conversions))
+    if wanted.channels == 4 and alpha:
+        return from_array(np.asarray(image.convert("RGBA")), path, wanted, (*conversions, f"{mode} to RGBA"))
+    if mode in _GREY_MODES:
+        conversions.append("grey to RGB")
+    elif mode in ("P", "PA"):
+        conversions.append("palette to RGB")
+    elif mode not in ("RGB", "RGBA", "RGBX", "RGBa"):
+        conversions.append(f"{mode} to RGB")
+    if alpha:
+        conversions.append("alpha dropped")
+    return from_array(np.asarray(image.convert("RGB")), path, wanted, tuple(conversions))
+
+
+def _check_bands(image: Image.Image, path: str, wanted: Wanted) -> None:
+    """Of a TIFF with more bands than it understands, Pillow may show the first alone, as if it were a grey picture."""
+    samples = image.tag_v2.get(_SAMPLES_PER_PIXEL, 1) if isinstance(image, TiffImagePlugin.TiffImageFile) else 1
+    if isinstance(samples, int) and samples > 1 and len(image.getbands()) == 1:
+        raise OtherChannels(path, samples, wanted.channels)
+
+
+def _refuse_bands(data: bytes, path: str, wanted: Wanted) -> None:
+    """Name the true reason for a TIFF that is not damaged, but has bands that Pillow does not know."""
+    if is_tiff(data) and (bands := count_bands(data)) > 1 and bands != wanted.channels:
+        raise OtherChannels(path, bands, wanted.channels)
+
+
+def orientation(image: bytes | Image.Image) -> int:
+    """EXIF orientation, 1 to 8; 1 if the metadata is damaged, since the picture itself is not."""
+    try:
+        opened = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
+        value = opened.getexif().get(ExifTags.Base.Orientation, 1)
+    except _METADATA_ERRORS:
+        return 1
+    return value if value in UPRIGHT else 1
+
+
+def _why(error: Exception, kind: str) -> str:
+    message = " ".join(str(error).split())
+    if "truncated" in message.lower() or isinstance(error, EOFError):
+        return f"truncated {kind}"
+    return f"damaged {kind} ({type(error).__name__}: {message[:120]})" if message else f"damaged {kind}"
+
+
+def _signature(data: bytes) -> str | None:
+    return next((name for magic, name in _SIGNATURES.items() if data.startswith(magic)), None)
+
+
+def _what_it_is(data: bytes) -> str:
+    """A reason for data that Pillow does not take for an image."""
+    if kind := _signature(data):
+        return f"damaged {kind}"
+    if data[4:8] == b"ftyp":
+        return "HEIF/HEIC or a video, neither is supported; convert it to JPEG or PNG"
+    head = data[:512]
+    if head.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the image itself; run git lfs pull"
+    if not head.strip(b"\0"):
+        return "not an image (zero bytes)"
+    if b"<html" in head.lower():
+        return "not an image (HTML page)"
+    printable = all(byte >= 32 or byte in b"\t\n\r\f" for byte in head)
+    return "not an image (text)" if printable and _is_utf8(head) else "not an image"
+
+
+def _is_utf8(head: bytes) -> bool:
+    try:
+        head[:-3].decode("utf-8")  # a character may be cut at the end
+    except UnicodeDecodeError as error:
+        return error.start >= len(head) - 8
+    return True

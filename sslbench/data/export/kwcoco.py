@@ -1,0 +1,220 @@
+"""Any source as a kwcoco manifest: one file that lists the images, their labels and their splits.
+
+An image keeps its id under `sslbench_id`; the numbers under `id` count the images in order of split and id, as COCO
+wants numbers. What the labels were, the classes that no image has, and what a seeded split keeps together stand under
+`info`; an image in several files keeps them as `assets`. Opened again, the manifest gives the same ids, labels, groups
+and image contents, so that features that were extracted before are found again.
+"""
+
+import dataclasses
+import json
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sslbench.data.export.files import Extractor
+from sslbench.data.formats.coco.asset_images import AssetImages
+from sslbench.data.formats.coco.columns import CHANNELS_KEY, GROUPED_KEY, ID_KEY, INFO_TYPE, VALUES_KEY
+from sslbench.data.formats.coco.videos import FRAME, VIDEO
+from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.source import Labels, Source
+from sslbench.errors import UsageError
+
+SUFFIXES = (".json", ".kwcoco.zip")
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        images: per split.
+        annotations: in all.
+        extracted: image files that were written.
+    """
+
+    images: dict[str, int]
+    annotations: int
+    extracted: int
+
+
+def write_kwcoco(
+    sources: Mapping[str, Source] | Mapping[str, ObjectSource],
+    out: Path,
+    *,
+    extract: Path | None = None,
+    absolute: bool = False,
+    overwrite: bool = False,
+) -> Written:
+    """Writes the manifest of a source.
+
+    Args:
+        sources: split -> source as `open_data` gives them: one annotation without a box for each label of an image; or
+            as `open_objects` gives them: one for each object.
+        out: `NAME.kwcoco.json`, `NAME.json` or `NAME.kwcoco.zip`.
+        extract: a folder for images that are no files of their own; as `SPLIT/ID`, byte for byte, arrays as PNG.
+        absolute: write absolute paths; else paths are relative to the manifest.
+        overwrite: replace a manifest that exists.
+
+    Raises:
+        UsageError: the name of the manifest has another suffix, it exists, or images lie in a container and no folder
+            is given for them.
+        DataError: an image cannot be read (when it is extracted).
+    """
+    if not out.name.lower().endswith(SUFFIXES):
+        raise UsageError(f"{out} should end in .kwcoco.json, .json or .kwcoco.zip")
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists already", "Give another name, or --overwrite.")
+    if not out.parent.is_dir():
+        raise UsageError(f"the folder {out.parent} does not exist")
+    places = Extractor(extract, start=None if absolute else out.parent)
+    for split, source in sources.items():
+        places.check(source.name, split, source.images)
+    content = _content(sources, places)
+    _write(out, content)
+    n = {split: len(source) for split, source in sources.items()}
+    return Written(n, len(content["annotations"]), places.written)
+
+
+def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places: Extractor) -> dict[str, Any]:
+    numbers = _category_numbers(sources)
+    images: list[Row] = []
+    annotations: list[Row] = []
+    videos: dict[str, int] = {}
+    for split, source in sources.items():
+        for i, sample in enumerate(source.ids):
+            row: Row = {"id": len(images) + 1, **_files(source, split, i, places), ID_KEY: sample}
+            if split != "all":
+                row["split"] = split
+            if isinstance(source, ObjectSource):
+                height, width = (int(side) for side in source.sizes[i])
+                row |= {"height": height, "width": width} if height else {}
+                row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
+                found = _boxes(source.objects[i], source.classes)
+            else:
+                row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
+                if source.labels.kind == "value":
+                    row[VALUES_KEY] = source.labels.values[i].tolist()
+                found = _labels(source.labels, i)
+            if row.get(VIDEO) and (source.grouped_by == VIDEO or FRAME in source.attributes):
+                row["video_id"] = videos.setdefault(row[VIDEO], len(videos) + 1)
+                row[FRAME] = _whole(row.get(FRAME), len(images))
+            images.append(row)
+            for name, annotation in found:
+                number = {"id": len(annotations) + 1, "image_id": row["id"], "category_id": numbers[name]}
+                annotations.append(number | annotation)
+    return {
+        "info": _info(sources),
+        "categories": [{"id": number, "name": name} for name, number in numbers.items()],
+        **({"videos": [{"id": number, "name": name} for name, number in videos.items()]} if videos else {}),
+        "images": images,
+        "annotations": annotations,
+    }
+
+
+def _files(source: Source | ObjectSource, split: str, index: int, places: Extractor) -> Row:
+    """The file of an image, or its files with their channels."""
+    images = source.images
+    if not isinstance(images, AssetImages):
+        return {"file_name": places.file(source, split, index)}
+    height, width = images.sizes[index].tolist()
+    row: Row = {"file_name": None, "name": f"{split}/{source.ids[index]}"}
+    row |= {"height": height, "width": width} if height else {}
+    row["assets"] = []
+    for path, kind in images.parts(index):
+        matrix = [list(kind.matrix[:3]), list(kind.matrix[3:]), [0.0, 0.0, 1.0]]
+        warp = {"warp_aux_to_img": {"type": "affine", "matrix": matrix}}
+        row["assets"].append({"file_name": places.shown(path), "channels": "|".join(kind.channels), **warp})
+    return row
+
+
+def _whole(text: str | None, otherwise: int) -> int:
+    """A number that was an attribute; kwcoco wants every frame to have one."""
+    return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else otherwise
+
+
+def _category_numbers(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> dict[str, int]:
+    """Class -> number; of a source with objects the numbers that it had, if its splits agree on them."""
+    pairs: dict[str, int] = {}
+    for source in sources.values():
+        if isinstance(source, ObjectSource):
+            pairs |= dict(zip(source.classes, source.class_numbers, strict=True))
+    if pairs and len(set(pairs.values())) == len(pairs):
+        return pairs
+    names = dict.fromkeys(
+        name
+        for source in sources.values()
+        for name in (source.classes if isinstance(source, ObjectSource) else _class_names(source.labels))
+    )
+    return {name: i for i, name in enumerate(names, 1)}
+
+
+def _class_names(labels: Labels) -> Sequence[str]:
+    return () if labels.kind == "value" else labels.classes
+
+
+def _labels(labels: Labels, index: int) -> Iterator[tuple[str, Row]]:
+    """The class names of one image, and what else stands in the annotation."""
+    if labels.kind == "single":
+        yield labels.classes[int(labels.values[index])], {}
+    elif labels.kind == "multi":
+        for column in np.flatnonzero(labels.values[index]):
+            yield labels.classes[column], {"ignore": 1} if labels.values[index, column] < 0 else {}
+
+
+def _boxes(objects: Objects, classes: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    for k, (x1, y1, x2, y2) in enumerate(objects.boxes.astype(float).tolist()):
+        row: Row = {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": float(objects.areas[k])}
+        row["iscrowd"] = int(objects.crowd[k])
+        if objects.difficult[k]:
+            row["ignore"] = 1
+        if objects.masks is not None and objects.masks[k] is not None:
+            row["segmentation"] = objects.masks[k]
+        yield classes[int(objects.classes[k])], row
+
+
+def _info(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> list[Row]:
+    kept = {
+        split: {"labels": source.labels.kind, "classes": list(source.labels.classes)}
+        for split, source in sources.items()
+        if isinstance(source, Source)
+    }
+    names: list[str] = [source.name for source in sources.values()]
+    entry: Row = {"type": INFO_TYPE, "from": names[0] if names else ""}
+    grouped_by = {source.grouped_by for source in sources.values()} - {""}
+    channels = {"|".join(s.images.channels) for s in sources.values() if isinstance(s.images, AssetImages)}
+    entry |= {GROUPED_KEY: grouped_by.pop()} if len(grouped_by) == 1 else {}
+    entry |= {CHANNELS_KEY: channels.pop()} if len(channels) == 1 else {}
+    return [entry | ({"splits": kept} if kept else {})]
+
+
+def _write(out: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+            new = Path(folder) / "data.kwcoco.json"
+            with new.open("w", encoding="utf-8") as file:
+                _dump(content, file.write)
+            if out.name.lower().endswith(".zip"):
+                packed = Path(folder) / "packed"
+                with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+                    archive.write(new, f"{out.name[: -len('.zip')]}.json")
+                new = packed
+            new.replace(out)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _dump(content: dict[str, Any], write: Any) -> None:
+    """A row on each line: it can be read, searched and compared by eye."""
+    write("{\n")
+    for i, (key, rows) in enumerate(content.items()):
+        lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+        write(f'{"," if i else ""}"{key}": [\n{lines}\n]\n')
+    write("}\n")

@@ -1,0 +1,285 @@
+"""What images and labels need of a COCO manifest, as columns: a few bytes for each annotation, whatever it carries."""
+
+import contextlib
+import dataclasses
+import io
+import zipfile
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.booleans import marks
+from sslbench.data.containers.json_rows import NotAMappingError, json_rows
+from sslbench.data.formats.coco.assets import AssetCollector, Assets
+from sslbench.data.formats.coco.videos import VIDEO, Videos
+from sslbench.data.wording import some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+TABLES = ("images", "annotations", "categories")
+ID_KEY, VALUES_KEY = "sslbench_id", "sslbench_values"
+"""Keys of an image in manifests that `sslbench data to-kwcoco` writes: its id, and the numbers to predict."""
+
+INFO_TYPE = "sslbench"
+"""Of the entry in 'info' of such manifests."""
+GROUPED_KEY, CHANNELS_KEY = "grouped_by", "channels"
+"""Keys of that entry: the attribute whose images belong together, and the channels that were chosen."""
+Indices = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Columns:
+    """A manifest of N images, M annotations that have an image and a category, and C categories.
+
+    Attributes:
+        numbers: int64 (N,), the ids of the images.
+        assets: N images with their files, as they stand there.
+        splits: N texts, '' where there is none.
+        own_ids: N ids that sslbench wrote, '' where there is none.
+        values: what sslbench wrote as numbers to predict, None where there is nothing.
+        attributes: name -> N texts: those that were asked for, and of frames 'video' and 'frame_index'.
+        images: int64 (M,), positions of the annotations' images.
+        classes: int64 (M,), positions of their categories.
+        marked: bool (M,), iscrowd, ignore or difficult.
+        skipped: annotations without image or category.
+        names: C names in order of the categories' ids.
+        supers: C supercategories, the name itself where there is none.
+        info: what stands under 'info'.
+        grouped_by: the attribute whose images belong together, '' if there is none.
+    """
+
+    numbers: Indices
+    assets: Assets
+    splits: list[str]
+    own_ids: list[str]
+    values: list[list[float] | None]
+    attributes: dict[str, list[str]]
+    images: Indices
+    classes: Indices
+    marked: npt.NDArray[np.bool_]
+    skipped: int
+    names: list[str]
+    supers: list[str]
+    info: Any
+    grouped_by: str = ""
+
+
+def read_columns(spec: str, attributes: Sequence[str] = ()) -> Columns:
+    """The columns of a manifest, checked to be consistent; it is read row by row.
+
+    Args:
+        spec: a .json, or a .zip with one.
+        attributes: keys of the images to be kept as text; 'video' is the name of the video that a frame is from.
+
+    Raises:
+        DataError: it cannot be read, is no COCO manifest, an id is missing, of another kind or there twice, or an
+            annotation points nowhere.
+        UsageError: no image has such a key.
+    """
+    collector = _Collector(spec, attributes)
+    keys: list[str] = []
+    try:
+        with _text(spec) as file:
+            for key, value, is_row in json_rows(file, TABLES):
+                if is_row:
+                    collector.add(key, value)
+                else:
+                    keys.append(key)
+                    collector.whole(key, value)
+    except OSError as error:
+        raise DataError(f"cannot read {spec}: {error.strerror or error}") from error
+    except NotAMappingError as error:
+        raise _no_manifest(spec, error.found) from error
+    except (ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise DataError(f"{spec} is not a COCO manifest: {one_line(error)}") from error
+    if "images" not in keys:
+        raise _no_manifest(spec, f"a mapping with the keys {some(sorted(keys), 6)}")
+    if not collector.n:
+        raise DataError(f"{spec} lists no images")
+    return collector.columns()
+
+
+def _no_manifest(spec: str, found: str) -> DataError:
+    return DataError(
+        f"{spec} is not a COCO manifest: it has no list 'images', it is {found}",
+        "A manifest is a mapping with the lists images, annotations and categories.",
+    )
+
+
+def told(info: Any, key: str) -> str:
+    """What sslbench wrote under 'info', '' if it did not."""
+    entries = info if isinstance(info, list) else [info]
+    entry = next((e for e in entries if isinstance(e, dict) and e.get("type") == INFO_TYPE), {})
+    return str(entry.get(key) or "")
+
+
+def text_of(value: object) -> str:
+    """A value as an attribute."""
+    return "" if value is None else str(value).strip()
+
+
+def one_line(error: object) -> str:
+    """A message without line breaks, 200 characters at most."""
+    return " ".join(str(error).split())[:200]
+
+
+@contextlib.contextmanager
+def _text(spec: str) -> Iterator[TextIO]:
+    if not spec.lower().endswith(".zip"):
+        with Path(spec).open(encoding="utf-8-sig") as file:
+            yield file
+        return
+    with zipfile.ZipFile(spec) as archive:
+        members = [name for name in archive.namelist() if name.lower().endswith(".json")]
+        if len(members) != 1:
+            raise ValueError(f"the archive should hold one .json, it holds {len(members)}")
+        with archive.open(members[0]) as binary:
+            yield io.TextIOWrapper(binary, encoding="utf-8-sig")
+
+
+class _Collector:
+    """Takes rows in any order, checks each, and at the end whether they fit together."""
+
+    def __init__(self, spec: str, attributes: Sequence[str]) -> None:
+        self.spec = spec
+        self.n = 0
+        self.info: Any = None
+        self._grouped_by = ""
+        self._assets = AssetCollector(spec)
+        self._videos = Videos(spec)
+        self._splits: list[str] = []
+        self._own_ids: list[str] = []
+        self._values: list[list[float] | None] = []
+        self._attributes: dict[str, list[str]] = {name: [] for name in attributes}
+        self._texts: dict[str, str] = {}
+        self._keys: set[str] = set()
+        self._image_ids, self._annotation_ids = array("q"), array("q")
+        self._places = array("q")  # image and category of each annotation, one behind the other
+        self._marks = bytearray()
+        self._skipped = 0
+        self._categories: list[tuple[int, str, str]] = []
+
+    def whole(self, key: str, value: Any) -> None:
+        """A key of the manifest that is no list of rows."""
+        if key in TABLES and value != []:
+            found = _no_manifest(self.spec, f"a mapping whose '{key}' is {value!r:.40}") if key == "images" else None
+            raise found or DataError(f"{self.spec}: '{key}' is not a list of mappings")
+        if key == "info":
+            self.info = value
+            self._grouped_by = told(value, GROUPED_KEY)
+            if self._grouped_by and not self.n:  # it stands before the images, where sslbench wrote it
+                self._attributes.setdefault(self._grouped_by, [])
+        if key == "videos":
+            self._videos.table(value or [])
+
+    def add(self, table: str, row: Any) -> None:
+        """A row of a table."""
+        if not isinstance(row, dict):
+            raise DataError(f"{self.spec}: '{table}' is not a list of mappings")
+        number = self._number(table, "id", row)
+        if table == "annotations":
+            self._annotation(number, row)
+        elif table == "images":
+            self._image(number, row)
+        else:
+            name = row.get("name")
+            if name is None:
+                raise DataError(f"{self.spec}: an entry of '{table}' has no 'name': {one_line(row)}")
+            if not isinstance(name, str | int):
+                raise DataError(f"{self.spec}: name of '{table}' should be text, not {name!r}")
+            self._categories.append((number, str(name), str(row.get("supercategory") or name)))
+
+    def _number(self, table: str, key: str, row: dict[str, Any]) -> int:
+        value = row.get(key)
+        if value is None:
+            raise DataError(f"{self.spec}: an entry of '{table}' has no '{key}': {one_line(row)}")
+        if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+            raise DataError(f"{self.spec}: {key} of '{table}' should be a whole number, not {value!r}")
+        return value
+
+    def _image(self, number: int, row: dict[str, Any]) -> None:
+        self.n += 1
+        self._image_ids.append(number)
+        self._assets.add(row)
+        self._videos.add(row)
+        self._splits.append(self._text(row.get("split") or ""))
+        self._own_ids.append(str(row.get(ID_KEY) or ""))
+        self._values.append(row.get(VALUES_KEY))
+        for name, column in self._attributes.items():
+            value = row.get(name)
+            column.append(self._text(text_of(value)))
+            self._keys.update(key for key, value in row.items() if isinstance(value, str | int | float))
+
+    def _text(self, value: object) -> str:
+        """A value as text; equal ones share one text."""
+        text = str(value).strip()
+        return self._texts.setdefault(text, text)
+
+    def _annotation(self, number: int, row: dict[str, Any]) -> None:
+        self._annotation_ids.append(number)
+        if row.get("category_id") is None or row.get("image_id") is None:
+            self._skipped += 1
+            return
+        self._places.append(self._number("annotations", "image_id", row))
+        self._places.append(self._number("annotations", "category_id", row))
+        self._marks.append(any(marks(self.spec, row)))
+
+    def columns(self) -> Columns:
+        """All of it."""
+        assets = self._assets.collected()
+        of_videos = self._videos.attributes(without=self._keys & set(self._attributes))
+        self._attributes |= of_videos
+        self._keys |= set(of_videos)
+        self._grouped_by = self._grouped_by or (VIDEO if VIDEO in of_videos else "")
+        if self._grouped_by not in self._keys:
+            self._attributes.pop(self._grouped_by, None)
+            self._grouped_by = ""
+        unknown = next((name for name in self._attributes if name not in self._keys), None)
+        if unknown is not None:
+            raise UsageError(
+                f"no image of {self.spec} has a key '{unknown}' (to group by)", did_you_mean(unknown, self._keys)
+            )
+        self._categories.sort()
+        numbers = np.array(self._image_ids, dtype=np.int64)
+        category_ids = np.array([number for number, *_ in self._categories], dtype=np.int64)
+        self._once("images", "id", numbers)
+        self._once("annotations", "id", np.array(self._annotation_ids, dtype=np.int64))
+        self._once("categories", "id", category_ids)
+        names = [name for _, name, _ in self._categories]
+        self._once("categories", "name", np.array(names, dtype=object))
+        places = np.array(self._places, dtype=np.int64).reshape(-1, 2)
+        return Columns(
+            numbers=numbers,
+            assets=assets,
+            splits=self._splits,
+            own_ids=self._own_ids,
+            values=self._values,
+            attributes=self._attributes,
+            images=self._positions("image_id", "images", places[:, 0], numbers),
+            classes=self._positions("category_id", "categories", places[:, 1], category_ids),
+            marked=np.frombuffer(self._marks, dtype=np.bool_),
+            skipped=self._skipped,
+            names=names,
+            supers=[group for *_, group in self._categories],
+            info=self.info,
+            grouped_by=self._grouped_by,
+        )
+
+    def _once(self, table: str, key: str, values: npt.NDArray[Any]) -> None:
+        unique, counts = np.unique(values, return_counts=True)
+        twice = [str(value) for value in unique[counts > 1]]
+        if twice:
+            raise DataError(f"{self.spec}: the same {key} occurs twice in '{table}': {some(twice)}")
+
+    def _positions(self, key: str, table: str, used: Indices, known: Indices) -> Indices:
+        order = np.argsort(known, kind="stable")
+        place = np.searchsorted(known, used, sorter=order)
+        there = order[np.minimum(place, len(known) - 1)] if len(known) else np.zeros(len(used), dtype=np.int64)
+        wrong = np.unique(used[known[there] != used] if len(known) else used)
+        if len(wrong):
+            raise DataError(f"{self.spec}: annotations have {key} {some(wrong.tolist())}, which is not in '{table}'")
+        return np.asarray(there, dtype=np.int64)

@@ -1,0 +1,117 @@
+"""The labels of a manifest's images, from the categories of their annotations."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.formats.coco.columns import INFO_TYPE, Columns, Indices
+from sslbench.data.labels import no_labels
+from sslbench.data.source import LabelKind, Labels
+from sslbench.data.wording import counted, some
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """How a split was labelled before it was exported.
+
+    Attributes:
+        kind: of its labels.
+        classes: their names in order, also of those that no image has.
+    """
+
+    kind: LabelKind
+    classes: tuple[str, ...]
+
+
+def by_supercategory(columns: Columns) -> Columns:
+    """The same with the supercategories as classes, in the order in which the categories name them."""
+    names = list(dict.fromkeys(columns.supers))
+    place = {name: i for i, name in enumerate(names)}
+    moved = np.array([place[name] for name in columns.supers], dtype=np.int64)
+    return dataclasses.replace(columns, classes=moved[columns.classes], names=names, supers=names)
+
+
+def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Labels, tuple[str, ...]]:
+    """The labels, decided over all images so that every split has the same kind and classes; and notes."""
+    notes = (f"{spec}: {counted(columns.skipped, 'annotation')} without category left out",) if columns.skipped else ()
+    present, marked = _pairs(columns)
+    names = columns.names
+    if not len(present) and not len(marked):
+        return no_labels(len(ids)), (*notes, f"{spec}: no image has a category, so there are no labels")
+    counts = np.bincount(present[:, 0], minlength=len(ids))
+    counts[marked[:, 0]] = 0
+    odd = np.flatnonzero(counts != 1)
+    if len(odd):
+        shown = some([ids[i] for i in odd])
+        note = f"{spec}: multi-label, since {counted(len(odd), 'image')} have not exactly one category: {shown}"
+        return Labels("multi", tuple(names), _matrix(len(ids), len(names), present, marked)), (*notes, note)
+    used = np.unique(present[:, 1])
+    unused = [name for i, name in enumerate(names) if i not in set(used.tolist())]
+    if unused:
+        notes = (*notes, f"{spec}: categories without any image left out: {some(unused)}")
+    values = np.empty(len(ids), dtype=np.int64)
+    values[present[:, 0]] = np.searchsorted(used, present[:, 1])
+    return Labels("single", tuple(names[i] for i in used), values), notes
+
+
+def _pairs(columns: Columns) -> tuple[Indices, Indices]:
+    """(n, 2) image and class: of the clean annotations, and of those that only marked annotations have."""
+    width = max(len(columns.names), 1)
+    keys = columns.images * width + columns.classes
+    clean = np.unique(keys[~columns.marked])
+    only_marked = np.setdiff1d(keys[columns.marked], clean)
+    return tuple(np.stack(np.divmod(found, width), axis=1) for found in (clean, only_marked))  # type: ignore[return-value]
+
+
+def _matrix(n: int, width: int, present: Indices, marked: Indices) -> npt.NDArray[np.int8]:
+    values: npt.NDArray[np.int8] = np.zeros((n, width), dtype=np.int8)
+    values[tuple(marked.T)] = -1
+    values[tuple(present.T)] = 1
+    return values
+
+
+def exported_as(info: Any) -> dict[str, Kept] | None:
+    """How the splits were labelled, if `sslbench data to-kwcoco` wrote the manifest and says so."""
+    entries = info if isinstance(info, list) else [info]
+    entry = next((e for e in entries if isinstance(e, dict) and e.get("type") == INFO_TYPE), None)
+    if entry is None or not isinstance(entry.get("splits"), dict):
+        return None
+    try:
+        return {split: Kept(kept["labels"], tuple(kept["classes"])) for split, kept in entry["splits"].items()}
+    except (TypeError, KeyError):
+        return None
+
+
+def labels_as_exported(columns: Columns, rows: Indices, kept: Kept) -> Labels | None:
+    """The labels of some images as they were; None if the manifest no longer fits what it says about itself.
+
+    Args:
+        columns: of the manifest.
+        rows: int64 (n,), positions of the images of one split, in order.
+        kept: how that split was labelled.
+    """
+    place = {name: i for i, name in enumerate(kept.classes)}
+    if kept.kind == "value":
+        numbers = [columns.values[i] for i in rows]
+        if any(not isinstance(row, list) or len(row) != len(kept.classes) for row in numbers):
+            return None
+        return Labels("value", kept.classes, np.array(numbers, dtype=np.float64).reshape(len(rows), len(kept.classes)))
+    row_of = np.full(len(columns.numbers), -1, dtype=np.int64)
+    row_of[rows] = np.arange(len(rows))
+    class_of = np.array([place.get(name, -1) for name in columns.names], dtype=np.int64)
+    pairs = []
+    for found in _pairs(columns):
+        inside = row_of[found[:, 0]] >= 0
+        pairs.append(np.stack([row_of[found[inside, 0]], class_of[found[inside, 1]]], axis=1).reshape(-1, 2))
+    present, marked = pairs
+    if (present < 0).any() or (marked < 0).any():
+        return None
+    if kept.kind == "none":
+        return no_labels(len(rows)) if not len(present) and not len(marked) else None
+    if kept.kind == "multi":
+        return Labels("multi", kept.classes, _matrix(len(rows), len(kept.classes), present, marked))
+    if len(marked) or not np.array_equal(present[:, 0], np.arange(len(rows))):
+        return None
+    return Labels("single", kept.classes, np.ascontiguousarray(present[:, 1]))

@@ -1,0 +1,90 @@
+"""The masks of a COCO or kwcoco manifest, polygons or run lengths, drawn into label maps."""
+
+import dataclasses
+import json
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.decode.picture import UnreadableImage, check_size
+from sslbench.data.images import DIGEST_BYTES, digest
+from sslbench.data.maps.classes import Options, with_ignored
+from sslbench.data.maps.types import IGNORED, Coding, LabelMapSource, RawMap
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.open_objects import open_objects
+from sslbench.errors import DataError, UsageError
+from sslbench.metrics.detection import masks as rle
+
+BACKGROUND = "background"
+
+
+def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
+    """The masks of a manifest as label maps; see `sslbench.data.open_maps.open_label_maps`."""
+    if options.images or options.maps or options.classes:
+        raise UsageError(
+            f"{spec}: a manifest names its images and classes itself; of the options it takes ignore= only"
+        )
+    sources = open_objects(spec)
+    if not any(objects.masks for source in sources.values() for objects in source.objects):
+        raise DataError(f"{spec} has boxes without masks, and label maps are drawn from masks")
+    return {split: _source(source, options) for split, source in sources.items()}
+
+
+def _source(source: ObjectSource, options: Options) -> LabelMapSource:
+    """Value 0 is background, 1 to C are the classes: a manifest has no values of its own that could be kept."""
+    names = (BACKGROUND, *source.classes)
+    if len(set(names)) < len(names):
+        raise DataError(f"{source.name} has a class called {BACKGROUND}, as the pixels of no object are called")
+    coding = with_ignored(source.name, Coding(tuple(range(len(names))), names, (IGNORED,)), options.ignore)
+    note = f"{source.name}: pixels of no object are the class '{BACKGROUND}' (?ignore={BACKGROUND} leaves them out)"
+    return LabelMapSource(source.name, source.ids, source.images, ObjectMaps(source), coding, (*source.notes, note))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ObjectMaps:
+    """Maps that are drawn when they are asked for.
+
+    Large objects are drawn first, so that small ones stay visible where they overlap. Crowds are drawn as their class
+    but are no instances; objects marked ignore or difficult do not count.
+
+    Attributes:
+        source: images with masks.
+    """
+
+    source: ObjectSource
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def path(self, index: int) -> str:
+        """The image's file with what is meant of it."""
+        return f"the masks of {self.source.images.path(index)}"
+
+    def read(self, index: int, max_pixels: int) -> RawMap:
+        """One map; see `Maps`."""
+        height, width = (int(side) for side in self.source.sizes[index])
+        check_size(width, height, self.path(index), max_pixels)
+        try:
+            masks = self.source.masks_of(index)
+        except DataError as error:
+            raise UnreadableImage(self.path(index), error.message) from error
+        objects = self.source.objects[index]
+        values = np.zeros((height, width), dtype=np.int32)
+        instances = np.zeros((height, width), dtype=np.int32)
+        for i in np.argsort(-rle.areas(masks), kind="stable").tolist():
+            inside = rle.decode(masks[i])
+            values[inside] = IGNORED if objects.difficult[i] else objects.classes[i] + 1
+            instances[inside] = 0 if objects.crowd[i] or objects.difficult[i] else i + 1
+        return RawMap(values, instances, crowds=int(objects.crowd.sum()))
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes of hashes of the masks, their classes and flags."""
+        rows = []
+        for objects, size in zip(self.source.objects, self.source.sizes, strict=True):
+            columns = [objects.classes.tolist(), objects.crowd.tolist(), objects.difficult.tolist(), size.tolist()]
+            rows.append(digest(json.dumps([columns, objects.masks], default=repr).encode()))
+        return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "ObjectMaps":
+        """Some of the maps."""
+        return ObjectMaps(self.source.select(indices))

@@ -1,0 +1,144 @@
+"""The objects of a COCO or kwcoco manifest."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sslbench.data.booleans import marks
+from sslbench.data.formats.coco.assets import side_of_image
+from sslbench.data.images import Files
+from sslbench.data.objects.boxes import Odd, checked_objects, size_in_file
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.source import Images
+from sslbench.data.wording import counted, some
+from sslbench.errors import DataError
+from sslbench.metrics.detection.masks import problem
+
+Rows = list[dict[str, Any]]
+_FARTHEST = 1e9
+"""Pixels; a coordinate beyond is no coordinate."""
+
+
+def object_sources(
+    spec: str,
+    content: dict[str, Rows],
+    ids: list[str],
+    files: Images,
+    splits: dict[str, list[int]] | None,
+    notes: tuple[str, ...],
+    *,
+    attributes: Mapping[str, Sequence[str]],
+    grouped_by: str,
+) -> dict[str, ObjectSource]:
+    """One source per split, or {"all": source}.
+
+    Args:
+        spec: the manifest, for messages.
+        content: its lists images, annotations and categories, with consistent ids.
+        ids: one per image.
+        files: the images.
+        splits: split -> positions of its images; None if there are none.
+        notes: of the caller.
+        attributes: name -> one text per image.
+        grouped_by: the attribute whose images belong together.
+
+    Raises:
+        DataError: an annotation has no box, one with a coordinate that is no number, or a damaged segmentation.
+    """
+    images, annotations = content["images"], content["annotations"]
+    categories, left_out = _categories(content)
+    class_of = {row["id"]: i for i, row in enumerate(categories)}
+    without = sum(row.get("category_id") is None or row.get("image_id") is None for row in annotations)
+    rows = _rows(spec, annotations, class_of)
+    sizes = [_size(spec, row, files, i) for i, row in enumerate(images)]
+    odd = Odd()
+    objects = [checked_objects(rows[row["id"]], size, odd) for row, size in zip(images, sizes, strict=True)]
+    notes = (*notes, *odd.notes(spec))
+    if without:
+        notes = (*notes, f"{spec}: {counted(without, 'annotation')} without category or image left out")
+    if left_out:
+        notes = (*notes, f"{spec}: {counted(len(left_out), 'category')} without any object left out: {some(left_out)}")
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    sources = {}
+    for split, members in (splits or {"all": list(range(len(ids)))}).items():
+        inside = set(members)
+        chosen = np.array([i for i in order if i in inside], dtype=np.int64)
+        sources[split] = ObjectSource(
+            name=spec if splits is None else f"{spec} ({split})",
+            ids=tuple(ids[i] for i in chosen),
+            images=files.select(chosen),
+            objects=tuple(objects[i] for i in chosen),
+            sizes=np.array([sizes[i] for i in chosen], dtype=np.int64).reshape(-1, 2),
+            classes=tuple(str(row["name"]) for row in categories),
+            numbers=tuple(images[i]["id"] for i in chosen),
+            class_numbers=tuple(row["id"] for row in categories),
+            notes=notes,
+            attributes={key: tuple(column[i] for i in chosen) for key, column in attributes.items()},
+            grouped_by=grouped_by,
+        )
+    return sources
+
+
+def _categories(content: dict[str, Rows]) -> tuple[Rows, list[str]]:
+    """The categories that have objects, in order of their id, and the names of the others."""
+    used = {row.get("category_id") for row in content["annotations"]}
+    ordered = sorted(content["categories"], key=lambda row: int(row["id"]))
+    return [row for row in ordered if row["id"] in used], [str(row["name"]) for row in ordered if row["id"] not in used]
+
+
+def _rows(spec: str, annotations: Rows, class_of: dict[Any, int]) -> dict[Any, Rows]:
+    """The objects of each image, by its id; what has no image or no category is passed over."""
+    rows: dict[Any, Rows] = defaultdict(list)
+    for annotation in annotations:
+        if annotation.get("category_id") is not None and annotation.get("image_id") is not None:
+            rows[annotation["image_id"]].append(_row(spec, annotation, class_of))
+    return rows
+
+
+def _row(spec: str, annotation: dict[str, Any], class_of: dict[Any, int]) -> dict[str, Any]:
+    name = f"annotation {annotation['id']}"
+    x, y, width, height = _numbers(spec, name, annotation.get("bbox"))
+    crowd, difficult = marks(spec, annotation)
+    mask = annotation.get("segmentation")
+    if mask in ([], {}, ""):
+        mask = None
+    if mask is not None and (found := problem(mask)):
+        raise DataError(f"{spec}, {name}: the segmentation cannot be used: {found}")
+    area = annotation.get("area")
+    if area is not None and not (isinstance(area, int | float) and 0 <= area < _FARTHEST**2):
+        raise DataError(f"{spec}, {name}: its area is {area!r:.80}, not a number of pixels")
+    return {
+        "name": name,
+        "number": annotation["id"],
+        "box": (x, y, x + width, y + height),
+        "label": class_of[annotation["category_id"]],
+        "crowd": crowd,
+        "difficult": difficult,
+        "area": area,
+        "mask": mask,
+    }
+
+
+def _numbers(spec: str, name: str, box: object) -> tuple[float, float, float, float]:
+    if box is None or box == []:
+        raise DataError(f"{spec}, {name} has no bbox", "Detection needs the box of every object: x, y, width, height.")
+    numbers = isinstance(box, list) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in box)
+    if not isinstance(box, list) or len(box) != 4 or not numbers:
+        raise DataError(f"{spec}, {name}: its bbox is {str(box)[:80]}, not four numbers x, y, width, height")
+    if not all(abs(v) < _FARTHEST for v in box):  # NaN is not
+        raise DataError(f"{spec}, {name}: a coordinate of its bbox {str(box)[:60]} is not finite, or beyond any image")
+    return float(box[0]), float(box[1]), float(box[2]), float(box[3])
+
+
+def _size(spec: str, image: dict[str, Any], files: Images, index: int) -> tuple[int, int]:
+    """Height and width that the manifest gives, else those in the image file."""
+    given = image.get("height"), image.get("width")
+    if given == (None, None):
+        return size_in_file(Path(files.root) / files.paths[index]) if isinstance(files, Files) else (0, 0)
+    height, width = map(side_of_image, given)
+    if height is None or width is None:
+        raise DataError(f"{spec}, image {image['id']}: height and width are {given[0]!r:.40} and {given[1]!r:.40}")
+    return height, width

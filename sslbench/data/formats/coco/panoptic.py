@@ -1,0 +1,284 @@
+"""COCO panoptic: a JSON with `segments_info`, and PNG files whose colour is the number of a segment.
+
+The number is R + 256 G + 65536 B, and 0 belongs to no segment (Kirillov et al. 2019, Panoptic Segmentation; the data
+format page of COCO). A segment has a category; those of things are instances, except regions with many of them
+(iscrowd).
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.booleans import boolean
+from sslbench.data.containers.members import safe_name
+from sslbench.data.containers.names import check_files, check_some, image_id, split_name
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.images import DIGEST_BYTES, Files, digest
+from sslbench.data.maps.classes import Options, make_coding, refuse_twice, with_ignored
+from sslbench.data.maps.files import load
+from sslbench.data.maps.layout import Pairs, in_order, source_of
+from sslbench.data.maps.types import Coding, LabelMapSource, RawMap, distinct
+from sslbench.data.wording import counted, printable, some
+from sslbench.errors import DataError, UsageError
+
+_NO_SEGMENT = -1
+_BLOCK = 1 << 20
+_KEYS = (b'"segments_info"', b'"segmentation"', b'"bbox"')
+_FILE = re.compile(r"(?:.*_)?panoptic_.*\.json")
+
+
+def recognises(path: Path) -> bool:
+    """Whether it is a JSON file with segments_info, or a folder with panoptic_*.json in it or in its annotations/."""
+    return bool(_in_folder(path)) if path.is_dir() else path.suffix.lower() == ".json" and _has_segments(path)
+
+
+def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
+    """The maps of one file, or of a folder with several; see `sslbench.data.open_maps.open_label_maps`."""
+    path = Path(spec)
+    files = _in_folder(path) if path.is_dir() else [path]
+    if len(files) > 1 and (options.images or options.maps):
+        raise UsageError(f"{spec} holds several files, and images= and maps= belong to one: {some(files)}")
+    opened = {file: _open(file, options) for file in files}
+    if len(files) == 1:
+        pairs, maps, coding, notes = opened[files[0]]
+        return {"all": source_of(spec, "all", pairs, maps, with_ignored(spec, coding, options.ignore), notes)}
+    found = {}
+    for file, (pairs, maps, coding, notes) in opened.items():
+        split = _split_of(file)
+        if split in found:
+            raise DataError(f"{spec} holds two files for the {split} split: {some(files)}", "Name one of them.")
+        found[split] = source_of(spec, split, pairs, maps, with_ignored(spec, coding, options.ignore), notes)
+    return in_order(found)
+
+
+def _in_folder(root: Path) -> list[Path]:
+    for folder in (root, root / "annotations"):
+        found = sorted(path for path in folder.glob("*.json") if _FILE.fullmatch(path.name))
+        if found:
+            return found
+    return []
+
+
+def _has_segments(path: Path) -> bool:
+    """Whether an annotation has segments_info before any other has a box; read as far as the first annotation."""
+    try:
+        with path.open("rb") as file:
+            before = b""
+            while block := file.read(_BLOCK):
+                text = before + block
+                places = {key: at for key in _KEYS if (at := text.find(key)) >= 0}
+                if places:
+                    return min(places, key=places.__getitem__) == _KEYS[0]
+                before = block[-len(_KEYS[0]) :]
+    except OSError:
+        return False
+    return False
+
+
+def _split_of(file: Path) -> str:
+    """'val' of panoptic_val2017.json; the whole stem if it says nothing."""
+    words = re.sub(r"\d+", "", file.stem).split("_")
+    return next((split for word in words if (split := split_name(word))), file.stem)
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """One entry of segments_info, checked."""
+
+    id: int
+    category: int
+    area: int | None
+    crowd: bool
+
+
+def _open(file: Path, options: Options) -> tuple[Pairs, "PanopticMaps", Coding, tuple[str, ...]]:
+    content = _content(file)
+    coding, things, notes = _categories(file, content["categories"])
+    refuse_twice(f"{file}, images", [row["id"] for row in content["images"]], "id")
+    images = {row["id"]: str(row["file_name"]) for row in content["images"]}
+    names, numbers, segments = [], [], []
+    for i, row in enumerate(content["annotations"]):
+        name = safe_name(str(row["file_name"]))
+        if name is None:
+            raise DataError(f"{file}: the file_name {str(row['file_name'])!r} of a map leads out of its folder")
+        names.append(name)
+        numbers.append(row["image_id"])
+        segments.append(tuple(_segment(file, i, entry) for entry in row["segments_info"]))
+    _check_unique(file, names, numbers, images)
+    image_root, map_root = _image_folder(file, options, list(images.values())), _map_folder(file, options, names)
+    ids = [image_id(images[number], image_root) for number in numbers]
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    photos = Files(tuple(images[numbers[i]] for i in order), str(image_root))
+    maps = Files(tuple(names[i] for i in order), str(map_root))
+    check_files(str(file), [str(path) for path in photos.paths], [ids[i] for i in order], image_root)
+    check_some(str(file), maps.paths, map_root, f"Looked for the maps in {map_root}; ?maps=FOLDER names another.")
+    mapped = set(numbers)
+    without = tuple(printable(name) for number, name in images.items() if number not in mapped)
+    pairs = Pairs(photos, maps, tuple(ids[i] for i in order), without)
+    return pairs, PanopticMaps(maps, tuple(segments[i] for i in order), frozenset(things)), coding, notes
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"cannot read {file}: {error}") from error
+    keys = {
+        "images": {"id": int, "file_name": str},
+        "annotations": {"image_id": int, "file_name": str, "segments_info": list},
+        "categories": {"id": int, "name": str},
+    }
+    for table, wanted in keys.items():
+        rows = content.get(table) if isinstance(content, dict) else None
+        if not isinstance(rows, list) or not rows:
+            raise DataError(f"{file} is no COCO panoptic file: it has no list '{table}', or an empty one")
+        for i, row in enumerate(rows):
+            for key, kind in wanted.items():
+                if not isinstance(row, dict) or not isinstance(row.get(key), kind) or isinstance(row[key], bool):
+                    raise DataError(f"{file}: {table}[{i}] has no {key}, or one that is no {kind.__name__}")
+    return dict(content)
+
+
+def _categories(file: Path, rows: list[dict[str, Any]]) -> tuple[Coding, list[int], tuple[str, ...]]:
+    ordered = sorted(rows, key=lambda row: int(row["id"]))
+    negative = [row["id"] for row in ordered if row["id"] < 0]
+    if negative:
+        raise DataError(f"{file}: a category has the id {negative[0]}, below 0")
+    coding = make_coding(file, [(row["id"], row["name"]) for row in ordered])
+    without = [row["name"] for row in ordered if row.get("isthing") is None]
+    notes = (f"{file}: categories without isthing, taken for things: {some(without)}",) if without else ()
+    things = [
+        row["id"]
+        for row in ordered
+        if row.get("isthing") is None or boolean(row["isthing"], f"{file}, category {row['id']}", "isthing")
+    ]
+    return dataclasses.replace(coding, ignore=(_NO_SEGMENT,)), things, notes
+
+
+def _segment(file: Path, annotation: int, entry: object) -> Segment:
+    where = f"{file}: a segment of annotations[{annotation}]"
+    if not isinstance(entry, dict):
+        raise DataError(f"{where} is {type(entry).__name__}, not a mapping")
+    for key, highest in (("id", 2**24 - 1), ("category_id", 2**31 - 2)):
+        value = entry.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= highest:
+            raise DataError(f"{where} has the {key} {value!r}, not a whole number from 0 to {highest:,}")
+    area = entry.get("area")
+    if area is not None and (not isinstance(area, int | float) or area != area):
+        raise DataError(f"{where} has the area {area!r}, not a number of pixels")
+    crowd = boolean(entry.get("iscrowd"), f"{where} with the id {entry['id']}", "iscrowd")
+    return Segment(entry["id"], entry["category_id"], None if area is None else int(area), crowd)
+
+
+def _check_unique(file: Path, names: list[str], numbers: list[int], images: dict[int, str]) -> None:
+    refuse_twice(f"{file}, annotations", names, "map")
+    refuse_twice(f"{file}, annotations", numbers, "image")
+    unknown = [str(number) for number in numbers if number not in images]
+    if unknown:
+        raise DataError(f"{file}: annotations of images that are not listed: image_id {some(unknown)}")
+
+
+def _image_folder(file: Path, options: Options, names: list[str]) -> Path:
+    """As COCO lies (../val2017), as ADE20K lies (../images/validation), or beside the file."""
+    if options.images:
+        return file.parent / options.images
+    split = file.stem.rpartition("_")[2]
+    long = {"train": "training", "val": "validation"}.get(split, split)
+    tops = [file.parent, file.parent.parent]
+    folders = [top / part for top in tops for part in ("", split, f"images/{split}", f"images/{long}", "images")]
+    return next((folder for folder in folders if (folder / names[0]).is_file()), file.parent)
+
+
+def _map_folder(file: Path, options: Options, names: list[str]) -> Path:
+    if options.maps:
+        return file.parent / options.maps
+    folders = [file.with_suffix(""), file.parent]
+    return next((folder for folder in folders if (folder / names[0]).is_file()), file.with_suffix(""))
+
+
+@dataclasses.dataclass(frozen=True)
+class PanopticMaps:
+    """Maps of segments.
+
+    Attributes:
+        files: one per image.
+        segments: per image.
+        things: categories whose segments are instances.
+    """
+
+    files: Files
+    segments: tuple[tuple[Segment, ...], ...]
+    things: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def path(self, index: int) -> str:
+        """The PNG."""
+        return self.files.path(index)
+
+    def read(self, index: int, max_pixels: int) -> RawMap:
+        """One map; the value of a pixel is its category, -1 without a segment. See `Maps`."""
+        pixels = load(self.files, index, max_pixels)
+        if pixels.array.ndim == 2 and pixels.palette is None:
+            raise UnreadableImage(pixels.path, "a grey picture, where the colour should be the number of a segment")
+        ids, inverse, counts = distinct(pixels.colours())
+        segments = self.segments[index]
+        of_id = {segment.id: segment for segment in segments}
+        number = {segment.id: i for i, segment in enumerate(segments, start=1) if self._is_instance(segment)}
+        there = dict(zip(ids.tolist(), counts.tolist(), strict=True))
+        values = [of_id[i].category if i in of_id else _NO_SEGMENT for i in there]
+        objects = [number.get(i, 0) for i in there]
+        semantic = np.array(values, dtype=np.int32)[inverse]
+        instances = np.array(objects, dtype=np.int32)[inverse]
+        crowds = sum(segment.crowd for segment in segments)
+        return RawMap(semantic, instances, _broken(segments, there), _odd(segments, there), crowds)
+
+    def _is_instance(self, segment: Segment) -> bool:
+        return segment.category in self.things and not segment.crowd
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes of hashes of the files and their segments."""
+        images, things = self.files.digests(), repr(sorted(self.things))
+        rows = [
+            digest(row.tobytes() + repr((s, things)).encode()) for row, s in zip(images, self.segments, strict=True)
+        ]
+        return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "PanopticMaps":
+        """Some of the maps."""
+        return PanopticMaps(self.files.select(indices), tuple(self.segments[i] for i in indices), self.things)
+
+
+def _broken(segments: tuple[Segment, ...], there: dict[int, int]) -> tuple[str, ...]:
+    known = [segment.id for segment in segments]
+    listed, found = set(known), []
+    unlisted = [f"{i} ({counted(n, 'pixel')})" for i, n in there.items() if i and i not in listed]
+    if unlisted:
+        found.append(f"the PNG has segments that segments_info lacks: {some(unlisted)}")
+    twice = sorted({i for i in known if known.count(i) > 1})
+    if twice:
+        found.append(f"segments_info lists a segment twice: {some(twice)}")
+    if 0 in known:
+        found.append("segments_info has a segment 0, which means no segment")
+    return tuple(found)
+
+
+def _odd(segments: tuple[Segment, ...], there: dict[int, int]) -> tuple[str, ...]:
+    found = []
+    missing = [segment.id for segment in segments if segment.id not in there]
+    if missing:
+        found.append(f"segments_info has segments that the PNG lacks: {some(missing)}")
+    differ = [
+        f"{segment.id} (area {segment.area:,}, {counted(there[segment.id], 'pixel')})"
+        for segment in segments
+        if segment.id in there and segment.area is not None and segment.area != there[segment.id]
+    ]
+    if differ:
+        found.append(f"segments of another area than segments_info says: {some(differ)}")
+    return tuple(found)

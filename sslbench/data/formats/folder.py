@@ -1,0 +1,239 @@
+"""Image folder: a sub-folder per class (or none: unlabelled), or train/, val/, test/ with such sub-folders."""
+
+import dataclasses
+import errno
+import os
+from collections import Counter
+from pathlib import Path, PurePosixPath
+
+from sslbench.data.containers.names import refuse_columns, split_name
+from sslbench.data.images import Files
+from sslbench.data.labels import no_labels, single_labels
+from sslbench.data.source import Source
+from sslbench.data.wording import counted, printable, some
+from sslbench.errors import DataError
+
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .jfif .mpo .png .apng .gif .bmp .dib .webp .tif .tiff .ppm .pgm .pbm .pnm .pfm .avif .avifs "
+    ".heif .heic .jp2 .j2k .jpx .ico .tga .qoi .dds .pcx .psd".split()
+)
+"""Suffixes of image files, in lower case."""
+
+ARRAYS = frozenset((".npy", ".npz"))
+"""Suffixes of arrays: images only where there are no others, since lists of labels are arrays as well."""
+
+_CLUTTER = frozenset(("__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"))
+
+
+LAST_RESORT = True
+"""Folders laid out in a way that another source knows are left to that one."""
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string is a folder that exists."""
+    return Path(spec).is_dir()
+
+
+def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+    """The images below a folder.
+
+    Args:
+        spec: the folder. If its sub-folders are train/, val/, test/ (or training, valid, validation, testing, in any
+            case), each becomes a split. Images anywhere below a class folder belong to that class.
+        image_column: for tables only.
+        label_column: for tables only.
+
+    Returns:
+        Split name -> source, or {"all": source}. Ids are paths relative to the folder (to the split's, if split).
+
+    Raises:
+        DataError: there is no image, there are two folders for one split, or a folder cannot be read.
+        UsageError: a column was named.
+    """
+    refuse_columns(spec, image_column, label_column)
+    try:
+        return _open(Path(spec), spec.rstrip("/") + "/")
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+
+
+def _open(root: Path, name: str) -> dict[str, Source]:
+    folders = _split_folders(root)
+    if not folders:
+        return {"all": _open_split(root, name, ())}
+    around = tuple(_around_splits(root, set(folders.values())))
+    return {split: _open_split(root / folder, f"{name} ({split})", around) for split, folder in folders.items()}
+
+
+@dataclasses.dataclass
+class _Found:
+    """Files and folders below one folder; names are relative to it.
+
+    Attributes:
+        images: by their suffix.
+        hidden: hidden or system files and folders.
+        others: suffix -> files of other kinds.
+        loops: links to a folder around them, or to themselves.
+        special: named pipes, devices and sockets with the name of an image.
+    """
+
+    images: list[str] = dataclasses.field(default_factory=list)
+    hidden: list[str] = dataclasses.field(default_factory=list)
+    others: Counter[str] = dataclasses.field(default_factory=Counter)
+    loops: list[str] = dataclasses.field(default_factory=list)
+    special: list[str] = dataclasses.field(default_factory=list)
+
+
+def _walk(root: str, found: _Found, suffixes: frozenset[str] = SUFFIXES) -> None:
+    """Fill `found`, without a stat per file; links to folders are followed, except to a folder around them.
+
+    Folders wait in a list, so that any number may lie in each other.
+    """
+    waiting = [("", frozenset[tuple[int, int]]())]  # a folder, and the ones around it by device and inode
+    while waiting:
+        prefix, around = waiting.pop()
+        top = os.path.join(root, prefix[:-1]) if prefix else root  # noqa: PTH118 - a Path per folder is slow
+        around |= {_identity(top)}
+        with os.scandir(top) as entries:
+            for entry in entries:
+                name = prefix + entry.name
+                if is_clutter(entry.name):
+                    found.hidden.append(name)
+                    continue
+                try:
+                    is_folder = entry.is_dir()
+                except OSError as error:
+                    if error.errno != errno.ELOOP:
+                        raise
+                    found.loops.append(name)
+                    continue
+                suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122
+                if is_folder:
+                    if entry.is_symlink() and (_is_inside(top, entry.path) or _identity(entry.path) in around):
+                        found.loops.append(name)
+                    else:
+                        waiting.append((f"{name}/", around))
+                elif suffix not in suffixes:
+                    found.others[suffix] += 1
+                elif entry.is_file() or _dangles(entry):  # a link to nothing is an unreadable image, not nothing
+                    found.images.append(name)
+                else:
+                    found.special.append(name)
+
+
+def _is_inside(folder: str, other: str) -> bool:
+    inner, outer = os.path.realpath(folder), os.path.realpath(other)
+    return inner == outer or inner.startswith(outer.rstrip(os.sep) + os.sep)
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    stat = os.stat(folder)  # noqa: PTH116
+    return stat.st_dev, stat.st_ino
+
+
+def _dangles(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110
+
+
+def is_clutter(name: str) -> bool:
+    """Whether a file or folder is hidden or made by a system, and no data."""
+    return name.startswith(".") or name.lower() in _CLUTTER
+
+
+def _split_folders(root: Path) -> dict[str, str]:
+    """Split name -> folder name; empty if the sub-folders are classes.
+
+    A class may be called 'train': sub-folders are splits if all of them, or train/ and one more, have such names.
+    """
+    names = sorted(entry.name for entry in root.iterdir() if not is_clutter(entry.name) and entry.is_dir())
+    folders: dict[str, str] = {}
+    for name in names:
+        split = split_name(name)
+        if split is not None and split in folders:
+            raise DataError(f"{root} has two folders for the {split} split: {folders[split]}/ and {name}/")
+        if split is not None:
+            folders[split] = name
+    is_split = len(folders) == len(names) or ("train" in folders and len(folders) > 1)
+    return {split: folders[split] for split in ("train", "val", "test") if split in folders} if is_split else {}
+
+
+def _around_splits(root: Path, folders: set[str]) -> list[str]:
+    names = sorted(e.name + ("/" if e.is_dir() else "") for e in root.iterdir() if e.name not in folders)
+    hidden = [name for name in names if is_clutter(name.rstrip("/"))]
+    others = [name for name in names if name.endswith("/") and name not in hidden]
+    images = [name for name in names if PurePosixPath(name).suffix.lower() in SUFFIXES and name not in hidden + others]
+    notes = []
+    if hidden:
+        notes.append(_left_out(hidden, f"{root}/"))
+    if others:
+        notes.append(f"{root}/: left out, beside the splits: {some(others)}")
+    if images:
+        notes.append(f"{root}/: {counted(len(images), 'image')} beside the splits left out: {some(images)}")
+    return notes
+
+
+def _left_out(names: list[str], where: str) -> str:
+    return f"{where}: hidden or system files and folders left out: {some([printable(n) for n in sorted(names)])}"
+
+
+def _open_split(root: Path, name: str, notes: tuple[str, ...]) -> Source:
+    found = _Found()
+    _walk(str(root), found)
+    if not found.images and ARRAYS & set(found.others):
+        found = _Found()
+        _walk(str(root), found, ARRAYS)
+    if not found.images:
+        others = f" ({_others(found.others)})" if found.others else ""
+        raise DataError(
+            f"{root} has no image{others}",
+            f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} and the like; a table (.csv) can list others.",
+        )
+    in_classes = [image for image in found.images if "/" in image]
+    images = tuple(sorted(in_classes or found.images, key=printable))
+    ids = tuple(map(printable, images))
+    if in_classes:
+        labels = single_labels([printable(image.partition("/")[0]) for image in images])
+    else:
+        labels = no_labels(len(images))
+    about = (*notes, *_notes(root, found, labels.classes))
+    return Source(name, ids, labels, Files(images, str(root)), about)
+
+
+def _notes(root: Path, found: _Found, classes: tuple[str, ...]) -> list[str]:
+    where = f"{root}/"
+    notes = []
+    if found.hidden:
+        notes.append(_left_out(found.hidden, where))
+    if found.others:
+        notes.append(f"{where}: {_others(found.others)} left out")
+    if found.loops:
+        notes.append(f"{where}: links to a folder around them or to themselves left out: {some(sorted(found.loops))}")
+    if found.special:
+        notes.append(f"{where}: left out, since it is no regular file: {some(sorted(found.special))}")
+    lists = sorted(e.name for e in root.iterdir() if e.name.lower().endswith((".csv", ".tsv", ".parquet", ".json")))
+    if lists:
+        notes.append(f"{where}: if {some(lists)} lists labels, give that file as the data instead")
+    if not classes:
+        notes.append(f"{where}: no class folders, so its images have no labels")
+        return notes
+    loose = sorted(image for image in found.images if "/" not in image)
+    if loose:
+        notes.append(f"{where}: {counted(len(loose), 'image')} outside the class folders left out: {some(loose)}")
+    folders = [e.name for e in root.iterdir() if e.is_dir() and not is_clutter(e.name)]
+    empty = sorted(set(map(printable, folders)) - set(classes) - set(found.loops))
+    if empty:
+        notes.append(f"{where}: class folders without images, not counted as classes: {some(empty)}")
+    if len(classes) > 1 and all(name.isdigit() for name in classes):
+        notes.append(
+            f"{where}: the class folders are numbers; they are matched by name, and class number i is the i-th of the "
+            f"names sorted as text ({some(classes, 4)})"
+        )
+    below = sorted({image.split("/")[1] for image in found.images if image.count("/") > 1})
+    if len(classes) == 1 and len(below) > 1:
+        notes.append(f"{where}: one class folder, {classes[0]}/, with folders inside ({some(below)}): give that folder")
+    return notes
+
+
+def _others(others: Counter[str]) -> str:
+    kinds = [suffix or "no suffix" for suffix, _ in others.most_common()]
+    return f"{counted(others.total(), 'file')} of other kinds ({some(kinds)})"

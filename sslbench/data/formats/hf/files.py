@@ -1,0 +1,132 @@
+"""Where the files of a Hugging Face data set lie: a folder, or the hub's cache; and which belong to which split."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from sslbench.data.containers.names import split_name
+from sslbench.data.wording import some
+from sslbench.errors import DataError, UsageError
+
+_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<inside>[^?@]+))?(?:@(?P<revision>[^?]+))?(?P<query>\?.*)?")
+_NUMBERED = re.compile(r"(?P<name>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
+_DOWNLOAD = "?download=1"
+
+
+def find_files(spec: str, location: str) -> dict[str, list[Path]]:
+    """Split -> its files in order. 'all' if nothing says what the split is.
+
+    Raises:
+        DataError: there is no such data set here, it has no Parquet or Arrow files, or several configurations.
+        UsageError: the location is neither a path nor a name.
+    """
+    path = Path(location).expanduser()
+    if location and path.is_file():
+        return {"all": [path]}
+    if location and path.is_dir():
+        return _in_folder(spec, path)
+    return _in_folder(spec, _from_hub(spec, location))
+
+
+def _from_hub(spec: str, location: str) -> Path:
+    """The folder of a data set in the hub's cache; fetched only where the string says ?download=1."""
+    match = _HUB_NAME.fullmatch(location)
+    if match is None or match["query"] not in (None, _DOWNLOAD):
+        raise UsageError(
+            f"'{spec}' is neither a path nor the name of a data set",
+            f"Write hf:FOLDER, hf:OWNER/NAME for one in the cache, or hf:OWNER/NAME{_DOWNLOAD} to fetch it.",
+        )
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                match["name"],
+                repo_type="dataset",
+                revision=match["revision"],
+                allow_patterns=["*.parquet", "*.arrow", "*.json"],
+                local_files_only=match["query"] is None,
+            )
+        )
+    except (LocalEntryNotFoundError, FileNotFoundError) as error:
+        raise DataError(
+            f"'{match['name']}' is no folder here and not in the cache of the Hugging Face hub",
+            f"sslbench downloads only when asked to: hf:{match['name']}{_DOWNLOAD}",
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise DataError(f"cannot get '{match['name']}' from the hub: {' '.join(str(error).split())[:200]}") from error
+    return folder / match["inside"] if match["inside"] else folder
+
+
+def _in_folder(spec: str, folder: Path) -> dict[str, list[Path]]:
+    if (folder / "dataset_dict.json").is_file():
+        splits = _json_list(folder / "dataset_dict.json", "splits")
+        names = [_checked_name(folder, split) for split in splits]
+        return {name: _saved(folder / name) for name in names}
+    if (folder / "state.json").is_file():
+        return {"all": _saved(folder)}
+    files = sorted(p for suffix in ("parquet", "arrow") for p in folder.rglob(f"*.{suffix}") if _is_visible(folder, p))
+    if not files:
+        raise DataError(
+            f"{folder} has no .parquet or .arrow file", "Give the folder that save_to_disk or the hub wrote."
+        )
+    splits_of = {file: _split_of(folder, file) for file in files}
+    tops = {folder_of for file in files if (folder_of := _configuration(folder, file))}
+    if len(tops) > 1:
+        raise DataError(
+            f"{spec} has several configurations: {some(sorted(tops), 8)}", f"Name one: {folder}/{min(tops)}"
+        )
+    unknown = [str(file.relative_to(folder)) for file, split in splits_of.items() if split == "all"]
+    if unknown and len(unknown) < len(files):
+        raise DataError(f"{spec}: some files belong to a split, others not: {some(unknown)}")
+    return {split: [f for f in files if splits_of[f] == split] for split in dict.fromkeys(splits_of.values())}
+
+
+def _is_visible(folder: Path, file: Path) -> bool:
+    return file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+def _configuration(folder: Path, file: Path) -> str:
+    """The first folder on the way to a file if it is neither 'data' nor a split."""
+    first, *rest = file.relative_to(folder).parts
+    return first if rest and first != "data" and split_name(first) is None else ""
+
+
+def _split_of(folder: Path, file: Path) -> str:
+    match = _NUMBERED.fullmatch(file.stem)
+    stem = match["name"] if match else file.stem
+    parents = file.relative_to(folder).parts[:-1]
+    names: Iterable[str] = (stem, stem.rpartition("-")[2], *reversed(parents))
+    known = next((split for name in names if (split := split_name(name))), None)
+    return known or (stem if match else "all")
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The files that save_to_disk lists, in its order."""
+    rows = _json_list(folder / "state.json", "_data_files")
+    files = [folder / _checked_name(folder, row.get("filename") if isinstance(row, dict) else None) for row in rows]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        raise DataError(f"{folder}: of the files in state.json are missing: {some(missing or ['all'])}")
+    return files
+
+
+def _checked_name(folder: Path, name: object) -> str:
+    if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
+        raise DataError(f"{folder}: its list of files names {name!r:.60}, which is no name of a file in it")
+    return name
+
+
+def _json_list(path: Path, key: str) -> list[object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    rows = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(rows, list):
+        raise DataError(f"{path} has no list '{key}'")
+    return rows

@@ -1,0 +1,189 @@
+"""Several sources at once (a .yaml that names them, several:coco=A.json,o365=photos/): joined, or mixed by weights."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sslbench import config
+from sslbench.data import catalog, strings
+from sslbench.data.containers.names import split_rank
+from sslbench.data.joined import join
+from sslbench.data.open import open_data
+from sslbench.data.source import ORIGIN, Source
+from sslbench.data.wording import counted, some
+from sslbench.errors import SslbenchError, UsageError
+from sslbench.names import did_you_mean, refuse_location
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One of the sources."""
+
+    data: str = config.setting(dataclasses.MISSING, "the data location, as --data takes it; relative to the file")
+    weight: float | None = config.setting(
+        None, "how often pretraining shows it, relative to the others (1 for those that give none)"
+    )
+    split: str | None = config.setting(None, "the only split that is taken; of data without splits, what they are")
+    image_column: str | None = config.setting(None, "of a table, the column with the paths")
+    label_column: str | None = config.setting(None, "of a table, the column with the labels")
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    sources: dict[str, Any] = config.setting(dataclasses.MISSING, "name -> data location, or what `Part` says of it")
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string starts with 'several:', or is a YAML file."""
+    return strings.is_several(spec) or (spec.lower().endswith(SUFFIXES) and Path(spec).is_file())
+
+
+def open(
+    spec: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    attribute_columns: Sequence[str] = (),
+    value_columns: Sequence[str] = (),
+) -> dict[str, Source]:
+    """All samples of several sources, splits joined by their names; see `joined.join`.
+
+    Args:
+        spec: a YAML file with the mapping `sources`: name -> location, or name -> the keys of `Part`; paths are
+            relative to the file (in one that is fetched by its URL they should be absolute, or URLs). Or the same in
+            one string, `several:NAME=LOCATION,NAME@WEIGHT=LOCATION`.
+        image_column: of every source that does not name its own.
+        label_column: likewise.
+        attribute_columns: of every source; 'origin' is there without.
+        value_columns: of every source.
+
+    Returns:
+        Split name -> source; {"all": source} if no source has splits.
+
+    Raises:
+        UsageError: the list is wrong, a location does not exist, or some sources have splits and others have none.
+        DataError: a source cannot be used, or their labels do not fit together.
+    """
+    parts = _read_text(spec) if strings.is_several(spec) else _read_file(Path(spec))
+    _check(spec, parts)
+    columns = tuple(column for column in attribute_columns if column != ORIGIN)
+    opened = {}
+    for name, part in parts.items():
+        try:
+            splits = open_data(
+                part.data,
+                image_column=part.image_column or image_column,
+                label_column=part.label_column or label_column,
+                attribute_columns=columns,
+                value_columns=value_columns,
+            )
+            opened[name] = splits if part.split is None else _only(splits, part.split)
+        except SslbenchError as error:
+            raise type(error)(f"{spec}: {name}: {error.message}", error.remedy) from error
+    return _joined(spec, opened, {name: part.weight for name, part in parts.items() if part.weight is not None})
+
+
+def _read_text(spec: str) -> dict[str, Part]:
+    found: dict[str, Part] = {}
+    for name, weight, data in strings.parse(spec):
+        if name in found:
+            raise UsageError(f"{spec}: two sources are called '{name}'", "Give each a name of its own.")
+        values = {"data": data} if weight is None else {"data": data, "weight": weight}
+        found[name] = config.build(Part, values, f"{spec}: {name}")
+    return found
+
+
+def _read_file(file: Path) -> dict[str, Part]:
+    content = config.read_yaml(file)
+    if "sources" not in content:
+        near = "".join(f", not '{key}'" for key in difflib.get_close_matches("sources", content, n=1))
+        raise UsageError(
+            f"{file} lists no sources: as data, a YAML file holds the key 'sources'{near}",
+            "Such as:\nsources:\n  coco: annotations/instances.json\n  photos: {data: photos/, weight: 2}",
+        )
+    listed = config.build(_File, content, str(file)).sources
+    found = {}
+    for name, value in listed.items():
+        where = f"{file}: {name}"
+        if not isinstance(value, str | dict):
+            raise UsageError(f"{where} should be a data location, or a mapping with the key 'data'")
+        part = Part(value) if isinstance(value, str) else config.build(Part, value, where)
+        refuse_location(part.data, where)
+        as_it_is = not part.data or _is_in_catalog(part.data, file)
+        data = part.data if as_it_is else catalog.beside(part.data, file)
+        found[name] = dataclasses.replace(part, data=data)
+    return found
+
+
+def _is_in_catalog(data: str, file: Path) -> bool:
+    """Whether it is a name of the catalog; a path beside the file wins."""
+    return catalog.find(data.partition("?")[0]) is not None and not (file.parent / data).exists()
+
+
+def _lists_several(data: str) -> bool:
+    """Whether a location, or what the catalog has by that name, is itself such a list, here or elsewhere."""
+    named = catalog.find(data)
+    location = (data if named is None else named.entry.data).partition("?")[0]
+    return strings.is_several(location) or (location.lower().endswith(SUFFIXES) and not Path(location).is_dir())
+
+
+def _check(spec: str, parts: Mapping[str, Part]) -> None:
+    if not parts:
+        raise UsageError(f"{spec} lists no sources")
+    for name, part in parts.items():
+        where = f"{spec}: {name}"
+        if not strings.NAME.fullmatch(name):
+            raise UsageError(f"{spec}: '{name}' cannot be the name of a source", strings.NAME_RULE)
+        if not part.data:
+            raise UsageError(f"{where}: the data location is empty")
+        if part.weight is not None and not (part.weight > 0 and math.isfinite(part.weight)):
+            raise UsageError(
+                f"{where}: the weight {part.weight:g} should be a number above 0",
+                "Leave out a source to show none of it.",
+            )
+        if _lists_several(part.data):
+            raise UsageError(
+                f"{where}: {part.data} lists several sources itself", "List those here, each under a name of its own."
+            )
+
+
+def _only(splits: dict[str, Source], wanted: str) -> dict[str, Source]:
+    if list(splits) == ["all"]:
+        return {wanted: splits["all"]}
+    if wanted not in splits:
+        raise UsageError(f"there is no split '{wanted}'", did_you_mean(wanted, splits))
+    return {wanted: splits[wanted]}
+
+
+def _joined(spec: str, opened: Mapping[str, dict[str, Source]], weights: Mapping[str, float]) -> dict[str, Source]:
+    undivided = [name for name, splits in opened.items() if list(splits) == ["all"]]
+    divided = [name for name in opened if name not in undivided]
+    if undivided and divided:
+        there = ", ".join(dict.fromkeys(split for name in divided for split in opened[name]))
+        raise UsageError(
+            f"{spec}: {some(divided)} {_has(divided)} splits ({there}), and {some(undivided)} {_has(undivided)} none",
+            f"Say in a YAML file what it is, with the key 'split': {undivided[0]}: {{data: ..., split: train}}.",
+        )
+    names = sorted({split for splits in opened.values() for split in splits}, key=split_rank)
+    found = {}
+    for split in names:
+        sources = {name: splits[split] for name, splits in opened.items() if split in splits}
+        shares = {name: weights.get(name, 1.0) for name in sources} if weights else None
+        whole = join(sources, spec if split == "all" else f"{spec} ({split})", shares)
+        about = ", ".join(f"{counted(len(sources[name]), 'image')} of {name}" for name in sorted(sources))
+        notes = [f"{split}: {about}"]
+        if whole.weights:
+            total = sum(whole.weights.values())
+            drawn = ", ".join(f"{name} {weight / total:.1%}" for name, weight in whole.weights.items())
+            notes.append(f"pretraining shows {drawn}, by their weights; everything else takes every image once")
+        found[split] = dataclasses.replace(whole, notes=(*notes, *whole.notes))
+    return found
+
+
+def _has(names: Sequence[str]) -> str:
+    return "has" if len(names) == 1 else "have"

@@ -1,0 +1,35 @@
+"""`sklearn:digits`: 1,797 handwritten digits of 8 x 8 pixels, bundled with scikit-learn."""
+
+import numpy as np
+
+from sslbench.data.containers.names import numbered_ids, refuse_columns
+from sslbench.data.images import Arrays
+from sslbench.data.labels import single_labels
+from sslbench.data.source import Source
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
+
+PREFIX = "sklearn:"
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string starts with 'sklearn:'."""
+    return spec.startswith(PREFIX)
+
+
+def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+    """The digits; their grey values 0..16 are scaled to 0..255.
+
+    Raises:
+        UsageError: scikit-learn bundles no such images, or a column was named.
+    """
+    refuse_columns(spec, image_column, label_column)
+    name = spec.removeprefix(PREFIX)
+    if name != "digits":
+        raise UsageError(f"there is no data set '{spec}'", did_you_mean(name, ["digits"]))
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    array = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    labels = single_labels([str(target) for target in digits.target])
+    return {"all": Source(spec, numbered_ids(len(array)), labels, Arrays(array, "digits"))}

@@ -1,0 +1,296 @@
+"""Table (.csv, .tsv, .parquet, .json, .txt): a row per image: path, label (`cat`, `cat;dog`) or 0/1 columns."""
+
+import csv
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sslbench.config import setting
+from sslbench.data import booleans
+from sslbench.data.containers.names import by_split, check_files, image_id, split_name
+from sslbench.data.containers.sniff import has_base64_rows, is_json_table
+from sslbench.data.containers.view import viewed
+from sslbench.data.formats.table.lists import Table, read_json, read_json_lines, read_lines
+from sslbench.data.images import Files
+from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
+from sslbench.data.source import Labels, Source
+from sslbench.data.wording import counted, some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")
+IMAGE_COLUMNS = tuple(
+    "image image_path img img_path path file filename file_name filepath file_path image_file image_filename "
+    "image_name impath".split()
+)
+"""Names under which the image column is recognised, the first that is there winning."""
+LABEL_COLUMNS = tuple(
+    "label labels class classes class_name category categories target targets y label_name class_label tag tags "
+    "class_id label_id category_id".split()
+)
+"""Names under which the label column is recognised, the first that is there winning."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What may stand behind a '?': photos.csv?group=patient."""
+
+    group: str = setting("", "column whose equal values a seeded split keeps on one side: patient, video, scene")
+
+
+_PLAIN = Options()
+_FLAGS = {text: int(flag) for text, flag in booleans.TEXTS.items()} | {"-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string ends like a table, is no folder, and the file is no manifest and holds no images itself."""
+    lower = spec.lower()
+    if not lower.endswith(SUFFIXES) or Path(spec).is_dir():
+        return False
+    if lower.endswith(".json"):
+        return is_json_table(spec)
+    return not (lower.endswith(".tsv") and has_base64_rows(spec))
+
+
+def open(
+    spec: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    attribute_columns: Sequence[str] = (),
+    value_columns: Sequence[str] = (),
+    options: Options = _PLAIN,
+) -> dict[str, Source]:
+    """The images a table lists.
+
+    Args:
+        spec: the file. A .csv, .tsv or .parquet needs a header; a .json is a list of records, or maps each image to its
+            label; a .jsonl has a record per line; a .txt a path per line, or a path, white space and a label.
+            Paths in it are relative to its folder. A column called `split` is honoured.
+        image_column: the column with the paths; by default recognised by its name (`IMAGE_COLUMNS`).
+        label_column: the column with the labels, read as text; by default recognised (`LABEL_COLUMNS`). Without one,
+            columns that hold only 0, 1 and -1 (ignore) are taken as one class each.
+        attribute_columns: kept as attributes of the source, read as text; any column may be one.
+        value_columns: columns of numbers to predict; then there is no label column.
+        options: see there.
+
+    Returns:
+        Split name -> source, or {"all": source}. Ids are the paths relative to the table's folder.
+
+    Raises:
+        DataError: no header, no rows, an empty label, an image that is listed twice or missing.
+        UsageError: there is no such column.
+    """
+    if value_columns and label_column is not None:
+        raise UsageError("--label-col names classes and --value-col numbers: give one of them")
+    if options.group and options.group not in attribute_columns:
+        attribute_columns = (*attribute_columns, options.group)
+    columns = [image_column, label_column, [*attribute_columns], [*value_columns]]
+    sources = viewed(
+        spec, "table", columns, lambda: _open(spec, image_column, label_column, attribute_columns, value_columns)
+    )
+    return {split: dataclasses.replace(source, grouped_by=options.group) for split, source in sources.items()}
+
+
+def _open(
+    spec: str,
+    image_column: str | None,
+    label_column: str | None,
+    attribute_columns: Sequence[str],
+    value_columns: Sequence[str],
+) -> dict[str, Source]:
+    table = _read(Path(spec))
+    image = _find(table, image_column, IMAGE_COLUMNS, "image")
+    if image is None:
+        raise UsageError(
+            f"{spec}: no column for the images was recognised among: {', '.join(table.columns)}",
+            "Name it with --image-column, or call it 'path'. The first line must be a header.",
+        )
+    folder = Path(spec).parent
+    files = [str(value).strip() if value is not None else "" for value in table.columns[image]]
+    _refuse_empty(table, image, files)
+    ids = [image_id(file, folder) for file in files]
+    check_files(spec, files, ids, folder)
+    label = None if value_columns else _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
+    split = _find(table, None, ("split",), "split")
+    if value_columns:
+        found: tuple[Labels, tuple[str, ...]] = (_numbers(table, value_columns), ())
+    else:
+        found = _labels(table, label, leave_out={image, split, "", *attribute_columns})
+    labels, notes = found
+    attributes = {name: _attribute(table, name) for name in attribute_columns}
+    notes = (*table.notes, *_ambiguous(table, image, IMAGE_COLUMNS), *_ambiguous(table, label, LABEL_COLUMNS), *notes)
+    return by_split(spec, ids, labels, Files(files, str(folder)), _splits(table, split), notes, attributes)
+
+
+def _numbers(table: Table, names: Sequence[str]) -> Labels:
+    """The columns as numbers to predict."""
+    columns = {name: table.columns[_find(table, name, (), "of numbers") or name] for name in names}
+    values = np.empty((len(next(iter(columns.values()))), len(columns)))
+    for c, (name, cells) in enumerate(columns.items()):
+        odd = []
+        for row, cell in enumerate(cells):
+            values[row, c] = _number(cell)
+            if not np.isfinite(values[row, c]):
+                odd.append(f"{table.row_name(row)} ({_text(cell) or 'empty'})")
+        if odd:
+            raise DataError(
+                f"{table.name}: the column '{name}' holds no number in {some(odd)}",
+                "Remove these rows; or, if it holds classes, name it with --label-col.",
+            )
+    return Labels("value", tuple(columns), values)
+
+
+def _number(cell: object) -> float:
+    try:
+        return float(cell) if isinstance(cell, int | float) else float(str(cell))
+    except ValueError:
+        return float("nan")
+
+
+def _attribute(table: Table, name: str) -> list[str]:
+    """A column as text; equal cells share one text, so that a million rows of a few values cost little."""
+    column = _find(table, name, (), "to group by") or name
+    texts: dict[str, str] = {}
+    return [texts.setdefault(text, text) for text in map(_text, table.columns[column])]
+
+
+def _read(path: Path) -> Table:
+    readers = {".parquet": _read_parquet, ".json": read_json, ".jsonl": read_json_lines, ".txt": read_lines}
+    table = readers.get(path.suffix.lower(), _read_text)(path)
+    if not table.columns or not len(next(iter(table.columns.values()))):
+        raise DataError(f"{path} has no rows below its header")
+    return table
+
+
+def _read_text(path: Path) -> Table:
+    notes: tuple[str, ...] = ()
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            separator = "\t" if path.suffix.lower() == ".tsv" else ","
+            if separator not in header and (other := next((s for s in ";\t" if s in header), None)):
+                separator, notes = other, (f"{path}: columns are separated by {other!r}",)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=separator, strict=True)
+            rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a table in UTF-8: {error}") from error
+    if not rows:
+        raise DataError(f"{path} is empty", "Its first line should be a header such as: path,label")
+    names = [name.strip() for name in rows[0][1]]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{path}: the header has the column '{twice[0]}' twice")
+    lines = [line for line, _ in rows[1:]]
+    for line, row in rows[1:]:
+        if len(row) != len(names):
+            raise DataError(f"{path}, line {line}: {counted(len(row), 'cell')} where the header has {len(names)}")
+    columns: dict[str, Sequence[Any]] = {name: [row[i].strip() for _, row in rows[1:]] for i, name in enumerate(names)}
+    return Table(str(path), columns, lambda row: f"line {lines[row]}", notes)
+
+
+def _read_parquet(path: Path) -> Table:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"reading {path} needs pyarrow", "pip install 'sslbench[parquet]'") from error
+    try:
+        # One file and not a data set: a folder named split=train around it must not become a column.
+        content = pyarrow.parquet.ParquetFile(path).read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"cannot read {path} as Parquet: {error}") from error
+    for field in content.schema:
+        if pyarrow.types.is_struct(field.type) and field.name.lower() in IMAGE_COLUMNS:
+            raise DataError(
+                f"{path}: the column '{field.name}' holds the images themselves, not paths",
+                f"Give it as hf:{path}",
+            )
+    columns = {name: content.column(name).to_pylist() for name in content.column_names}
+    return Table(str(path), columns, lambda row: f"row {row + 1}")
+
+
+def _key(column: str) -> str:
+    return column.strip().lower().replace(" ", "_").replace("-", "_")
+
+
+def _find(table: Table, asked: str | None, known: Sequence[str], what: str, taken: str | None = None) -> str | None:
+    """The column asked for, or else the first known one, in any case and with spaces or hyphens for underscores."""
+    if asked is not None:
+        if asked not in table.columns:
+            raise UsageError(f"{table.name} has no column '{asked}' ({what})", did_you_mean(asked, table.columns))
+        return asked
+    keys = {_key(column): column for column in reversed(table.columns) if column != taken}
+    return next((keys[name] for name in known if name in keys), None)
+
+
+def _ambiguous(table: Table, chosen: str | None, known: Sequence[str]) -> tuple[str, ...]:
+    others = [column for column in table.columns if _key(column) in known and column != chosen]
+    if chosen is None or _key(chosen) not in known or not others:
+        return ()
+    option = "--image-column" if known is IMAGE_COLUMNS else "--label-column"
+    return (f"{table.name}: column '{chosen}' is used, not {some(others)}; choose with {option}",)
+
+
+def _refuse_empty(table: Table, column: str, cells: Sequence[str]) -> None:
+    empty = [table.row_name(i) for i, cell in enumerate(cells) if not cell]
+    if empty:
+        raise DataError(f"{table.name}: the column '{column}' is empty in {some(empty)}")
+
+
+def _splits(table: Table, column: str | None) -> list[str] | None:
+    if column is None:
+        return None
+    cells = ["" if cell is None else str(cell).strip() for cell in table.columns[column]]
+    _refuse_empty(table, column, cells)
+    return [split_name(cell) or cell.lower() for cell in cells]
+
+
+def _labels(table: Table, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
+    """The labels, decided over all rows so that every split has the same kind and classes; and notes."""
+    if column is None:
+        return _labels_from_flags(table, [name for name in table.columns if name not in leave_out])
+    cells = table.columns[column]
+    if any(isinstance(cell, list) for cell in cells):
+        lists = [[str(name) for name in cell or ()] for cell in cells]
+        return multi_labels(lists), ()
+    texts = [_text(cell) for cell in cells]
+    empty = [table.row_name(i) for i, text in enumerate(texts) if not text]
+    if empty:
+        raise DataError(
+            f"{table.name}: the label (column '{column}') is empty in {some(empty)}",
+            "Fill it in or remove the rows; for images with none of the classes, write one 0/1 column per class.",
+        )
+    if not any(map(has_separator, texts)):
+        return single_labels(texts), ()
+    present, ignored = zip(*map(split_cell, texts), strict=True)
+    return multi_labels(present, ignored), ()
+
+
+def _text(cell: object) -> str:
+    """A cell as text: '007' stays so, and 3.0 (how Parquet keeps a whole number beside empty cells) is '3'."""
+    if cell is None or (isinstance(cell, float) and np.isnan(cell)):
+        return ""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+
+
+def _labels_from_flags(table: Table, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+    cells = {name: [_text(cell) for cell in table.columns[name]] for name in names}
+    classes = [name for name in names if any(cells[name]) and all(c.lower() in _FLAGS for c in cells[name] if c)]
+    n = len(next(iter(table.columns.values())))
+    if not classes:
+        listed = ", ".join(table.columns)
+        return no_labels(n), (
+            f"{table.name}: no label column was recognised among: {listed}; name it with --label-column",
+        )
+    for name in classes:
+        _refuse_empty(table, name, cells[name])
+    values = np.array([[_FLAGS[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
+    note = f"{table.name}: {counted(len(classes), 'column')} of 0 and 1 taken as classes: {some(classes, 5)}"
+    return Labels("multi", tuple(classes), np.ascontiguousarray(values)), (note,)

@@ -1,0 +1,111 @@
+"""Readers of the tables that have no header: a path per line, and records in JSON."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sslbench.data.formats.folder import SUFFIXES
+from sslbench.data.wording import some
+from sslbench.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Column name -> its cells; `row_name` says where row i is in the file."""
+
+    name: str
+    columns: dict[str, Sequence[Any]]
+    row_name: Callable[[int], str]
+    notes: tuple[str, ...] = ()
+
+
+def read_lines(path: Path) -> Table:
+    """A .txt: on every line a path; or a path, white space and a label without any.
+
+    Raises:
+        DataError: it cannot be read, or only some lines have a label.
+    """
+    lines = [(i, line.strip()) for i, line in enumerate(_text(path).splitlines(), 1)]
+    rows = [(i, *_path_and_label(line)) for i, line in lines if line]
+    numbers = [i for i, _, _ in rows]
+    with_label = [i for i, _, label in rows if label is not None]
+    if with_label and len(with_label) < len(rows):
+        odd = sorted(set(numbers) - set(with_label))
+        raise DataError(f"{path}: there are labels on some lines only, not in line {some(odd)}")
+    columns: dict[str, Sequence[Any]] = {"path": [file for _, file, _ in rows]}
+    if with_label:
+        columns["label"] = [label for _, _, label in rows]
+    return Table(str(path), columns, lambda row: f"line {numbers[row]}")
+
+
+def _path_and_label(line: str) -> tuple[str, str | None]:
+    # A path may have spaces in it; a label has none here.
+    if PurePosixPath(line).suffix.lower() in SUFFIXES or len(line.split()) == 1:
+        return line, None
+    file, label = line.rsplit(maxsplit=1)
+    return file, label
+
+
+def read_json(path: Path) -> Table:
+    """A .json: a list of records, or a mapping from image to label.
+
+    Raises:
+        DataError: it cannot be read, or is neither.
+    """
+    try:
+        content = json.loads(_text(path), object_pairs_hook=_without_twins)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}") from error
+    if isinstance(content, dict):
+        content = [{"path": image, "label": label} for image, label in content.items()]
+    return _records(path, content, "entry")
+
+
+def read_json_lines(path: Path) -> Table:
+    """A .jsonl: a record on every line.
+
+    Raises:
+        DataError: it cannot be read, or a line is no record.
+    """
+    records = []
+    for i, line in enumerate(_text(path).splitlines(), 1):
+        if line.strip():
+            try:
+                records.append(json.loads(line, object_pairs_hook=_without_twins))
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}, line {i} is not JSON: {error}") from error
+    return _records(path, records, "record")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a text in UTF-8: {error}") from error
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' occurs twice")
+    return record
+
+
+def _records(path: Path, records: Any, what: str) -> Table:
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise DataError(f"{path} is no list of records", 'Such as: [{"path": "a.jpg", "label": "cat"}, ...]')
+    names = list(dict.fromkeys(str(key) for record in records for key in record))
+    nested = [name for name in names if any(_is_nested(record.get(name)) for record in records)]
+    flat = [name for name in names if name not in nested]
+    columns: dict[str, Sequence[Any]] = {name: [record.get(name) for record in records] for name in flat}
+    notes = (f"{path}: {some(nested)} left out, which hold more than names and numbers",) if nested else ()
+    return Table(str(path), columns, lambda row: f"{what} {row + 1}", notes)
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict | list) for v in value))

@@ -1,0 +1,369 @@
+"""Tar shards (`photos.tar`, `train-{0000..0099}.tar`): webdataset's keys (1.jpg, 1.cls), or class folders inside."""
+
+import dataclasses
+import glob
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from sslbench.data import remote
+from sslbench.data.cache.index import Index, indexed
+from sslbench.data.containers.class_names import class_names, list_beside
+from sslbench.data.containers.members import (
+    by_folders,
+    images_among,
+    in_clutter,
+    refuse_twice,
+    safe_name,
+    without_arrays_beside,
+)
+from sslbench.data.containers.names import by_split, refuse_columns
+from sslbench.data.containers.slices import RAW, UNKNOWN, Slices, joined
+from sslbench.data.formats import tar
+from sslbench.data.formats.table import LABEL_COLUMNS
+from sslbench.data.hashes import Stamp
+from sslbench.data.labels import multi_labels, single_labels, split_cell
+from sslbench.data.source import Labels, Source
+from sslbench.data.strings import expanded
+from sslbench.data.wording import counted, printable, some
+from sslbench.errors import DataError, UsageError
+
+LABEL_SUFFIXES = ("cls", "json", "txt")
+"""Extensions of members that may hold the label of the sample of the same key, the first that is there winning."""
+
+_MAX_LABEL_BYTES = 1 << 20
+_BLOCK = tarfile.BLOCKSIZE
+
+
+def build(path: Path, shown: str) -> Index:
+    """The images and arrays of a tar file, and its members that may hold labels with their text.
+
+    Args:
+        path: of the file.
+        shown: what messages call it.
+
+    Returns:
+        An index whose numbers are offset and size; the text of an image is empty, that of a label is a JSON value.
+
+    Raises:
+        DataError: it is damaged or truncated, or a label cannot be read.
+        OSError: it cannot be read.
+    """
+    kept: dict[str, tuple[int, int]] = {}
+    left_out: dict[str, list[str]] = {}
+    texts: dict[str, str] = {}
+    with path.open("rb") as file:
+        for member in _members(shown, file):
+            name = safe_name(member.name)
+            reason = _unusable(member, name)
+            if reason is not None:
+                left_out.setdefault(reason, []).append(printable(member.name))
+            elif name is not None and name in kept:
+                raise DataError(f"{shown} holds '{printable(name)}' twice")
+            elif name is not None and not member.isdir():
+                kept[name] = (member.offset_data, member.size)
+        images, notes = images_among(shown, kept, _is_label)
+        labels = [name for name in kept if _is_label(name) and not in_clutter(name)]
+        for name in labels:
+            texts[name] = _label(shown, file, name, *kept[name])
+    names = [name for name in kept if name in images or name in texts]
+    notes += [
+        f"{shown}: {counted(len(some_), 'member')} {why} left out: {some(some_)}" for why, some_ in left_out.items()
+    ]
+    numbers = np.array([kept[name] for name in names], dtype=np.int64).reshape(-1, 2)
+    return Index(tuple(names), numbers, tuple(texts.get(name, "") for name in names), tuple(notes))
+
+
+def split_key(name: str) -> tuple[str, str]:
+    """The key of a sample, up to the first dot after the last slash (webdataset's rule), and the part after it."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, extension = file.partition(".")
+    return folder + slash + stem, extension.lower()
+
+
+def _is_label(name: str) -> bool:
+    return split_key(name)[1] in LABEL_SUFFIXES
+
+
+def _unusable(member: tarfile.TarInfo, name: str | None) -> str | None:
+    if name is None:
+        return None if member.isdir() else "with a name that leads outside"
+    if member.issym() or member.islnk():
+        return "that are links"
+    if member.isdir():
+        return None
+    return None if member.isreg() and member.sparse is None else "that are no plain files"
+
+
+def _members(shown: str, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
+    """Every member. Python's tarfile ends without a word at a damaged header, so the end is checked here."""
+    end = file.seek(0, 2)
+    file.seek(0)
+    try:
+        with tarfile.open(fileobj=file, mode="r:", errorlevel=2) as archive:
+            reached = -1
+            while (member := archive.next()) is not None:
+                if member.size < 0 or member.offset_data + member.size > end or member.offset_data <= reached:
+                    raise _truncated(shown, member.offset)
+                reached = member.offset_data
+                archive.members = []  # type: ignore[attr-defined]  # a list of all members is kept otherwise
+                yield member
+            at = archive.offset
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, MemoryError) as error:
+        raise DataError(
+            f"{shown} is no tar file, damaged or truncated: {error}", "Get it again, or make it again."
+        ) from error
+    file.seek(at)
+    if file.read(_BLOCK) != bytes(_BLOCK):
+        raise _truncated(shown, at)
+    while rest := file.read(1 << 20):
+        if rest.strip(b"\0"):
+            raise DataError(
+                f"{shown} goes on after its end mark (byte {at:,}): several archives were put one behind the other",
+                "Give them as several files, or make one archive of them.",
+            )
+
+
+def _truncated(shown: str, at: int) -> DataError:
+    return DataError(f"{shown} is damaged or truncated at byte {at:,}", "Get it again, or make it again.")
+
+
+def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -> str:
+    """The label in a member, as a JSON value; '' if a .json has no key for it."""
+    shown = f"{container}/{printable(name)}"
+    if size > _MAX_LABEL_BYTES:
+        raise DataError(f"{shown} has {size:,} bytes, too many for a label")
+    file.seek(offset)
+    try:
+        text = file.read(size).decode("utf-8-sig").strip()
+        value = json.loads(text) if split_key(name)[1] == "json" else _plain(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{shown} cannot be read as a label: {' '.join(str(error).split())[:100]}") from error
+    if isinstance(value, dict):
+        keys = {str(key).lower(): key for key in reversed(value)}
+        value = next((value[keys[column]] for column in LABEL_COLUMNS if column in keys), None)
+    return "" if value is None else json.dumps(_as_label(shown, value))
+
+
+def _plain(text: str) -> object:
+    """The text of a .cls or .txt: a list if it is one, else what it says ('007' stays so)."""
+    return json.loads(text) if text.startswith("[") and text.endswith("]") else text
+
+
+def _as_label(shown: str, value: object) -> object:
+    if isinstance(value, list):
+        return [_as_label(shown, one) for one in value]
+    if isinstance(value, bool | int | str) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value)) if isinstance(value, float) else str(value)
+    raise DataError(f"{shown}: the label is {value!r:.50}, should be a name, a number or a list of names")
+
+
+SUFFIXES = remote.SHARDS
+_LONGEST_CLASS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shard:
+    """A tar file that can be read at any place: the user's, or a copy of `origin` while it is there."""
+
+    path: Path
+    origin: remote.Origin | None
+
+    @property
+    def shown(self) -> str:
+        return str(self.path) if self.origin is None else self.origin.url
+
+    @property
+    def stem(self) -> str:
+        """The name without its suffix: the same for x.tar and x.tar.gz."""
+        name = Path(self.shown.partition("?")[0] if self.origin else self.shown).name
+        suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)), "")
+        return name.removesuffix(name[len(name) - len(suffix) :])
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string ends like a tar file, compressed or not, and is no folder."""
+    return spec.lower().endswith(SUFFIXES) and not Path(spec).is_dir()
+
+
+def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+    """The images in one tar file or in many.
+
+    Members whose names are equal up to the first dot are one sample. Its label is in its part .cls, else .json (a key
+    such as 'label'), else .txt. Without such parts the folders are the classes, as in an image folder.
+
+    Args:
+        spec: the file; or many: `{0000..0099}`, `{a,b}`, and `*` stand for several. One that is compressed (gzip,
+            bzip2, xz, zstd) is unpacked into the cache folder: nothing in it can be read without all before it.
+        image_column: for tables only.
+        label_column: for tables only.
+
+    Returns:
+        Split name -> source, or {"all": source}. Ids are the names of the members; if shards share names, the name of
+        the shard stands before them.
+
+    Raises:
+        DataError: a shard is missing, damaged or truncated, cannot be fetched, or does not fit into the cache; a label
+            is missing; a name occurs twice.
+        UsageError: a column was named, or the braces cannot be read.
+    """
+    refuse_columns(spec, image_column, label_column)
+    shards = _shards(spec)
+    if (origin := shards[0].origin) is not None and remote.is_url(origin.url):
+        spec = f"{origin.url.rpartition('/')[0]}/{Path(spec).name}"
+    indexes = [_indexed(shard) for shard in shards]
+    images = _images(shards, indexes)
+    found = [index for index, _ in indexes]
+    notes = tuple(note for index in found for note in index.notes)
+    rows, about = without_arrays_beside(spec, images.names)
+    images, notes = images.select(np.array(rows, dtype=np.int64)), (*notes, *about)
+    ids, about = _ids(spec, shards, images)
+    notes = (*notes, *about)
+    if any(text for index in found for text in index.texts):
+        labelled = _by_key(spec, shards, found, images, ids, notes)
+        if labelled is not None:
+            return labelled
+        notes = (*notes, f"{spec}: the .txt members look like captions, so they are not taken as labels")
+    return by_folders(spec, ids, images, notes)
+
+
+def _indexed(shard: _Shard) -> tuple[Index, Stamp]:
+    """Of a copy the images are hashed as well while it is there: it need not be fetched again for that."""
+
+    def build(path: Path) -> Index:
+        index = tar.build(path, shard.shown)
+        if shard.origin is not None:
+            _images([shard], [(index, shard.origin.stamp)]).digests()
+        return index
+
+    return indexed(shard.path, "tar 2", build, shard.origin)
+
+
+def _images(shards: Sequence[_Shard], indexes: Sequence[tuple[Index, Stamp]]) -> Slices:
+    parts = ((s.path, stamp, *_images_of(index)) for s, (index, stamp) in zip(shards, indexes, strict=True))
+    return joined(parts, [shard.origin for shard in shards])
+
+
+def _images_of(index: Index) -> tuple[tuple[str, ...], np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+    rows = [i for i, name in enumerate(index.names) if split_key(name)[1] not in LABEL_SUFFIXES]
+    offset, size = index.numbers[rows].T
+    places = [offset, size, size, np.full(len(rows), UNKNOWN), np.full(len(rows), RAW)]
+    return tuple(index.names[i] for i in rows), np.stack(places, axis=1)
+
+
+def _shards(spec: str) -> list[_Shard]:
+    """The files that the string stands for, in order."""
+    names = expanded(spec)
+    if len(names) == 1 and not Path(names[0]).exists() and any(sign in names[0] for sign in "*?["):
+        names = sorted(glob.glob(names[0]))  # noqa: PTH207 - the string may be relative or absolute
+        if not names:
+            raise UsageError(f"no file is called like '{spec}'")
+    if len(set(names)) < len(names):
+        raise UsageError(f"{spec} names a shard twice")
+    copies = {name: origin for name in names if remote.is_copy(Path(name)) and (origin := remote.origin_of(Path(name)))}
+    missing = [name for name in names if name not in copies and not Path(name).is_file()]
+    if missing:
+        raise DataError(f"{spec}: {len(missing):,} of {counted(len(names), 'shard')} missing: {some(missing)}")
+    shards = []
+    for name in names:
+        origin = copies.get(name) or remote.origin_of(Path(name))
+        shards.append(_Shard(Path(name) if origin is None else Path(origin.place), origin))
+    return shards
+
+
+def _ids(spec: str, shards: Sequence[_Shard], images: Slices) -> tuple[list[str], tuple[str, ...]]:
+    names = list(images.names)
+    if len(shards) == 1 or len(set(names)) == len(names):
+        return names, ()
+    stems = [shard.stem for shard in shards]
+    if len(set(stems)) < len(stems):
+        raise DataError(f"{spec}: shards of the same name hold images of the same name", "Rename the shards.")
+    ids = [f"{stems[shard]}/{name}" for shard, name in zip(images.places[:, 0], names, strict=True)]
+    return ids, (f"{spec}: shards have members of the same name, so ids begin with the name of the shard",)
+
+
+def _by_key(
+    spec: str, shards: Sequence[_Shard], found: Sequence[Index], images: Slices, ids: list[str], notes: tuple[str, ...]
+) -> dict[str, Source] | None:
+    """The samples labelled by members of the same key; None if these are captions."""
+    labels = {
+        (shard, *split_key(name)): text
+        for shard, index in enumerate(found)
+        for name, text in zip(index.names, index.texts, strict=True)
+        if text
+    }
+    kind = next(kind for kind in LABEL_SUFFIXES if any(key[2] == kind for key in labels))
+    chosen, others = _one_image_per_key(spec, images)
+    if others:
+        notes = (
+            *notes,
+            f"{spec}: {counted(len(others), 'image')} beside the main one of a sample left out: {some(others)}",
+        )
+    texts = []
+    for i in chosen:
+        shard = int(images.places[i, 0])
+        text = labels.get((shard, split_key(images.names[i])[0], kind))
+        if text is None:
+            name = printable(images.names[i])
+            raise DataError(f"{shards[shard].shown}: '{name}' has no label: others have a .{kind}")
+        texts.append(json.loads(text))
+    if kind == "txt" and _captions(texts):
+        return None
+    final = [printable(ids[i]) for i in chosen]
+    refuse_twice(spec, final)
+    named, about = _labels(spec, _folder(shards[0]), texts)
+    return by_split(spec, final, named, images.select(np.array(chosen, dtype=np.int64)), None, (*notes, *about))
+
+
+def _folder(shard: _Shard) -> Path:
+    """Where a list of class names may lie beside the shards; of a URL where their copies lie."""
+    packed = shard.origin is not None and not remote.is_url(shard.origin.url)
+    return Path(shard.shown).parent if packed else shard.path.parent
+
+
+def _one_image_per_key(spec: str, images: Slices) -> tuple[list[int], list[str]]:
+    """Position of the image of each sample: with several, the one whose part has no dot (1.jpg beside 1.mask.png)."""
+    samples: dict[tuple[int, str], list[int]] = {}
+    for i, name in enumerate(images.names):
+        samples.setdefault((int(images.places[i, 0]), split_key(name)[0]), []).append(i)
+    chosen, others = [], []
+    for members in samples.values():
+        plain = [i for i in members if "." not in split_key(images.names[i])[1]] if len(members) > 1 else members
+        if len(plain) != 1:
+            raise DataError(f"{spec}: several images for one label: {some([images.names[i] for i in members])}")
+        chosen.append(plain[0])
+        others += [images.names[i] for i in members if i != plain[0]]
+    return chosen, others
+
+
+def _captions(texts: Sequence[object]) -> bool:
+    """Whether texts are sentences rather than classes: long, or hardly one occurs twice."""
+    lines = [text for text in texts if isinstance(text, str)]
+    long = any("\n" in line or len(line) > _LONGEST_CLASS for line in lines)
+    return long or (len(lines) > 1 and len(set(lines)) > 0.9 * len(lines))
+
+
+def _labels(spec: str, folder: Path, values: Sequence[object]) -> tuple[Labels, tuple[str, ...]]:
+    names, notes = _class_names(folder, values)
+    if not any(isinstance(value, list) or ";" in str(value) for value in values):
+        empty = sum(1 for value in values if not value)
+        if empty:
+            raise DataError(f"{spec}: {counted(empty, 'label')} empty")
+        return single_labels([names.get(str(value), str(value)) for value in values]), notes
+    cells = [(value, []) if isinstance(value, list) else split_cell(str(value)) for value in values]
+    present = [[names.get(name, name) for name in row] for row, _ in cells]
+    return multi_labels(present, [[names.get(name, name) for name in row] for _, row in cells]), notes
+
+
+def _class_names(folder: Path, values: Sequence[object]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Class number -> name by a list beside the shards, if the labels are numbers and there is one."""
+    file = list_beside(folder)
+    flat = {str(one) for value in values for one in (value if isinstance(value, list) else [value])}
+    if file is None or not all(one.isdecimal() for one in flat):
+        return {}, ()
+    listed = class_names(file, max(map(int, flat), default=-1))
+    return {str(i): name for i, name in enumerate(listed)}, (f"classes are named by {file}",)

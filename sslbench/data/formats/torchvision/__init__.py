@@ -1,0 +1,243 @@
+"""`torchvision:NAME` or `torchvision:NAME@FOLDER`: a data set of torchvision (CIFAR10, ...) from files on disk."""
+
+import csv
+import gzip
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.containers.hdf5 import Hdf5Images, open_hdf5
+from sslbench.data.containers.names import numbered_ids, refuse_columns
+from sslbench.data.formats.torchvision.files import FILE_SETS, open_files
+from sslbench.data.hashes import stamp_of
+from sslbench.data.images import Arrays
+from sslbench.data.labels import single_labels
+from sslbench.data.source import Source
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+PREFIX = "torchvision:"
+_IDX_FILES = {"train": "train", "test": "t10k"}
+"""Split -> how the names of its files begin, in the sets that are laid out like MNIST."""
+
+_Pixels = npt.NDArray[np.uint8]
+_Loaded = dict[str, tuple[_Pixels, list[int]]]
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string starts with 'torchvision:'."""
+    return spec.startswith(PREFIX)
+
+
+def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+    """A data set whose files lie in FOLDER, else in $SSLBENCH_DATA, else in ./data, as torchvision lays them out.
+
+    Nothing is downloaded. Of the sets laid out like MNIST the compressed files are enough. `CLEVRClassification` counts
+    objects, as in torchvision; `CLEVRClassification[distance]` and `Kitti[distance]` are the distance tasks of VTAB.
+
+    Returns:
+        {"train": source, "test": source} by the official splits; {"all": source} where there are none; with "val" where
+        that is the public part (CLEVR, Imagenette) or is not used (PCAM). The unlabelled and extra images of STL10 and
+        SVHN are left alone.
+
+    Raises:
+        DataError: the files are not there or are damaged.
+        UsageError: torchvision has no such data set, or a column was named.
+    """
+    refuse_columns(spec, image_column, label_column)
+    name, _, folder = spec.removeprefix(PREFIX).partition("@")
+    if name not in all_sets():
+        raise UsageError(
+            f"there is no data set '{PREFIX}{name}'",
+            f"{did_you_mean(name, all_sets())} Others can be exported to a folder of images, a sub-folder per class.",
+        )
+    root = Path(folder or os.environ.get("SSLBENCH_DATA") or "data").expanduser()
+    if name in FILE_SETS:
+        return open_files(spec, name, root)
+    if name == "PCAM":
+        return _open_pcam(spec, root)
+    loaded, classes = _LOADERS[name](name, root)
+    return {split: _source(spec, name, split, *data, classes) for split, data in loaded.items()}
+
+
+def all_sets() -> list[str]:
+    """The names that can follow 'torchvision:', sorted."""
+    return sorted([*_LOADERS, *FILE_SETS, "PCAM"])
+
+
+def _source(spec: str, name: str, split: str, pixels: _Pixels, targets: list[int], classes: tuple[str, ...]) -> Source:
+    labels = single_labels([classes[target] for target in targets], classes)
+    return Source(f"{spec} ({split})", numbered_ids(len(pixels)), labels, Arrays(pixels, f"{name}-{split}"))
+
+
+def _not_there(name: str, root: Path, arguments: str, cause: object = None) -> DataError:
+    detail = f": {' '.join(str(cause).split())}" if cause else ""
+    place, page = _PLACES[name]
+    inside = "" if place == "." else f" (with {place}/ in it)"
+    fetch = f"python -c \"from torchvision.datasets import {name}; {name}('{root}', {arguments}, download=True)\""
+    return DataError(
+        f"the files of {name} are not (or not all, or not intact) in {(root / place).absolute()}{detail}",
+        f"sslbench downloads nothing. {name} is offered at {page}"
+        + (f" and fetched by: {fetch}." if arguments else ".")
+        + f" If it lies elsewhere: {PREFIX}{name}@FOLDER{inside}, or set SSLBENCH_DATA.",
+    )
+
+
+def _load_idx(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
+    """MNIST, FashionMNIST, KMNIST: idx files, which torchvision itself cannot read while they are compressed."""
+    import torchvision.datasets
+
+    folders = [root / name / "raw", root / "raw", root]
+    folder = next((f for f in folders if _idx_file(f, "train-images-idx3-ubyte")), None)
+    if folder is None:
+        raise _not_there(name, root, "train=True")
+    loaded: _Loaded = {}
+    for split, prefix in _IDX_FILES.items():
+        images, labels = (_idx_file(folder, f"{prefix}-{rest}") for rest in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+        if images is None or labels is None:
+            raise _not_there(name, root, "train=True")
+        pixels, targets = _read_idx(images), _read_idx(labels)
+        if pixels.ndim != 3 or targets.shape != pixels.shape[:1]:
+            raise DataError(f"{images} and {labels} do not belong together: {pixels.shape} and {targets.shape}")
+        loaded[split] = (pixels, targets.tolist())
+    return loaded, tuple(getattr(torchvision.datasets, name).classes)
+
+
+def _idx_file(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _read_idx(path: Path) -> _Pixels:
+    """An array in the idx format: two zero bytes, type 8 (uint8), the number of dimensions, big-endian sizes, data."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        zero, kind, dimensions = struct.unpack(">HBB", content[:4])
+        shape = struct.unpack(f">{dimensions}I", content[4 : 4 + 4 * dimensions])
+        if (zero, kind) != (0, 8):
+            raise ValueError("not an idx file of bytes")
+        return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    except (OSError, EOFError, ValueError, struct.error) as error:
+        raise DataError(f"{path} is damaged or no idx file: {error}") from error
+
+
+def _dataset(name: str, root: Path, arguments: dict[str, Any]) -> Any:
+    import torchvision.datasets
+
+    try:
+        return getattr(torchvision.datasets, name)(str(root), **arguments, download=False)
+    except (RuntimeError, OSError) as error:
+        shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise _not_there(name, root, shown, error) from error
+
+
+def _load_cifar(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
+    sets = {split: _dataset(name, root, {"train": split == "train"}) for split in ("train", "test")}
+    return {split: (s.data, s.targets) for split, s in sets.items()}, tuple(sets["train"].classes)
+
+
+def _load_svhn(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
+    sets = {split: _dataset(name, root, {"split": split}) for split in ("train", "test")}
+    loaded = {split: (_channels_last(s.data), s.labels.tolist()) for split, s in sets.items()}
+    return loaded, tuple("0123456789")
+
+
+def _load_stl(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
+    sets = {split: _dataset(name, root, {"split": split}) for split in ("train", "test")}
+    loaded = {split: (_channels_last(s.data), s.labels.tolist()) for split, s in sets.items()}
+    return loaded, tuple(sets["train"].classes)
+
+
+def _load_usps(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
+    sets = {split: _dataset(name, root, {"train": split == "train"}) for split in ("train", "test")}
+    return {split: (s.data, [int(t) for t in s.targets]) for split, s in sets.items()}, tuple("0123456789")
+
+
+_EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
+_FER_PARTS = {"Training": "train", "PublicTest": "train", "PrivateTest": "test"}
+"""The part that the challenge was decided on is test; its public leaderboard, a validation part, is train too."""
+
+
+def _load_fer(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
+    """FER2013: one table with the pixels as text; test.csv of Kaggle has no labels and is of no use."""
+    folder = root / "fer2013"
+    file = next((f for f in (folder / "fer2013.csv", folder / "icml_face_data.csv") if f.is_file()), None)
+    if file is None:
+        raise _not_there(name, root, "", "fer2013.csv or icml_face_data.csv is missing")
+    pixels: dict[str, list[_Pixels]] = {"train": [], "test": []}
+    targets: dict[str, list[int]] = {"train": [], "test": []}
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
+            for row in csv.DictReader(opened, skipinitialspace=True):
+                part = _FER_PARTS[row["Usage"]]
+                pixels[part].append(np.array(row["pixels"].split(), dtype=np.uint8).reshape(48, 48))
+                targets[part].append(range(len(_EMOTIONS))[int(row["emotion"])])
+    except (KeyError, ValueError, IndexError, OverflowError) as error:
+        raise DataError(f"{file} is damaged: {type(error).__name__} {error}") from error
+    if not all(pixels.values()):
+        raise DataError(f"{file} has no rows for {' and '.join(p for p, rows in pixels.items() if not rows)}")
+    return {part: (np.stack(rows), targets[part]) for part, rows in pixels.items()}, _EMOTIONS
+
+
+def _open_pcam(spec: str, root: Path) -> dict[str, Source]:
+    """PatchCamelyon: arrays of several gigabytes in HDF5 files, read patch by patch."""
+    sources = {}
+    for split, word in (("train", "train"), ("val", "valid"), ("test", "test")):
+        stem = root / "pcam" / f"camelyonpatch_level_2_split_{word}"
+        try:
+            with open_hdf5(Path(f"{stem}_y.h5")) as opened:
+                targets = opened["y"][:].reshape(-1)
+            file = Path(f"{stem}_x.h5")
+            stamp = stamp_of(file.stat())
+            with open_hdf5(file) as opened:
+                n = len(opened["x"])
+        except FileNotFoundError as error:
+            raise _not_there("PCAM", root, f"'{split}'", f"{error.filename} is missing") from error
+        except KeyError as error:
+            raise DataError(f"{stem}_x.h5 and _y.h5 should hold the arrays x and y: {error}") from error
+        if len(targets) != n:
+            raise DataError(f"{stem}_x.h5 and _y.h5 do not belong together: {n} patches, {len(targets)} labels")
+        names = ("normal", "tumour")
+        labels = single_labels([names[int(target)] for target in targets], names)
+        images = Hdf5Images(file, "x", np.arange(n, dtype=np.int64), f"PCAM-{split}", stamp)
+        sources[split] = Source(f"{spec} ({split})", numbered_ids(n), labels, images)
+    return sources
+
+
+def _channels_last(pixels: _Pixels) -> _Pixels:
+    """(N, C, H, W) -> (N, H, W, C), a view: the pixels of one image are copied when it is read."""
+    return pixels.transpose(0, 2, 3, 1)
+
+
+_LOADERS: dict[str, Callable[[str, Path], tuple[_Loaded, tuple[str, ...]]]] = {
+    "CIFAR10": _load_cifar,
+    "CIFAR100": _load_cifar,
+    "FER2013": _load_fer,
+    "FashionMNIST": _load_idx,
+    "KMNIST": _load_idx,
+    "MNIST": _load_idx,
+    "STL10": _load_stl,
+    "SVHN": _load_svhn,
+    "USPS": _load_usps,
+}
+
+_PLACES: dict[str, tuple[str, str]] = {
+    "CIFAR10": ("cifar-10-batches-py", "https://www.cs.toronto.edu/~kriz/cifar.html"),
+    "CIFAR100": ("cifar-100-python", "https://www.cs.toronto.edu/~kriz/cifar.html"),
+    "FER2013": (
+        "fer2013",
+        "https://www.kaggle.com/c/challenges-in-representation-learning-facial-expression-recognition-challenge",
+    ),
+    "FashionMNIST": ("FashionMNIST/raw", "https://github.com/zalandoresearch/fashion-mnist"),
+    "KMNIST": ("KMNIST/raw", "http://codh.rois.ac.jp/kmnist"),
+    "MNIST": ("MNIST/raw", "https://yann.lecun.com/exdb/mnist"),
+    "PCAM": ("pcam", "https://github.com/basveeling/pcam"),
+    "STL10": ("stl10_binary", "https://cs.stanford.edu/~acoates/stl10"),
+    "SVHN": (".", "http://ufldl.stanford.edu/housenumbers"),
+    "USPS": (".", "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"),
+}
+"""Name -> (folder below the data folder, official page)."""

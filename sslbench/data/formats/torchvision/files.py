@@ -1,0 +1,294 @@
+"""The data sets of torchvision that are image files on disk: where each lies, its official splits, its classes.
+
+The files are read where torchvision's own classes put and expect them; nothing is downloaded. Where a data set has a
+validation part beside a test part, train is both together: protocols choose on a held-out part of train themselves, and
+linear probes are usually trained on both (Kornblith et al. 2019, Radford et al. 2021).
+"""
+
+import csv
+import dataclasses
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sslbench.data.containers.members import is_image
+from sslbench.data.containers.names import check_files
+from sslbench.data.images import Files
+from sslbench.data.labels import single_labels
+from sslbench.data.source import Source
+from sslbench.errors import DataError
+
+Listed = list[tuple[str, str]]
+"""(file relative to the data set's folder, class name) of each image."""
+
+_OXFORD = "https://www.robots.ox.ac.uk/~vgg/data"
+
+
+@dataclasses.dataclass(frozen=True)
+class FileSet:
+    """One data set.
+
+    Attributes:
+        folder: where it lies below the data folder.
+        page: where its makers offer it.
+        read: from the folder to the images of each split.
+        arguments: with which torchvision's class downloads it; None if it cannot.
+        note: what may surprise about the splits.
+    """
+
+    folder: str
+    page: str
+    read: Callable[[Path], Mapping[str, Listed]]
+    arguments: str | None = ""
+    note: str = ""
+
+
+def open_files(spec: str, name: str, root: Path) -> dict[str, Source]:
+    """The splits of a data set of `FILE_SETS`.
+
+    Args:
+        spec: what the user calls it.
+        name: the key.
+        root: the data folder.
+
+    Raises:
+        DataError: files are missing or damaged; it names the folder they are expected in and the official page.
+    """
+    kind = FILE_SETS[name]
+    base = root / kind.folder
+    try:
+        listed = kind.read(base)
+    except OSError as error:
+        raise DataError(
+            f"the files of {name} are not (or not all) in {base.absolute()}: {error.filename or error} is missing",
+            _how_to_get(name, root, kind),
+        ) from error
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise DataError(f"{base.absolute()}: a list of {name} is damaged: {type(error).__name__} {error}") from error
+    classes = tuple(sorted({label for rows in listed.values() for _, label in rows}))
+    notes = (f"{spec}: {kind.note}",) if kind.note else ()
+    sources = {}
+    for split, rows in listed.items():
+        files, labels = zip(*sorted(rows), strict=True) if rows else ((), ())
+        if not rows:
+            raise DataError(f"{base.absolute()} has no image of {name} ({split})", _how_to_get(name, root, kind))
+        check_files(spec, files, files, base, _how_to_get(name, root, kind))
+        sources[split] = Source(
+            f"{spec} ({split})", files, single_labels(labels, classes), Files(files, str(base)), notes
+        )
+    return sources
+
+
+def _how_to_get(name: str, root: Path, kind: FileSet) -> str:
+    class_name = name.partition("[")[0]
+    text = f"sslbench downloads nothing. {class_name} is offered at {kind.page}"
+    if kind.arguments is not None:
+        arguments = f"{kind.arguments}, " if kind.arguments else ""
+        code = f"from torchvision.datasets import {class_name}; {class_name}('{root}', {arguments}download=True)"
+        text += f' and fetched by: python -c "{code}"'
+    return f"{text}. If it lies elsewhere: torchvision:{name}@FOLDER (with {kind.folder}/ in it), or set SSLBENCH_DATA."
+
+
+def _lines(file: Path) -> list[str]:
+    return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _class_folders(base: Path, folder: str) -> Listed:
+    """Every image in the class folders of one folder."""
+    found = []
+    for entry in sorted((base / folder).iterdir()):
+        if entry.is_dir():
+            prefix = f"{folder}/" if folder else ""
+            found += [(f"{prefix}{entry.name}/{f.name}", entry.name) for f in entry.iterdir() if is_image(f.name)]
+    return found
+
+
+def _matlab(file: Path) -> dict[str, Any]:
+    import scipy.io
+
+    with file.open("rb") as opened:
+        content: dict[str, Any] = scipy.io.loadmat(opened, squeeze_me=True)
+    return content
+
+
+def _food101(base: Path) -> dict[str, Listed]:
+    def part(split: str) -> Listed:
+        by_class = json.loads((base / "meta" / f"{split}.json").read_text(encoding="utf-8"))
+        return [(f"images/{image}.jpg", name) for name, images in by_class.items() for image in images]
+
+    return {split: part(split) for split in ("train", "test")}
+
+
+def _dtd(base: Path) -> dict[str, Listed]:
+    parts = {
+        split: [(f"images/{line}", line.partition("/")[0]) for line in _lines(base / "labels" / f"{split}1.txt")]
+        for split in ("train", "val", "test")
+    }
+    return {"train": parts["train"] + parts["val"], "test": parts["test"]}
+
+
+def _flowers(base: Path) -> dict[str, Listed]:
+    ids, labels = _matlab(base / "setid.mat"), _matlab(base / "imagelabels.mat")["labels"]
+
+    def part(key: str) -> Listed:
+        return [(f"jpg/image_{i:05d}.jpg", f"{labels[i - 1]:03d}") for i in ids[key].tolist()]
+
+    return {"train": part("trnid") + part("valid"), "test": part("tstid")}
+
+
+def _pets(base: Path) -> dict[str, Listed]:
+    def part(split: str) -> Listed:
+        names = [line.split()[0] for line in _lines(base / "annotations" / f"{split}.txt")]
+        return [(f"images/{name}.jpg", name.rsplit("_", 1)[0]) for name in names]
+
+    return {"train": part("trainval"), "test": part("test")}
+
+
+def _cars(base: Path) -> dict[str, Listed]:
+    names = _matlab(base / "devkit" / "cars_meta.mat")["class_names"].tolist()
+
+    def part(file: Path, folder: str) -> Listed:
+        rows = np.atleast_1d(_matlab(file)["annotations"])
+        return [(f"{folder}/{row['fname']}", names[int(row["class"]) - 1]) for row in rows]
+
+    train = part(base / "devkit" / "cars_train_annos.mat", "cars_train")
+    return {"train": train, "test": part(base / "cars_test_annos_withlabels.mat", "cars_test")}
+
+
+def _aircraft(base: Path) -> dict[str, Listed]:
+    def part(split: str) -> Listed:
+        pairs = [line.split(" ", 1) for line in _lines(base / "data" / f"images_variant_{split}.txt")]
+        return [(f"data/images/{image}.jpg", variant) for image, variant in pairs]
+
+    return {"train": part("trainval"), "test": part("test")}
+
+
+def _gtsrb(base: Path) -> dict[str, Listed]:
+    with (base / "GT-final_test.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter=";"))
+    test = [(f"GTSRB/Final_Test/Images/{row['Filename']}", f"{int(row['ClassId']):05d}") for row in rows]
+    return {"train": _class_folders(base, "GTSRB/Training"), "test": test}
+
+
+def _sun397(base: Path) -> dict[str, Listed]:
+    def part(split: str) -> Listed:
+        lines = _lines(base / "Partitions" / f"{split}_01.txt")
+        return [(line.lstrip("/"), line.lstrip("/").split("/", 1)[1].rsplit("/", 1)[0]) for line in lines]
+
+    return {"train": part("Training"), "test": part("Testing")}
+
+
+def _country211(base: Path) -> dict[str, Listed]:
+    return {
+        "train": _class_folders(base, "train") + _class_folders(base, "valid"),
+        "test": _class_folders(base, "test"),
+    }
+
+
+def _rendered_sst2(base: Path) -> dict[str, Listed]:
+    return _country211(base)
+
+
+def _imagenette(base: Path) -> dict[str, Listed]:
+    return {"train": _class_folders(base, "train"), "val": _class_folders(base, "val")}
+
+
+def _eurosat(base: Path) -> dict[str, Listed]:
+    return {"all": _class_folders(base, "")}
+
+
+def _caltech101(base: Path) -> dict[str, Listed]:
+    """Thirty images of each class to train on, drawn by a fixed seed: the set has no official split."""
+    by_class: dict[str, list[str]] = {}
+    for file, name in sorted(_class_folders(base, "")):
+        if name != "BACKGROUND_Google":
+            by_class.setdefault(name, []).append(file)
+    generator = np.random.default_rng(0)
+    parts: dict[str, Listed] = {"train": [], "test": []}
+    for name, files in by_class.items():
+        for position, i in enumerate(generator.permutation(len(files))):
+            parts["train" if position < 30 else "test"].append((files[i], name))
+    return parts
+
+
+def _clevr(base: Path, label: Callable[[list[dict[str, Any]]], str]) -> dict[str, Listed]:
+    """The parts whose scenes are public; the label is a function of the scene's objects."""
+
+    def part(split: str) -> Listed:
+        scenes = json.loads((base / "scenes" / f"CLEVR_{split}_scenes.json").read_text(encoding="utf-8"))["scenes"]
+        return [(f"images/{split}/{scene['image_filename']}", label(scene["objects"])) for scene in scenes]
+
+    return {split: part(split) for split in ("train", "val")}
+
+
+def _clevr_count(base: Path) -> dict[str, Listed]:
+    return _clevr(base, lambda objects: f"{len(objects):02d} objects")
+
+
+def _clevr_distance(base: Path) -> dict[str, Listed]:
+    """Bins of the depth of the closest object (VTAB, Zhai et al. 2019, appendix; edges as VISSL has them)."""
+    edges = (8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
+    names = [f"{i} below {edge:g}" for i, edge in enumerate(edges)]
+    return _clevr(base, lambda objects: names[bisect_left(edges, min(o["pixel_coords"][2] for o in objects))])
+
+
+def _kitti_distance(base: Path) -> dict[str, Listed]:
+    """Bins of the distance of the closest car, van or truck (column 14 of the labels), or none (VTAB)."""
+    names = ("none", "below 8 m", "below 20 m", "from 20 m")
+    rows = []
+    for file in sorted((base / "label_2").iterdir()):
+        objects = [line.split() for line in _lines(file)]
+        distances = [float(o[13]) for o in objects if o[0] in ("Car", "Van", "Truck")]
+        place = bisect_left((0.0, 8.0, 20.0), min(distances, default=-1.0))
+        rows.append((f"image_2/{file.stem}.png", names[place]))
+    return {"all": rows}
+
+
+_VAL_TOO = "train is train and val together"
+_NO_SPLIT = "there is no official split"
+
+FILE_SETS: dict[str, FileSet] = {
+    "CLEVRClassification": FileSet("clevr/CLEVR_v1.0", "https://cs.stanford.edu/people/jcjohns/clevr", _clevr_count),
+    "CLEVRClassification[distance]": FileSet(
+        "clevr/CLEVR_v1.0", "https://cs.stanford.edu/people/jcjohns/clevr", _clevr_distance
+    ),
+    "Caltech101": FileSet(
+        "caltech101/101_ObjectCategories",
+        "https://data.caltech.edu/records/mzrjq-6wc02",
+        _caltech101,
+        note=f"{_NO_SPLIT}: 30 images of each class, drawn by seed 0, are train, the rest test",
+    ),
+    "Country211": FileSet(
+        "country211", "https://github.com/openai/CLIP/blob/main/data/country211.md", _country211, note=_VAL_TOO
+    ),
+    "DTD": FileSet("dtd/dtd", f"{_OXFORD}/dtd", _dtd, note=f"{_VAL_TOO} (partition 1 of 10)"),
+    "EuroSAT": FileSet("eurosat/2750", "https://github.com/phelber/EuroSAT", _eurosat, note=_NO_SPLIT),
+    "FGVCAircraft": FileSet("fgvc-aircraft-2013b", f"{_OXFORD}/fgvc-aircraft", _aircraft, note=_VAL_TOO),
+    "Flowers102": FileSet("flowers-102", f"{_OXFORD}/flowers/102", _flowers, note=_VAL_TOO),
+    "Food101": FileSet("food-101", "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101", _food101),
+    "GTSRB": FileSet("gtsrb", "https://benchmark.ini.rub.de/gtsrb_dataset.html", _gtsrb, "split='train'"),
+    "Imagenette": FileSet("imagenette2", "https://github.com/fastai/imagenette", _imagenette),
+    "Kitti[distance]": FileSet(
+        "Kitti/raw/training", "https://www.cvlibs.net/datasets/kitti/eval_object.php", _kitti_distance, note=_NO_SPLIT
+    ),
+    "OxfordIIITPet": FileSet("oxford-iiit-pet", f"{_OXFORD}/pets", _pets),
+    "RenderedSST2": FileSet(
+        "rendered-sst2",
+        "https://github.com/openai/CLIP/blob/main/data/rendered-sst2.md",
+        _rendered_sst2,
+        note=_VAL_TOO,
+    ),
+    "SUN397": FileSet(
+        "SUN397",
+        "https://vision.princeton.edu/projects/2010/SUN (Partitions.zip, unpacked to SUN397/Partitions/, too)",
+        _sun397,
+        note="the first of the ten official partitions",
+    ),
+    "StanfordCars": FileSet(
+        "stanford_cars", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html", _cars, arguments=None
+    ),
+}

@@ -1,0 +1,112 @@
+"""Rows with images inside (.tsv): key, image in base64, label, separated by tabs (a .tsv of paths is a table)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sslbench.data.cache.index import Index, indexed
+from sslbench.data.containers.members import refuse_twice
+from sslbench.data.containers.names import by_split, image_id, refuse_columns
+from sslbench.data.containers.slices import BASE64, UNKNOWN, joined
+from sslbench.data.containers.sniff import base64_cell, has_base64_rows
+from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
+from sslbench.data.source import Labels, Source
+from sslbench.data.wording import counted
+from sslbench.errors import DataError
+
+MAX_LINE_BYTES = 1 << 28
+"""Longest line that is read, 256 MiB."""
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string ends in .tsv and one of the first lines holds an image."""
+    return spec.lower().endswith(".tsv") and not Path(spec).is_dir() and has_base64_rows(spec)
+
+
+def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+    """The images in the rows.
+
+    Of the cells that are not the image, the first is the key and the second, if there is one, the label: a class, or
+    several separated by ';'. A header is recognised by having no image.
+
+    Args:
+        spec: the file. Base64 is the usual or the URL-safe one.
+        image_column: for tables only.
+        label_column: for tables only.
+
+    Returns:
+        {"all": source}; ids are the keys.
+
+    Raises:
+        DataError: a row has another number of cells, no key or an empty label; a key occurs twice.
+        UsageError: a column was named.
+    """
+    refuse_columns(spec, image_column, label_column)
+    path = Path(spec)
+    index, stamp = indexed(path, "tsv", _build)
+    ids = [image_id(name, path.parent) for name in index.names]
+    refuse_twice(spec, ids)
+    offset, size, has_label = index.numbers.T
+    places = [offset, size, size, np.full(len(ids), UNKNOWN), np.full(len(ids), BASE64)]
+    images = joined([(path, stamp, index.names, np.stack(places, axis=1))])
+    labels = _labels(spec, index, bool(has_label[0]))
+    return by_split(spec, ids, labels, images, None, index.notes)
+
+
+def _build(path: Path) -> Index:
+    """Key, label and place of the image of every row."""
+    keys: list[str] = []
+    texts: list[str] = []
+    numbers: list[tuple[int, int, int]] = []
+    notes: tuple[str, ...] = ()
+    image, width, at, number = None, 0, 0, 0
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE_BYTES):
+            number += 1
+            start, at = at, at + len(line)
+            if len(line) == MAX_LINE_BYTES:
+                raise DataError(f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes")
+            cells = line.rstrip(b"\r\n").split(b"\t")
+            if cells == [b""]:
+                continue
+            if image is None:
+                image, width = base64_cell(cells), len(cells)
+                if image is None:
+                    if number > 1:
+                        raise DataError(f"{path}: neither of its first two lines has an image in base64")
+                    notes = (f"{path}: the first line is taken as a header",)
+                    continue
+            key, label = _others(path, number, cells, image, width)
+            keys.append(key)
+            texts.append(label)
+            numbers.append((start + sum(len(c) + 1 for c in cells[:image]), len(cells[image]), int(width > 2)))
+    if not keys:
+        raise DataError(f"{path} has no rows")
+    return Index(tuple(keys), np.array(numbers, dtype=np.int64), tuple(texts), notes)
+
+
+def _others(path: Path, number: int, cells: Sequence[bytes], image: int, width: int) -> tuple[str, str]:
+    """Key and label of a row; the label is empty if there is no cell for it."""
+    if len(cells) != width or not 2 <= width <= 3:
+        expected = "2 or 3" if not 2 <= width <= 3 else f"{width} as before"
+        raise DataError(
+            f"{path}, line {number}: {counted(len(cells), 'cell')}, should be {expected}",
+            "A row is key, image, label; or key, image.",
+        )
+    try:
+        texts = [cell.decode("utf-8-sig").strip() for i, cell in enumerate(cells) if i != image]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, line {number}: not in UTF-8: {error}") from error
+    if not all(texts):
+        raise DataError(f"{path}, line {number}: the {'key' if not texts[0] else 'label'} is empty")
+    return texts[0], texts[1] if len(texts) > 1 else ""
+
+
+def _labels(spec: str, index: Index, has_label: bool) -> Labels:
+    if not has_label:
+        return no_labels(len(index.names))
+    if not any(map(has_separator, index.texts)):
+        return single_labels(index.texts)
+    present, ignored = zip(*map(split_cell, index.texts), strict=True)
+    return multi_labels(present, ignored)

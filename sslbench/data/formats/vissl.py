@@ -1,0 +1,246 @@
+"""VISSL's file lists (`vissl:IMAGES.npy,LABELS.npy`, a folder with train_images.npy, train_labels.npy, val_...)."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.containers.class_names import class_names, list_beside
+from sslbench.data.containers.names import by_split, check_files, image_id, refuse_columns
+from sslbench.data.images import Files
+from sslbench.data.labels import multi_labels, no_labels, single_labels
+from sslbench.data.source import Labels, Source
+from sslbench.data.wording import counted, printable
+from sslbench.errors import DataError, UsageError, WeightsError
+
+PREFIX = "vissl:"
+_SUFFIXES = (".npy", ".pkl")
+_SPLITS = ("train", "val", "test")
+_HOW = "Write vissl:IMAGES.npy,LABELS.npy; or vissl:FOLDER; then perhaps ,prefix=OLD->NEW and ,classes=NAMES.txt"
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string starts with 'vissl:', or is a folder with lists such as train_images.npy."""
+    return spec.startswith(PREFIX) or bool(_lists_in(Path(spec)))
+
+
+def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+    """The images that a list of paths names, and their labels in a list of equal length.
+
+    Labels are class numbers or names, one per image; or (N, C) with 1 present, 0 absent, -1 ignore; or a list of
+    classes per image. An image whose only label is -1 is left out. Lists are .npy (mapped into memory) or .pkl (read
+    without running anything in it).
+
+    Args:
+        spec: two files; or the list of images alone; or a folder. `prefix=OLD->NEW` rewrites how paths begin;
+            `classes=FILE` names the classes, a line each (a classes.txt beside the lists is used too).
+        image_column: for tables only.
+        label_column: for tables only.
+
+    Returns:
+        {"all": source}, or for a folder split name -> source. Ids are the paths relative to the folder of the lists if
+        all lie inside, else to the folder that all images share.
+
+    Raises:
+        DataError: a list is damaged, they differ in length, a label is none of these, an image is missing or twice.
+        UsageError: the string cannot be read, a file is not there, a column was named.
+    """
+    refuse_columns(spec, image_column, label_column)
+    request = _parse(spec)
+    parts = request.parts
+    sources: dict[str, Source] = {}
+    for split, (images, labels) in parts.items():
+        name = spec if split == "all" else f"{spec} ({split})"
+        sources[split] = _source(name, images, labels, request)
+    return sources
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """Split -> the list of images and that of labels, if there is one."""
+
+    parts: dict[str, tuple[Path, Path | None]]
+    prefixes: tuple[tuple[str, str], ...]
+    classes: Path | None
+
+
+def _parse(spec: str) -> _Request:
+    locations, prefixes, classes = [], [], None
+    for part in spec.removeprefix(PREFIX).split(","):
+        key, equals, value = part.partition("=")
+        if equals and key == "prefix":
+            old, arrow, new = value.partition("->")
+            if not arrow or not old:
+                raise UsageError(f"'{part}' in {spec} is no rule for paths", "Write prefix=/old/folder->/new/folder")
+            prefixes.append((old, new))
+        elif equals and key == "classes":
+            classes = Path(value).expanduser()
+        else:
+            locations.append(Path(part).expanduser())
+    if locations and locations[0].is_dir() and len(locations) == 1:
+        parts = _lists_in(locations[0])
+        if not parts:
+            raise UsageError(f"{locations[0]} has no list such as train_images.npy", _HOW)
+        return _Request(parts, tuple(prefixes), classes)
+    if not 1 <= len(locations) <= 2 or not all(path.suffix.lower() in _SUFFIXES for path in locations):
+        raise UsageError(f"'{spec}' does not name one or two lists (.npy or .pkl)", _HOW)
+    for path in locations:
+        if not path.is_file():
+            raise UsageError(f"{spec}: there is no file {path}", _HOW)
+    return _Request({"all": (locations[0], locations[1] if len(locations) > 1 else None)}, tuple(prefixes), classes)
+
+
+def _lists_in(folder: Path) -> dict[str, tuple[Path, Path | None]]:
+    if not folder.is_dir():
+        return {}
+    files = {s: _list_file(folder, f"{s}_images") for s in _SPLITS}
+    return {s: (images, _list_file(folder, f"{s}_labels")) for s, images in files.items() if images is not None}
+
+
+def _list_file(folder: Path, stem: str) -> Path | None:
+    return next((path for suffix in _SUFFIXES if (path := folder / f"{stem}{suffix}").is_file()), None)
+
+
+def _source(name: str, images: Path, labels: Path | None, request: _Request) -> Source:
+    paths = [_rewritten(path, request.prefixes) for path in _paths(images)]
+    if request.prefixes and not any(path.startswith(new) for path in paths for _, new in request.prefixes):
+        raise UsageError(f"{images}: no path begins with {request.prefixes[0][0]}", f"The first one is {paths[0]}")
+    values = None if labels is None else _checked_length(labels, _read(labels), images, len(paths))
+    kept, found, notes = _labels(labels, values, len(paths), request.classes or list_beside(images.parent))
+    paths = [paths[i] for i in kept]
+    ids, about = _ids(name, paths, images.parent)
+    check_files(name, paths, ids, images.parent, "If the images lie elsewhere, add to the string: ,prefix=OLD->NEW")
+    (source,) = by_split(name, ids, found, Files(paths, str(images.parent)), None, (*notes, *about)).values()
+    return source
+
+
+def _rewritten(path: str, prefixes: Sequence[tuple[str, str]]) -> str:
+    return next((new + path.removeprefix(old) for old, new in prefixes if path.startswith(old)), path)
+
+
+def _ids(name: str, paths: Sequence[str], folder: Path) -> tuple[list[str], tuple[str, ...]]:
+    ids = [image_id(path, folder) for path in paths]
+    if not any(os.path.isabs(i) for i in ids):  # noqa: PTH117
+        return ids, ()
+    absolute = [os.path.join(folder.absolute(), path) for path in paths]  # noqa: PTH118
+    root = Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))  # noqa: PTH120
+    return [image_id(path, root) for path in absolute], (f"{name}: ids are relative to {printable(str(root))}",)
+
+
+def _read(path: Path) -> Any:
+    """An array or list. Nothing in the file is run."""
+    from sslbench.weights.reading.pickled import resolve
+    from sslbench.weights.reading.unpickle import RestrictedPickle
+
+    try:
+        with path.open("rb") as file:
+            if path.suffix.lower() == ".npy":
+                version = np.lib.format.read_magic(file)
+                old = version == (1, 0)
+                header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+                _, _, dtype = header(file)
+                if not dtype.hasobject:
+                    return _checked_text(np.load(path, mmap_mode="r", allow_pickle=False))
+            restricted = RestrictedPickle(path.stat().st_size)
+            return resolve(restricted.load(file), restricted.budget)
+    except WeightsError as error:
+        raise DataError(f"{path}: {error.message}") from error
+    except Exception as error:  # a damaged pickle raises anything
+        message = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} is no list that numpy or pickle wrote, or is damaged: {message}") from error
+
+
+def _checked_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array; numpy takes any four bytes for a character, Python does not."""
+    if values.dtype.kind == "U" and values.size:
+        codes = np.ascontiguousarray(values).view(f"{values.dtype.str[0]}u4")
+        if codes.max() > sys.maxunicode:
+            raise ValueError("there are numbers in it that are no characters")
+    return values
+
+
+def _paths(path: Path) -> list[str]:
+    values = _read(path)
+    values = values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
+    listed = list(values) if isinstance(values, list | tuple) else []
+    names = [os.fsdecode(value) if isinstance(value, bytes) else value for value in listed]
+    if not names or not all(isinstance(name, str) and _can_be_path(name) for name in names):
+        raise DataError(f"{path} is no list of paths", "It should hold one text per image.")
+    return names
+
+
+def _can_be_path(name: str) -> bool:
+    try:
+        return bool(name) and b"\0" not in os.fsencode(name)
+    except ValueError:  # half a character
+        return False
+
+
+def _checked_length(path: Path, values: Any, images: Path, n: int) -> Any:
+    if not isinstance(values, np.ndarray | list | tuple):
+        raise DataError(f"{path} is no list of labels")
+    if isinstance(values, np.ndarray) and values.ndim == 0:
+        raise DataError(f"{path} is one value, no list of labels")
+    if len(values) != n:
+        raise DataError(f"{path} has {counted(len(values), 'label')}, {images} has {counted(n, 'image')}")
+    return values
+
+
+def _labels(
+    path: Path | None, values: Any, n: int, names_file: Path | None
+) -> tuple[list[int], Labels, tuple[str, ...]]:
+    """Positions of the images to keep, their labels, and notes."""
+    everything = list(range(n))
+    if path is None:
+        return everything, no_labels(n), ()
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.ndim == 2 and values.shape[1] > 1:
+        return everything, _matrix(path, np.asarray(values), names_file), ()
+    rows = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    rows = [
+        row[0] if isinstance(row, list) and len(row) == 1 and isinstance(values, np.ndarray) else row for row in rows
+    ]
+    if any(isinstance(row, list | tuple | np.ndarray) for row in rows):
+        lists = [
+            [_text(path, one) for one in (row if isinstance(row, list | tuple | np.ndarray) else [row])] for row in rows
+        ]
+        names = _names(path, {one for row in lists for one in row}, names_file)
+        return everything, multi_labels([[names.get(one, one) for one in row] for row in lists]), ()
+    texts = [_text(path, row) for row in rows]
+    kept = [i for i, text in enumerate(texts) if text != "-1"]
+    if not kept:
+        raise DataError(f"{path}: every label is -1")
+    notes = (f"{path}: {counted(n - len(kept), 'image')} left out, whose label is -1",) if len(kept) < n else ()
+    names = _names(path, {texts[i] for i in kept}, names_file)
+    return kept, single_labels([names.get(texts[i], texts[i]) for i in kept]), notes
+
+
+def _matrix(path: Path, values: npt.NDArray[Any], names_file: Path | None) -> Labels:
+    if not np.isin(values, (-1, 0, 1)).all():
+        raise DataError(
+            f"{path} has the shape {values.shape} and other values than 1 (present), 0 (absent), -1 (ignore)"
+        )
+    columns = [str(i) for i in range(values.shape[1])]
+    names = _names(path, set(columns), names_file)
+    return Labels("multi", tuple(names.get(c, c) for c in columns), values.astype(np.int8))
+
+
+def _text(path: Path, value: object) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int | np.integer | str) and str(value):
+        return str(value)
+    raise DataError(f"{path}: the label {value!r:.50} is neither a number nor a name")
+
+
+def _names(path: Path, used: set[str], names_file: Path | None) -> dict[str, str]:
+    """Class number -> name, if there is a list of names and the labels are numbers."""
+    if names_file is None or not all(one.isdecimal() for one in used):
+        return {}
+    return {str(i): name for i, name in enumerate(class_names(names_file, max(map(int, used), default=-1)))}

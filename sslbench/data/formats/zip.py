@@ -1,0 +1,111 @@
+"""Zip archive (.zip): images in class folders, or train/, val/, test/ with such folders; read without unpacking."""
+
+import stat
+import struct
+import zipfile
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from sslbench.data.cache.index import Index, indexed
+from sslbench.data.containers.members import by_folders, images_among, safe_name, without_arrays_beside
+from sslbench.data.containers.names import refuse_columns
+from sslbench.data.containers.slices import DEFLATED, RAW, joined
+from sslbench.data.source import Source
+from sslbench.data.wording import printable
+from sslbench.errors import DataError
+
+MAX_BYTES = 1 << 30
+"""Largest image file that is unpacked, 1 GiB: an archive may announce any size."""
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_OTHER_METHODS = {9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES encryption"}
+_PACKINGS = {zipfile.ZIP_STORED: RAW, zipfile.ZIP_DEFLATED: DEFLATED}
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string ends in .zip and is neither a folder nor a kwcoco manifest."""
+    lower = spec.lower()
+    return lower.endswith(".zip") and not lower.endswith(".kwcoco.zip") and not Path(spec).is_dir()
+
+
+def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+    """The images in an archive, by the rules of image folders; a folder around all of them is looked into.
+
+    Args:
+        spec: the file.
+        image_column: for tables only.
+        label_column: for tables only.
+
+    Returns:
+        Split name -> source, or {"all": source}. Ids are paths as they would be in the unpacked folder.
+
+    Raises:
+        DataError: it is no zip file or damaged, has no image, or has a member that is encrypted, a link, too large, or
+            named so that it would lie outside.
+        UsageError: a column was named.
+    """
+    refuse_columns(spec, image_column, label_column)
+    path = Path(spec)
+    index, stamp = indexed(path, "zip 2", _build)
+    rows, notes = without_arrays_beside(spec, index.names)
+    images = joined([(path, stamp, index.names, index.numbers)]).select(np.array(rows, dtype=np.int64))
+    return by_folders(spec, images.names, images, (*index.notes, *notes))
+
+
+def _build(path: Path) -> Index:
+    """The images and arrays of the archive, where their data start, and how they are packed."""
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            members = [member for member in archive.infolist() if not member.is_dir()]
+            names = [_checked(path, member) for member in members]
+            images, notes = images_among(str(path), names, lambda _: False)
+            kept = [(name, m) for name, m in zip(names, members, strict=True) if name in images]
+            size = path.stat().st_size
+            numbers = [_place(path, file, member, size) for _, member in kept]
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, ValueError, struct.error) as error:
+        raise DataError(
+            f"{path} is not a complete zip file: {error}", "Check it with: unzip -t, or get it again."
+        ) from error
+    return Index(
+        tuple(name for name, _ in kept),
+        np.array(numbers, dtype=np.int64).reshape(-1, 5),
+        ("",) * len(kept),
+        tuple(notes),
+    )
+
+
+def _checked(path: Path, member: zipfile.ZipInfo) -> str:
+    """The name of a member that may be read."""
+    shown = printable(member.filename)
+    name = safe_name(member.filename.replace("\\", "/"))
+    if name is None:
+        raise DataError(
+            f"{path}: '{shown}' would lie outside of the archive", "Do not use it unless you trust its maker."
+        )
+    if stat.S_ISLNK(member.external_attr >> 16):
+        raise DataError(
+            f"{path}: '{shown}' is a link", "Make the archive with the files themselves (zip -r follows links)."
+        )
+    if member.flag_bits & 0x1:
+        raise DataError(f"{path}: '{shown}' is encrypted", "Unpack the archive and give the folder.")
+    return name
+
+
+def _place(path: Path, file: IO[bytes], member: zipfile.ZipInfo, end: int) -> tuple[int, int, int, int, int]:
+    shown = printable(member.filename)
+    if member.compress_type not in _PACKINGS:
+        method = _OTHER_METHODS.get(member.compress_type, str(member.compress_type))
+        raise DataError(f"{path}: '{shown}' is packed by the method {method}", "Pack it again with deflate or store.")
+    if member.file_size > MAX_BYTES:
+        raise DataError(f"{path}: '{shown}' unpacks to {member.file_size:,} bytes, the limit is {MAX_BYTES:,}")
+    file.seek(member.header_offset)
+    signature, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    start = member.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+    if signature != b"PK\x03\x04" or start + member.compress_size > end:
+        raise DataError(f"{path} is damaged: '{shown}' is not where the directory of the archive says")
+    packing = _PACKINGS[member.compress_type]
+    if packing == RAW and member.compress_size != member.file_size:
+        raise DataError(f"{path} is damaged: '{shown}' is not packed and has two sizes")
+    return start, member.compress_size, member.file_size, member.CRC, packing

@@ -1,0 +1,1 @@
+"""Batches from worker processes: in order for evaluation, shuffled and augmented for training."""

@@ -1,0 +1,282 @@
+"""Batches of decoded pictures from worker processes: in order, each sample exactly once, memory flat in N."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from sslbench.data.decode.handlers import DEFAULT, PictureDecoder, Reading, make_decoder, picture_decoder, picture_of
+from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage, UnreadFile, Wanted
+from sslbench.data.decode.transforms import check_resized, resize_and_crop
+from sslbench.data.sharded import by_shard
+from sslbench.data.source import Images, Source
+from sslbench.data.workers import StartMethod, default_workers, run
+from sslbench.errors import DataError, SslbenchError
+from sslbench.preprocessing import Preprocessing
+
+__all__ = ["Batch", "StartMethod", "Unreadable", "batches", "default_workers", "read", "run", "scan"]
+
+Unreadable = tuple[int, str, str]
+"""(index in the source, path, reason)"""
+
+
+_SCAN_CHUNK = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Some consecutive samples of those that were asked for.
+
+    Attributes:
+        indices: int64 (B,), positions in the source, in the order asked for; without the unreadable ones.
+        images: (B, C, h, w), channels-last in memory: uint8, or float32 from 0 to 255 where samples have 16 bits;
+            (0, 3, 0, 0) when no image of the batch is readable.
+        unreadable: the samples that are missing from `indices`.
+        conversions: how many pictures were converted in which way.
+        other_channels: (path, channels) of the first of the `unreadable` that has other channels than are wanted.
+        unread: positions in the source of those of the `unreadable` whose file could not be read, or has changed since
+            it was hashed: it may be readable another time.
+    """
+
+    indices: npt.NDArray[np.int64]
+    images: torch.Tensor
+    unreadable: tuple[Unreadable, ...]
+    conversions: Counter[str]
+    other_channels: tuple[str, int] | None = None
+    unread: tuple[int, ...] = ()
+
+    def pin_memory(self) -> "Batch":
+        """The same with its images in page-locked memory (torch's DataLoader calls this)."""
+        return dataclasses.replace(self, images=self.images.pin_memory())
+
+
+def batches(
+    source: Source,
+    indices: npt.NDArray[np.int64],
+    preprocessing: Preprocessing,
+    *,
+    batch_size: int,
+    workers: int,
+    start_method: StartMethod = "auto",
+) -> Iterator[Batch]:
+    """The pictures of some samples, resized and cropped, in the order of `indices`.
+
+    Args:
+        source: where they come from.
+        indices: (n,) distinct positions in the source, in any order.
+        preprocessing: decoder, channels, resize, crop and interpolation are used; normalisation is left to the compute
+            device.
+        batch_size: samples per batch, unreadable ones counted; the last batch may be smaller.
+        workers: processes that read and decode; 0 does it in this process.
+        start_method: of the workers.
+
+    Raises:
+        DataError: pictures come out with different sizes, or a worker was killed.
+        UsageError: a decoder's name leads nowhere.
+    """
+    chunks = _chunks(source, indices, batch_size)
+    first: tuple[tuple[int, int], str] | None = None
+    items = run(_Load(source.images, chunks, preprocessing), workers, start_method=start_method)
+    for chunk, batch in zip(chunks, items, strict=True):
+        _check_complete(chunk, batch.indices, batch.unreadable)
+        if len(batch.indices):
+            size, path = tuple(batch.images.shape[2:]), source.images.path(int(batch.indices[0]))
+            first = first or (size, path)
+            if size != first[0]:
+                raise _different_sizes(first[1], first[0], path, size)
+        yield batch
+
+
+def scan(
+    source: Source,
+    indices: npt.NDArray[np.int64],
+    workers: int,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    preprocessing: Preprocessing | None = None,
+    reading: Reading = DEFAULT,
+) -> list[Unreadable]:
+    """Decodes every picture and returns the unreadable ones, in the order of `indices`.
+
+    Args:
+        source: where they come from.
+        indices: (n,) distinct positions in the source.
+        workers: as in `batches`.
+        progress: called now and then with (samples done, samples in all).
+        preprocessing: of the backbone that is to take them: its decoder, channels and limits count. None: pictures may
+            have any number of channels.
+        reading: how workers are started; without a preprocessing also the decoder and its limit.
+    """
+    chunks = _chunks(source, by_shard(source.images, indices), _SCAN_CHUNK)
+    found: list[Unreadable] = []
+    done = 0
+    items = run(_Check(source.images, chunks, preprocessing, reading), workers, start_method=reading.start_method)
+    for chunk, unreadable in zip(chunks, items, strict=True):
+        found.extend(unreadable)
+        done += len(chunk)
+        if progress is not None:
+            progress(done, len(indices))
+    asked = {index: i for i, index in enumerate(indices.tolist())} if found else {}
+    return sorted(found, key=lambda missing: asked[missing[0]])
+
+
+def _chunks(source: Source, indices: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:
+    chosen = np.asarray(indices, dtype=np.int64)
+    if size < 1:
+        raise ValueError(f"a batch of {size} samples")
+    if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(source)):
+        raise ValueError(f"indices reach from {chosen.min()} to {chosen.max()}, the source has {len(source)} samples")
+    if len(np.unique(chosen)) != len(chosen):
+        raise ValueError("an index is given twice")
+    return [chosen[start : start + size] for start in range(0, len(chosen), size)]
+
+
+class _Load(Dataset[Batch | SslbenchError]):
+    """Item i is batch i. Errors for the user are returned, since DataLoader would raise them as text of a traceback."""
+
+    def __init__(self, images: Images, chunks: list[npt.NDArray[np.int64]], preprocessing: Preprocessing) -> None:
+        self.images, self.chunks, self.preprocessing = images, chunks, preprocessing
+        self.decoder = picture_decoder(preprocessing, images)
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __getitem__(self, item: int) -> Batch | SslbenchError:
+        kept: list[int] = []
+        pictures: list[torch.Tensor] = []
+        unreadable: list[Unreadable] = []
+        conversions: Counter[str] = Counter()
+        other: tuple[str, int] | None = None
+        unread: list[int] = []
+        try:
+            for index in self.chunks[item].tolist():
+                try:
+                    decoded = read(self.images, index, self.decoder)
+                    picture = self._transform(decoded, index)
+                except UnreadableImage as error:
+                    unreadable.append((index, error.path, error.reason))
+                    if other is None and isinstance(error, OtherChannels):
+                        other = (error.path, error.channels)
+                    if isinstance(error, UnreadFile):
+                        unread.append(index)
+                    continue
+                if pictures and picture.shape != pictures[0].shape:
+                    return _different_sizes(
+                        self.images.path(kept[0]), _size(pictures[0]), self.images.path(index), _size(picture)
+                    )
+                kept.append(index)
+                pictures.append(picture)
+                conversions.update(decoded.conversions)
+        except SslbenchError as error:
+            return error
+        return Batch(
+            np.array(kept, dtype=np.int64), _stack(pictures), tuple(unreadable), conversions, other, tuple(unread)
+        )
+
+    def _transform(self, decoded: Decoded, index: int) -> torch.Tensor:
+        try:
+            return resize_and_crop(decoded.image, self.preprocessing, decoded.full)
+        except ValueError as error:
+            raise UnreadableImage(self.images.path(index), str(error)) from error
+
+
+def _stack(pictures: list[torch.Tensor]) -> torch.Tensor:
+    if not pictures:
+        return torch.empty((0, 3, 0, 0), dtype=torch.uint8)
+    if len({picture.dtype for picture in pictures}) > 1:  # some of 8 bits, some of 16
+        pictures = [picture.to(torch.float32) for picture in pictures]
+    return torch.stack([picture.permute(1, 2, 0) for picture in pictures]).permute(0, 3, 1, 2)
+
+
+class _Check(Dataset[list[Unreadable] | SslbenchError]):
+    """Item i lists the unreadable pictures of chunk i."""
+
+    def __init__(
+        self,
+        images: Images,
+        chunks: list[npt.NDArray[np.int64]],
+        preprocessing: Preprocessing | None,
+        reading: Reading,
+    ) -> None:
+        self.images, self.chunks, self.preprocessing, self.reading = images, chunks, preprocessing, reading
+        self.decoder = self._decoder(3) if preprocessing is None else picture_decoder(preprocessing, images)
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __getitem__(self, item: int) -> list[Unreadable] | SslbenchError:
+        found: list[Unreadable] = []
+        try:
+            for index in self.chunks[item].tolist():
+                try:
+                    self._check_resize(self._read(index), index)
+                except UnreadableImage as error:
+                    found.append((index, error.path, error.reason))
+        except SslbenchError as error:
+            return error
+        return found
+
+    def _decoder(self, channels: int) -> PictureDecoder:
+        wanted = Wanted(channels, deep=True, max_pixels=self.reading.max_pixels)
+        return make_decoder(self.reading.decoder, wanted, self.images)
+
+    def _read(self, index: int) -> Decoded:
+        try:
+            return read(self.images, index, self.decoder)
+        except OtherChannels as error:
+            if self.preprocessing is not None:
+                raise
+            return read(self.images, index, self._decoder(error.channels))
+
+    def _check_resize(self, decoded: Decoded, index: int) -> None:
+        if self.preprocessing is not None:
+            height, width = decoded.full or (decoded.image.shape[1], decoded.image.shape[2])
+            try:
+                check_resized(height, width, self.preprocessing)
+            except ValueError as error:
+                raise UnreadableImage(self.images.path(index), str(error)) from error
+
+
+def read(images: Images, index: int, decoder: PictureDecoder | None = None) -> Decoded:
+    """One decoded picture.
+
+    Args:
+        images: of a source.
+        index: of the image.
+        decoder: see `picture_decoder`; None: RGB of 8 bits, as the source decodes it.
+
+    Raises:
+        UnreadableImage: its file cannot be read (`UnreadFile`) or decoded.
+    """
+    path = images.path(index)
+    try:
+        return picture_of(images, index, decoder or picture_decoder(None, images))
+    except (UnreadableImage, SslbenchError):
+        raise
+    except OSError as error:
+        raise UnreadFile(path, f"cannot be read ({error.strerror or error})") from error
+    except Exception as error:
+        error.add_note(f"while reading {path}")
+        raise
+
+
+def _size(picture: torch.Tensor) -> tuple[int, int]:
+    return int(picture.shape[1]), int(picture.shape[2])
+
+
+def _different_sizes(path: str, size: tuple[int, int], other: str, other_size: tuple[int, int]) -> DataError:
+    return DataError(
+        f"images of different sizes cannot be put in one batch: {path} is {size[1]} x {size[0]} pixels (width x "
+        f"height) and {other} is {other_size[1]} x {other_size[0]}",
+        "Give a crop, or a resize to an exact height and width.",
+    )
+
+
+def _check_complete(chunk: npt.NDArray[np.int64], kept: npt.NDArray[np.int64], missing: tuple[Unreadable, ...]) -> None:
+    delivered = np.concatenate([kept, np.array([index for index, _, _ in missing], dtype=np.int64)])
+    if not np.array_equal(np.sort(delivered), np.sort(chunk)):
+        raise RuntimeError(f"asked for the samples {chunk.tolist()}, got {delivered.tolist()}")

@@ -1,0 +1,181 @@
+"""ADE20K: the 150 classes of SceneParse (ADEChallengeData2016/), and the full data set with its `_seg.png` files.
+
+SceneParse: a pixel holds 1 to 150, the line of objectInfo150.txt, or 0 for anything else, which does not count; in
+annotations_instance/ red is a category and green the number of the instance. Full data set (README of its release): the
+class is R / 10 * 256 + G, 0 without one, and B tells instances apart.
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.containers.names import split_name
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.images import Files
+from sslbench.data.maps.classes import Options, coding_beside, make_coding, with_ignored
+from sslbench.data.maps.files import Pixels, ValueMaps, load
+from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
+from sslbench.data.maps.pairs import find_places, paired
+from sslbench.data.maps.types import Coding, Grid, LabelMapSource, RawMap
+from sslbench.errors import DataError
+
+_INFO = "objectInfo150.txt"
+_SEG = "_seg"
+_PART = re.compile(r".*_parts_\d+")
+_FULL = Path("images") / "ADE"
+
+
+def recognises(root: Path) -> bool:
+    """Whether it is a folder with objectInfo150.txt, or with images/ADE/."""
+    return (root / _INFO).is_file() or (root / _FULL).is_dir()
+
+
+def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
+    """The maps of either release; see `sslbench.data.open_maps.open_label_maps`."""
+    root = Path(spec)
+    return _scene_parse(spec, root, options) if (root / _INFO).is_file() else _full(spec, root / _FULL, options)
+
+
+def _scene_parse(spec: str, root: Path, options: Options) -> dict[str, LabelMapSource]:
+    coding = with_ignored(spec, coding_beside(root, options) or _names(root / _INFO), options.ignore)
+    places = find_places(root)
+    if not places:
+        raise DataError(f"{spec} has {_INFO}, but not the folders images/ and annotations/")
+    sources = {}
+    for split, pairs in paired(places).items():
+        objects, notes = _instances(root, pairs)
+        maps = ValueMaps(pairs.maps, objects=objects, numbers=_object_numbers)
+        sources[split] = source_of(spec, split, pairs, maps, coding, notes)
+    return sources
+
+
+def _names(path: Path) -> Coding:
+    """The classes of objectInfo150.txt: a table with the columns Idx and Name, the name with its synonyms."""
+    try:
+        lines = [line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    head = [cell.strip().lower() for cell in lines[0]] if lines else []
+    if "idx" not in head or "name" not in head:
+        raise DataError(f"{path} should be a table with the columns Idx and Name, separated by tabs")
+    at, named = head.index("idx"), head.index("name")
+    broken = [i for i, cells in enumerate(lines[1:], start=2) if len(cells) <= max(at, named)]
+    broken += [i for i, cells in enumerate(lines[1:], start=2) if i not in broken and not cells[at].strip().isdecimal()]
+    if broken:
+        raise DataError(f"{path}, line {broken[0]}: no number or no name")
+    whole = [cells[named].strip() for cells in lines[1:]]
+    short = [re.split(r"[;,]", name)[0].strip() for name in whole]
+    names = short if len(set(short)) == len(short) else whole
+    coding = make_coding(path, zip((int(cells[at]) for cells in lines[1:]), names, strict=True))
+    return dataclasses.replace(coding, ignore=() if 0 in coding.values else (0,))
+
+
+def _instances(root: Path, pairs: Pairs) -> tuple[Files | None, tuple[str, ...]]:
+    folder = root / "annotations_instance"
+    if not folder.is_dir():
+        return None, ()
+    of_maps = Path(pairs.maps.root)
+    names = [str(path) for path in pairs.maps.paths]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        return None, (
+            f"{folder} lacks {len(missing):,} of {len(names):,} maps of {of_maps}, so instances are not read",
+        )
+    return Files(tuple(names), str(folder)), ()
+
+
+def _object_numbers(objects: Pixels) -> Grid:
+    return objects.colours() >> 8 & 255
+
+
+@dataclasses.dataclass(frozen=True)
+class FullMaps:
+    """Maps of the full data set.
+
+    Attributes:
+        files: `_seg.png` files, one per image.
+    """
+
+    files: Files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def path(self, index: int) -> str:
+        """The file."""
+        return self.files.path(index)
+
+    def read(self, index: int, max_pixels: int) -> RawMap:
+        """One map; see `Maps`."""
+        colours = load(self.files, index, max_pixels).colours()
+        red, green, blue = colours & 255, colours >> 8 & 255, colours >> 16
+        return RawMap((red // 10 * 256 + green).astype(np.int32), blue.astype(np.int32))
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes of the files' hashes."""
+        return self.files.digests()
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "FullMaps":
+        """Some of the maps."""
+        return FullMaps(self.files.select(indices))
+
+
+def _full(spec: str, root: Path, options: Options) -> dict[str, LabelMapSource]:
+    splits: dict[str, Pairs] = {}
+    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+        split = split_name(folder.name)
+        if split is None:
+            continue
+        files = [path for path in walk(folder) if not _PART.fullmatch(Path(path).stem)]
+        photos = by_key(folder, [path for path in files if Path(path).suffix.lower() in (".jpg", ".jpeg")])
+        photos = {key: path for key, path in photos.items() if not key.endswith(_SEG)}
+        maps = by_key(folder, [path for path in files if Path(path).suffix.lower() == ".png"], _SEG)
+        splits[split] = pair(photos, maps, folder, folder)
+    if not splits:
+        raise DataError(f"{root} has neither training/ nor validation/")
+    coding, notes = coding_beside(Path(spec), options), list[str]()
+    if coding is None:
+        coding, notes = _names_in_json(spec, splits)
+    coding = dataclasses.replace(coding, ignore=() if 0 in coding.values else (0,))
+    coding = with_ignored(spec, coding, options.ignore)
+    return {s: source_of(spec, s, p, FullMaps(p.maps), coding, notes) for s, p in in_order(splits).items()}
+
+
+def _names_in_json(spec: str, splits: dict[str, Pairs]) -> tuple[Coding, list[str]]:
+    """The classes from the JSON file beside every image (release of 2021); its name_ndx is the value in the map."""
+    names: dict[int, str] = {}
+    files = [Path(p.images.path(i)).with_suffix(".json") for p in splits.values() for i in range(len(p.images))]
+    for file in files:
+        try:
+            content = json.loads(file.read_bytes())
+            found = {int(o["name_ndx"]): str(o["name"]) for o in content["annotation"]["object"]}
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise DataError(f"{file} should list annotation.object with name and name_ndx: {error!r}") from error
+        names |= {value: name for value, name in found.items() if value > 0 and value not in names}
+    if names:
+        twice = {name for name in names.values() if list(names.values()).count(name) > 1}
+        pairs = [(value, f"{name} ({value})" if name in twice else name) for value, name in sorted(names.items())]
+        return make_coding(spec, pairs), []
+    numbers = _numbers(splits)
+    note = f"{spec}: no JSON files beside the images name the classes, so they are called by their numbers"
+    return dataclasses.replace(make_coding(spec, [(n, str(n)) for n in numbers]), named=False), [note]
+
+
+def _numbers(splits: dict[str, Pairs]) -> list[int]:
+    from sslbench.preprocessing import MAX_PIXELS
+
+    found: set[int] = set()
+    for pairs in splits.values():
+        maps = FullMaps(pairs.maps)
+        for index in range(len(maps)):
+            try:
+                found |= set(np.unique(maps.read(index, MAX_PIXELS).values).tolist())
+            except UnreadableImage:
+                continue  # the check lists it
+    return sorted(found - {0})

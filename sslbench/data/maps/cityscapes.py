@@ -1,0 +1,89 @@
+"""Cityscapes: leftImg8bit/SPLIT/CITY/*_leftImg8bit.png with gtFine/SPLIT/CITY/*_gtFine_labelIds.png (or gtCoarse).
+
+Scored are 19 of the 34 classes (Cordts et al. 2016, The Cityscapes Dataset, and the benchmark's own table of labels);
+the pixels of the others do not count. `labelIds` and `labelTrainIds` files are the same maps in two numberings. In
+instanceIds a pixel of an object holds 1000 times its class plus its number.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from sslbench.data.containers.names import split_name
+from sslbench.data.images import Files
+from sslbench.data.maps.classes import Options, with_ignored
+from sslbench.data.maps.files import Pixels, ValueMaps
+from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
+from sslbench.data.maps.types import Coding, Grid, LabelMapSource
+from sslbench.errors import DataError
+
+IDS = 34
+"""Numbers of the classes in labelIds files; 15 of them are not scored."""
+
+SCORED = {
+    **{7: "road", 8: "sidewalk", 11: "building", 12: "wall", 13: "fence", 17: "pole", 19: "traffic light"},
+    **{20: "traffic sign", 21: "vegetation", 22: "terrain", 23: "sky", 24: "person", 25: "rider", 26: "car"},
+    **{27: "truck", 28: "bus", 31: "train", 32: "motorcycle", 33: "bicycle"},
+}
+"""Number in labelIds -> class, in the order of the train ids 0 to 18."""
+
+_IMAGES, _TRUTH = "leftImg8bit", ("gtFine", "gtCoarse")
+_PER_CLASS = 1000
+
+
+def recognises(root: Path) -> bool:
+    """Whether there are leftImg8bit/ and gtFine/ or gtCoarse/."""
+    return (root / _IMAGES).is_dir() and any((root / name).is_dir() for name in _TRUTH)
+
+
+def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
+    """The maps of a Cityscapes folder; see `sslbench.data.open_maps.open_label_maps`."""
+    root = Path(spec)
+    truth = next(name for name in _TRUTH if (root / name).is_dir())
+    files = walk(root / truth)
+    there = [n for n in ("labelIds", "labelTrainIds") if any(Path(path).stem.endswith(f"_{n}") for path in files)]
+    if not there:
+        raise DataError(f"{root / truth} holds neither *_labelIds.png nor *_labelTrainIds.png")
+    numbering, ending, notes = there[0], f"_{truth}_{there[0]}", list[str]()
+    coding = with_ignored(spec, _by_id() if numbering == "labelIds" else _by_train_id(), options.ignore)
+    if numbering == "labelIds":
+        notes.append(f"{spec}: the 19 classes that the benchmark scores; pixels of the other 15 do not count")
+    sources = {}
+    for split, pairs in _pairs(root, truth, files, ending).items():
+        maps = ValueMaps(pairs.maps, objects=_instances(pairs.maps, numbering), numbers=_numbers)
+        sources[split] = source_of(spec, split, pairs, maps, coding, notes)
+    return sources
+
+
+def _by_id() -> Coding:
+    others = tuple(number for number in range(IDS) if number not in SCORED)
+    return Coding(tuple(SCORED), tuple(SCORED.values()), others)
+
+
+def _by_train_id() -> Coding:
+    return Coding(tuple(range(len(SCORED))), tuple(SCORED.values()), (255,))
+
+
+def _pairs(root: Path, truth: str, files: list[str], ending: str) -> dict[str, Pairs]:
+    images = walk(root / _IMAGES)
+    tops = {path.partition("/")[0] for path in files}
+    splits = {}
+    for top in sorted(tops & {path.partition("/")[0] for path in images}):
+        photos = by_key(root / _IMAGES, [p for p in images if p.startswith(f"{top}/")], f"_{_IMAGES}")
+        maps = by_key(root / truth, [p for p in files if p.startswith(f"{top}/")], ending)
+        if maps:
+            splits[split_name(top) or top] = pair(photos, maps, root / _IMAGES, root / truth)
+    if not splits:
+        raise DataError(f"{root}: {_IMAGES}/ and {truth}/ have no split in common")
+    return in_order(splits)
+
+
+def _instances(maps: Files, numbering: str) -> Files | None:
+    others = tuple(str(path).replace(f"_{numbering}.", "_instanceIds.") for path in maps.paths)
+    there = all((Path(maps.root) / other).is_file() for other in others)
+    return Files(others, maps.root) if there else None
+
+
+def _numbers(objects: Pixels) -> Grid:
+    numbers = objects.indices()
+    return np.where(numbers < _PER_CLASS, 0, numbers)

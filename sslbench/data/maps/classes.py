@@ -1,0 +1,240 @@
+"""What the values in label maps are called: lists of classes beside the maps, and what a user says in options."""
+
+import dataclasses
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.images import Files
+from sslbench.data.maps.files import load
+from sslbench.data.maps.types import Coding
+from sslbench.data.wording import counted, printable, some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+from sslbench.preprocessing import MAX_PIXELS
+
+_LISTS = tuple(f"{name}.{suffix}" for name in ("classes", "labels", "id2label") for suffix in ("txt", "json"))
+_CVAT = "labelmap.txt"
+"""Lines NAME:R,G,B:parts:actions, as CVAT and Datumaro export Pascal VOC."""
+_NUMBERED = re.compile(r"(\d+)\s*[\s,:=]\s*(\S.*)")
+_MOST = 1000
+"""Values that nothing names; with more of them, the files are no maps of classes."""
+_THREADS = 4
+_log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What may stand behind the '?' of a location.
+
+    Attributes:
+        ignore: values or class names that do not count, with commas.
+        classes: a file that names the classes, relative to the location.
+        images: the folder of the images, relative to the location.
+        maps: the folder of the maps, relative to the location.
+    """
+
+    ignore: str | int | None = None
+    classes: str | None = None
+    images: str | None = None
+    maps: str | None = None
+
+
+def coding_beside(root: Path, options: Options) -> Coding | None:
+    """The classes that a file in a folder lists; None if there is no such file.
+
+    Args:
+        root: the folder; looked for are classes.txt, classes.json, labels.*, id2label.json and labelmap.txt.
+        options: may name another file.
+
+    Raises:
+        UsageError: the file that the options name does not exist.
+        DataError: it is damaged, or names a class or a value twice.
+    """
+    names = [options.classes] if options.classes else [*_LISTS, _CVAT]
+    found = next((root / name for name in names if (root / name).is_file()), None)
+    if found is None:
+        if options.classes:
+            raise UsageError(f"there is no {root / options.classes}, which should name the classes")
+        return None
+    try:
+        text = found.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read the classes in {found}: {error}") from error
+    if found.suffix.lower() == ".json":
+        return _from_json(found, text)
+    return _from_cvat(found, text) if found.name.lower() == _CVAT else _from_lines(found, text)
+
+
+def make_coding(where: object, pairs: Iterable[tuple[int, str]], *, colours: bool = False) -> Coding:
+    """The coding of pairs of value and name.
+
+    Raises:
+        DataError: a value or a name occurs twice, or there is none.
+    """
+    rows = [(value, printable(name)) for value, name in pairs]
+    values, names = [value for value, _ in rows], [name for _, name in rows]
+    refuse_twice(where, values, "value")
+    refuse_twice(where, names, "class")
+    if not values:
+        raise DataError(f"{where} names no classes")
+    return Coding(tuple(values), tuple(names), colours=colours)
+
+
+def refuse_twice(where: object, column: Sequence[object], what: str) -> None:
+    """Nothing occurs twice.
+
+    Raises:
+        DataError: something does.
+    """
+    twice = sorted(str(x) for x, n in Counter(column).items() if n > 1)
+    if twice:
+        raise DataError(f"{where}: the same {what} occurs twice: {some(twice)}")
+
+
+def colour(rgb: Sequence[int]) -> int:
+    """The value of a colour: red + 256 green + 65536 blue."""
+    return int(rgb[0]) + 256 * int(rgb[1]) + 65536 * int(rgb[2])
+
+
+def _from_lines(path: Path, text: str) -> Coding:
+    lines = [line.strip() for line in text.rstrip().splitlines()]
+    if "" in lines:
+        raise DataError(f"{path}: line {lines.index('') + 1} is empty, but every line names the class of its number")
+    numbered = [_NUMBERED.fullmatch(line) for line in lines]
+    if lines and all(numbered):
+        return make_coding(path, [(int(match[1]), match[2]) for match in numbered if match])
+    return make_coding(path, enumerate(lines))
+
+
+def _from_cvat(path: Path, text: str) -> Coding:
+    pairs = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, rest = line.partition(":")
+        parts = rest.partition(":")[0].split(",")
+        if len(parts) != 3 or not all(part.strip().isdecimal() and int(part) < 256 for part in parts):
+            raise DataError(f"{path}, line {number} should be NAME:R,G,B:: and not {line!r}")
+        pairs.append((colour([int(part) for part in parts]), name.strip()))
+    return make_coding(path, pairs, colours=True)
+
+
+def _from_json(path: Path, text: str) -> Coding:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no JSON: {error}") from error
+    if isinstance(content, list) and all(isinstance(name, str) for name in content):
+        return make_coding(path, enumerate(content))
+    if isinstance(content, dict) and content:
+        items = list(content.items())
+        if all(key.isdecimal() and isinstance(name, str) for key, name in items):
+            return make_coding(path, [(int(key), name) for key, name in items])
+        if all(_is_value(value) for _, value in items):
+            return make_coding(path, [(value, name) for name, value in items])
+        if all(isinstance(rgb, list) and len(rgb) == 3 and all(_is_value(x, 255) for x in rgb) for _, rgb in items):
+            return make_coding(path, [(colour(rgb), name) for name, rgb in items], colours=True)
+    raise DataError(
+        f"{path} does not say what the classes are called",
+        'Write ["road", "sky"], {"0": "road"}, {"road": 0} or, for maps of colours, {"road": [128, 64, 128]}.',
+    )
+
+
+def _is_value(value: Any, most: int = 2**24 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def with_ignored(spec: str, coding: Coding, ignore: str | int | None) -> Coding:
+    """The coding with what a user wants left out.
+
+    Args:
+        spec: for messages.
+        coding: so far.
+        ignore: values or names, with commas, beside those that do not count anyway; None leaves all as it is, 'none'
+            makes a class of every value.
+
+    Raises:
+        UsageError: a name is no class.
+    """
+    if ignore is None:
+        return coding
+    words = [word.strip() for word in str(ignore).split(",") if word.strip()]
+    pairs = dict(zip(coding.values, coding.classes, strict=True))
+    if words == ["none"]:
+        pairs |= {value: coding.text(value) for value in coding.ignore}
+        return dataclasses.replace(coding, values=tuple(pairs), classes=tuple(pairs.values()), ignore=())
+    chosen = set(coding.ignore)
+    for word in words:
+        if word in coding.classes:
+            chosen.add(coding.values[coding.classes.index(word)])
+        elif word.isdecimal():
+            chosen.add(int(word))
+        else:
+            hint = did_you_mean(word, coding.classes)
+            raise UsageError(f"{spec}: '{word}' of ignore= is neither a value nor a class", hint)
+    kept = {value: name for value, name in pairs.items() if value not in chosen}
+    if not kept:
+        raise UsageError(f"{spec}: with ignore={ignore} no class is left")
+    return dataclasses.replace(coding, values=tuple(kept), classes=tuple(kept.values()), ignore=tuple(sorted(chosen)))
+
+
+def coding_of_values(spec: str, files: Files) -> tuple[Coding, tuple[str, ...]]:
+    """The values that occur in maps as classes of that name, and notes; every map is read.
+
+    255 does not count, unless nothing but 0 and 255 occurs: then it is the foreground.
+
+    Raises:
+        DataError: no map can be read, or there are more values than classes can be.
+    """
+    _log.info("%s: nothing names the classes, so the values of %s are looked up", spec, counted(len(files), "map"))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = list(pool.map(lambda index: _values_of(files, index), range(len(files))))
+    readable = [one for one in found if one is not None]
+    if not readable:
+        raise DataError(f"{spec}: not one of {counted(len(files), 'map')} can be read: {_why(files)}")
+    colours = any(coloured for _, coloured in readable)
+    columns = [_values_of(files, i, colours=True) for i in range(len(files))] if colours else found
+    values = sorted({value for one in columns if one is not None for value in one[0].tolist()})
+    if len(values) > _MOST:
+        raise DataError(
+            f"{spec}: the maps hold {len(values):,} different values, too many for classes",
+            "Were they smoothed, or are they pictures? If they are maps, name the classes in classes.txt.",
+        )
+    ignore = (255,) if not colours and 255 in values and set(values) != {0, 255} and len(values) > 1 else ()
+    kept = tuple(value for value in values if value not in ignore)
+    shown = Coding(kept, tuple(map(str, kept)), ignore, colours, named=False)
+    coding = dataclasses.replace(shown, classes=tuple(shown.text(value) for value in kept))
+    notes = [
+        f"{spec}: nothing names the classes (classes.txt, one per line, would), so they are called by their values"
+    ]
+    if ignore:
+        notes.append(f"{spec}: pixels of the value 255 do not count (?ignore=none would make them a class)")
+    return coding, tuple(notes)
+
+
+def _values_of(files: Files, index: int, *, colours: bool = False) -> tuple[Any, bool] | None:
+    """The values of one map, and whether it shows colours; None if it cannot be read."""
+    try:
+        pixels = load(files, index, MAX_PIXELS)
+        if colours or pixels.coloured:
+            return np.unique(pixels.colours()), True
+        return np.unique(pixels.indices()), False
+    except UnreadableImage:
+        return None
+
+
+def _why(files: Files) -> str:
+    try:
+        load(files, 0, MAX_PIXELS)
+    except UnreadableImage as error:
+        return str(error)
+    return "colours and numbers are mixed"

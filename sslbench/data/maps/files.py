@@ -1,0 +1,245 @@
+"""The values in a map's file: indices of a palette, grey values or colours, as they are stored.
+
+A picture is decoded to be looked at: palettes become colours, grey values of 2 or 4 bits are stretched to 8, EXIF turns
+it. All of that would change the classes, so maps are read here and not by `decode`.
+"""
+
+import dataclasses
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from sslbench.data.decode.picture import UPRIGHT, UnreadableImage, check_size, declared_too_large
+from sslbench.data.decode.pillow import strict_and_silent
+from sslbench.data.images import Files
+from sslbench.data.maps.types import Grid, RawMap
+from sslbench.data.source import Images
+from sslbench.preprocessing import MAX_PIXELS
+
+_FORMATS = ("PNG", "TIFF", "GIF", "BMP", "PPM", "WEBP")
+_ROTATED = (5, 6, 7, 8)
+_EXIF = (b"eXIf", b"exif", b"Orientation")
+_BITS, _COLOUR_TYPE = 24, 25  # where the head of a PNG says them
+_STRETCHED = {2: 85, 4: 17}
+"""Bits of a grey PNG -> the factor by which Pillow multiplies its values."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pixels:
+    """A map's file, loaded.
+
+    Attributes:
+        path: what it is called.
+        array: (H, W) of indices or grey values, or (H, W, 3) of colours, uint8.
+        palette: (n, 3) colours, if the array holds indices of them.
+    """
+
+    path: str
+    array: npt.NDArray[Any]
+    palette: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def coloured(self) -> bool:
+        """Whether there are colours that are no grey."""
+        rgb = self.array
+        return rgb.ndim == 3 and not ((rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all())
+
+    def indices(self) -> Grid:
+        """(H, W) the values. Grey that is stored as red, green and blue counts as one value.
+
+        Raises:
+            UnreadableImage: there are colours.
+        """
+        if self.coloured:
+            raise UnreadableImage(self.path, "a colour picture, where every pixel should hold one number, its class")
+        return (self.array if self.array.ndim == 2 else self.array[..., 0]).astype(np.int32)
+
+    def colours(self) -> Grid:
+        """(H, W) red + 256 green + 65536 blue, of palettes and of grey values too.
+
+        Raises:
+            UnreadableImage: grey values of more than 8 bits, or an index beyond the palette.
+        """
+        rgb = self.array
+        if self.palette is not None:
+            if rgb.size and int(rgb.max()) >= len(self.palette):
+                raise UnreadableImage(self.path, f"the index {rgb.max()}, but the palette has {len(self.palette)}")
+            rgb = self.palette[rgb]
+        elif rgb.ndim == 2:
+            if rgb.size and not 0 <= rgb.min() <= rgb.max() < 256:
+                raise UnreadableImage(self.path, "grey values of more than 8 bits, where colours are expected")
+            rgb = np.repeat(rgb[..., None], 3, axis=2)
+        parts = rgb.astype(np.int32)
+        return np.asarray(parts[..., 0] + 256 * parts[..., 1] + 65536 * parts[..., 2], dtype=np.int32)
+
+
+def load(files: Files, index: int, max_pixels: int) -> Pixels:
+    """One file of maps.
+
+    Raises:
+        UnreadableImage: it cannot be read, is no complete picture, has lost its values (JPEG) or is too large.
+    """
+    path = files.path(index)
+    try:
+        data = files.read(index)
+    except OSError as error:
+        raise UnreadableImage(path, f"cannot be read ({error.strerror or error})") from error
+    return decode_pixels(data, path, max_pixels)
+
+
+def decode_pixels(data: bytes, path: str, max_pixels: int) -> Pixels:
+    """The pixels of an encoded file as they are stored; see `load`."""
+    if not data:
+        raise UnreadableImage(path, "empty file")
+    with strict_and_silent(max_pixels):
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                _check_kind(image, data, path)
+                check_size(*image.size, path, max_pixels)
+                codec = str(image.tile)  # emptied by load
+                image.load()
+                return _pixels(image, data, path, codec)
+        except UnreadableImage:
+            raise
+        except UnidentifiedImageError as error:
+            raise UnreadableImage(path, "no picture, or a damaged one") from error
+        except Image.DecompressionBombError as error:
+            raise declared_too_large(error, path, max(max_pixels, MAX_PIXELS)) from error
+        except Exception as error:  # decoders raise almost anything on a damaged file
+            words = " ".join(str(error).split())[:120]
+            raise UnreadableImage(path, "truncated" if "truncated" in words else f"damaged ({words})") from error
+
+
+def _check_kind(image: Image.Image, data: bytes, path: str) -> None:
+    kind = image.format or "picture"
+    lossy = kind == "WEBP" and b"VP8L" not in data[:64]
+    if kind in ("JPEG", "MPO") or lossy:
+        raise UnreadableImage(path, f"a lossy {kind}: compression has changed the classes; maps should be PNG")
+    if kind not in _FORMATS:
+        raise UnreadableImage(path, f"a {kind}, which is not read as a label map; maps should be PNG")
+    if getattr(image, "n_frames", 1) > 1:
+        raise UnreadableImage(path, f"a {kind} of several frames")
+
+
+def _pixels(image: Image.Image, data: bytes, path: str, codec: str) -> Pixels:
+    mode = image.mode
+    if ";16" in codec and mode in ("RGB", "RGBA", "LA"):
+        raise UnreadableImage(path, "colours of 16 bits")
+    if mode in ("LA", "PA", "RGBA"):
+        if np.asarray(image)[..., -1].min() < 255 and mode != "PA":
+            raise UnreadableImage(path, "transparent pixels, whose class is not known")
+        array = np.asarray(image)[..., :3] if mode == "RGBA" else np.asarray(image)[..., 0]
+        return Pixels(path, array, _palette(image) if mode == "PA" else None)
+    if mode == "1":
+        return Pixels(path, np.asarray(image).astype(np.uint8))
+    if mode == "P":
+        return Pixels(path, np.asarray(image), _palette(image))
+    if mode == "L":
+        array = np.asarray(image)
+        factor = _STRETCHED.get(data[_BITS], 1) if image.format == "PNG" and data[_COLOUR_TYPE] == 0 else 1
+        return Pixels(path, array // factor)
+    if mode == "RGB":
+        return Pixels(path, np.asarray(image))
+    if mode.startswith("I"):
+        array = np.asarray(image).astype(np.int64)
+        if array.size and not 0 <= array.min() <= array.max() < 2**31 - 1:
+            raise UnreadableImage(path, f"values from {array.min()} to {array.max()}; classes are numbers from 0 on")
+        return Pixels(path, array)
+    raise UnreadableImage(path, f"pixels of the kind {mode}, not one whole number each")
+
+
+def _palette(image: Image.Image) -> npt.NDArray[np.uint8] | None:
+    if image.palette is None:
+        return None
+    raw = image.getpalette("RGB") or []
+    return np.array(raw, dtype=np.uint8).reshape(-1, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueMaps:
+    """Maps whose pixels hold the class, one file each.
+
+    Attributes:
+        files: one per image.
+        colours: the values are colours.
+        objects: files of the same size that tell the instances.
+        numbers: (H, W) numbers of the instances, 0 for none, of such a file.
+    """
+
+    files: Files
+    colours: bool = False
+    objects: Files | None = None
+    numbers: Callable[[Pixels], Grid] = Pixels.indices
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def path(self, index: int) -> str:
+        """The file."""
+        return self.files.path(index)
+
+    def read(self, index: int, max_pixels: int) -> RawMap:
+        """One map; see `Maps`."""
+        pixels = load(self.files, index, max_pixels)
+        values = pixels.colours() if self.colours else pixels.indices()
+        if self.objects is None:
+            return RawMap(values)
+        told = load(self.objects, index, max_pixels)
+        numbers = self.numbers(told)
+        if numbers.shape != values.shape:
+            raise UnreadableImage(told.path, "of another size than the map of classes")
+        return RawMap(values, numbers.astype(np.int32))
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes of the files' hashes."""
+        return joined_digests(self.files, self.objects)
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "ValueMaps":
+        """Some of the maps."""
+        objects = None if self.objects is None else self.objects.select(indices)
+        return dataclasses.replace(self, files=self.files.select(indices), objects=objects)
+
+
+def joined_digests(files: Files, others: Files | None) -> npt.NDArray[np.uint8]:
+    """(N, 16) hashes of files, or of pairs of them."""
+    first = files.digests()
+    if others is None:
+        return first
+    from sslbench.data.images import DIGEST_BYTES, digest
+
+    pairs = np.concatenate([first, others.digests()], axis=1)
+    joined = b"".join(digest(row.tobytes()) for row in pairs)
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def upright_size(images: Images, index: int) -> tuple[tuple[int, int] | None, bool]:
+    """Height and width of an image as decoding shows it, and whether EXIF turns it, from the head of its file.
+
+    The size is None if the file cannot be read: decoding the image says what is wrong with it.
+    """
+    try:
+        data = images.read(index)
+        if isinstance(data, np.ndarray):
+            return (data.shape[0], data.shape[1]), False
+        with strict_and_silent(2**40), Image.open(io.BytesIO(data)) as image:
+            said = image.format != "PNG" or any(mark in data for mark in _EXIF)  # for a PNG, getexif decodes it all
+            orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if said else 1
+            size = (image.width, image.height) if orientation in _ROTATED else (image.height, image.width)
+            return size, orientation in UPRIGHT
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None, False
+
+
+def check_same_size(values: Grid, size: Sequence[int] | None) -> str | None:
+    """What is wrong if a map is of another size than its image."""
+    height, width = values.shape
+    if size is None or tuple(size) == (height, width):
+        return None
+    message = f"the map is {width} x {height} pixels, but its image {size[1]} x {size[0]}"
+    if tuple(size) == (width, height):
+        return f"{message}: it seems to be made on the image before its EXIF rotation"
+    return message

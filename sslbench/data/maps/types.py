@@ -1,0 +1,224 @@
+"""What every kind of label maps is turned into."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.source import Images
+from sslbench.data.wording import some
+from sslbench.errors import DataError
+from sslbench.preprocessing import MAX_PIXELS
+
+Grid = npt.NDArray[np.int32]
+"""(H, W)."""
+
+IGNORED, UNKNOWN = -1, -2
+"""Positions of pixels that do not count, and of values that are no class."""
+
+_TABLE = 1 << 16
+
+
+def distinct(values: Grid) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The values of a map in ascending order, where in that list each pixel's is (H, W), and pixels of each.
+
+    As np.unique gives them, but sorted are runs of equal pixels, of which a map has few.
+    """
+    flat = values.reshape(-1)
+    starts = np.flatnonzero(np.concatenate([[flat.size > 0], flat[1:] != flat[:-1]]))
+    found, place = np.unique(flat[starts], return_inverse=True)
+    lengths = np.diff(np.append(starts, flat.size))
+    counts = np.bincount(place, weights=lengths, minlength=len(found)).astype(np.int64)
+    return found, np.repeat(place, lengths).reshape(values.shape).astype(np.int64), counts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelMap:
+    """The classes of the pixels of one image.
+
+    Attributes:
+        semantic: int32 (H, W), position in the source's classes; -1: the pixel does not count.
+        instances: int32 (H, W), 0: no instance, else a number that differs between the instances of the image; None if
+            nothing tells instances apart.
+    """
+
+    semantic: Grid
+    instances: Grid | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RawMap:
+    """One map as its file has it.
+
+    Attributes:
+        values: (H, W), the value of every pixel, not below -1.
+        instances: as in `LabelMap`.
+        broken: why it contradicts itself or its manifest, so that it cannot be used; one clause each.
+        odd: what contradicts the manifest without changing a pixel.
+        crowds: regions with many objects, which are no instances.
+    """
+
+    values: Grid
+    instances: Grid | None = None
+    broken: tuple[str, ...] = ()
+    odd: tuple[str, ...] = ()
+    crowds: int = 0
+
+
+class Maps(Protocol):
+    """N maps that can be read in any order, from any process (an implementation must be picklable)."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int, max_pixels: int) -> RawMap:
+        """One map.
+
+        Raises:
+            UnreadableImage: there is no complete map, or it has more than `max_pixels`.
+        """
+        ...
+
+    def path(self, index: int) -> str:
+        """What to call the map in messages."""
+        ...
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes: a hash of each map."""
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "Maps":
+        """Some of the maps, in the order of `indices`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Coding:
+    """Which class a value in a map stands for.
+
+    Attributes:
+        values: (C,) the value of each class, distinct.
+        classes: (C,) the names, distinct.
+        ignore: values of pixels that do not count.
+        colours: the values are colours, red + 256 green + 65536 blue.
+        named: something says what the classes are called; if not, their values are their names.
+    """
+
+    values: tuple[int, ...]
+    classes: tuple[str, ...]
+    ignore: tuple[int, ...] = ()
+    colours: bool = False
+    named: bool = True
+
+    def __post_init__(self) -> None:
+        known = (*self.values, *self.ignore)
+        if len(self.values) != len(self.classes) or len(set(known)) < len(known):
+            raise ValueError(f"{len(self.classes)} classes of the values {self.values}, ignored {self.ignore}")
+
+    def positions(self, values: Grid) -> Grid:
+        """The class of every pixel, -1 for those that do not count, -2 for values that are no class."""
+        known = np.array([*self.values, *self.ignore], dtype=np.int64)
+        places = np.array([*range(len(self.values)), *[IGNORED] * len(self.ignore)], dtype=np.int32)
+        if values.size and values.min() >= -1 and values.max() < _TABLE - 1:
+            table = np.full(_TABLE, UNKNOWN, dtype=np.int32)
+            small = known < _TABLE - 1
+            table[known[small] + 1] = places[small]
+            return np.asarray(table[values + 1], dtype=np.int32)
+        found, inverse, _ = distinct(values)
+        at = dict(zip(known.tolist(), places.tolist(), strict=True))
+        table = np.array([at.get(value, UNKNOWN) for value in found.tolist()], dtype=np.int32)
+        return np.asarray(table[inverse], dtype=np.int32)
+
+    def text(self, value: int) -> str:
+        """A value as people write it: the number, or red,green,blue."""
+        return ",".join(str(value >> shift & 255) for shift in (0, 8, 16)) if self.colours else str(value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelMapSource:
+    """N images in order of their id, and their label maps.
+
+    Attributes:
+        name: what the user calls it, with the split.
+        ids: unique, ascending, stable between machines.
+        images: of the same length.
+        maps: of the same length.
+        coding: which value is which class.
+        notes: what was found on opening and may surprise, one sentence each.
+        without_map: images that were left out since they have no map.
+        without_image: maps that were left out since they have no image.
+    """
+
+    name: str
+    ids: tuple[str, ...]
+    images: Images
+    maps: Maps
+    coding: Coding
+    notes: tuple[str, ...] = ()
+    without_map: tuple[str, ...] = ()
+    without_image: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.images) == len(self.maps):
+            raise ValueError(f"{self.name}: {len(self.ids)} ids, {len(self.images)} images, {len(self.maps)} maps")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The C names."""
+        return self.coding.classes
+
+    @property
+    def ignore(self) -> tuple[int, ...]:
+        """Values in the maps whose pixels do not count."""
+        return self.coding.ignore
+
+    def select(self, indices: Sequence[int] | npt.NDArray[np.int64], name: str | None = None) -> "LabelMapSource":
+        """Some of the images. `indices` must ascend, so that the ids still do."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if len(chosen) and np.any(np.diff(chosen) <= 0):
+            raise ValueError("indices must be strictly ascending")
+        ids = tuple(self.ids[i] for i in chosen)
+        images, maps = self.images.select(chosen), self.maps.select(chosen)
+        return dataclasses.replace(self, name=name or self.name, ids=ids, images=images, maps=maps)
+
+    def read_map(self, index: int, *, size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> LabelMap:
+        """The classes of the pixels of one image.
+
+        Args:
+            index: of the image.
+            size: height and width of the upright image, if it is decoded already; else its file's head is read.
+            max_pixels: larger maps are refused before they are decoded.
+
+        Raises:
+            UnreadableImage: there is no complete map.
+            DataError: it is of another size than the image, has a value that is no class, or contradicts its manifest.
+        """
+        from sslbench.data.maps.files import check_same_size, upright_size
+
+        raw, path = self.maps.read(index, max_pixels), self.maps.path(index)
+        if raw.broken:
+            raise DataError(f"{self.name}: {path}: {'; '.join(raw.broken)}")
+        if found := check_same_size(raw.values, size or upright_size(self.images, index)[0]):
+            raise DataError(f"{self.name}: {path}: {found}")
+        semantic = self.coding.positions(raw.values)
+        if (semantic == UNKNOWN).any():
+            values = [self.coding.text(value) for value in np.unique(raw.values[semantic == UNKNOWN]).tolist()]
+            raise DataError(
+                f"{self.name}: {path} has values that are no class: {some(values, 8)}",
+                "List them among the classes, or leave them out: PLACE?ignore=255 (several with commas).",
+            )
+        return LabelMap(semantic, raw.instances)
+
+    def fingerprint(self) -> str:
+        """Hash of ids, image contents, maps and classes, 32 hex digits: what a score depends on."""
+        coding = self.coding
+        digest = hashlib.sha256("\n".join((*self.ids, "", *coding.classes)).encode())
+        digest.update(repr((coding.values, sorted(coding.ignore), coding.colours)).encode())
+        digest.update(self.images.digests().tobytes())
+        digest.update(self.maps.digests().tobytes())
+        return digest.hexdigest()[:32]

@@ -1,0 +1,109 @@
+"""What the kinds of data with objects share: checked boxes, and what is reported about those that are odd."""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image
+
+from sslbench.data.objects.types import Objects
+from sslbench.data.regular import open_regular
+from sslbench.data.wording import counted, some
+from sslbench.metrics.detection.masks import is_empty
+
+_ROTATED = (5, 6, 7, 8)
+_SLACK = 1.0
+"""Pixels by which a box may leave its image and stay as it is: annotations round, and pycocotools scores them so."""
+
+
+@dataclasses.dataclass
+class Odd:
+    """What was mended in one manifest or tree; names of the objects."""
+
+    empty: list[str] = dataclasses.field(default_factory=list)
+    outside: list[str] = dataclasses.field(default_factory=list)
+    clipped: list[str] = dataclasses.field(default_factory=list)
+    unmasked: list[str] = dataclasses.field(default_factory=list)
+    total: int = 0
+
+    def notes(self, spec: str) -> tuple[str, ...]:
+        """One sentence for each kind."""
+        found = []
+        if self.empty:
+            found.append(f"{counted(len(self.empty), 'object')} without width or height left out: {some(self.empty)}")
+        if self.outside:
+            found.append(f"{counted(len(self.outside), 'object')} outside of the image left out: {some(self.outside)}")
+        if self.clipped:
+            hint = ""
+            if len(self.clipped) > self.total / 4:
+                hint = " (so many: are the boxes x, y, width, height, and the sizes those of the images?)"
+            found.append(f"{counted(len(self.clipped), 'box')} clipped to the image: {some(self.clipped)}{hint}")
+        if self.unmasked:
+            many = counted(len(self.unmasked), "mask")
+            found.append(
+                f"{many} without area (less than three corners), which nothing can match: {some(self.unmasked)}"
+            )
+        return tuple(f"{spec}: {sentence}" for sentence in found)
+
+
+def is_odd(note: str) -> bool:
+    """Whether a note of a source is one of `Odd.notes`: objects that were left out or changed."""
+    return any(part in note for part in (" left out: ", " clipped to the image: ", " without area "))
+
+
+def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd) -> Objects:
+    """One image's objects from dictionaries with name, box, label, crowd, difficult, area (or None), mask (or None).
+
+    They may have a number, the id of the annotation.
+
+    Args:
+        rows: boxes are x1, y1, x2, y2, finite.
+        size: height and width of the image; zeros if not known, then nothing is clipped.
+        odd: takes the names of the objects that were left out or clipped.
+    """
+    kept, boxes = [], []
+    odd.total += len(rows)
+    for row in rows:
+        x1, y1, x2, y2 = box = row["box"]
+        height, width = size
+        if not (x2 > x1 and y2 > y1):
+            odd.empty.append(row["name"])
+            continue
+        if height and (min(x1, y1) < -_SLACK or x2 > width + _SLACK or y2 > height + _SLACK):
+            box = (max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height)))
+            if not (box[2] > box[0] and box[3] > box[1]):
+                odd.outside.append(row["name"])
+                continue
+            odd.clipped.append(row["name"])
+        if row["mask"] is not None and is_empty(row["mask"]):
+            odd.unmasked.append(row["name"])
+        kept.append(row)
+        boxes.append(box)
+    array: npt.NDArray[np.float64] = np.array(boxes, dtype=np.float64).reshape(-1, 4)
+    of_boxes = (array[:, 2:] - array[:, :2]).prod(axis=1)
+    areas = [of_box if row["area"] is None else row["area"] for row, of_box in zip(kept, of_boxes, strict=True)]
+    masks = tuple(row["mask"] for row in kept)
+    return Objects(
+        boxes=array.astype(np.float32),
+        classes=np.array([row["label"] for row in kept], dtype=np.int64),
+        crowd=np.array([row["crowd"] for row in kept], dtype=np.bool_),
+        difficult=np.array([row["difficult"] for row in kept], dtype=np.bool_),
+        areas=np.array(areas, dtype=np.float64),
+        masks=masks if any(mask is not None for mask in masks) else None,
+        numbers=np.array([row["number"] for row in kept], dtype=np.int64) if rows and "number" in rows[0] else None,
+    )
+
+
+def size_in_file(path: Path) -> tuple[int, int]:
+    """Height and width of the upright image from the head of its file; zeros if that cannot be read."""
+    try:
+        with open_regular(str(path)) as file, Image.open(file) as image:
+            width, height = image.size
+            turned = image.getexif().get(ExifTags.Base.Orientation) in _ROTATED
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        logging.getLogger("sslbench").debug("%s: no size (%s)", path, error)
+        return 0, 0
+    return (width, height) if turned else (height, width)

@@ -1,0 +1,231 @@
+"""Every object of a manifest as a sample of its own: the part of the image in its box (`?unit=annotation`)."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.config import setting
+from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST
+from sslbench.data.labels import single_labels
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.source import Images, Source
+from sslbench.data.wording import counted
+from sslbench.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from sslbench.data.decode.handlers import PictureDecoder
+    from sslbench.data.decode.picture import Decoded
+
+IMAGE = "image"
+"""The attribute that names the image of a crop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What may stand behind a '?': photos.json?unit=annotation&margin=0.1."""
+
+    unit: Literal["image", "annotation"] = setting("image", "what is one sample: an image, or the crop of each box")
+    classes: Literal["category", "supercategory"] = setting("category", "what the classes are")
+    margin: float = setting(0.1, "of a crop, on each side, as a share of the box's side")
+    min_size: float = setting(8.0, "boxes with a shorter side are left out", unit="pixels")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin <= 10 or not 0 <= self.min_size < float("inf"):
+            raise UsageError(
+                f"margin={self.margin}, min_size={self.min_size}: should be 0 or more, a margin 10 at most"
+            )
+
+
+WHOLE_IMAGES = Options()
+
+
+class _Last:
+    """The last decoded image of this process: boxes of one image follow each other. It is not sent to others."""
+
+    def __init__(self) -> None:
+        self.known: tuple[int, PictureDecoder, Decoded] | None = None
+
+    def __reduce__(self) -> tuple[type["_Last"], tuple[()]]:
+        return _Last, ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Crops:
+    """Parts of upright images.
+
+    Attributes:
+        images: the whole images.
+        rows: int64 (N,), the image of each crop.
+        numbers: int64 (N,), which object of its image it is.
+        boxes: float32 (N, 4), x1, y1, x2, y2 in pixels of the upright image, without margin.
+        sizes: int64 (N, 2), height and width that the manifest says; zeros where it says nothing.
+        margin: added on each side, as a share of the box's side.
+    """
+
+    images: Images
+    rows: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+    boxes: npt.NDArray[np.float32]
+    sizes: npt.NDArray[np.int64]
+    margin: float
+    _last: _Last = dataclasses.field(default_factory=_Last, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def decoded(self, index: int, decoder: "PictureDecoder") -> "Decoded":
+        """The box with its margin, as far as it lies in the image, which the decoder decodes whole.
+
+        Raises:
+            UnreadableImage: the image cannot be decoded, or is of another size than its boxes are for.
+            OSError: its file cannot be read.
+        """
+        from sslbench.data.decode.picture import UnreadableImage
+
+        whole = self._whole(int(self.rows[index]), decoder)
+        height, width = whole.image.shape[1:]
+        said = tuple(self.sizes[index].tolist())
+        if said not in ((0, 0), (height, width)):
+            reason = f"is {width} x {height} pixels, but its boxes are for {said[1]} x {said[0]}"
+            raise UnreadableImage(self.path(index), reason)
+        left, top, right, bottom = _grown(self.boxes[index], self.margin, height, width)
+        # Channels interleaved in memory, as decoders give them and resizing is fast with.
+        part = whole.image[:, top:bottom, left:right].permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        return dataclasses.replace(whole, image=part)
+
+    def _whole(self, row: int, decoder: "PictureDecoder") -> "Decoded":
+        """The whole image at its full size: boxes are in its pixels."""
+        from sslbench.data.decode.handlers import picture_of
+
+        full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))
+        known = self._last.known
+        if known is None or known[0] != row or not known[1].same_as(full):
+            known = row, full, picture_of(self.images, row, full)
+            self._last.known = known
+        return known[2]
+
+    def read(self, index: int) -> npt.NDArray[np.uint8]:
+        """uint8 (h, w, 3): the same as 8-bit RGB.
+
+        Raises:
+            UnreadableImage: as for `decoded`.
+            OSError: as there.
+        """
+        from sslbench.data.decode.handlers import picture_decoder
+
+        crop = self.decoded(index, picture_decoder(None, self.images)).image
+        return np.ascontiguousarray(crop.permute(1, 2, 0).numpy(), dtype=np.uint8)
+
+    def path(self, index: int) -> str:
+        """The image's path and the number of the object: 'a.jpg#2'."""
+        return f"{self.images.path(int(self.rows[index]))}#{self.numbers[index]}"
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """(N, 16) bytes: of the image's content, the box and the margin; zeros where the file cannot be read."""
+        whole = self.images.digests()
+        digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
+        for i, row in enumerate(self.rows.tolist()):
+            content = whole[row].tobytes()
+            if content != UNREADABLE_DIGEST:
+                state = hashlib.blake2b(content, digest_size=DIGEST_BYTES)
+                state.update(self.boxes[i].astype("<f4").tobytes() + repr(float(self.margin)).encode())
+                digests[i] = np.frombuffer(state.digest(), dtype=np.uint8)
+        return digests
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "Crops":
+        """Some of the crops, in the order of `indices`."""
+        at = np.asarray(indices, dtype=np.int64)
+        parts = self.rows[at], self.numbers[at], self.boxes[at], self.sizes[at]
+        return Crops(self.images, *parts, self.margin)
+
+
+def _grown(box: npt.NDArray[np.float32], margin: float, height: int, width: int) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom in whole pixels: every pixel that the grown box touches, at least one."""
+    x1, y1, x2, y2 = box.astype(float).tolist()
+    dx, dy = margin * (x2 - x1), margin * (y2 - y1)
+    left = min(max(int(np.floor(x1 - dx)), 0), width - 1)
+    top = min(max(int(np.floor(y1 - dy)), 0), height - 1)
+    right = min(max(int(np.ceil(x2 + dx)), left + 1), width)
+    bottom = min(max(int(np.ceil(y2 + dy)), top + 1), height)
+    return left, top, right, bottom
+
+
+def crops_of(
+    spec: str,
+    sources: Mapping[str, ObjectSource],
+    options: Options,
+    group: Mapping[str, str] | None = None,
+    *,
+    columns: Mapping[str, Mapping[int, str]] | None = None,
+    grouped_by: str = "",
+) -> dict[str, Source]:
+    """The objects of each split as samples, labelled with their class.
+
+    They have the attributes of their images and one more, 'image', by which seeded splits keep them together, unless
+    the images themselves belong together (frames of a video).
+
+    Crowds, and objects that are marked ignore or difficult, are left out and counted, as are small boxes. An id is the
+    image's and the number of the object among those of its image.
+
+    Args:
+        spec: the manifest, for messages.
+        sources: its images with their objects.
+        options: margin and smallest size.
+        group: class -> the class it counts as.
+        columns: further attributes: name -> id of the annotation -> text.
+        grouped_by: the attribute whose equal values belong together, in place of these.
+
+    Raises:
+        DataError: a split has no object that is kept.
+    """
+    further = columns or {}
+    return {split: _crops(spec, source, options, group or {}, further, grouped_by) for split, source in sources.items()}
+
+
+def _crops(
+    spec: str,
+    source: ObjectSource,
+    options: Options,
+    group: Mapping[str, str],
+    columns: Mapping[str, Mapping[int, str]],
+    grouped_by: str,
+) -> Source:
+    kept: list[tuple[str, int, int]] = []
+    found: list[tuple[tuple[float, ...], int, int]] = []
+    crowds = ignored = small = 0
+    for row, (sample, objects) in enumerate(zip(source.ids, source.objects, strict=True)):
+        numbers = objects.numbers if objects.numbers is not None else np.full(len(objects), -1)
+        for k, (x1, y1, x2, y2) in enumerate(objects.boxes.tolist()):
+            if objects.crowd[k]:
+                crowds += 1
+            elif objects.difficult[k]:
+                ignored += 1
+            elif min(x2 - x1, y2 - y1) < options.min_size:
+                small += 1
+            else:
+                kept.append((f"{sample}#{k:04d}", row, k))
+                found.append(((x1, y1, x2, y2), int(objects.classes[k]), int(numbers[k])))
+    if not kept:
+        raise DataError(f"{source.name} has no box that can be a sample: of {crowds + ignored + small}, all left out")
+    order = sorted(range(len(kept)), key=kept.__getitem__)
+    ids, rows_, ks = zip(*(kept[i] for i in order), strict=True)
+    boxes, classes, numbers_ = zip(*(found[i] for i in order), strict=True)
+    rows = np.array(rows_, dtype=np.int64)
+    ordered = list(dict.fromkeys(group.get(name, name) for name in source.classes))
+    names = [group.get(source.classes[c], source.classes[c]) for c in classes]
+    present = set(names)
+    labels = single_labels(names, [name for name in ordered if name in present])
+    out = ((crowds, "crowd"), (ignored, "ignored or difficult object"), (small, "smaller box"))
+    told = [counted(n, what) for n, what in out if n]
+    notes = (f"{spec}: {', '.join(told)} left out",) if told else ()
+    parts = rows, np.array(ks, dtype=np.int64), np.array(boxes, dtype=np.float32), source.sizes[rows]
+    images = Crops(source.images, *parts, options.margin)
+    attributes = {IMAGE: source.ids} | dict(source.attributes)
+    of_images = {key: tuple(column[row] for row in rows_) for key, column in attributes.items()}
+    of_objects = {key: tuple(column[number] for number in numbers_) for key, column in columns.items()}
+    grouped_by = grouped_by or source.grouped_by or IMAGE
+    return Source(source.name, ids, labels, images, (*source.notes, *notes), of_images | of_objects, grouped_by)

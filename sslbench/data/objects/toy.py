@@ -1,0 +1,160 @@
+"""Toy images with shapes on noise, drawn by kwcoco once and kept in the cache: `kwcoco:shapes8` is eight of them.
+
+`kwcoco:vidshapes2` is two videos of two frames, `kwcoco:vidshapes2-frames5-multispectral` two of five frames whose
+channels lie in several files. `special:` in place of `kwcoco:`, as kwcoco writes it, is the same.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from sslbench import paths
+from sslbench.data.objects.types import ObjectSource
+from sslbench.errors import UsageError
+
+_PREFIXES = ("kwcoco:", "special:")
+_NAME = re.compile(r"shapes(?P<n>[1-9]\d{0,4})(-(?P<side>[1-9]\d{1,3}))?")
+_VIDEOS = re.compile(r"vidshapes(?P<n>[1-9]\d{0,3})(?P<parts>(-[a-z0-9.]+)*)")
+_PART = re.compile(r"(?P<name>frames|tracks|speed|gsize)?(?P<value>\d+(\.\d+)?)|multispectral|msi|multisensor")
+_SIDE = 600
+"""Pixels of a toy image, kwcoco's own default."""
+_MANIFEST = "data.kwcoco.json"
+_KNOWN = (
+    "kwcoco:shapes8 is 8 images of 600 x 600 pixels, kwcoco:shapes64-128 is 64 of 128 x 128, kwcoco:vidshapes2 is 2 "
+    "videos; behind it -frames5, -tracks3, -speed0.2, -128 (pixels), -multispectral or -multisensor."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Toy:
+    """What is drawn.
+
+    Attributes:
+        n: images, or videos.
+        side: of an image in pixels.
+        key: kwcoco's name of videos; None for images.
+    """
+
+    n: int
+    side: int
+    key: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Its name in the cache; another version of kwcoco may draw something else."""
+        if self.key is None:
+            from kwcoco.demo import toydata_image
+
+            return f"shapes{self.n}-{self.side}-v{int(toydata_image.TOYDATA_IMAGE_VERSION)}"
+        from kwcoco.demo import toydata_video
+
+        return f"{self.key}-{self.side}-v{int(toydata_video.TOYDATA_VIDEO_VERSION)}"
+
+
+def recognises(spec: str) -> bool:
+    """Whether the string names a toy data set."""
+    return spec.startswith(_PREFIXES)
+
+
+def manifest(spec: str) -> Path:
+    """The manifest of a toy data set in the cache folder; draws the images if they are not there yet.
+
+    Args:
+        spec: `kwcoco:shapesN` or `kwcoco:shapesN-SIDE`: N images of SIDE x SIDE pixels (600 unless given); or
+            `kwcoco:vidshapesN` with -framesF, -tracksT, -speedS, -SIDE, -multispectral (-msi), -multisensor behind it:
+            N videos.
+
+    Raises:
+        UsageError: another name, or the cache folder cannot be written.
+    """
+    toy = _named(spec)
+    folder = paths.cache_dir() / "toy" / toy.folder
+    if not (folder / _MANIFEST).is_file():
+        try:
+            _draw(folder, toy)
+        except OSError as error:
+            raise UsageError(
+                f"the toy images cannot be written to {folder}: {error.strerror or error}",
+                "Set $SSLBENCH_CACHE to a folder that can be written.",
+            ) from error
+    return folder / _MANIFEST
+
+
+def _named(spec: str) -> _Toy:
+    name = spec.partition(":")[2]
+    if match := _NAME.fullmatch(name):
+        return _Toy(int(match["n"]), int(match["side"] or _SIDE))
+    match = _VIDEOS.fullmatch(name)
+    parts = [(part, _PART.fullmatch(part)) for part in match["parts"].split("-")[1:]] if match else []
+    if match is None or not all(found for _, found in parts):
+        if name.startswith("photos"):
+            raise UsageError(f"'{spec}' would have to be downloaded, and toy data are drawn here", _KNOWN)
+        raise UsageError(f"there is no toy data set '{spec}'", _KNOWN)
+    sides = [part.removeprefix("gsize") for part, found in parts if found and found["value"] and _is_side(found)]
+    if len(sides) > 1 or not all(side.isdecimal() and 10 <= int(side) < 10_000 for side in sides):
+        raise UsageError(f"'{spec}': the side of the images should be one whole number from 10 to 9999", _KNOWN)
+    rest = [part for part, found in parts if found and not _is_side(found)]
+    rest = ["msi" if part == "multispectral" else part for part in rest]
+    rest += ["msi"] if "multisensor" in rest else []  # kwcoco fails on the one without the other
+    key = "-".join([f"vidshapes{match['n']}", *sorted(set(rest))])
+    return _Toy(int(match["n"]), int(sides[0]) if sides else _SIDE, key)
+
+
+def _is_side(part: re.Match[str]) -> bool:
+    return part["value"] is not None and part["name"] in (None, "gsize")
+
+
+def named(spec: str, source: ObjectSource) -> ObjectSource:
+    """The source under the name that the user gave, without what is always so with toys."""
+    return dataclasses.replace(source, name=spec, notes=())
+
+
+def _draw(folder: Path, toy: _Toy) -> None:
+    """Draws into a folder beside and renames it, so that another process sees all images or none."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        _call_kwcoco(temporary, toy)
+        shutil.rmtree(temporary / "_cache", ignore_errors=True)
+        file = temporary / _MANIFEST
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for image in content["images"]:
+            for part in (image, *image.get("auxiliary", ())):
+                part["file_name"] = _relative(part["file_name"], temporary)
+        file.write_text(json.dumps(content), encoding="utf-8")
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not (folder / _MANIFEST).is_file():  # else another process was faster, with the same images
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _relative(file: str | None, folder: Path) -> str | None:
+    if file is None or not Path(file).is_absolute():
+        return file
+    return Path(file).relative_to(folder.resolve()).as_posix()
+
+
+def _call_kwcoco(folder: Path, toy: _Toy) -> None:
+    said = io.StringIO()  # kwcoco shows progress on stdout, where the results go
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        common: Any = {"image_size": (toy.side, toy.side), "rng": 0, "bundle_dpath": str(folder.resolve())}
+        if toy.key is None:
+            from kwcoco.demo.toydata_image import demodata_toy_dset
+
+            draw: Any = demodata_toy_dset  # untyped
+            draw(n_imgs=toy.n, verbose=0, use_cache=False, **common)
+        else:
+            import kwcoco
+
+            kwcoco.CocoDataset.demo(toy.key, verbose=0, use_cache=False, **common)

@@ -1,0 +1,191 @@
+"""What every kind of data with objects is turned into."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence, Sized
+
+import numpy as np
+
+from sslbench.data.decode.reading import DEFAULT, Reading
+from sslbench.data.objects.rows import NOTHING, Indices, ObjectRows
+from sslbench.data.objects.rows import Objects as Objects
+from sslbench.data.objects.rows import no_objects as no_objects
+from sslbench.data.source import Images
+from sslbench.data.splits.groups import group_numbers
+from sslbench.errors import DataError
+from sslbench.metrics.detection import Truth
+from sslbench.metrics.detection import masks as rle
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ObjectSource:
+    """N images in order of their id, and their objects.
+
+    Attributes:
+        name: what the user calls it, with the split.
+        ids: unique, ascending, stable between machines.
+        images: of the same length.
+        objects: of the same length; an image without objects has an empty one.
+        sizes: int64 (N, 2), height and width of the upright image as the manifest has them; 0, 0 where nothing says.
+        classes: the C names.
+        numbers: the N image ids of the manifest (VOC: 1, 2, ...), as COCO's result files name them.
+        class_numbers: the C category ids of the manifest (VOC: 1, 2, ...).
+        notes: what was found on opening and may surprise, one sentence each.
+        attributes: as of a `Source`: name -> one text per image.
+        grouped_by: as of a `Source`: the attribute whose equal values a seeded split keeps on one side.
+        reading: how the images are decoded.
+    """
+
+    name: str
+    ids: tuple[str, ...]
+    images: Images
+    objects: Sequence[Objects]
+    sizes: Indices
+    classes: tuple[str, ...]
+    numbers: tuple[int, ...]
+    class_numbers: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    grouped_by: str = ""
+    reading: Reading = DEFAULT
+
+    def __post_init__(self) -> None:
+        columns: tuple[Sized, ...] = (
+            self.ids,
+            self.images,
+            self.objects,
+            self.sizes,
+            self.numbers,
+            *self.attributes.values(),
+        )
+        lengths = {len(column) for column in columns}
+        if len(lengths) != 1 or len(self.classes) != len(self.class_numbers):
+            raise ValueError(f"{self.name}: parts of {lengths}, {len(self.classes)} classes")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def _rows(self) -> ObjectRows | None:
+        """The objects, if they lie in files: what concerns all of them is then done column by column."""
+        return self.objects if isinstance(self.objects, ObjectRows) else None
+
+    def select(self, indices: Sequence[int] | Indices, name: str | None = None) -> "ObjectSource":
+        """Some of the images. `indices` must ascend, so that the ids still do."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if len(chosen) and np.any(np.diff(chosen) <= 0):
+            raise ValueError("indices must be strictly ascending")
+        return dataclasses.replace(
+            self,
+            name=name or self.name,
+            ids=tuple(self.ids[i] for i in chosen),
+            images=self.images.select(chosen),
+            objects=self._rows.select(chosen) if self._rows is not None else tuple(self.objects[i] for i in chosen),
+            sizes=self.sizes[chosen],
+            numbers=tuple(self.numbers[i] for i in chosen),
+            attributes={key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()},
+        )
+
+    def with_classes(self, classes: tuple[str, ...], class_numbers: tuple[int, ...]) -> "ObjectSource":
+        """The same with classes in another order, more of them, or without some that no object has."""
+        place = {name: i for i, name in enumerate(classes)}
+        moved = np.array([place.get(name, -1) for name in self.classes], dtype=np.int64)
+        objects: Sequence[Objects]
+        if self._rows is not None:
+            objects = self._rows.with_classes(moved)
+            unknown = bool((objects.column("classes") < 0).any())
+        else:
+            objects = tuple(dataclasses.replace(o, classes=moved[o.classes]) for o in self.objects)
+            unknown = any((o.classes < 0).any() for o in objects)
+        if unknown:
+            raise ValueError(f"{self.name} has objects of a class that is not among {classes}")
+        return dataclasses.replace(self, objects=objects, classes=classes, class_numbers=class_numbers)
+
+    def counts(self, *, crowds: bool = False) -> Indices:
+        """(C,) objects of each class, with or without crowds."""
+        if self._rows is not None:
+            classes = self._rows.column("classes")
+            return np.bincount(classes if crowds else classes[~self._rows.column("crowd")], minlength=len(self.classes))
+        kept = [o.classes if crowds else o.classes[~o.crowd] for o in self.objects]
+        return np.bincount(np.concatenate([np.zeros(0, np.int64), *kept]), minlength=len(self.classes))
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether there are objects and every one has a segmentation."""
+        if self._rows is not None:
+            masked = self._rows.column("masked")
+            return bool(len(masked) and masked.all())
+        some = [o.masks for o in self.objects if len(o)]
+        return bool(some) and all(m is not None and all(part is not None for part in m) for m in some)
+
+    def check_size(self, index: int, height: int, width: int) -> None:
+        """Compares an upright, decoded image with what the manifest says: its boxes would lie elsewhere.
+
+        Raises:
+            DataError: the sizes differ.
+        """
+        said = tuple(int(side) for side in self.sizes[index])
+        if said in ((0, 0), (height, width)):
+            return
+        message = (
+            f"{self.name}: {self.images.path(index)} is {width} x {height} pixels, "
+            f"but the annotations are for {said[1]} x {said[0]}"
+        )
+        if said == (width, height):
+            raise DataError(
+                f"{message}: they seem to be made on the image before its EXIF rotation",
+                "Boxes belong to the upright image: turn them, or remove the orientation from the file.",
+            )
+        raise DataError(message, "Was the image resized after it was annotated? Boxes and size must be scaled with it.")
+
+    def masks_of(self, index: int) -> tuple[rle.Rle, ...]:
+        """The masks of one image as run lengths.
+
+        Raises:
+            DataError: an object has no segmentation, one that is of another size, or the size is not known.
+        """
+        objects, (height, width) = self.objects[index], (int(side) for side in self.sizes[index])
+        parts = objects.masks or (None,) * len(objects)
+        if any(part is None for part in parts) or not height:
+            what = "an object without segmentation" if height else "no width and height"
+            raise DataError(f"{self.name}: {self.images.path(index)} has {what}, so its masks cannot be used")
+        try:
+            return tuple(rle.to_rle(part, height, width) for part in parts if part is not None)
+        except ValueError as error:
+            raise DataError(f"{self.name}: {self.images.path(index)}: {error}") from error
+
+    def truth(self, *, masks: bool = False) -> Truth:
+        """All objects as arrays, for the metrics.
+
+        Args:
+            masks: with the masks as run lengths.
+
+        Raises:
+            DataError: masks are asked for and one is missing or damaged.
+        """
+        names = ("boxes", "classes", "crowd", "difficult", "areas")
+        if self._rows is not None:
+            counts: Sequence[int] | Indices = self._rows.counts()
+            boxes, labels, crowd, difficult, areas = (self._rows.column(name) for name in names)
+        else:
+            counts = [len(o) for o in self.objects]
+            joined = [[getattr(o, name) for o in (*self.objects, NOTHING)] for name in names]
+            boxes, labels, crowd, difficult, areas = map(np.concatenate, joined)
+        images = np.repeat(np.arange(len(self)), counts)
+        found = tuple(m for i in range(len(self)) for m in self.masks_of(i)) if masks else None
+        groups = group_numbers(self.attributes.get(self.grouped_by, ()))
+        return Truth(len(self), self.classes, images, boxes, labels, crowd, difficult, areas, found, groups)
+
+    def fingerprint(self) -> str:
+        """Hash of ids, image contents, objects, class names and groups, 32 hex digits: what a score depends on."""
+        digest = hashlib.sha256("\n".join((*self.ids, "", *self.classes)).encode())
+        digest.update(self.images.digests().tobytes())
+        for objects in self.objects:
+            digest.update(len(objects).to_bytes(8, "little"))
+            for column in (objects.boxes, objects.classes, objects.crowd, objects.difficult, objects.areas):
+                digest.update(np.ascontiguousarray(column).tobytes())
+            digest.update(json.dumps(objects.masks, default=repr).encode())
+        if self.grouped_by:
+            digest.update("\n".join(("groups", *self.attributes[self.grouped_by])).encode())
+        return digest.hexdigest()[:32]

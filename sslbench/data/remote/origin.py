@@ -1,0 +1,79 @@
+"""A file elsewhere, where its copy lies, and what is written about it beside the copy."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+from sslbench.data.hashes import Stamp
+from sslbench.data.remote import cache
+from sslbench.errors import UsageError
+
+_URL = re.compile(r"[A-Za-z][\w+.-]*://.+", re.DOTALL)
+
+
+def is_url(spec: str) -> bool:
+    """Whether the string is s3://..., https://... and the like."""
+    return _URL.fullmatch(spec) is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """A file elsewhere, in one state, and where its copy lies while there is one.
+
+    Attributes:
+        url: of the file; of a compressed one on this machine its path.
+        state: what changes when the file does.
+        size: its bytes, packed if it is; None if the server does not say.
+        place: path of the copy.
+    """
+
+    url: str
+    state: str
+    size: int | None
+    place: str
+
+    @property
+    def stamp(self) -> Stamp:
+        """What changes when the file does, on any machine."""
+        number = int.from_bytes(hashlib.sha256(f"{self.url}\0{self.state}".encode()).digest()[:12])
+        # The copy gets this time, in whole even seconds, which every file system keeps.
+        return self.size or 0, 2 * (number % 2**29) * 10**9, 0, number >> 33
+
+
+def place_of(url: str) -> Path:
+    """Where a copy lies: files of one remote folder together, under their own names."""
+    parts = urllib.parse.urlsplit(url)
+    folder, _, name = parts.path.rpartition("/") if parts.path.strip("/") else ("", "", parts.netloc)
+    key = f"{parts.scheme}://{parts.netloc}{folder}?{parts.query}"
+    name = urllib.parse.unquote(name).replace("/", "_")
+    if not name or name in (".", ".."):
+        raise UsageError(f"{url} names no file")
+    return cache.folder() / hashlib.sha256(key.encode()).hexdigest()[:16] / name
+
+
+def write_info(origin: Origin) -> None:
+    """Writes beside the copy what belongs there; it stays when the copy is removed.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    about = json.dumps({"url": origin.url, "state": origin.state, "size": origin.size})
+    info = Path(origin.place + ".info")
+    new = info.with_name(f".{info.name}.{os.getpid()}")
+    with cache.writable(info.parent):
+        new.write_text(about, encoding="utf-8")
+        new.replace(info)
+
+
+def known_of(place: Path) -> dict[str, Any] | None:
+    """What was written about a copy."""
+    try:
+        known: dict[str, Any] = json.loads(Path(f"{place}.info").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return known if known.keys() >= {"url", "state", "size"} else None

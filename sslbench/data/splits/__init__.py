@@ -1,0 +1,299 @@
+"""Which samples are trained on and which are scored: by the data's own splits, or by a seeded stratified split."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.labels import among_classes, present_classes
+from sslbench.data.open import open_data
+from sslbench.data.source import ORIGIN, Labels, Source
+from sslbench.data.splits.groups import choose_groups, source_groups, torn_classes
+from sslbench.data.splits.stratify import choose
+from sslbench.data.wording import some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTest:
+    """A train and a test part.
+
+    Attributes:
+        train: to fit on.
+        test: to score on.
+        how: how the two came about, for messages and results: 'train/ against val/'.
+        notes: what may surprise about it, one sentence each.
+        whole: the source that both were cut from, when they were: its features serve both, at any seed of the split.
+    """
+
+    train: Source
+    test: Source
+    how: str
+    notes: tuple[str, ...] = ()
+    whole: Source | None = None
+
+
+def train_test(
+    data: str,
+    test_data: str | None = None,
+    *,
+    seed: int = 0,
+    test_fraction: float = 0.2,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    attribute_columns: Sequence[str] = (),
+    value_columns: Sequence[str] = (),
+) -> TrainTest:
+    """The two parts of one data location, or of two.
+
+    Args:
+        data: as `open_data` takes it. Its train split if it has one, else all of it.
+        test_data: of this the test split, else val, else all. Without it, `data`'s own test split (else val); if
+            `data` has no splits, a seeded split that keeps the share of every class, and samples of one group together
+            (`Source.grouped_by`).
+        seed: of the split; it depends on nothing else but ids, labels and groups.
+        test_fraction: share of the samples that becomes the test part in a seeded split.
+        image_column: as in `open_data`.
+        label_column: as in `open_data`.
+        attribute_columns: as in `open_data`, of the location that the test part comes from.
+        value_columns: as in `open_data`.
+
+    Raises:
+        UsageError: a location does not exist or has no part that could serve, or the fraction is not in (0, 1).
+        DataError: a location cannot be used, or is too small to split.
+    """
+    alone = test_data is None
+    further: dict[str, Any] = {"attribute_columns": attribute_columns}
+    columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
+    columns["value_columns"] = value_columns
+    sources = open_data(data, **columns, **(further if alone else {}))
+    if test_data is None:
+        return _from_one(data, sources, seed, test_fraction)
+    others = open_data(test_data, **columns, **further)
+    train = _part(data, sources, ("train", "all"))
+    test = _part(test_data, others, ("test", "val", "all"))
+    return TrainTest(train, test, f"{train.name} against {test.name}")
+
+
+def _part(spec: str, sources: dict[str, Source], wanted: tuple[str, ...]) -> Source:
+    for name in wanted:
+        if name in sources:
+            return sources[name]
+    if len(sources) == 1:
+        return next(iter(sources.values()))
+    raise UsageError(f"{spec} has the splits {', '.join(sources)}, but none called {' or '.join(wanted[:-1])}")
+
+
+def _from_one(spec: str, sources: dict[str, Source], seed: int, test_fraction: float) -> TrainTest:
+    if len(sources) == 1:
+        return _seeded(next(iter(sources.values())), seed, test_fraction)
+    train = sources.get("train")
+    candidates = [name for name in ("test", "val") if name in sources]
+    if train is None or not candidates:
+        raise UsageError(
+            f"{spec} has the splits {', '.join(sources)}: "
+            + ("none of them is train" if train is None else "no test or val"),
+            "Give the parts with --data and --test-data.",
+        )
+    notes: list[str] = []
+    if train.labels.kind != "none" and len(candidates) > 1 and sources["test"].labels.kind == "none":
+        notes.append(f"{sources['test'].name} has no labels, so val is scored")
+        candidates.remove("test")
+    chosen = candidates[0]
+    unused = [f"{name} ({len(source):,} images)" for name, source in sources.items() if name not in ("train", chosen)]
+    if unused:
+        notes.append(f"not used: {', '.join(unused)}")
+    return TrainTest(train, sources[chosen], f"train/ against {chosen}/", tuple(notes))
+
+
+def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
+    groups = source_groups(source)
+    fit, held = holdout(source.labels, test_fraction, seed, groups=groups)
+    if groups is not None and not (len(fit) and len(held)):
+        raise DataError(
+            f"{source.name}: its {len(source)} images cannot be split without tearing apart those of one "
+            f"{source.grouped_by} (of these it has {groups.max() + 1:,})",
+            "Every class of the test part needs two of them; or give the test images with --test-data.",
+        )
+    if not len(fit) or not len(held):
+        raise DataError(
+            f"{source.name} has {len(source)} images, too few of each class to split into train and test",
+            "A class needs two images to be on both sides; or give the test images with --test-data.",
+        )
+    kind = "random" if source.labels.kind in ("none", "value") else "stratified"
+    percent = round(100 * len(held) / len(source))
+    by = f" by {source.grouped_by}" if groups is not None else ""
+    how = f"seeded {kind} split{by}: {100 - percent} % train, {percent} % test (seed {seed})"
+    train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
+    test = source.select(held, f"{source.name} (test, {percent} %)")
+    return TrainTest(train, test, how, torn_classes(source, test, grouped=groups is not None), whole=source)
+
+
+def holdout(labels: Labels, fraction: float, seed: int, *, groups: Indices | None = None) -> tuple[Indices, Indices]:
+    """A seeded stratified split of samples: (fit, held), int64 positions, each ascending.
+
+    Every class keeps its share as nearly as whole samples allow, and a class with at least two is on both
+    sides. A class with one sample is in `fit`. Multi-label: classes are dealt out rarest first, after Sechidis
+    et al. 2011 (On the stratification of multi-label data), and a class is on both sides where that is possible.
+
+    Args:
+        labels: of the N samples.
+        fraction: share of `held`, in (0, 1).
+        seed: another one gives another split.
+        groups: (N,) the number of each sample's group; those of one group stay on one side, and every class is in
+            `fit`. None: samples stand for themselves.
+
+    Raises:
+        UsageError: the fraction is not between 0 and 1.
+    """
+    if not 0 < fraction < 1:
+        raise UsageError(f"the fraction of a split must lie between 0 and 1, not {fraction}")
+    wanted, rng = round(fraction * len(labels)), np.random.default_rng(seed)
+    if groups is None:
+        held = choose(labels, wanted, rng, both_sides=True)
+    else:
+        held = choose_groups(labels, groups, wanted, rng)
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def limit(source: Source, n: int, seed: int) -> Source:
+    """`n` samples that keep the share of every class, ascending; the source itself if it has no more than that.
+
+    Raises:
+        UsageError: n is below one.
+    """
+    if n < 1:
+        raise UsageError(f"the limit must be at least 1 image, not {n}")
+    if n >= len(source):
+        return source
+    chosen = choose(source.labels, n, np.random.default_rng(seed), both_sides=False)
+    limited = source.select(np.flatnonzero(chosen), f"{source.name}, {n} of {len(source)}")
+    return dataclasses.replace(limited, notes=(*source.notes, f"limited to {n:,} of {len(source):,} images"))
+
+
+def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple[Source, Source]:
+    """Both sources with the same classes in train's order, matched by name; only the test labels change.
+
+    A class that test lacks becomes a note of `test`. One of several labels that test does not list is ignored there, as
+    in lists of several sources (`labels.among_classes`).
+
+    Args:
+        train: to fit on.
+        test: to score on.
+        subset: test keeps the classes that it has samples of only, in train's order, and no other will be predicted.
+
+    Raises:
+        DataError: a part has no labels, one is single-label and the other multi-label, or test has a class that train
+            does not know.
+    """
+    problems = label_problems(train, test)
+    if problems:
+        raise DataError("\n".join(problems))
+    notes = [note for note in (absent_from_test(train, test), not_listed(train, test)) if note is not None]
+    if train.labels.kind == "value":
+        order = [test.labels.classes.index(name) for name in train.labels.classes]
+        numbers_of_test = Labels("value", train.labels.classes, test.labels.values[:, order])
+        return train, dataclasses.replace(test, labels=numbers_of_test)
+    known = {name: i for i, name in enumerate(train.labels.classes)}
+    values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
+    if train.labels.kind == "single":
+        # A class that test lists but has no sample of may be unknown to train: its number is never looked up.
+        numbers = np.array([known.get(name, -1) for name in test.labels.classes], dtype=np.int64)
+        values = numbers[test.labels.values]
+    else:
+        shared = [i for i, name in enumerate(test.labels.classes) if name in known]
+        places = np.array([known[test.labels.classes[i]] for i in shared], dtype=np.int64)
+        values = among_classes(test.labels.values[:, shared], places, len(known))
+    labels = Labels(train.labels.kind, train.labels.classes, values)
+    if subset:
+        labels = _of_present_classes(labels)
+    return train, dataclasses.replace(test, labels=labels, notes=(*test.notes, *notes))
+
+
+def _of_present_classes(labels: Labels) -> Labels:
+    present = np.flatnonzero(present_classes(labels))
+    names = tuple(labels.classes[i] for i in present)
+    values = np.searchsorted(present, labels.values) if labels.kind == "single" else labels.values[:, present]
+    return Labels(labels.kind, names, values)
+
+
+def name_numbered(train: Source, test: Source) -> Source:
+    """The test source whose classes are numbers, as ImageNetV2's folders are, with the i-th of train's sorted classes.
+
+    Raises:
+        DataError: a class of test is no number, or there are not so many classes in train.
+    """
+    ordered = sorted(train.labels.classes)
+    odd = [name for name in test.labels.classes if not (name.isdecimal() and int(name) < len(ordered))]
+    if odd or len({int(name) for name in test.labels.classes}) < len(test.labels.classes):
+        raise DataError(
+            f"the classes of {test.name} should be numbers from 0 to {len(ordered) - 1}, each once: {some(odd)}",
+            f"They stand for the classes of {train.name} in the order of their names.",
+        )
+    names = tuple(ordered[int(name)] for name in test.labels.classes)
+    return dataclasses.replace(test, labels=dataclasses.replace(test.labels, classes=names))
+
+
+def label_problems(train: Source, test: Source) -> list[str]:
+    """What keeps the labels of the two parts from being scored against each other, one sentence each."""
+    unlabelled = [part.name for part in (train, test) if part.labels.kind == "none"]
+    if unlabelled:
+        verb = "has" if len(unlabelled) == 1 else "have"
+        remedy = "give a folder with a sub-folder per class, or a table or manifest with labels"
+        if ORIGIN in train.attributes:
+            remedy = "several sources have labels only if each of them has; sslbench check-data names those without"
+        return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
+    if train.labels.kind != test.labels.kind:
+        return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]
+    if train.labels.kind == "value":
+        same = sorted(train.labels.classes) == sorted(test.labels.classes)
+        both = [f"{part.name} has {', '.join(part.labels.classes)}" for part in (train, test)]
+        return [] if same else [f"the numbers to predict differ: {'; '.join(both)}"]
+    unknown = [name for name in _present(test) if name not in set(train.labels.classes)]
+    problems = []
+    for name in unknown[:5]:
+        problems.append(
+            f"the class '{name}' of {test.name} is not in {train.name}. {_nearest(name, train.labels.classes)}"
+        )
+    if len(unknown) > 5:
+        problems.append(f"... and {len(unknown) - 5} more classes of {test.name}")
+    return problems
+
+
+def _nearest(name: str, classes: tuple[str, ...]) -> str:
+    for other in classes:
+        if other.casefold() == name.casefold():
+            return f"It differs from '{other}' only in case."
+    return did_you_mean(name, classes)
+
+
+def absent_from_test(train: Source, test: Source) -> str | None:
+    """One sentence naming the classes that train has samples of and test has not, if there are any."""
+    if train.labels.kind == "value":
+        return None
+    there = set(_present(test))
+    absent = [name for name in _present(train) if name not in there]
+    if not absent:
+        return None
+    verb = "class is" if len(absent) == 1 else "classes are"
+    return f"{len(absent)} {verb} in {train.name} but not in {test.name}: {some(absent, 5)}"
+
+
+def not_listed(train: Source, test: Source) -> str | None:
+    """Return one sentence naming the classes of several labels that test does not list, if there are any."""
+    listed = set(test.labels.classes)
+    unlisted = [name for name in train.labels.classes if name not in listed]
+    if test.labels.kind != "multi" or not unlisted:
+        return None
+    return f"{test.name} does not list {some(unlisted, 5)}, so its images count neither for nor against that"
+
+
+def _present(source: Source) -> list[str]:
+    return [
+        name for name, is_there in zip(source.labels.classes, present_classes(source.labels), strict=True) if is_there
+    ]

@@ -1,0 +1,159 @@
+"""Which images with objects are trained on and which are scored."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from sslbench.data.labels import multi_labels
+from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.splits import holdout
+from sslbench.data.splits.groups import group_numbers
+from sslbench.data.wording import counted, some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+_FEWEST = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTestObjects:
+    """A train and a test part with the same classes.
+
+    Attributes:
+        train: to fit on.
+        test: to score on.
+        how: how the two came about, for messages and results.
+        notes: what may surprise about it, one sentence each; those of the two sources stand in them.
+    """
+
+    train: ObjectSource
+    test: ObjectSource
+    how: str
+    notes: tuple[str, ...] = ()
+
+
+def split_objects_of(
+    spec: str,
+    sources: Mapping[str, ObjectSource],
+    test_spec: str | None,
+    others: Mapping[str, ObjectSource] | None,
+    *,
+    seed: int,
+    test_fraction: float,
+) -> TrainTestObjects:
+    """The parts of what was opened; see `sslbench.data.open_objects.split_objects`."""
+    if others is not None and test_spec is not None:
+        train = _part(spec, sources, ("train", "all"))
+        test = _part(test_spec, others, ("test", "val", "all"))
+        parts = TrainTestObjects(train, test, f"{train.name} against {test.name}")
+    elif len(sources) == 1:
+        parts = _seeded(next(iter(sources.values())), seed, test_fraction)
+    else:
+        parts = _own(spec, sources)
+    return _matched(parts)
+
+
+def _part(spec: str, sources: Mapping[str, ObjectSource], wanted: tuple[str, ...]) -> ObjectSource:
+    for name in wanted:
+        if name in sources:
+            return sources[name]
+    if len(sources) == 1:
+        return next(iter(sources.values()))
+    raise UsageError(f"{spec} has the splits {', '.join(sources)}, but none called {' or '.join(wanted[:-1])}")
+
+
+def _own(spec: str, sources: Mapping[str, ObjectSource]) -> TrainTestObjects:
+    candidates = [name for name in ("test", "val") if name in sources]
+    if "train" not in sources or not candidates:
+        raise UsageError(
+            f"{spec} has the splits {', '.join(sources)}: "
+            + ("none of them is train" if "train" not in sources else "no test or val"),
+            "Give the parts with --data and --test-data.",
+        )
+    notes: list[str] = []
+    if len(candidates) > 1 and not sources["test"].counts().any():
+        notes.append(f"{sources['test'].name} has no objects, so val is scored")
+        candidates.remove("test")
+    chosen = candidates[0]
+    unused = [f"{name} ({counted(len(s), 'image')})" for name, s in sources.items() if name not in ("train", chosen)]
+    if unused:
+        notes.append(f"not used: {', '.join(unused)}")
+    return TrainTestObjects(sources["train"], sources[chosen], f"train/ against {chosen}/", tuple(notes))
+
+
+def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObjects:
+    present = [{source.classes[c] for c in objects.classes} for objects in source.objects]
+    least = _FEWEST / len(source) if len(source) >= 2 * _FEWEST else 0.0
+    groups = group_numbers(source.attributes.get(source.grouped_by, ()))
+    grouped = groups is not None
+    labels = multi_labels(present, classes=source.classes)
+    fit, held = holdout(labels, max(fraction, least), seed, groups=groups)
+    if min(len(fit), len(held)) < _FEWEST:
+        raise DataError(
+            f"{source.name} has {counted(len(source), 'image')}, too few to split into train and test"
+            + (f" without tearing apart those of one {source.grouped_by}" if grouped else ""),
+            "Both parts need two images or more; or give the test images with --test-data.",
+        )
+    percent = round(100 * len(held) / len(source))
+    by = source.grouped_by if grouped else "image"
+    how = f"seeded split by {by}: {100 - percent} % train, {percent} % test (seed {seed})"
+    train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
+    return TrainTestObjects(train, source.select(held, f"{source.name} (test, {percent} %)"), how)
+
+
+def _matched(parts: TrainTestObjects) -> TrainTestObjects:
+    """Both parts with the classes of train that have objects, in train's order.
+
+    Raises:
+        DataError: a part is too small or empty, or test has a class that train has no object of.
+    """
+    train, test = parts.train, parts.test
+    for part in (train, test):
+        if len(part) < _FEWEST:
+            raise DataError(
+                f"{part.name} has {counted(len(part), 'image')}; detection needs two or more",
+                "Average precision on a single image says nothing, and neither does training on one.",
+            )
+        if not part.counts().any():
+            raise DataError(f"{part.name} has no objects (crowds apart)", "Detection needs boxes on both sides.")
+    there = {name for name, n in zip(train.classes, train.counts(), strict=True) if n}
+    tested = {name for name, n in zip(test.classes, test.counts(crowds=True), strict=True) if n}
+    unknown = sorted(tested - there)
+    if unknown:
+        lines = [
+            f"the class '{name}' of {test.name} has no object in {train.name}. {_nearest(name, there)}"
+            for name in unknown[:5]
+        ]
+        more = [f"... and {len(unknown) - 5} more classes of {test.name}"] if len(unknown) > 5 else []
+        raise DataError("\n".join([*lines, *more]))
+    pairs = zip(train.classes, train.class_numbers, strict=True)
+    names, numbers = zip(*(pair for pair in pairs if pair[0] in there), strict=True)
+    absent = [name for name in names if name not in tested]
+    notes = parts.notes
+    if absent:
+        notes = (*notes, f"{counted(len(absent), 'class')} of train without an object in test: {some(absent, 5)}")
+    # Result files name a class as test's manifest does.
+    numbers_of_test = dict(zip(test.classes, test.class_numbers, strict=True))
+    own = tuple(numbers_of_test.get(name, number) for name, number in zip(names, numbers, strict=True))
+    return dataclasses.replace(
+        parts, train=_kept(train, names, numbers), test=test.with_classes(names, own), notes=notes
+    )
+
+
+def _kept(train: ObjectSource, names: tuple[str, ...], numbers: tuple[int, ...]) -> ObjectSource:
+    """Train without the crowds of classes that have nothing else."""
+    known = {i for i, name in enumerate(train.classes) if name in names}
+    objects: list[Objects] = []
+    changed = False
+    for one in train.objects:
+        rows = [i for i, c in enumerate(one.classes) if int(c) in known]
+        objects.append(one if len(rows) == len(one) else one.select(rows))
+        changed = changed or len(rows) < len(one)
+    kept = dataclasses.replace(train, objects=tuple(objects)) if changed else train
+    return kept.with_classes(names, numbers)
+
+
+def _nearest(name: str, classes: set[str]) -> str:
+    for other in classes:
+        if other.casefold() == name.casefold():
+            return f"It differs from '{other}' only in case."
+    return did_you_mean(name, classes)

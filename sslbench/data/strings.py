@@ -1,0 +1,83 @@
+"""Braces in a string that stand for several: train-{0000..0099}.tar, {a,b}.tar."""
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from sslbench.errors import UsageError
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MAX_SHARDS = 100_000
+
+
+def expanded(spec: str) -> list[str]:
+    """The strings that one with braces stands for, in order; a file that exists stands for itself.
+
+    Raises:
+        UsageError: a range cannot be read, or they are more than 100,000.
+    """
+    if Path(spec).exists() or not _BRACES.search(spec):
+        return [spec]
+    parts = _BRACES.split(spec)  # text, braces, text, braces, ..., text
+    choices = [_choices(spec, part) if i % 2 else [part] for i, part in enumerate(parts)]
+    count = int(np.prod([len(choice) for choice in choices], dtype=np.float64))
+    if count > _MAX_SHARDS:
+        raise UsageError(f"{spec} stands for {count:,} files, the limit is {_MAX_SHARDS:,}")
+    return ["".join(combination) for combination in itertools.product(*choices)]
+
+
+def _choices(spec: str, inside: str) -> list[str]:
+    if match := _RANGE.fullmatch(inside):
+        first, last = match.groups()
+        if int(first) > int(last) or int(last) - int(first) >= _MAX_SHARDS:
+            raise UsageError(f"'{{{inside}}}' in {spec} is no range from small to large")
+        return [f"{i:0{len(first)}d}" for i in range(int(first), int(last) + 1)]
+    if ".." in inside or not inside:
+        raise UsageError(f"'{{{inside}}}' in {spec} is no range", "Write {0000..0099}, or {a,b,c}.")
+    return inside.split(",")
+
+
+SCHEME = "several:"
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+"""What a source may be called: its name stands in front of ids, before a '/'."""
+NAME_RULE = "Letters, digits, '-', '_' and '.', with a letter or digit in front."
+# A comma separates only where a name and '=' follow, since locations may have commas of their own: {a,b}.tar.
+_SEPARATOR = re.compile(r",(?=[^,={}?&]*=)")
+_PART = re.compile(r"(?P<name>[^=@]*)(?:@(?P<weight>[^=]*))?=(?P<data>.*)", re.DOTALL)
+
+
+def is_several(spec: str) -> bool:
+    """Whether the string is such a list, right or wrong."""
+    return spec.startswith(SCHEME)
+
+
+def parse(spec: str) -> list[tuple[str, str | None, str]]:
+    """(name, weight as it is written or None, location) of each source.
+
+    Raises:
+        UsageError: the string is none, or a name or location is missing.
+    """
+    found = []
+    for part in _SEPARATOR.split(spec.removeprefix(SCHEME)):
+        match = _PART.fullmatch(part)
+        if match is None or not match["data"]:
+            raise UsageError(
+                f"{spec}: '{part}' should be NAME=LOCATION or NAME@WEIGHT=LOCATION",
+                f"Such as {SCHEME}coco=instances.json,o365@2=photos/ (or list the sources in a YAML file).",
+            )
+        found.append((match["name"], match["weight"], match["data"]))
+    return found
+
+
+def with_locations(spec: str, change: Callable[[str], str]) -> str:
+    """The same list with every location changed.
+
+    Raises:
+        UsageError: as for `parse`.
+    """
+    parts = (f"{name}{'' if weight is None else f'@{weight}'}={change(data)}" for name, weight, data in parse(spec))
+    return SCHEME + ",".join(parts)

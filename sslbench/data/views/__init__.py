@@ -1,0 +1,205 @@
+"""Augmented views of an image: what is drawn at random and how strongly, and the function that draws it.
+
+The settings alone import neither torch nor OpenCV, so that they can be listed in a moment.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from sslbench.config import setting
+from sslbench.errors import UsageError
+from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Colour = Literal["jitter", "grayscale", "blur", "solarize"]
+
+
+def _probability(name: str, value: float) -> None:
+    _check(0 <= value <= 1, f"{name} should be a probability, 0 to 1, not {value:g}")
+
+
+def _check(right: bool, message: str) -> None:
+    if not right:
+        raise UsageError(f"augment: {message}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Jitter:
+    """Colour jitter as torchvision's ColorJitter: four changes in random order."""
+
+    p: float = setting(0.0, "probability")
+    brightness: float = setting(0.0, "factor drawn from 1 - b to 1 + b")
+    contrast: float = setting(0.0, "factor drawn from 1 - c to 1 + c")
+    saturation: float = setting(0.0, "factor drawn from 1 - s to 1 + s")
+    hue: float = setting(0.0, "shift drawn from -h to h", unit="turns")
+
+    def __post_init__(self) -> None:
+        _probability("jitter: p", self.p)
+        for name in ("brightness", "contrast", "saturation"):
+            _check(getattr(self, name) >= 0, f"jitter: {name} should not be negative, not {getattr(self, name):g}")
+        _check(0 <= self.hue <= 0.5, f"jitter: hue should lie between 0 and 0.5, not {self.hue:g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Blur:
+    """Gaussian blur. Pillow's GaussianBlur(radius) approximates the one with sigma = radius."""
+
+    p: float = setting(0.0, "probability")
+    sigma: tuple[float, float] = setting((0.1, 2.0), "standard deviation, drawn uniformly between these", unit="pixels")
+    kernel: float | None = setting(
+        None, "side of the kernel as a part of the view's side (SimCLR: 0.1); null takes 3 sigma to either side"
+    )
+
+    def __post_init__(self) -> None:
+        _probability("blur: p", self.p)
+        _check(
+            0 < self.sigma[0] <= self.sigma[1],
+            f"blur: sigma should be two ascending positive numbers, not {self.sigma}",
+        )
+        _check(
+            self.kernel is None or 0 < self.kernel <= 1, f"blur: kernel should lie between 0 and 1, not {self.kernel}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Solarize:
+    """Values from a threshold on are inverted."""
+
+    p: float = setting(0.0, "probability")
+    threshold: int | Literal["random"] = setting(
+        128, "0 to 256; 'random' draws it each time from 0 to 256 (VISSL)", unit="grey levels"
+    )
+
+    def __post_init__(self) -> None:
+        _probability("solarize: p", self.p)
+        inside = self.threshold == "random" or 0 <= self.threshold <= 256
+        _check(inside, f"solarize: threshold should lie between 0 and 256, not {self.threshold}")
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """How one view is made: a random resized crop, a flip, then colour changes.
+
+    Where the flip stands makes no difference: crops are drawn symmetrically, and what follows treats left and right
+    alike. (It would matter after a rotation, which is why rotations are done on the finished views.)
+    """
+
+    count: int = setting(1, "views of this kind per image")
+    size: int = setting(224, "side of the view", unit="pixels")
+    scale: tuple[float, float] = setting((0.08, 1.0), "part of the image's area that is cropped, drawn between these")
+    ratio: tuple[float, float] = setting((3 / 4, 4 / 3), "width / height of the crop, its logarithm drawn uniformly")
+    interpolation: Literal["bilinear", "bicubic"] = setting("bilinear", "filter of the resize, with antialiasing")
+    flip: float = setting(0.5, "probability of a horizontal flip")
+    jitter: Jitter = setting(Jitter(), "brightness, contrast, saturation and hue")
+    grayscale: float = setting(0.0, "probability of taking the colour away")
+    blur: Blur = setting(Blur(), "Gaussian blur")
+    solarize: Solarize = setting(Solarize(), "inverting what is bright")
+    order: tuple[Colour, Colour, Colour, Colour] = setting(
+        ("jitter", "grayscale", "blur", "solarize"), "of the colour changes"
+    )
+
+    def __post_init__(self) -> None:
+        _check(self.count >= 1, f"count should be at least 1, not {self.count}")
+        _check(self.size >= 1, f"size should be at least 1 pixel, not {self.size}")
+        _check(0 < self.scale[0] <= self.scale[1] <= 1, f"scale should ascend within 0 and 1, not {self.scale}")
+        _check(0 < self.ratio[0] <= self.ratio[1], f"ratio should be two ascending positive numbers, not {self.ratio}")
+        _probability("flip", self.flip)
+        _probability("grayscale", self.grayscale)
+        complete = len(set(self.order)) == len(self.order)
+        _check(complete, f"order should name jitter, grayscale, blur and solarize once each, not {self.order}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Augment:
+    """The views of every image, and what normalises them afterwards on the training device."""
+
+    views: tuple[View, ...] = setting((View(count=2),), "kinds of views")
+    size: int | None = setting(None, "replaces the size of the large views; null leaves it", unit="pixels")
+    small_size: int | None = setting(None, "replaces the size of the other views; null leaves it", unit="pixels")
+    mean: tuple[float, ...] = setting(IMAGENET_MEAN, "per channel, subtracted after scaling to 0..1")
+    std: tuple[float, ...] = setting(IMAGENET_STD, "per channel, divided by")
+
+    def __post_init__(self) -> None:
+        _check(bool(self.views), "views: there are none")
+        for name, value in (("size", self.size), ("small_size", self.small_size)):
+            _check(value is None or value >= 1, f"{name} should be at least 1 pixel, not {value}")
+        each = "one {}number per channel, not {}"
+        finite = bool(self.mean) and all(math.isfinite(m) for m in self.mean)
+        _check(finite, f"mean should be {each.format('', self.mean)}")
+        positive = bool(self.std) and all(0 < s < math.inf for s in self.std)
+        _check(positive, f"std should be {each.format('positive ', self.std)}")
+        large, small = self._kinds()
+        if self.small_size is not None and not small:
+            raise UsageError(
+                f"augment: small_size={self.small_size} has no effect, all views are of one size",
+                "Leave it out, or take views of two sizes (augment=swav, dino, small_multicrop).",
+            )
+        if small and max(view.size for view in small) >= large[0].size:
+            raise UsageError(
+                f"augment: the small views ({max(view.size for view in small)} pixels) should be smaller than the "
+                f"large ones ({large[0].size} pixels)",
+                "Give both, such as augment.size=96 augment.small_size=48.",
+            )
+
+    def expanded(self) -> tuple[View, ...]:
+        """One `View` with count 1 per view of an image, in the order of a batch: large ones first, as they are listed.
+
+        Large are the views of the largest size that `views` names.
+        """
+        large, small = self._kinds()
+        return tuple(dataclasses.replace(view, count=1) for view in (*large, *small) for _ in range(view.count))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Side of each view in pixels, in the order of `expanded`."""
+        return tuple(view.size for view in self.expanded())
+
+    def _kinds(self) -> tuple[list[View], list[View]]:
+        largest = max(view.size for view in self.views)
+        large = [view for view in self.views if view.size == largest]
+        small = sorted((view for view in self.views if view.size < largest), key=lambda view: -view.size)
+        return [_resized(view, self.size) for view in large], [_resized(view, self.small_size) for view in small]
+
+
+def make_view(view: View) -> "Callable[[Tensor], Tensor]":
+    """The function that makes one view of a picture; it can be sent to other processes.
+
+    It takes uint8 (C, H, W), or float32 from 0 to 255 for samples of 16 bits, best with interleaved channels in memory
+    as decoders write them, and returns (C, size, size) of the same type, interleaved. Changes of colour need three
+    channels of 8 bits (see `without_colours`). It draws from torch's default generator: the same number of random
+    numbers for every picture, whatever happens to it.
+    """
+    from sslbench.data.views.ops import augment
+
+    return functools.partial(augment, view)
+
+
+def without_colours(augment: Augment) -> tuple[Augment, tuple[str, ...]]:
+    """The views without the changes that mean red, green and blue: what is left is made of any channels.
+
+    Brightness, contrast, blur and solarisation act on every channel by itself, and stay.
+
+    Returns:
+        The views, and the names of what was left out: 'jitter.hue', 'jitter.saturation', 'grayscale'.
+    """
+    dropped: dict[str, None] = {}
+    views = []
+    for view in augment.views:
+        jitter = view.jitter
+        if jitter.p:
+            dropped |= {f"jitter.{name}": None for name in ("hue", "saturation") if getattr(jitter, name)}
+        dropped |= {"grayscale": None} if view.grayscale else {}
+        own = dataclasses.replace(jitter, hue=0.0, saturation=0.0)
+        views.append(
+            dataclasses.replace(view, grayscale=0.0, jitter=own if own.brightness or own.contrast else Jitter())
+        )
+    return dataclasses.replace(augment, views=tuple(views)), tuple(sorted(dropped))
+
+
+def _resized(view: View, size: int | None) -> View:
+    return view if size is None else dataclasses.replace(view, size=size)

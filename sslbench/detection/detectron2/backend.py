@@ -1,0 +1,205 @@
+"""The detectron2 backend from end to end: the same recipe, data and weights, trained and run by Detectron2."""
+
+import dataclasses
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.data.open_objects import TrainTestObjects
+from sslbench.detection.detectron2 import train
+from sslbench.detection.detectron2.config import Configured, build_model, configured
+from sslbench.detection.detectron2.data import registered
+from sslbench.detection.detectron2.evaluate import Variants, detect
+from sslbench.detection.detectron2.library import load, own_log, probe
+from sslbench.detection.detectron2.weights import load_weights
+from sslbench.detection.evaluate import Progress
+from sslbench.detection.log import Watch
+from sslbench.detection.models.build import build_detector
+from sslbench.detection.models.detector import Detector
+from sslbench.detection.models.names import from_detectron2
+from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.train import Trained, TrainingRun
+from sslbench.distributed.collectives import rank, world_size
+from sslbench.metrics.detection import Detections
+from sslbench.train.state import random_states, restore_random_states
+from sslbench.weights.fill import fill
+from sslbench.weights.save import new_file
+
+log = logging.getLogger("sslbench")
+
+CONFIGURATION = ".detectron2.yaml"
+"""How the name of the effective configuration beside a record ends; Detectron2 reads it."""
+_LOG = "detectron2.log"
+_OF_TRAINING = ("SOLVER.", "DATALOADER.", "TEST.PRECISE_BN.", "INPUT.CROP.", "INPUT.MASK_FORMAT")
+"""Keys that change what is learnt, and not what the network is or how its detections are chosen."""
+DIFFERENCES = (
+    "Detectron2 draws order, sizes, flips and regions from other random numbers than the torchvision backend; they "
+    "depend on the number of processes, and the order of the images begins anew after an interruption.",
+    "Precise BatchNorm is fvcore's: over batches of the first process, each weighed by the pixels it has.",
+)
+"""Known differences to the torchvision backend, which every record of this one names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What came out of a training and a run over the test part.
+
+    Attributes:
+        trained: see there.
+        found: on the test part; the same on every process.
+        seconds: of the run over the test part.
+        variants: what Detectron2's own evaluator says, in percent.
+        notes: how this was made, one sentence each.
+        state: the trained model's tensors under Detectron2's names.
+    """
+
+    trained: Trained
+    found: Detections
+    seconds: float
+    variants: Variants
+    notes: tuple[str, ...]
+    state: dict[str, torch.Tensor]
+
+
+def check_configuration(
+    backbone: Backbone, recipe: DetectionRecipe, given: Mapping[str, Any], *, device: torch.device, processes: int
+) -> Configured:
+    """Builds the model once on the CPU and fills its backbone, to find what does not go together.
+
+    Returns:
+        The configuration, for one class.
+
+    Raises:
+        SslbenchError: anything that is wrong with recipe, keys or weights.
+    """
+    configuration = configured(backbone, recipe, 1, given, device=device, processes=processes)
+    on_cpu = configured_for(configuration, "cpu")
+    states = random_states("cpu")
+    try:
+        with own_log(None):
+            load_weights(build_model(on_cpu), backbone)
+    finally:
+        restore_random_states(states)
+    return configuration
+
+
+def configured_for(configuration: Configured, device: str) -> Configured:
+    """The same on another device."""
+    cfg = configuration.cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.DEVICE = device
+    cfg.freeze()
+    return dataclasses.replace(configuration, cfg=cfg)
+
+
+def run(
+    backbone: Backbone,
+    recipe: DetectionRecipe,
+    given: Mapping[str, Any],
+    data: TrainTestObjects,
+    training: TrainingRun,
+    *,
+    stem: Path,
+    watch: Watch | None = None,
+    progress: Progress | None = None,
+) -> Ran:
+    """Trains and detects; every process calls this. Global random states are as before when it returns.
+
+    Args:
+        backbone: a ResNet.
+        recipe: of the detector.
+        given: d2.KEY=value of the user, without 'd2.'.
+        data: train and test part.
+        training: seed, device, workers, folder of the checkpoints; Detectron2's own log lies there too.
+        stem: of the record's files: the effective configuration is written beside them.
+        watch: told of every line of the log, on the first process.
+        progress: of the run over the test part: what, images done, images in all.
+
+    Raises:
+        SslbenchError: see `check_configuration` and `detectron2_train.train`.
+    """
+    device, classes = training.device, len(data.train.classes)
+    configuration = configured(backbone, recipe, classes, given, device=device, processes=world_size())
+    states = random_states(device.type)
+    folder = training.folder
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="sslbench-") as scratch,
+            own_log(folder / _LOG if rank() == 0 else None),
+            registered(data, configuration.cfg, Path(scratch)) as cfg,
+        ):
+            _join()
+            whole = dataclasses.replace(configuration, cfg=cfg)
+            load("utils.env").seed_all_rng(training.seed)  # every process begins with the same heads
+            model = build_model(whole)
+            taken = load_weights(model, backbone)
+            log.info(taken)
+            if rank() == 0:
+                _write_configuration(configuration, stem)
+            trained = train.train(model, whole, recipe, data.train, training, watch)
+            began = time.perf_counter()
+            found, variants = detect(model, cfg, data.test, workers=training.workers, progress=progress)
+            seconds = time.perf_counter() - began
+            notes = _notes(configuration, data, stem, taken)
+            state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+            return Ran(trained, found, seconds, variants, notes, state)
+    finally:
+        restore_random_states(states)
+
+
+def as_detector(
+    backbone: Backbone, recipe: DetectionRecipe, classes: int, ran: Ran, given: Mapping[str, Any]
+) -> Detector | None:
+    """The trained model as a detector of sslbench's, which finds the same; None if the user's keys made it another one.
+
+    Args:
+        backbone: that it was built around.
+        recipe: that it was built from.
+        classes: without background.
+        ran: what came out of the training.
+        given: d2.KEY=value of the user.
+    """
+    if any(not key.startswith(_OF_TRAINING) for key in given):
+        return None
+    detector = build_detector(backbone, recipe, classes)
+    fill(detector, from_detectron2(ran.state), what="the detector that Detectron2 trained")
+    return detector.eval()
+
+
+def _join() -> None:
+    """Detectron2 remembers groups of processes that may have ended since, and wants one for every machine."""
+    comm = load("utils.comm")
+    comm._get_global_gloo_group.cache_clear()
+    comm.create_local_process_group.cache_clear()
+    comm._LOCAL_PROCESS_GROUP = None
+    if world_size() > 1:
+        comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", world_size())))
+
+
+def _write_configuration(configuration: Configured, stem: Path) -> None:
+    path = stem.with_name(stem.name + CONFIGURATION)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as temporary:
+        temporary.write_text(configuration.cfg.dump(), encoding="utf-8")
+
+
+def _notes(configuration: Configured, data: TrainTestObjects, stem: Path, taken: str) -> tuple[str, ...]:
+    notes = [
+        f"Trained and run by Detectron2 {probe().version}; its whole configuration is in {stem.name}{CONFIGURATION}.",
+        f"{taken}.",
+        "The metrics are sslbench's on Detectron2's detections, as for the torchvision backend; those of its own "
+        "COCOEvaluator are beside them.",
+        *configuration.notes,
+        *DIFFERENCES,
+    ]
+    difficult = sum(int(objects.difficult.sum()) for objects in data.test.objects)
+    if difficult:
+        notes.append(f"Its COCOEvaluator knows no difficult objects and counts the {difficult} of the test part.")
+    return tuple(notes)

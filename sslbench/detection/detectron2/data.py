@@ -1,0 +1,211 @@
+"""Our images and objects as Detectron2 reads data: registered for the time of a run, decoded by sslbench."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sslbench.data.open_objects import ObjectSource, TrainTestObjects
+from sslbench.detection.batches import read
+from sslbench.detection.detectron2.library import load
+from sslbench.errors import ResultError, SslbenchError, UsageError
+from sslbench.metrics.detection.masks import text
+from sslbench.metrics.detection.matches import corner_and_size
+
+TRAIN, TEST = "sslbench_train", "sslbench_test"
+"""Names under which the data are registered; Detectron2's own end otherwise (coco_2017_train)."""
+
+
+@contextlib.contextmanager
+def registered(data: TrainTestObjects, cfg: Any, folder: Path) -> Iterator[Any]:
+    """Both parts in Detectron2's catalogue of this process, for the time of the block.
+
+    Args:
+        data: the two parts.
+        cfg: whether masks are wanted, and in which form.
+        folder: for the COCO file of the test part, which Detectron2's evaluator reads.
+
+    Yields:
+        The configuration with their names in it.
+
+    Raises:
+        UsageError: polygons are asked for and some masks are none.
+        DataError: a mask is damaged.
+    """
+    catalog = load("data")
+    masks = _mask_form(data.train, cfg)
+    truth = folder / "truth.json"
+    write_truth(data.test, truth, masks=bool(masks))
+    parts = ((TRAIN, lambda: entries(data.train, masks)), (TEST, lambda: entries(data.test, None)))
+    for name, part in parts:
+        catalog.DatasetCatalog.register(name, part)
+    catalog.MetadataCatalog.get(TRAIN).set(thing_classes=list(data.train.classes))
+    catalog.MetadataCatalog.get(TEST).set(
+        thing_classes=list(data.test.classes),
+        thing_dataset_id_to_contiguous_id={number: i for i, number in enumerate(data.test.class_numbers)},
+        json_file=str(truth),
+    )
+    named = cfg.clone()
+    named.defrost()
+    named.DATASETS.TRAIN, named.DATASETS.TEST = (TRAIN,), (TEST,)
+    named.freeze()
+    try:
+        yield named
+    finally:
+        for name, _ in parts:
+            catalog.DatasetCatalog.remove(name)
+            catalog.MetadataCatalog.remove(name)
+
+
+def _mask_form(source: ObjectSource, cfg: Any) -> str | None:
+    if not cfg.MODEL.MASK_ON:
+        return None
+    form = str(cfg.INPUT.MASK_FORMAT)
+    all_masks = [mask for objects in source.objects for mask in objects.masks or ()]
+    if form == "polygon" and not all(_is_polygons(mask) for mask in all_masks):
+        raise UsageError(
+            f"d2.INPUT.MASK_FORMAT=polygon, and {source.name} has masks that are no polygons",
+            "Leave it out: bitmask takes every form.",
+        )
+    return form
+
+
+def _is_polygons(mask: Any) -> bool:
+    return isinstance(mask, list) and all(isinstance(part, list) and len(part) >= 6 for part in mask)
+
+
+def entries(source: ObjectSource, masks: str | None) -> list[dict[str, Any]]:
+    """One dict per image in Detectron2's form; `position` is the image's place in the source.
+
+    Args:
+        source: the images and objects.
+        masks: "bitmask" or "polygon" for objects with masks.
+    """
+    boxes = load("structures").BoxMode.XYXY_ABS
+    found = []
+    for i in range(len(source)):
+        objects = source.objects[i]
+        height, width = (int(side) for side in source.sizes[i])
+        rows: list[dict[str, Any]] = [
+            {"bbox": box, "bbox_mode": boxes, "category_id": label, "iscrowd": int(crowd)}
+            for box, label, crowd in zip(
+                objects.boxes.tolist(), objects.classes.tolist(), objects.crowd.tolist(), strict=True
+            )
+        ]
+        if masks:
+            shapes = source.masks_of(i) if masks == "bitmask" else objects.masks or ()
+            for row, shape in zip(rows, shapes, strict=True):
+                row["segmentation"] = shape
+        entry = {"position": i, "image_id": source.numbers[i], "height": height, "width": width, "annotations": rows}
+        found.append(entry)
+    return found
+
+
+class Mapper:
+    """An entry -> what the model takes: decoded by sslbench, resized, flipped and turned into tensors by Detectron2."""
+
+    def __init__(self, source: ObjectSource, cfg: Any, *, train: bool) -> None:
+        """Takes the source that the entries are of, and the configuration; it is called in processes that decode."""
+        self.source, self.bgr = source, cfg.INPUT.FORMAT == "BGR"
+        self.theirs = load("data").DatasetMapper(cfg, train)
+
+    def __call__(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """An error is put into the entry: DataLoader would raise it as the text of a traceback."""
+        try:
+            picture = read(self.source, entry["position"])
+        except SslbenchError as error:
+            return {**entry, "failed": error}
+        return self._seen(entry, picture)
+
+    def _seen(self, entry: dict[str, Any], picture: Tensor) -> dict[str, Any]:
+        pixels = picture.permute(1, 2, 0).numpy()
+        height, width = pixels.shape[:2]
+        seen = load("data.transforms").AugInput(np.ascontiguousarray(pixels[:, :, ::-1] if self.bgr else pixels))
+        moves = self.theirs.augmentations(seen)
+        result = {**entry, "height": height, "width": width}
+        result["image"] = torch.from_numpy(np.ascontiguousarray(seen.image.transpose(2, 0, 1)))
+        # The rows are changed in place.
+        result["annotations"] = [dict(row) for row in entry["annotations"]]
+        if self.theirs.is_train:
+            self.theirs._transform_annotations(result, moves, seen.image.shape[:2])
+        return result
+
+
+class Checked:
+    """A loader of Detectron2's, whose entries are looked at before the model gets them."""
+
+    def __init__(self, loader: Any) -> None:
+        """Takes what iterates over lists of entries."""
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        """The same lists.
+
+        Raises:
+            DataError: an image cannot be read, or is of another size than its annotations are for.
+        """
+        for batch in self.loader:
+            for entry in batch:
+                if "failed" in entry:
+                    raise entry["failed"]
+            yield batch
+
+
+def train_loader(source: ObjectSource, cfg: Any, *, workers: int) -> Checked:
+    """Endless batches of this process, by Detectron2's own loader and sampler."""
+    used = _with_workers(cfg, workers)
+    mapper = Mapper(source, used, train=True)
+    return Checked(load("data").build_detection_train_loader(used, mapper=mapper))
+
+
+def test_loader(source: ObjectSource, cfg: Any, *, workers: int) -> Checked:
+    """Every image of this process's share once, by Detectron2's own loader and sampler."""
+    used = _with_workers(cfg, workers)
+    return Checked(load("data").build_detection_test_loader(used, TEST, mapper=Mapper(source, used, train=False)))
+
+
+def _with_workers(cfg: Any, workers: int) -> Any:
+    changed = cfg.clone()
+    changed.defrost()
+    changed.DATALOADER.NUM_WORKERS = workers
+    changed.freeze()
+    return changed
+
+
+def write_truth(source: ObjectSource, path: Path, *, masks: bool) -> None:
+    """What is there, as a COCO file with the manifest's own ids. COCO knows no difficult objects: they are as others.
+
+    Raises:
+        DataError: a mask is missing or damaged.
+    """
+    annotations: list[dict[str, Any]] = []
+    for i, number in enumerate(source.numbers):
+        objects = source.objects[i]
+        shapes = source.masks_of(i) if masks else (None,) * len(objects)
+        rows = zip(corner_and_size(objects.boxes).tolist(), objects.classes.tolist(), shapes, strict=True)
+        for k, (box, label, shape) in enumerate(rows):
+            row = {"id": len(annotations) + 1, "image_id": int(number), "category_id": source.class_numbers[label]}
+            row |= {"bbox": box, "area": float(objects.areas[k]), "iscrowd": int(objects.crowd[k])}
+            if shape is not None:
+                row["segmentation"] = text(shape)
+            annotations.append(row)
+    images = [
+        {"id": int(number), "height": int(height), "width": int(width)}
+        for number, (height, width) in zip(source.numbers, source.sizes, strict=True)
+    ]
+    categories = [
+        {"id": int(number), "name": name} for number, name in zip(source.class_numbers, source.classes, strict=True)
+    ]
+    content = {"info": {}, "images": images, "annotations": annotations, "categories": categories}
+    try:
+        path.write_text(json.dumps(content), encoding="utf-8")
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error

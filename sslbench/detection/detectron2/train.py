@@ -1,0 +1,215 @@
+"""Training by Detectron2's own trainer, loader, optimizer and schedule; checkpoints, signals and progress are ours."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sslbench.data.open_objects import ObjectSource
+from sslbench.detection.detectron2.config import Configured, refusals
+from sslbench.detection.detectron2.data import train_loader
+from sslbench.detection.detectron2.library import load
+from sslbench.detection.log import Meter, MetricsFile, Watch
+from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.train import Trained, TrainingRun
+from sslbench.distributed.collectives import max_, rank, world_size
+from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
+from sslbench.errors import UsageError
+from sslbench.train import checkpoints
+from sslbench.train.lock import exclusive
+from sslbench.train.loop import SIGNAL_CHECK, NotFiniteError, StoppedError
+from sslbench.train.resume import continue_from, newest_whole
+from sslbench.train.signals import stop_signals
+
+_KEEP = 2  # checkpoints
+BACKEND = "detectron2"
+"""How its checkpoints are marked: those of the torchvision backend are others."""
+
+
+def train(
+    model: Any,
+    configuration: Configured,
+    recipe: DetectionRecipe,
+    source: ObjectSource,
+    run: TrainingRun,
+    watch: Watch | None = None,
+) -> Trained:
+    """Trains Detectron2's model in place; every process calls this.
+
+    Detectron2 draws from the global random states, so they are set here; the caller puts them back.
+
+    Args:
+        model: with its weights, on `run.device`.
+        configuration: with the data's names in it.
+        recipe: that it was made from.
+        source: the images and objects that are registered for training.
+        run: seed, workers, folder of the checkpoints.
+        watch: told of every line of the log, on the first process.
+
+    Raises:
+        UsageError: Detectron2 refuses the user's keys, or another run uses the folder.
+        WeightsError: no checkpoint in the folder is whole, or the processes see different ones.
+        DataError: an image cannot be read.
+        NotFiniteError: the loss is NaN or infinite.
+        StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
+    """
+    cfg = configuration.cfg
+    # What the user changed by d2.KEY=value counts.
+    recipe = dataclasses.replace(recipe, iterations=cfg.SOLVER.MAX_ITER, batch_size=cfg.SOLVER.IMS_PER_BATCH)
+    with exclusive(run.folder):
+        return _train(model, configuration, recipe, source, run, watch)
+
+
+def _train(
+    model: Any,
+    configuration: Configured,
+    recipe: DetectionRecipe,
+    source: ObjectSource,
+    run: TrainingRun,
+    watch: Watch | None,
+) -> Trained:
+    cfg = configuration.cfg
+    content = _checkpoint(run.folder)
+    start = 0 if content is None else int(content["step"])
+    began = time.perf_counter()
+    if content is not None:
+        model.load_state_dict(content["model"])
+    if start < recipe.iterations:
+        # Detectron2's order of images begins anew after an interruption: with another seed it is not the same again.
+        load("utils.env").seed_all_rng(_seed(run.seed, start, rank()))
+        with refusals(configuration.given):
+            trainer = _trainer(model, _seeded(cfg, _seed(run.seed, start, 0)), source, run)
+        if content is not None:
+            trainer.load_state_dict(content["trainer"])
+        with stop_signals() as signal_number, _not_finite(recipe, run.folder):
+            trainer.register_hooks([_last_hook(model, recipe, run, start, watch, signal_number)])
+            trainer.train(start, recipe.iterations)
+        broadcast_buffers(model)
+    return Trained(time.perf_counter() - began, recipe.iterations - start, None if content is None else start)
+
+
+def _seed(seed: int, start: int, process: int) -> int:
+    """Detectron2 takes seeds below 2^31 and adds the number of a process itself nowhere but in its own set-up."""
+    return (seed * 1_000_003 + start * 1009 + process + 1) % (2**31 - 1)
+
+
+def _seeded(cfg: Any, seed: int) -> Any:
+    changed = cfg.clone()
+    changed.defrost()
+    changed.SEED = seed
+    changed.freeze()
+    return changed
+
+
+def _trainer(model: Any, cfg: Any, source: ObjectSource, run: TrainingRun) -> Any:
+    """Detectron2's SimpleTrainer (AMPTrainer) with the hooks that its DefaultTrainer has for training."""
+    engine, solver = load("engine"), load("solver")
+    optimizer = solver.build_optimizer(cfg, model)
+    loader = train_loader(source, cfg, workers=run.workers)
+    kind = engine.AMPTrainer if cfg.SOLVER.AMP.ENABLED else engine.SimpleTrainer
+    # DefaultTrainer's own wrapper names a GPU, which makes it fail on processors.
+    trainer = kind(wrap(model, run.device, "ddp"), loader, optimizer)
+    hooks = [
+        engine.hooks.IterationTimer(),
+        engine.hooks.LRScheduler(optimizer, solver.build_lr_scheduler(_whole_warm_up(cfg), optimizer)),
+    ]
+    if cfg.TEST.PRECISE_BN.ENABLED and _has_bn(model):
+        precise = train_loader(source, cfg, workers=0)
+        hooks.append(engine.hooks.PreciseBN(0, model, precise, cfg.TEST.PRECISE_BN.NUM_ITER))
+    trainer.register_hooks(hooks)
+    return trainer
+
+
+def _has_bn(model: Any) -> bool:
+    return any(isinstance(m, _BatchNorm) and m.training for m in model.modules())
+
+
+def _whole_warm_up(cfg: Any) -> Any:
+    """For the rates of a training that ends early: Detectron2 would press the whole warm-up into it."""
+    changed = cfg.clone()
+    changed.defrost()
+    changed.SOLVER.MAX_ITER = max(cfg.SOLVER.MAX_ITER, cfg.SOLVER.WARMUP_ITERS)
+    changed.freeze()
+    return changed
+
+
+def _last_hook(
+    model: Any,
+    recipe: DetectionRecipe,
+    run: TrainingRun,
+    start: int,
+    watch: Watch | None,
+    signal_number: Callable[[], int],
+) -> Any:
+    """A hook of the trainer: log, checkpoints, signals. It comes after those of Detectron2."""
+    meter = Meter(recipe, start, run.device)
+    watchers: list[Watch] = []
+    if rank() == 0:
+        watchers += [] if run.metrics is None else [MetricsFile(run.metrics, start=start)]
+        watchers += [] if watch is None else [watch]
+
+    class Last(load("engine").HookBase):  # type: ignore[misc]
+        def after_step(self) -> None:
+            done, last = self.trainer.iter + 1, self.trainer.iter + 1 == recipe.iterations
+            if watchers and meter.due(done):
+                values = {n: torch.tensor(v) for n, (v, _) in self.trainer.storage.latest().items()}
+                losses = {n: value for n, value in values.items() if n.startswith("loss_")}
+                line = meter.line(done, losses, values["total_loss"], float(values["lr"]))
+                for told in watchers:
+                    told(line)
+            stop = _signalled(signal_number, done, run.device)
+            if stop or last or done % run.save_every == 0:
+                _save(model, self.trainer, run, done)
+            if stop and not last:
+                raise StoppedError(
+                    f"stopped by signal {stop} after iteration {done} of {recipe.iterations}; everything is saved",
+                    "Run the same command again to continue.",
+                    128 + stop,
+                )
+
+    return Last()
+
+
+def _signalled(signal_number: Callable[[], int], done: int, device: torch.device) -> int:
+    """The signal that any process got; several processes only compare now and then."""
+    if world_size() == 1:
+        return signal_number()
+    return 0 if done % SIGNAL_CHECK else int(max_(torch.tensor(signal_number(), device=device)))
+
+
+def _save(model: Any, trainer: Any, run: TrainingRun, done: int) -> None:
+    """Detectron2's own checkpointer reads the file too: the tensors lie where it looks for them."""
+    state = {"backend": BACKEND, "model": module_state(model), "trainer": trainer.state_dict()}
+    if rank() == 0:
+        checkpoints.write(run.folder, done, {**state, "about": run.about}, keep=_KEEP)
+
+
+@contextlib.contextmanager
+def _not_finite(recipe: DetectionRecipe, folder: Path) -> Iterator[None]:
+    """Detectron2 raises FloatingPointError when a loss, a box or a score is not finite."""
+    try:
+        yield
+    except FloatingPointError as error:
+        kept = checkpoints.newest(folder)
+        where = f" The last checkpoint, {kept}, is from before." if kept else ""
+        raise NotFiniteError(
+            f"Detectron2 stopped: {str(error).splitlines()[0]}{where}",
+            f"Try a lower rate (lr={recipe.lr:g} now) or a longer warm-up (warmup_iterations="
+            f"{recipe.warmup_iterations} now); or are these the weights that you meant?",
+        ) from error
+
+
+def _checkpoint(folder: Path) -> dict[str, Any] | None:
+    found = newest_whole(folder)
+    if found is None:
+        return None
+    path, content = found
+    if content.get("backend") != BACKEND:
+        raise UsageError(f"{path} was not written by the detectron2 backend", "Remove it to begin anew.")
+    continue_from(folder, path, int(content["step"]))
+    return content

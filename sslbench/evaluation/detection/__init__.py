@@ -1,0 +1,267 @@
+"""Detection from end to end: a detector around the backbone is trained and scored, one result record comes out.
+
+`prepare_detection` finds everything that can be wrong before the first image is decoded; `evaluate_detection` trains,
+scores and writes.
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.load import load_backbone
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.loading import loader
+from sslbench.data.open_objects import TrainTestObjects, split_objects
+from sslbench.detection.evaluate import draw, score
+from sslbench.detection.log import Line, Watch
+from sslbench.detection.readable import check_readable
+from sslbench.detection.saved import check_weights
+from sslbench.detection.train import TrainingRun, check_processes
+from sslbench.distributed import this_process
+from sslbench.distributed.collectives import process_group, rank
+from sslbench.errors import DataError, UsageError
+from sslbench.evaluation.detection.backends import check_backend, run_backend, try_backend
+from sslbench.evaluation.detection.compare import Measured, compared
+from sslbench.evaluation.detection.record import METRICS, blank_result, describe, export, finished, run_exported
+from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection, make_recipe
+from sslbench.evaluation.floors import UNTRAINED_SEED
+from sslbench.evaluation.prepare import with_preprocessing
+from sslbench.evaluation.references import compare_references
+from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.run import Progress
+from sslbench.metrics.detection.files import write_results
+from sslbench.results import Result, files
+
+__all__ = [
+    "DetectionRequest",
+    "PreparedDetection",
+    "check_backend",
+    "evaluate_detection",
+    "make_recipe",
+    "prepare_detection",
+]
+
+log = logging.getLogger("sslbench")
+
+_SAVE_EVERY = 500  # iterations, at most
+_NO_BASELINE = "--baseline random trains the same detector from the untrained backbone"
+
+
+def prepare_detection(
+    request: DetectionRequest, run: RunSettings, *, backbone: Backbone | None = None
+) -> PreparedDetection:
+    """Opens weights and data, and builds the detector once, to find what does not go together.
+
+    Args:
+        request: what to train and score.
+        run: how.
+        backbone: takes the place of request.weights when it is in memory already.
+
+    Raises:
+        SslbenchError: anything that is wrong; no image has been decoded then.
+    """
+    check_backend(request)
+    run.torch_device()
+    check_processes(request.recipe, this_process().world)
+    backbone, _ = with_preprocessing(backbone or _load(request, run), _decoding(run))
+    if backbone.report is not None:
+        log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")
+    if backbone.preprocessing.channels != 3:
+        raise UsageError(
+            f"a detector sees images as RGB, and {backbone.name} takes {backbone.preprocessing.channels} channels",
+            "Detection on other channels is not there. --backbone NAME without in_chans takes three.",
+        )
+    check_weights(backbone, request.recipe, request.weights)
+    backend = try_backend(request, run, backbone)
+    baselines = tuple(_baselines(request, backbone))
+    data = split_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
+    log.info(f"{len(data.train)} train and {len(data.test)} test images, {data.how}")
+    for note in dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)):
+        log.info(note)
+    _check_data(request, data)
+    data = _read_by(data, backbone, run)
+    return PreparedDetection(request, run, backbone, data, backend, baselines)
+
+
+def _decoding(run: RunSettings) -> dict[str, Any]:
+    """What differs from the usual way of decoding."""
+    if "fast" in run.decoder:
+        raise UsageError(
+            "--decoder fast decodes to fewer pixels, and boxes belong to the whole picture",
+            "Leave it out; JPEGs are decoded by libjpeg-turbo in any case.",
+        )
+    return run.decoding()
+
+
+def _read_by(data: TrainTestObjects, backbone: Backbone, run: RunSettings) -> TrainTestObjects:
+    used = backbone.preprocessing
+    reading = Reading(used.decoder, used.max_pixels, run.start_method)
+    train, test = (dataclasses.replace(part, reading=reading) for part in (data.train, data.test))
+    return dataclasses.replace(data, train=train, test=test)
+
+
+def _load(request: DetectionRequest, run: RunSettings) -> Backbone:
+    if request.weights.partition(":")[0] == "pixels":
+        raise UsageError("a detector needs a network, and 'pixels' is none", "Give weights, or random with --backbone.")
+    return load_backbone(
+        request.weights,
+        backbone=request.backbone,
+        format=request.format,
+        allow_partial=request.allow_partial,
+        trust_pickle=request.trust_pickle,
+        stem=request.stem,
+        seed=run.seed,
+        as_stored=True,
+    )
+
+
+def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[str, Backbone]]:
+    """The other backbones, of the same architecture: what differs should be the weights.
+
+    Raises:
+        UsageError: one is of another architecture.
+    """
+    for given in dict.fromkeys(request.baselines):
+        if given == request.weights:
+            continue
+        if given == "random":
+            other = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
+            yield given, dataclasses.replace(other, preprocessing=backbone.preprocessing)
+            continue
+        other = load_backbone(given, backbone=request.backbone, trust_pickle=request.trust_pickle, as_stored=True)
+        if other.name != backbone.name:
+            raise UsageError(
+                f"--baseline {given} is a {other.name}, and --weights {request.weights} a {backbone.name}",
+                "Beside each other they would say more of the architectures than of the weights.",
+            )
+        check_weights(other, request.recipe, given)
+        used = backbone.preprocessing
+        read = dataclasses.replace(other.preprocessing, decoder=used.decoder, max_pixels=used.max_pixels)
+        yield given, dataclasses.replace(other, preprocessing=read)
+
+
+def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
+    if request.recipe.masks:
+        for part in (data.train, data.test):
+            if not part.has_masks:
+                raise DataError(
+                    f"masks=true, and {part.name} has objects without a mask",
+                    "Give masks=false, or data with segmentations.",
+                )
+    benchmark = request.benchmark
+    if benchmark is None:
+        return
+    found = {"train": len(data.train), "test": len(data.test)}
+    for split, n in benchmark.samples.items():
+        if found[split] != n:
+            log.warning(f"{benchmark.name} has {n} {split} images, this data has {found[split]}")
+    if benchmark.classes and len(data.train.classes) != benchmark.classes:
+        raise DataError(
+            f"{benchmark.name} has {benchmark.classes} classes, this data has {len(data.train.classes)}",
+            "For other data copy the benchmark and change its 'classes'.",
+        )
+
+
+def evaluate_detection(
+    prepared: PreparedDetection,
+    *,
+    out: Path,
+    command: str,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+) -> list[Result]:
+    """Trains, scores and writes `out/detection/WEIGHTS-ID.json`.
+
+    Beside it lie the trained detector, predictions, a picture, the log of the training, and checkpoints while it runs.
+    Every process calls this. When it is called again after an interruption, it continues from the last checkpoint.
+
+    Args:
+        prepared: from `prepare_detection`.
+        out: folder for the records.
+        command: what the user typed.
+        progress: of what is not training.
+        watch: told of the lines of the training's log; without one they go to the log of the program.
+
+    Returns:
+        Results of the baselines, then the one in question; empty on processes but the first.
+
+    Raises:
+        SslbenchError: an image cannot be read, the loss is not finite, or the folder cannot be written.
+        StoppedError: SIGTERM, SIGUSR1 or SIGINT came during training; everything is saved.
+    """
+    request, says = prepared.request, watch or _said
+    with process_group(prepared.run.torch_device()):
+        parts = prepared.data.train, prepared.data.test
+        check_readable(parts, workers=_workers(prepared.run), progress=progress)
+        beside = [_measure(prepared, other, given, out, command, progress, says) for given, other in prepared.baselines]
+        own = _measure(prepared, prepared.backbone, request.weights, out, command, progress, says)
+        if rank() != 0:
+            return []
+        result = compared(own, beside, prepared.data.test.truth(), request.recipe, seed=prepared.run.seed)
+        if not beside and not result.weights.untrained:
+            result = dataclasses.replace(result, missing_floors={"untrained": _NO_BASELINE})
+        path = files.write_without_scores(result, out)
+        return [*(other.result for other in beside), dataclasses.replace(result, file=path)]
+
+
+def _said(line: Line) -> None:
+    log.info(f"iteration {line.iteration} of {line.iterations}: {line.summary()}")
+
+
+def _measure(
+    prepared: PreparedDetection,
+    backbone: Backbone,
+    given: str,
+    out: Path,
+    command: str,
+    progress: Progress | None,
+    watch: Watch,
+) -> Measured:
+    """One detector, its record written; that of the one in question is written again with the others beside it."""
+    recipe, run, data = prepared.request.recipe, prepared.run, prepared.data
+    blank = blank_result(prepared, backbone, given, command)
+    stem = files.path_of(blank, out).with_suffix("")
+    about = describe(prepared, backbone, given, blank.id)
+    training = TrainingRun(
+        run.seed,
+        run.torch_device(),
+        _workers(run),
+        stem.with_name(f"{stem.name}.checkpoints"),
+        save_every=max(min(_SAVE_EVERY, recipe.iterations // 5), 1),
+        metrics=stem.with_name(stem.name + METRICS),
+        about=about.text(),
+    )
+    log.info(
+        f"{blank.weights.name}: a detector, trained for {recipe.iterations} iterations of {recipe.batch_size} images"
+    )
+    ran = run_exported(prepared, training, stem, progress)
+    if ran is None:
+        ran = run_backend(prepared, backbone, training, stem=stem, watch=watch, progress=progress)
+        if ran.detector is not None:
+            export(prepared, ran.detector, about, training, stem, command)
+    if rank() != 0:
+        return Measured(blank, ran.found)
+    began = time.perf_counter()
+    truth = data.test.truth(masks=recipe.masks)
+    scores, of_masks = score(truth, ran.found, recipe, seed=run.seed)
+    write_results(stem.with_name(stem.name + files.PREDICTIONS), ran.found, data.test.numbers, data.test.class_numbers)
+    draw(data.test, truth, ran.found, stem.with_name(f"{stem.name}.png"))
+    result = finished(blank, ran, scores, of_masks, n=len(data.test), seconds=time.perf_counter() - began)
+    result = dataclasses.replace(
+        result, references=compare_references(prepared.request.benchmark, result.weights, result.metrics)
+    )
+    path = files.write_without_scores(result, out)
+    return Measured(dataclasses.replace(result, file=path), ran.found)
+
+
+def _workers(run: RunSettings) -> int:
+    if run.workers != "auto":
+        return run.workers
+    cores = loader.default_workers()
+    if run.torch_device().type == "cpu":
+        return 0
+    return max(cores // this_process().world, 1)

@@ -1,0 +1,116 @@
+"""The two ways to train and run a detector: on torchvision's parts, or by Detectron2. What comes out is the same."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.detection.detectron2.library import require
+from sslbench.detection.evaluate import Progress, detect
+from sslbench.detection.log import Watch
+from sslbench.detection.models.build import build_detector
+from sslbench.detection.models.detector import Detector
+from sslbench.detection.train import Trained, TrainingRun, make_optimizer, train
+from sslbench.distributed import this_process
+from sslbench.errors import UsageError
+from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection
+from sslbench.evaluation.request import RunSettings
+from sslbench.metrics.detection import Detections
+from sslbench.results import plain
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """A detector that was trained and run over the test part.
+
+    Attributes:
+        detector: trained, with sslbench's own modules; None when Detectron2 trained one that those cannot express.
+        trained: what the training took.
+        found: on the test part.
+        seconds: of the run over it.
+        variants: what the backend's own evaluator says of it, in percent.
+        versions: of the backend's package.
+        notes: on how it was made, one sentence each.
+    """
+
+    detector: Detector | None
+    trained: Trained
+    found: Detections
+    seconds: float
+    variants: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def check_backend(request: DetectionRequest) -> None:
+    """Refuses a backend that is not there, before anything is opened.
+
+    Raises:
+        UsageError: Detectron2 cannot be used (the message says how it is installed), or d2.KEY=value without it.
+    """
+    if request.backend == "detectron2":
+        require()
+    elif request.d2:
+        key = next(iter(request.d2))
+        raise UsageError(
+            f"d2.{key} is for Detectron2, and the backend is {request.backend}", "Add --backend detectron2."
+        )
+
+
+def try_backend(request: DetectionRequest, run: RunSettings, backbone: Backbone) -> dict[str, Any]:
+    """Builds the detector once, to find what does not go together.
+
+    Returns:
+        What belongs to the settings of the measurement: the backend, and the user's keys as Detectron2 takes them.
+
+    Raises:
+        SslbenchError: recipe, keys and backbone do not go together.
+    """
+    if request.backend == "torchvision":
+        make_optimizer(build_detector(backbone, request.recipe, 1), request.recipe)
+        return {"backend": "torchvision"}
+    from sslbench.detection.detectron2.backend import check_configuration
+
+    device, processes = run.torch_device(), this_process().world
+    checked = check_configuration(backbone, request.recipe, request.d2, device=device, processes=processes)
+    return {"backend": "detectron2", "d2": plain(checked.given)}
+
+
+def run_backend(
+    prepared: PreparedDetection,
+    backbone: Backbone,
+    training: TrainingRun,
+    *,
+    stem: Path,
+    watch: Watch | None = None,
+    progress: Progress | None = None,
+) -> Ran:
+    """Trains a detector around the backbone and runs it over the test part; every process calls this.
+
+    Args:
+        prepared: recipe and data.
+        backbone: the one of the request, or the untrained one.
+        training: seed, device, workers, folder of the checkpoints.
+        stem: of the record's files.
+        watch: told of every line of the training's log, on the first process.
+        progress: of the run over the test part.
+
+    Raises:
+        SslbenchError: an image cannot be read, the loss is not finite, a signal came.
+    """
+    request, data = prepared.request, prepared.data
+    classes = len(data.train.classes)
+    detector = None
+    if request.backend == "torchvision":
+        detector = build_detector(backbone, request.recipe, classes, device=training.device, seed=training.seed)
+        trained = train(detector, data.train, training, watch)
+        began = time.perf_counter()
+        found = detect(detector, data.test, workers=training.workers, progress=progress)
+        return Ran(detector, trained, found, time.perf_counter() - began)
+    from sslbench.detection.detectron2 import backend
+
+    ran = backend.run(backbone, request.recipe, request.d2, data, training, stem=stem, watch=watch, progress=progress)
+    detector = backend.as_detector(backbone, request.recipe, classes, ran, request.d2)
+    versions = {"detectron2": require().version or ""}
+    return Ran(detector, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)

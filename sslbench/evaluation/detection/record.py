@@ -1,0 +1,185 @@
+"""The record of a detection: what is known before training, and what is added after it."""
+
+import dataclasses
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sslbench import detection
+from sslbench.backbones.backbone import Backbone
+from sslbench.data.open_objects import ObjectSource
+from sslbench.detection.evaluate import Progress, detect
+from sslbench.detection.models.detector import Detector
+from sslbench.detection.recipe import DetectionRecipe, what_is_trained
+from sslbench.detection.saved import SUFFIX, About, read_detector, save_detector
+from sslbench.detection.train import Trained, TrainingRun
+from sslbench.distributed.collectives import from_first, rank
+from sslbench.distributed.parallel import module_state
+from sslbench.evaluation.detection.backends import Ran
+from sslbench.evaluation.detection.request import PreparedDetection
+from sslbench.evaluation.record import benchmark_used, hardware, weights_used
+from sslbench.identity import Measurement, record_id
+from sslbench.metrics.detection import DetectionScores
+from sslbench.results import (
+    DataPart,
+    DataUsed,
+    Metric,
+    ProtocolUsed,
+    Result,
+    files,
+    percent,
+    plain,
+)
+
+_HEADLINE = "AP"
+
+
+def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, command: str) -> Result:
+    """The record without what is measured; its id is known before training, which the checkpoints need."""
+    request, run, data = prepared.request, prepared.run, prepared.data
+    weights = weights_used(backbone, given)
+    preprocessing = _statistics(backbone, request.recipe)
+    settings = plain(request.recipe) | prepared.backend
+    protocol = ProtocolUsed(name="detection", version=detection.VERSION, settings=settings)
+    used = DataUsed(train=_part(data.train), test=_part(data.test), how=data.how, labels="none")
+    benchmark, layer = request.benchmark, request.recipe.architecture
+    named: dict[str, Any] = {"weights": weights, "layer": layer, "preprocessing": preprocessing, "precision": "fp32"}
+    named |= {"protocol": protocol, "data": used, "seed": run.seed, "feature_dtype": "float32", "preset": None}
+    named |= {"benchmark": None if benchmark is None else benchmark_used(benchmark)}
+    return Result(
+        **named,
+        id=record_id(Measurement(**named)),
+        created=files.now(),
+        command=command,
+        headline=_HEADLINE,
+        metrics={},
+        versions=files.versions(),
+        hardware=hardware(run),
+        notes=(*dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)), *_frozen(request.recipe)),
+    )
+
+
+def _frozen(recipe: DetectionRecipe) -> tuple[str, ...]:
+    if recipe.freeze_at < 5:
+        return ()
+    return (f"The backbone was frozen (freeze_at=5); what was trained: {what_is_trained(recipe)}.",)
+
+
+def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
+    """What a detector takes of the backbone's preprocessing; the sizes stand in its recipe."""
+    given = backbone.preprocessing
+    reading = {key: value for key, value in given.values().items() if key in ("decoder", "max_pixels")}
+    if recipe.pixel_mean:
+        return {**reading, "mean": recipe.pixel_mean, "std": recipe.pixel_std, "origin": "recipe"}
+    return {**reading, "mean": given.mean, "std": given.std, "origin": given.origin}
+
+
+def _part(source: ObjectSource) -> DataPart:
+    n = len(source)
+    return DataPart(name=source.name, fingerprint=source.fingerprint(), n=n, n_used=n, classes=source.classes)
+
+
+def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measurement: str) -> About:
+    """Whose detector it is, for its file and its checkpoints."""
+    request, data = prepared.request, prepared.data
+    return About(
+        recipe=request.recipe,
+        classes=data.train.classes,
+        backbone=backbone.name,
+        preprocessing=backbone.preprocessing,
+        weights=given,
+        data=data.train.name,
+        benchmark="" if request.benchmark is None else request.benchmark.name,
+        measurement=measurement,
+    )
+
+
+def finished(
+    blank: Result,
+    ran: Ran,
+    scores: DetectionScores,
+    of_masks: Mapping[str, tuple[float, float, float]],
+    *,
+    n: int,
+    seconds: float,
+) -> Result:
+    """The record with what was measured; fractions become percent.
+
+    Args:
+        blank: the record without it.
+        ran: training and detection.
+        scores: of the boxes.
+        of_masks: of the masks.
+        n: test images.
+        seconds: that scoring took.
+    """
+    trained, notes = ran.trained, [*blank.notes, *ran.notes]
+    if trained.resumed_from is not None and trained.iterations:
+        notes.append(f"Training was continued after iteration {trained.resumed_from}; its time is that of the rest.")
+    return dataclasses.replace(
+        blank,
+        metrics={
+            name: Metric(value=percent(value), low=percent(low), high=percent(high), n=n)
+            for name, (value, low, high) in (scores.metrics | dict(of_masks)).items()
+        },
+        per_class={name: percent(value) for name, value in scores.per_class.items()},
+        variants={"per class, AP50": {name: percent(value) for name, value in scores.per_class_50.items()}}
+        | ran.variants,
+        timings={
+            "train": round(trained.seconds, 3),
+            "train iterations": float(trained.iterations),
+            "detect": round(ran.seconds, 3),
+            "score": round(seconds, 3),
+        },
+        versions=blank.versions | ran.versions,
+        notes=tuple(notes),
+    )
+
+
+log = logging.getLogger("sslbench")
+
+METRICS = ".metrics.jsonl"
+"""How the name of the training's log beside a record ends."""
+
+
+def exported(stem: Path) -> Path:
+    """Where the detector of a record lies; `stem` is the record's path without .json."""
+    return stem.with_name(stem.name + SUFFIX)
+
+
+def run_exported(
+    prepared: PreparedDetection, training: TrainingRun, stem: Path, progress: Progress | None
+) -> Ran | None:
+    """What the detector of an earlier run finds; None if there is none. Detectron2 runs its own again.
+
+    Raises:
+        WeightsError: the file is damaged.
+    """
+    path = exported(stem)
+    if prepared.request.backend != "torchvision" or not from_first(path.is_file):
+        return None
+    detector, about = read_detector(path, training.device)
+    log.info(f"trained already: {path}")
+    began = time.perf_counter()
+    found = detect(detector, prepared.data.test, workers=training.workers, progress=progress)
+    notes = ("The detector was trained in an earlier run; this one only scored it.",)
+    return Ran(detector, Trained(0.0, 0, about.recipe.iterations), found, time.perf_counter() - began, notes=notes)
+
+
+def export(
+    prepared: PreparedDetection, detector: Detector, about: About, training: TrainingRun, stem: Path, command: str
+) -> None:
+    """Writes the file; every process calls this. The checkpoints go, except Detectron2's, which it continues from.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    state = module_state(detector)
+    if rank() != 0:
+        return
+    save_detector(exported(stem), state, about, command=command)
+    if prepared.request.backend == "torchvision":
+        shutil.rmtree(training.folder, ignore_errors=True)

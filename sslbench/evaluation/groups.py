@@ -1,0 +1,126 @@
+"""What a record says beyond its metrics: every class's own numbers, and those of groups of the test samples."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+
+from sslbench.data.source import Source
+from sslbench.errors import DataError
+from sslbench.features.array import Features
+from sslbench.metrics import groups as group_metrics
+from sslbench.metrics.per_class import per_class
+from sslbench.metrics.summary import headline
+from sslbench.results import Group, Metric, Result, as_recorded, files, percent
+
+log = logging.getLogger("sslbench")
+
+UNNAMED = "(empty)"
+_HEADLINES = {"single": "top1", "multi": "mAP", "value": "r2"}
+_MOST = 1000
+_SAME = 0.001  # percent points
+
+
+def groups_of(source: Source, ids: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Column -> the group of each sample in `ids`; an empty cell is a group of its own.
+
+    Args:
+        source: the test part, which has the columns as attributes.
+        ids: of the samples that are scored.
+        columns: that the metrics are to be broken down by.
+    """
+    if not columns:
+        return {}
+    position = {name: i for i, name in enumerate(source.ids)}
+    rows = [position[name] for name in ids]
+    return {name: tuple(source.attributes[name][i] or UNNAMED for i in rows) for name in columns}
+
+
+def groups_of_features(features: Features) -> dict[str, tuple[str, ...]]:
+    """The same for features that bring their attributes."""
+    return {name: tuple(text or UNNAMED for text in column) for name, column in features.attributes.items()}
+
+
+def check_groups(source: Source | Features, columns: Sequence[str], name: str = "") -> None:
+    """Refuses columns that do not divide the test samples into groups, before any image is decoded.
+
+    Raises:
+        DataError: a column has nearly as many values as there are samples, or more than a thousand.
+    """
+    for column in columns:
+        values = len(set(source.attributes[column]))
+        if values > _MOST or values > max(2, len(source) // 2):
+            raise DataError(
+                f"{name or getattr(source, 'name', '')}: the column '{column}' has {values:,} different values among "
+                f"{len(source):,} samples",
+                "Groups need a column with few values, such as the site, the camera or the sex.",
+            )
+
+
+def with_details(result: Result, scores: files.Scores, groups: Mapping[str, tuple[str, ...]]) -> Result:
+    """The record with the numbers of every class and group, which are those of its per-sample scores.
+
+    Args:
+        result: its headline metric is taken per group.
+        scores: of its test samples.
+        groups: column -> the group of each test sample; columns that the record has already are left as they are.
+    """
+    kind = result.data.labels
+    if kind not in _HEADLINES or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
+        return _without_groups(result, groups)
+    if not result.per_class_metrics and kind != "value":
+        threshold = 0.5 if result.probabilities == "scores" else 0.0
+        found = per_class(kind, scores.classes, scores.labels, scores.scores, threshold=threshold)
+        table = {name: {c: v if name == "n" else percent(v) for c, v in each.items()} for name, each in found.items()}
+        result = dataclasses.replace(result, per_class_metrics=table)
+    missing = {name: column for name, column in groups.items() if name not in result.groups}
+    for name, column in missing.items():
+        result = _with_groups(result, scores, name, column)
+    recorded = result.metrics.get(_HEADLINES[kind])
+    own = percent(headline(kind, scores.labels, scores.scores))
+    if missing and own is not None and recorded is not None and abs(own - (recorded.value or 0)) > _SAME:
+        note = f"The numbers per group are of the per-sample scores beside this record, the first draw ({own:.2f})."
+        result = dataclasses.replace(result, notes=(*result.notes, note))
+    return result
+
+
+def _without_groups(result: Result, groups: Mapping[str, tuple[str, ...]]) -> Result:
+    if not groups:
+        return result
+    note = f"{result.protocol.name} has no metric that can be taken per group ({', '.join(groups)})."
+    log.warning(note)
+    return dataclasses.replace(result, notes=(*result.notes, note))
+
+
+def _with_groups(result: Result, scores: files.Scores, name: str, column: Sequence[str]) -> Result:
+    metric = result.headline
+    try:
+        found = group_metrics.by_group(
+            metric,
+            result.data.labels,
+            scores.labels,
+            scores.scores,
+            column,
+            seed=result.seed,
+            probabilities=result.probabilities,
+            together=scores.groups,
+        )
+    except KeyError:
+        return _without_groups(result, {name: tuple(column)})
+    made = tuple(
+        Group(
+            name=group.name,
+            metric=Metric(
+                **{part: as_recorded(metric, getattr(group, part), ()) for part in ("value", "low", "high")}, n=group.n
+            ),
+        )
+        for group in found
+    )
+    warning = group_metrics.warning(name, found[0])
+    if warning:
+        log.warning(warning)
+    return dataclasses.replace(
+        result,
+        groups={**result.groups, name: made},
+        metrics={**result.metrics, f"worst_group({name}).{metric}": made[0].metric},
+        notes=(*result.notes, *([warning] if warning else [])),
+    )

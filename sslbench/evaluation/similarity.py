@@ -1,0 +1,197 @@
+"""How alike the layers of two backbones are on the same images, or of two sets of features made elsewhere."""
+
+import dataclasses
+import io
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import resolve_layers
+from sslbench.data.open import open_data
+from sslbench.data.source import Source
+from sslbench.data.splits import limit
+from sslbench.distributed import this_process
+from sslbench.errors import DataError, UsageError
+from sslbench.evaluation.prepare import for_request, load
+from sslbench.evaluation.request import Request, RunSettings
+from sslbench.features.extract import extract
+from sslbench.features.store import Entry
+from sslbench.metrics.similarity import cka_matrix
+from sslbench.names import did_you_mean
+from sslbench.results import files
+from sslbench.text import csv_text
+
+log = logging.getLogger("sslbench")
+
+Matrix = npt.NDArray[np.floating]
+Progress = Callable[[str, int, int], None]
+
+_PARTS = ("test", "val", "all", "train")
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerFeatures:
+    """Features of the same samples at several layers.
+
+    Attributes:
+        name: of the backbone or file.
+        layers: name -> (N, D).
+        ids: of the samples, in order; None where a file does not say.
+    """
+
+    name: str
+    layers: dict[str, Matrix]
+    ids: tuple[str, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSimilarity:
+    """Linear CKA of every layer of one side with every layer of the other.
+
+    Attributes:
+        values: (rows, columns), NaN where a layer is constant.
+        rows: names of A's layers.
+        columns: names of B's layers.
+        names: of A and B.
+        n: number of samples.
+        debiased: which estimator.
+    """
+
+    values: npt.NDArray[np.float64]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    names: tuple[str, str]
+    n: int
+    debiased: bool
+
+
+def encode(
+    request: Request, run: RunSettings, *, store: Path, progress: Progress | None = None, source: Source | None = None
+) -> tuple[LayerFeatures, Source]:
+    """Features of one backbone at several layers.
+
+    Args:
+        request: weights, layers (by default every named one) and, unless `source` is given, data: of the parts it has,
+            the first of test, val, all, train.
+        run: how.
+        store: folder of the feature store.
+        progress: called with what, images done and images in all.
+        source: the images.
+
+    Raises:
+        SslbenchError: anything that is wrong with weights or data.
+    """
+    if this_process().world > 1:
+        raise UsageError("CKA is computed by one process", "Start it without torchrun or srun.")
+    backbone, _ = for_request(load(request, run), request, run)
+    layers = resolve_layers(backbone, request.layers or _named_layers(backbone))
+    images = _images(request, run) if source is None else source
+    what = f"{backbone.name} on {images.name}"
+    report = None if progress is None else lambda done, total: progress(what, done, total)
+    found = extract(backbone, images, layers, run.extract_settings(), root=store, split="all", progress=report)
+    log.info(f"{what}: {'features were stored' if not found.decoded else f'{found.decoded} images encoded'}")
+    ids = next(iter(found.features.values())).ids
+    name = backbone.name if request.weights == "random" else Path(request.weights).name
+    return LayerFeatures(name, {layer: each.x for layer, each in found.features.items()}, ids), images
+
+
+def _named_layers(backbone: Backbone) -> tuple[str, ...]:
+    """The layers a backbone has names for; one name where several lead to the same module."""
+    by_module = {path: name for name, path in list(backbone.aliases.items())[::-1]}
+    return tuple(name for name in backbone.aliases if name in by_module.values()) or (backbone.default_layer,)
+
+
+def _images(request: Request, run: RunSettings) -> Source:
+    parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
+    source = next((parts[name] for name in _PARTS if name in parts), next(iter(parts.values())))
+    return source if request.limit is None else limit(source, request.limit, run.seed)
+
+
+def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:
+    """Features from a .npy file (one layer), or from a folder of the feature store.
+
+    Args:
+        path: of the file or folder.
+        layers: names of the layers of a folder, as `sslbench inspect` lists them; all when empty.
+
+    Raises:
+        UsageError: there is no such thing, or the folder has no such layer.
+    """
+    if (path / "meta.json").is_file():
+        entry = Entry(path)
+        for layer in layers:
+            if not entry.has(layer):
+                raise UsageError(f"{path} has no layer '{layer}'", did_you_mean(layer, entry.layers()))
+        names = layers or entry.layers()
+        ids = tuple(row["id"] for row in entry.index_rows())
+        return LayerFeatures(path.name, {layer: entry.read(layer) for layer in names}, ids)
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{path} cannot be read as a numpy array: {error}") from error
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        raise UsageError(f"{path}: should be one float array (N, D)")
+    return LayerFeatures(path.name, {path.stem: array}, None)
+
+
+def similarity(a: LayerFeatures, b: LayerFeatures, *, debiased: bool = False) -> LayerSimilarity:
+    """Linear CKA of every layer of A with every layer of B.
+
+    Raises:
+        DataError: the two are not of the same samples, are not finite, or are too few.
+    """
+    counts = [len(next(iter(side.layers.values()))) for side in (a, b)]
+    if counts[0] != counts[1] or (a.ids is not None and b.ids is not None and a.ids != b.ids):
+        raise DataError(
+            f"{a.name} has features of {counts[0]} samples, {b.name} of {counts[1]}, and they are not the same ones",
+            "CKA compares features of the same samples in the same order.",
+        )
+    fewest = 4 if debiased else 2
+    if counts[0] < fewest:
+        raise DataError(f"{counts[0]} samples are too few for CKA: it takes at least {fewest}")
+    for side in (a, b):
+        for layer, x in side.layers.items():
+            if not all(np.isfinite(x[i : i + 4096]).all() for i in range(0, len(x), 4096)):
+                raise DataError(f"the features of {side.name} at layer '{layer}' are not all finite numbers")
+    values = cka_matrix(list(a.layers.values()), list(b.layers.values()), debiased=debiased)
+    return LayerSimilarity(values, tuple(a.layers), tuple(b.layers), (a.name, b.name), counts[0], debiased)
+
+
+def write_csv(found: LayerSimilarity, path: Path) -> None:
+    """One line per layer of A, one column per layer of B; an empty cell where it is not computable."""
+    head = [f"{found.names[0]} \\ {found.names[1]}", *found.columns]
+    lines = [
+        [name, *("" if np.isnan(value) else repr(float(value)) for value in row)]
+        for name, row in zip(found.rows, found.values, strict=True)
+    ]
+    files.replace_file(path, csv_text([head, *lines]).encode())
+
+
+def write_heatmap(found: LayerSimilarity, path: Path) -> None:
+    """The matrix as a picture, A's first layer at the bottom as in Kornblith et al. 2019."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    size = (2.5 + 0.6 * len(found.columns), 2 + 0.5 * len(found.rows))
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    image = axes.imshow(found.values, origin="lower", vmin=0, vmax=1, cmap="magma")
+    axes.set_xticks(range(len(found.columns)), found.columns, rotation=45, ha="right")
+    axes.set_yticks(range(len(found.rows)), found.rows)
+    axes.set_xlabel(found.names[1])
+    axes.set_ylabel(found.names[0])
+    axes.set_title(f"linear CKA{', debiased' if found.debiased else ''}, {found.n} images", fontsize="medium")
+    if max(len(found.rows), len(found.columns)) <= 12:
+        for i, row in enumerate(found.values):
+            for j, value in enumerate(row):
+                colour = "black" if value > 0.6 else "white"
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize="small", color=colour)
+    figure.colorbar(image)
+    picture_file = io.BytesIO()
+    figure.savefig(picture_file, format="png")
+    files.replace_file(path, picture_file.getvalue())

@@ -1,0 +1,1 @@
+"""Writers of a board: terminal, CSV, Markdown, LaTeX, HTML, plots."""

@@ -1,0 +1,62 @@
+"""A board as one self-contained HTML file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from sslbench.leaderboard.columns import extra_text, train_value
+from sslbench.leaderboard.model import Board, Row, value
+from sslbench.leaderboard.writers import plots, tables
+from sslbench.leaderboard.writers.provenance import how_made
+
+
+def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
+    """Write a board as one HTML file that needs nothing else: no network, no fonts.
+
+    Rows can be sorted by every column and filtered by words, columns by their name; a click on a number shows how it
+    was made; below the table each column is drawn with its intervals and floors.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    source = Path(__file__).with_name("board.html.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    page = environment.from_string(source).render(
+        board=board,
+        blocks=_blocks(board),
+        layer=tables.several_layers(board),
+        plots=plots.plots(board),
+        title=title,
+        legend=tables.LEGEND,
+        width=plots.WIDTH,
+    )
+    tables.write_text(path, page)
+
+
+def _blocks(board: Board) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(kind, rows) of the blocks of the table that have any rows; the first one is always there."""
+    kinds = ("result", "published", "floor")
+    numbered = list(enumerate(board.rows))
+    blocks = [(kind, [_row(board, i, row) for i, row in numbered if row.kind == kind]) for kind in kinds]
+    return [(kind, rows) for kind, rows in blocks if rows or kind == "result"]
+
+
+def _row(board: Board, number: int, row: Row) -> dict[str, Any]:
+    extras = [{"number": tables.number(e.values[number]), "text": extra_text(e.values[number])} for e in board.extras]
+    return {"row": row, "cells": [_cell(board, row, number, i) for i in range(len(board.columns))], "extras": extras}
+
+
+def _cell(board: Board, row: Row, number: int, position: int) -> dict[str, Any]:
+    cell = row.cells[position]
+    made: Sequence[Any] = () if cell is None else how_made(row, cell)
+    return {
+        "id": f"made-{number}-{position}",
+        "column": board.columns[position].name,
+        "text": tables.cell_text(board, row, position),
+        "number": tables.number(value(row, position, board.columns)),
+        "leads": tables.leads(cell),
+        "train": extra_text(train_value(cell)),
+        "made": made,
+    }

@@ -1,0 +1,116 @@
+"""A plot per column of a board, as numbers that a page draws: values with their intervals, and the floors."""
+
+import dataclasses
+import math
+
+from sslbench.leaderboard.model import Board, shown
+from sslbench.leaderboard.writers.tables import cell_text, leads, several_layers
+from sslbench.metrics.metric import direction
+
+WIDTH = 360  # of the drawing area
+_HEIGHT = 22  # of a line
+_LABEL = 7  # width of a character of a label
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """One value: where its dot and the ends of its interval are, in pixels from the left of the drawing area."""
+
+    label: str
+    text: str
+    kind: str
+    leads: bool
+    y: float
+    x: float
+    low: float | None
+    high: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A vertical line: a floor, or a tick of the axis."""
+
+    label: str
+    x: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """One column, best first; floors without interval are lines through all of it."""
+
+    title: str
+    metric: str
+    marks: tuple[Mark, ...]
+    floors: tuple[Line, ...]
+    ticks: tuple[Line, ...]
+    left: int
+    width: int
+    height: int
+
+
+def plots(board: Board) -> list[Plot]:
+    """A plot for each column with at least one value that is no floor."""
+    return [plot for i in range(len(board.columns)) if (plot := _plot(board, i)) is not None]
+
+
+def _plot(board: Board, position: int) -> Plot | None:
+    several = several_layers(board)
+    entries, floors = [], {}
+    for row in board.rows:
+        metric = shown(row, position, board.columns)
+        if metric is None or metric.value is None:
+            continue
+        if row.floor:
+            floors[row.label] = metric.value
+        else:
+            label = f"{row.label} {row.layer}" if several and row.layer else row.label
+            entries.append((metric, _shortened(label), row, cell_text(board, row, position)))
+    if not entries:
+        return None
+    sign = direction(board.columns[position].metric) or 1
+    entries.sort(key=lambda entry: -sign * (entry[0].value or 0.0))
+    ends = [v for metric, *_ in entries for v in (metric.value, metric.low, metric.high) if v is not None]
+    low, high = _range([*ends, *floors.values()])
+
+    def place(number: float | None) -> float | None:
+        return None if number is None else round(WIDTH * (number - low) / (high - low), 1)
+
+    marks = tuple(
+        Mark(
+            label=label,
+            text=text,
+            kind=row.kind,
+            leads=leads(row.cells[position]),
+            y=_HEIGHT * (i + 0.5),
+            x=place(metric.value) or 0.0,
+            low=place(metric.low),
+            high=place(metric.high),
+        )
+        for i, (metric, label, row, text) in enumerate(entries)
+    )
+    column = board.columns[position]
+    left = 16 + _LABEL * max(len(mark.label) for mark in marks)
+    ranked = sorted(floors.items(), key=lambda floor: floor[1])
+    lines = tuple(Line(f"{name} {number:.2f}", place(number) or 0.0) for name, number in ranked)
+    ticks = tuple(Line(f"{number:g}", place(number) or 0.0) for number in _ticks(low, high))
+    height = _HEIGHT * len(marks) + 24
+    return Plot(column.name, column.metric, marks, lines, ticks, left, left + WIDTH + 120, height)
+
+
+def _shortened(label: str) -> str:
+    return label if len(label) <= 48 else label[:47] + "…"
+
+
+def _range(values: list[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    margin = 0.05 * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Three to eight round numbers between two ends."""
+    raw = (high - low) / 5
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw)
+    first = math.ceil(low / step)
+    return [round(step * i, 10) for i in range(first, math.floor(high / step) + 1)]

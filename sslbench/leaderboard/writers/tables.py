@@ -1,0 +1,226 @@
+"""A board as CSV (numbers only), Markdown and a table for the terminal."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sslbench.errors import ResultError
+from sslbench.leaderboard.columns import cell_costs, extra_texts, row_costs, train_value
+from sslbench.leaderboard.model import Board, Cell, Row, shown, value
+from sslbench.results.files import replace_file
+from sslbench.text import csv_text, table_cell, visible
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sslbench.leaderboard.published import Published
+
+LEGEND = "Bold: the best, and what cannot be told from it (paired 95 % interval over the test samples)."
+_LONG = (
+    "kind weights backbone layer preprocessing precision column metric shown value low high n tied_with_best seeds "
+    "protocol protocol_version settings benchmark benchmark_version preset modified converged n_train train_value "
+    "parameters gflops images_per_second extract_seconds extract_peak_mib extract_peak_gpu_mib seconds peak_mib "
+    "peak_gpu_mib weights_sha256 train_fingerprint test_fingerprint ids source flags"
+).split()
+
+
+def to_csv(board: Board, path: Path, form: Literal["wide", "long"] = "wide") -> None:
+    """Write a board as CSV: UTF-8, plain numbers (percent for rates) with a decimal point, empty where there is none.
+
+    Args:
+        board: the table.
+        path: is replaced whole or not at all.
+        form: 'wide': one row per row of the board, one column per column; 'long': one row per row, column and metric,
+            with intervals, hashes and settings.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    write_text(path, csv_text(_wide(board) if form == "wide" else _long(board)))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    try:
+        replace_file(Path(path), text.encode())
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _wide(board: Board) -> Iterator[list[Any]]:
+    fixed = ["weights", "backbone", "layer", "preprocessing", "precision"]
+    average = ["average"] if board.averaged else []
+    further = [extra.name for extra in board.extras]
+    yield [*fixed, *(column.name for column in board.columns), *average, *further, "flags"]
+    for position, row in enumerate(board.rows):
+        values = [number(value(row, i, board.columns)) for i in range(len(board.columns))]
+        named = [getattr(row, name) for name in fixed[1:]]
+        beside = [number(extra.values[position]) for extra in board.extras]
+        mean = [number(row.average)] if average else []
+        yield [row.label, *named, *values, *mean, *beside, "; ".join(row.flags)]
+
+
+def _long(board: Board) -> Iterator[list[Any]]:
+    yield list(_LONG)
+    for row in board.rows:
+        for i, cell in enumerate(row.cells):
+            if cell is not None:
+                for entry in _long_rows(board, row, i, cell):
+                    yield [entry.get(name, "") for name in _LONG]
+
+
+def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[dict[str, Any]]:
+    column = board.columns[position]
+    key = column.group.key
+    common: dict[str, Any] = {
+        "kind": row.kind,
+        "weights": row.label,
+        **{name: getattr(row, name) for name in ("backbone", "layer", "preprocessing", "precision")},
+        "column": column.name,
+        "protocol": key.protocol,
+        "protocol_version": key.version,
+        "settings": key.settings,
+        "n_train": key.n_train,
+        "weights_sha256": row.sha256,
+        "train_fingerprint": key.train,
+        "test_fingerprint": key.test,
+        "flags": "; ".join(row.flags),
+    }
+    if cell.published is not None:  # the column's data and settings are ours, not theirs
+        ours = ("protocol_version", "settings", "n_train", "train_fingerprint", "test_fingerprint")
+        common |= dict.fromkeys(ours, "") | {"protocol": cell.published.protocol, "source": _source(cell.published)}
+        common |= {"benchmark": cell.published.benchmark}
+    if cell.records:
+        first = cell.records[0]
+        common |= {"seeds": _joined(r.seed for r in cell.records), "ids": _joined(r.id for r in cell.records)}
+        common |= {"converged": "" if first.converged is None else int(all(r.converged for r in cell.records))}
+        if first.benchmark is not None:
+            modified = any(r.benchmark.modified for r in cell.records if r.benchmark is not None)
+            common |= {"benchmark": first.benchmark.name, "benchmark_version": first.benchmark.version}
+            common |= {"modified": int(modified)}
+        if first.preset is not None:
+            modified = any(r.preset.modified for r in cell.records if r.preset is not None)
+            common |= {"preset": first.preset.name, "modified": int(modified or common.get("modified", 0))}
+        costs = {**row_costs(cell.records), **cell_costs(cell)}
+        common |= {name: number(value) for name, value in costs.items()}
+    for name in sorted(cell.metrics, key=lambda name: (name != column.metric, name)):
+        metric, leads = cell.metrics[name], name == column.metric
+        entry = {"metric": name, "shown": int(leads), "n": "" if metric.n is None else metric.n}
+        entry |= {part: number(getattr(metric, part)) for part in ("value", "low", "high")}
+        if leads and cell.tied is not None:
+            entry["tied_with_best"] = int(cell.tied)
+        if cell.records and name == cell.records[0].headline:
+            entry["train_value"] = number(train_value(cell))
+        yield common | entry
+
+
+def _source(published: "Published") -> str:
+    return f"{published.source}: {published.where}"
+
+
+def _joined(items: Iterable[object]) -> str:
+    return " ".join(str(item) for item in items)
+
+
+def number(value: float | None) -> str:
+    """A number as a CSV holds it: every digit that matters (6 after the point), empty for none."""
+    return "" if value is None else f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+def cell_text(board: Board, row: Row, position: int) -> str:
+    """'91.64 ±1.20': the value and half its interval; empty for a hole."""
+    metric = shown(row, position, board.columns)
+    if metric is None or metric.value is None:
+        return "" if row.cells[position] is None else "n/a"
+    if metric.low is None or metric.high is None:
+        return f"{metric.value:.2f}"
+    return f"{metric.value:.2f} ±{(metric.high - metric.low) / 2:.2f}"
+
+
+def leads(cell: Cell | None) -> bool:
+    """Whether a cell is set in bold: the best, or tied with it."""
+    return cell is not None and (cell.best or cell.tied is True)
+
+
+def several_layers(board: Board) -> bool:
+    """Whether the layer tells rows apart, so that it must be shown."""
+    return len({row.layer for row in board.rows if row.kind == "result"}) > 1
+
+
+def titles(board: Board) -> list[str]:
+    """Headings of the columns that are shown to people: 'knn/photos top1'."""
+    return [f"{column.name} {column.metric}" for column in board.columns]
+
+
+def to_markdown(board: Board, path: Path) -> None:
+    """Write a board as a Markdown table, its notes below it.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    write_text(path, markdown(board))
+
+
+def markdown(board: Board) -> str:
+    """A board as a Markdown table, its notes below it."""
+    layer = several_layers(board)
+    heads = [
+        "weights",
+        *(["layer"] if layer else []),
+        *titles(board),
+        *(["average"] if board.averaged else []),
+        *(extra.name for extra in board.extras),
+        "flags",
+    ]
+    right = len(board.columns) + bool(board.averaged) + len(board.extras)
+    lines = [_markdown(heads), "|" + "---|" * (1 + layer) + "---:|" * right + "---|"]
+    for row in board.rows:
+        texts = [cell_text(board, row, i) for i in range(len(board.columns))]
+        cells = [f"**{text}**" if leads(cell) else text for text, cell in zip(texts, row.cells, strict=True)]
+        average = [f"{row.average:.2f}" if row.average is not None else ""] if board.averaged else []
+        beside = [*cells, *average, *extra_texts(board, row)]
+        lines.append(_markdown([row.label, *([row.layer] if layer else []), *beside, "; ".join(row.flags)]))
+    return "\n".join([*lines, "", LEGEND, *(f"\n{note}" for note in board.notes)]) + "\n"
+
+
+def _markdown(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def to_rich(board: Board) -> "Table":
+    """A board for the terminal; flags stand below it, so that it stays narrow."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    layer = several_layers(board)
+    notes = [f"[{i}] {flag}" for i, flag in enumerate(distinct_flags(board), start=1)]
+    numbers = {flag: f"[{i}]" for i, flag in enumerate(distinct_flags(board), start=1)}
+    caption = "\n".join([LEGEND, *notes, *board.notes])
+    result = Table(caption=escape(visible(caption)), caption_justify="left", title_justify="left", padding=(0, 1))
+    result.add_column("weights", overflow="fold")
+    if layer:
+        result.add_column("layer", overflow="fold")
+    for title in [*titles(board), *(["average"] if board.averaged else [])]:
+        result.add_column(table_cell(title, overflow="fold"), justify="right", overflow="fold")
+    for position, row in enumerate(board.rows):
+        marks = "".join(numbers[flag] for flag in row.flags if flag != "floor")
+        cells = [table_cell(f"{row.label} {marks}".strip()), *([table_cell(row.layer)] if layer else [])]
+        for i, cell in enumerate(row.cells):
+            cells.append(table_cell(cell_text(board, row, i), style="bold" if leads(cell) else ""))
+        if board.averaged:
+            cells.append(table_cell("" if row.average is None else f"{row.average:.2f}"))
+        ends = position + 1 < len(board.rows) and board.rows[position + 1].kind != row.kind
+        result.add_row(*cells, style=_STYLES[row.kind], end_section=ends)
+    return result
+
+
+_STYLES = {"result": "", "published": "italic", "floor": "dim"}
+
+
+def distinct_flags(board: Board) -> list[str]:
+    """What is told by a number beside a row and explained below the table."""
+    return list(dict.fromkeys(flag for row in board.rows for flag in row.flags if flag != "floor"))

@@ -1,0 +1,1 @@
+"""The YAML library: benchmarks, presets and recipes that users read, copy and change."""

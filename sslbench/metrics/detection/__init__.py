@@ -1,0 +1,194 @@
+"""Average precision of object detection: Pascal VOC (2007, 2012) and COCO, with 95 % intervals.
+
+The intervals are basic (reverse percentile) bootstraps over images (Davison and Hinkley 1997, section 5.2): whole
+images (of videos: all frames of one) are drawn with replacement, so that what is found on one image stays together, and
+the interval of a value v is 2 v - high .. 2 v - low, where low and high are the 2.5 and 97.5 % points of the resampled
+values. These points themselves will not do: AP rises when there are fewer distinct objects of a class, in the sample
+against all images as in a resample against the sample, so that they lie too high by twice that. Detections are matched
+once; a resample only changes how often an image counts. The interval says how far the number depends on the images that
+happen to be tested, not on how training happened to go. All values are fractions.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.metrics.detection import coco, masks
+from sslbench.metrics.detection import curves as _detection_curves
+from sslbench.metrics.detection.matches import (
+    COCO_MOST,
+    THRESHOLDS,
+    ClassMatches,
+    Detections,
+    Truth,
+    corner_and_size,
+    match_coco,
+    match_voc,
+)
+from sslbench.metrics.intervals import Statistic, Units, bootstrap
+
+__all__ = ["THRESHOLDS", "DetectionScores", "Detections", "Truth", "coco_ap", "voc_ap"]
+
+Floats = npt.NDArray[np.float64]
+VocMetric = Literal["11-point", "area"]
+Kind = Literal["boxes", "masks"]
+
+_RULES = {"11-point": _detection_curves.eleven_points, "area": _detection_curves.area_below}
+_COCO_AP = ("AP", "APs", "APm", "APl")
+_COCO_MOST = (1, 10, COCO_MOST)
+_COCO_NAMES = (*_COCO_AP, "AP50", "AP75", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectionScores:
+    """How well objects were found.
+
+    Attributes:
+        metrics: name -> value, low and high end of the 95 % interval; NaN where there is nothing to measure.
+        per_class: class -> AP, the mean over the ten thresholds; NaN for a class without objects.
+        per_class_50: class -> AP at an overlap of .5.
+    """
+
+    metrics: dict[str, tuple[float, float, float]]
+    per_class: dict[str, float]
+    per_class_50: dict[str, float]
+
+
+def voc_ap(
+    truth: Truth,
+    detections: Detections,
+    metric: VocMetric,
+    *,
+    as_text: bool = True,
+    seed: int = 0,
+    resamples: int = 1000,
+) -> DetectionScores:
+    """AP, AP50 and AP75 as Detectron2's PascalVOCDetectionEvaluator gives them: means over classes.
+
+    AP is the mean over the overlaps .5, .55, ..., .95. Of equal scores the earlier image comes first; Detectron2 leaves
+    their order to an unstable sort, so that with many ties its number differs between machines. A class without a
+    counted object is left out of the means (here Detectron2 counts 0); on VOC itself there is none.
+
+    Args:
+        truth: difficult objects are not counted, and neither is what finds them.
+        detections: what was found.
+        metric: '11-point' (VOC 2007) or 'area' (VOC 2010 and later).
+        as_text: round scores to 3 decimals and boxes to 1, as VOC's result files do: the reference's numbers need it.
+        seed: of the bootstrap.
+        resamples: of the bootstrap; 0 leaves the intervals NaN.
+    """
+    matches = match_voc(truth, detections, as_text=as_text)
+    curves = [_detection_curves.curves(m)[0] for m in matches]
+    rule = _RULES[metric]
+
+    def tables(weights: Floats) -> list[Floats]:
+        return [np.stack([_detection_curves.average_precision(c, weights, rule) for c in row]) for row in curves]
+
+    def statistic(counts: Floats) -> Floats:
+        return np.column_stack(_three(tables(np.ascontiguousarray(counts.T))))
+
+    once = tables(np.ones((truth.n_images, 1)))
+    values = [float(v[0]) for v in _three(once)]
+    metrics = _with_intervals(
+        ("AP", "AP50", "AP75"), values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples
+    )
+    table = np.stack(once)[:, :, 0]
+    return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
+
+
+def coco_ap(
+    truth: Truth, detections: Detections, *, kind: Kind = "boxes", seed: int = 0, resamples: int = 1000
+) -> DetectionScores:
+    """The twelve numbers of COCO: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl.
+
+    The values are those of pycocotools (computed by faster-coco-eval), except that difficult objects, which COCO does
+    not have, are left out together with what finds them.
+
+    Args:
+        truth: with masks if they are scored.
+        detections: with masks if they are scored. The 100 surest ones of a class on an image count.
+        kind: which overlap is meant, of boxes or of masks.
+        seed: of the bootstrap.
+        resamples: of the bootstrap; 0 leaves the intervals NaN.
+
+    Raises:
+        ValueError: masks are to be scored and are not given.
+    """
+    if kind == "masks" and (truth.masks is None or detections.masks is None):
+        raise ValueError("masks are to be scored, but the objects or the detections have none")
+    areas = _areas(detections, kind)
+    precision, recall = coco.evaluate(truth, detections, areas, kind=kind)
+    values = _coco_values(precision, recall)
+    matches = match_coco(truth, detections, areas, kind=kind) if resamples else []
+    curves = [_detection_curves.curves(m) for m in matches]
+
+    def statistic(counts: Floats) -> Floats:
+        return _coco_statistic(matches, curves, np.ascontiguousarray(counts.T))
+
+    metrics = _with_intervals(_COCO_NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
+    per_class = precision[:, :, :, 0, -1].mean(axis=(0, 1))
+    return DetectionScores(metrics, _named(truth, per_class), _named(truth, precision[0, :, :, 0, -1].mean(axis=0)))
+
+
+def _areas(detections: Detections, kind: Kind) -> Floats:
+    if kind == "masks" and detections.masks is not None:
+        return masks.areas(detections.masks)
+    return np.asarray(corner_and_size(detections.boxes)[:, 2:].prod(axis=1))
+
+
+def _three(tables: Sequence[Floats]) -> list[Floats]:
+    """AP, AP50, AP75, each (R,), from (T, R) of every class."""
+    at_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
+    picks = [[table.mean(axis=0) for table in tables], [table[0] for table in tables], [t[at_75] for t in tables]]
+    return [_detection_curves.mean_over(pick) for pick in picks]
+
+
+def _coco_values(precision: Floats, recall: Floats) -> list[float]:
+    """In the order of `_COCO_NAMES`; means over all that have a value, as pycocotools takes them."""
+    at_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
+    parts = [precision[:, :, :, a, -1] for a in range(4)]
+    parts += [precision[t, :, :, 0, -1] for t in (0, at_75)]
+    parts += [recall[:, :, 0, m] for m in range(3)] + [recall[:, :, a, -1] for a in (1, 2, 3)]
+    return [float(np.nanmean(p)) if not np.isnan(p).all() else float("nan") for p in parts]
+
+
+def _coco_statistic(
+    matches: Sequence[ClassMatches], curves: Sequence[list[list[_detection_curves.Curve]]], weights: Floats
+) -> Floats:
+    rule = _detection_curves.coco_points
+    columns = []
+    for area in range(4):
+        tables = [
+            np.stack([_detection_curves.average_precision(c, weights, rule) for c in of_class[area]])
+            for of_class in curves
+        ]
+        columns.append(_three(tables))
+    values = [column[0] for column in columns] + columns[0][1:]
+    for area, most in [(0, m) for m in _COCO_MOST] + [(a, COCO_MOST) for a in (1, 2, 3)]:
+        per_class = [_detection_curves.recall(m, area, most, weights) for m in matches]
+        values.append(_detection_curves.mean_over(per_class))
+    return np.column_stack(values)
+
+
+def _with_intervals(
+    names: Sequence[str], values: Sequence[float], statistic: Statistic, units: Units, seed: int, resamples: int
+) -> dict[str, tuple[float, float, float]]:
+    if not resamples:
+        return {name: (value, float("nan"), float("nan")) for name, value in zip(names, values, strict=True)}
+    low, high = bootstrap(statistic, units, n=resamples, seed=seed)
+    return {
+        name: (v, _bound(2 * v - upper, 0.0, v), _bound(2 * v - lower, v, 1.0))
+        for name, v, lower, upper in zip(names, values, low, high, strict=True)
+    }
+
+
+def _bound(end: float, least: float, most: float) -> float:
+    """Within what a fraction can be, and on the right side of the value; NaN stays."""
+    return float(np.clip(end, least, most))
+
+
+def _named(truth: Truth, values: Floats) -> dict[str, float]:
+    return dict(zip(truth.classes, map(float, values), strict=True))

@@ -1,0 +1,93 @@
+"""Scores by faster-coco-eval, whose numbers are those of pycocotools."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size
+
+Floats = npt.NDArray[np.float64]
+_OUT_OF_RANGE = 1e11  # larger than any area range: COCO leaves such an object out, and what finds it
+
+
+def evaluate(truth: Truth, detections: Detections, areas: Floats, *, kind: str) -> tuple[Floats, Floats]:
+    """Precision (T, 101, C, A, 3) and recall (T, C, A, 3) of pycocotools, NaN where it has none.
+
+    The three numbers of detections are 1, 10 and 100; areas are all, small, medium, large.
+
+    Args:
+        truth: difficult objects are left out of the count by an area beyond every range.
+        detections: what was found.
+        areas: (n,), pixels of each detection.
+        kind: 'boxes' or 'masks'.
+    """
+    from faster_coco_eval.core.coco import COCO
+    from faster_coco_eval.core.faster_eval_api import COCOeval_faster
+
+    evaluation = COCOeval_faster(
+        COCO(_truth(truth, kind)),
+        COCO(_detections(truth, detections, areas, kind)),
+        iouType="segm" if kind == "masks" else "bbox",
+        print_function=_silent,
+    )
+    evaluation.evaluate()
+    evaluation.accumulate()
+    precision, recall = (np.asarray(evaluation.eval[name], dtype=np.float64) for name in ("precision", "recall"))
+    return np.where(precision < 0, np.nan, precision), np.where(recall < 0, np.nan, recall)
+
+
+def _silent(*_: object) -> None:
+    return None
+
+
+def _tables(truth: Truth, annotations: list[dict[str, Any]], sizes: dict[int, tuple[int, int]]) -> dict[str, Any]:
+    images = [
+        {"id": i + 1, "height": sizes.get(i, (0, 0))[0], "width": sizes.get(i, (0, 0))[1]}
+        for i in range(truth.n_images)
+    ]
+    categories = [{"id": c + 1, "name": name} for c, name in enumerate(truth.classes)]
+    return {"info": {}, "images": images, "annotations": annotations, "categories": categories}
+
+
+def _truth(truth: Truth, kind: str) -> dict[str, Any]:
+    boxes = corner_and_size(truth.boxes).tolist()
+    rows: list[dict[str, Any]] = [
+        {
+            "id": i + 1,  # pycocotools takes 0 for "not matched"
+            "image_id": int(truth.images[i]) + 1,
+            "category_id": int(truth.labels[i]) + 1,
+            "bbox": boxes[i],
+            "area": _OUT_OF_RANGE if truth.difficult[i] else float(truth.areas[i]),
+            "iscrowd": int(truth.crowd[i]),
+        }
+        for i in range(len(truth))
+    ]
+    sizes: dict[int, tuple[int, int]] = {}
+    if kind == "masks" and truth.masks is not None:
+        for i, (row, mask) in enumerate(zip(rows, truth.masks, strict=True)):
+            row["segmentation"] = mask
+            sizes[int(truth.images[i])] = (mask["size"][0], mask["size"][1])
+    return _tables(truth, rows, sizes)
+
+
+def _detections(truth: Truth, detections: Detections, areas: Floats, kind: str) -> dict[str, Any]:
+    boxes = corner_and_size(detections.boxes).tolist()
+    rows: list[dict[str, Any]] = [
+        {
+            "id": i + 1,
+            "image_id": int(detections.images[i]) + 1,
+            "category_id": int(detections.labels[i]) + 1,
+            "bbox": boxes[i],
+            "score": float(detections.scores[i]),
+            "area": float(areas[i]),
+            "iscrowd": 0,
+        }
+        for i in range(len(detections))
+    ]
+    sizes: dict[int, tuple[int, int]] = {}
+    if kind == "masks" and detections.masks is not None:
+        for i, (row, mask) in enumerate(zip(rows, detections.masks, strict=True)):
+            row["segmentation"] = mask
+            sizes[int(detections.images[i])] = (mask["size"][0], mask["size"][1])
+    return _tables(truth, rows, sizes)

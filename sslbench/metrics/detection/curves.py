@@ -1,0 +1,137 @@
+"""Average precision and recall of matched detections, for many weightings of the images at once (a bootstrap)."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.metrics.detection.matches import ClassMatches
+
+Floats = npt.NDArray[np.float64]
+Rule = Callable[[Floats, Floats, Floats], Floats]
+
+_BLOCK = 2_000_000  # numbers held at a time in one array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Curve:
+    """One class, area range and threshold, cut where a detection is right: only there can the curve's envelope change.
+
+    Attributes:
+        hit_images: (G,), image of each right detection, in order of falling score.
+        steps: sparse (G, N), how many detections of each image come between one right detection and the next.
+        objects: (N,), how many objects each image has.
+    """
+
+    hit_images: npt.NDArray[np.int64]
+    steps: Any
+    objects: Floats
+
+
+def curves(matches: ClassMatches) -> list[list[Curve]]:
+    """A x T curves of a class."""
+    areas, thresholds, _ = matches.hits.shape
+    return [[_curve(matches, a, t) for t in range(thresholds)] for a in range(areas)]
+
+
+def _curve(matches: ClassMatches, area: int, threshold: int) -> Curve:
+    from scipy.sparse import csr_array
+
+    hit, counted = matches.hits[area, threshold], ~matches.ignored[area, threshold]
+    right, seen = np.flatnonzero(hit), np.flatnonzero(counted)
+    step = np.searchsorted(right, seen)
+    seen, step = seen[step < len(right)], step[step < len(right)]
+    shape = (len(right), matches.objects.shape[1])
+    steps = csr_array((np.ones(len(seen)), (step, matches.images[seen])), shape=shape)
+    return Curve(matches.images[right], steps, matches.objects[area].astype(np.float64))
+
+
+def average_precision(curve: Curve, weights: Floats, rule: Rule) -> Floats:
+    """(R,) average precisions; NaN where there are no objects.
+
+    Args:
+        curve: of one class.
+        weights: (N, R), how often each image counts, in whole numbers.
+        rule: `eleven_points`, `area_below` or `coco_points`.
+    """
+    total, size = curve.objects @ weights, weights.shape[1]
+    values = np.zeros(size)
+    per_block = max(1, _BLOCK // max(1, len(curve.hit_images)))
+    for start in range(0, size if len(curve.hit_images) else 0, per_block):
+        block = slice(start, start + per_block)
+        chosen = np.ascontiguousarray(weights[:, block])
+        hits = np.cumsum(chosen[curve.hit_images], axis=0)
+        seen = np.cumsum(curve.steps @ chosen, axis=0)
+        precision = np.divide(hits, seen, out=np.zeros_like(hits), where=seen > 0)
+        envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
+        values[block] = rule(hits, envelope, total[block])
+    return np.where(total > 0, values, np.nan)
+
+
+def area_below(hits: Floats, envelope: Floats, total: Floats) -> Floats:
+    """(R,) areas below the envelopes (Pascal VOC from 2010 on); hits and envelope (G, R), total (R,)."""
+    steps = np.diff(hits, axis=0, prepend=0)
+    area = (steps * envelope).sum(axis=0)
+    return np.asarray(np.divide(area, total, out=np.zeros_like(total), where=total > 0))
+
+
+def eleven_points(hits: Floats, envelope: Floats, total: Floats) -> Floats:
+    """(R,) means of the envelopes at recalls 0, .1, ..., 1 (Pascal VOC 2007).
+
+    The levels are np.arange(0, 1.1, .1) as in Detectron2: three of them lie a hair above .3, .6 and .7, so that a
+    recall of exactly .3 does not reach its level.
+    """
+    return _at_levels(hits, envelope, total, np.arange(0, 1.1, 0.1)[:11])
+
+
+def coco_points(hits: Floats, envelope: Floats, total: Floats) -> Floats:
+    """(R,) means of the envelopes at recalls 0, .01, ..., 1 (COCO)."""
+    return _at_levels(hits, envelope, total, np.linspace(0, 1, 101))
+
+
+def _at_levels(hits: Floats, envelope: Floats, total: Floats, levels: Floats) -> Floats:
+    steps, size = hits.shape
+    needed = _needed(levels, total)
+    # One sorted list for all columns: each one's counts are lifted above those of the column before.
+    lift = np.arange(size) * (total.max() + hits[-1].max() + 2)
+    found = np.searchsorted((hits + lift).T.ravel(), (needed + lift).T.ravel()).reshape(size, len(levels))
+    rows = found - np.arange(size)[:, None] * steps
+    padded = np.concatenate([envelope, np.zeros((1, size))])
+    values: Floats = padded[rows, np.arange(size)[:, None]].mean(axis=1)
+    return values
+
+
+def _needed(levels: Floats, total: Floats) -> Floats:
+    """(L, R) fewest hits whose share of the total, as a floating-point quotient, is at least the level."""
+    number = np.ceil(levels[:, None] * total)
+    safe = np.maximum(total, 1)
+    number -= (number - 1) / safe >= levels[:, None]
+    number += number / safe < levels[:, None]
+    return np.maximum(number, 0)
+
+
+def recall(matches: ClassMatches, area: int, most: int, weights: Floats) -> Floats:
+    """(R,) recalls averaged over the thresholds, with the `most` surest detections of each image; NaN without objects.
+
+    Args:
+        matches: of one class.
+        area: number of the area range.
+        most: detections per image.
+        weights: (N, R), how often each image counts.
+    """
+    total = matches.objects[area] @ weights
+    hits = matches.hits[area].sum(axis=0) * (matches.places < most)
+    found = np.bincount(matches.images, weights=hits, minlength=len(weights)) @ weights
+    share = np.divide(found, total, out=np.full_like(total, np.nan), where=total > 0)
+    return np.asarray(share / matches.hits.shape[1])
+
+
+def mean_over(values: Sequence[Floats]) -> Floats:
+    """(R,) means of (R,) values, leaving out NaN; NaN where there is nothing else."""
+    table = np.stack(values)
+    there = ~np.isnan(table)
+    number = there.sum(axis=0)
+    means = np.divide(np.nan_to_num(table).sum(axis=0), number, out=np.full(table.shape[1], np.nan), where=number > 0)
+    return np.asarray(means)

@@ -1,0 +1,283 @@
+"""Which detection finds which object: the rules of Pascal VOC and of COCO, for all overlap thresholds at once."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.metrics.detection.masks import Rle
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Truth:
+    """The m labelled objects of N images.
+
+    Attributes:
+        n_images: N; an image without objects counts, since whatever is found on it is wrong.
+        classes: the C names.
+        images: int64 (m,), position of the image, 0 .. N - 1.
+        boxes: float (m, 4), x1, y1, x2, y2 in pixels; the first pixel of an image reaches from 0 to 1.
+        labels: int64 (m,), position in `classes`.
+        crowd: bool (m,): a region with many objects, matched by any number of detections and never counted.
+        difficult: bool (m,): not counted, and neither is what finds it.
+        areas: float64 (m,), pixels, by which COCO calls an object small, medium or large (of the mask if there is one).
+        masks: m run lengths, or None.
+        groups: int64 (N,), the group of each image (a video), which intervals keep together; None: each for itself.
+    """
+
+    n_images: int
+    classes: tuple[str, ...]
+    images: npt.NDArray[np.int64]
+    boxes: npt.NDArray[np.floating]
+    labels: npt.NDArray[np.int64]
+    crowd: npt.NDArray[np.bool_]
+    difficult: npt.NDArray[np.bool_]
+    areas: npt.NDArray[np.float64]
+    masks: tuple[Rle, ...] | None = None
+    groups: npt.NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        lengths = [len(self.labels), len(self.crowd), len(self.difficult), len(self.areas)]
+        lengths += [len(self.masks)] if self.masks is not None else []
+        _check(self.n_images, len(self.classes), self.images, self.boxes, self.labels, lengths)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Detections:
+    """The n objects that a detector found on N images.
+
+    Attributes:
+        images: int64 (n,), position of the image, 0 .. N - 1.
+        boxes: float (n, 4), x1, y1, x2, y2 as in `Truth`.
+        scores: float (n,), higher means surer.
+        labels: int64 (n,), position in the truth's classes.
+        masks: n run lengths, or None.
+    """
+
+    images: npt.NDArray[np.int64]
+    boxes: npt.NDArray[np.floating]
+    scores: npt.NDArray[np.floating]
+    labels: npt.NDArray[np.int64]
+    masks: tuple[Rle, ...] | None = None
+
+    def __post_init__(self) -> None:
+        lengths = [len(self.scores), len(self.labels), *([len(self.masks)] if self.masks is not None else [])]
+        _check(None, None, self.images, self.boxes, self.labels, lengths)
+        if not np.isfinite(self.scores).all():
+            raise ValueError("a score of a detection is not a finite number")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def select(self, chosen: npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> "Detections":
+        """Some of them."""
+        rows = np.arange(len(self))[chosen]
+        masks = None if self.masks is None else tuple(self.masks[i] for i in rows)
+        return Detections(self.images[rows], self.boxes[rows], self.scores[rows], self.labels[rows], masks)
+
+
+def _check(
+    n_images: int | None,
+    n_classes: int | None,
+    images: npt.NDArray[np.int64],
+    boxes: npt.NDArray[np.floating],
+    labels: npt.NDArray[np.int64],
+    lengths: list[int],
+) -> None:
+    if boxes.shape != (len(images), 4) or set(lengths) - {len(images)}:
+        raise ValueError(f"{len(images)} images, boxes {boxes.shape}, other arrays of {lengths}")
+    if not np.isfinite(boxes).all():
+        raise ValueError("a coordinate of a box is not a finite number")
+    for name, values, n in (("image", images, n_images), ("class", labels, n_classes)):
+        if len(values) and (values.min() < 0 or (n is not None and values.max() >= n)):
+            raise ValueError(f"{name} {values.min()} .. {values.max()}, but there are {n}")
+
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+THRESHOLDS: Floats = np.arange(50, 100, 5) / 100
+"""T = 10 overlaps (intersection over union)."""
+
+COCO_AREAS: Floats = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])
+"""Area ranges in pixels: all, small, medium, large."""
+
+COCO_MOST = 100
+"""Detections of one class that count on one image, the surest ones."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassMatches:
+    """One class: its D detections in order of falling score, for A area ranges and T thresholds.
+
+    Attributes:
+        images: (D,), image of each detection.
+        places: (D,), how many surer detections of the class its image has.
+        hits: (A, T, D), finds an object that counts, first of all that do.
+        ignored: (A, T, D), neither right nor wrong.
+        objects: (A, N), how many objects that count each image has.
+    """
+
+    images: Ints
+    places: Ints
+    hits: Bools
+    ignored: Bools
+    objects: Ints
+
+
+def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[ClassMatches]:
+    """The rule of the VOC development kit, per class.
+
+    Overlap is counted in whole pixels, corners included (+1). A detection belongs to the object it overlaps most, if
+    that is more than the threshold: the surest one of an object is right, the others wrong, and none counts if the
+    object is difficult.
+
+    Args:
+        truth: crowds are taken for difficult.
+        detections: of any number per image.
+        as_text: round scores to 3 decimals and boxes to 1, as the result files of VOC (and Detectron2) do.
+    """
+    found, scores = _inclusive(detections.boxes), detections.scores.astype(np.float64)
+    if as_text:
+        found, scores = _rounded(found, 1), _rounded(scores, 3)
+    there, ignore = _inclusive(truth.boxes), truth.difficult | truth.crowd
+    matches = []
+    for label in range(len(truth.classes)):
+        rows, objects = _rows(detections, scores, label), np.flatnonzero(truth.labels == label)
+        overlap, nearest = np.full(len(rows), -np.inf), np.full(len(rows), -1, dtype=np.int64)
+        images = detections.images[rows]
+        for places, candidates in _by_image(images, truth.images[objects]):
+            table = _overlap(found[rows[places]], there[objects[candidates]], 1)
+            best = table.argmax(axis=1)
+            overlap[places], nearest[places] = table[np.arange(len(places)), best], objects[candidates[best]]
+        hits, ignored = np.zeros((2, 1, len(THRESHOLDS), len(rows)), dtype=np.bool_)
+        for t, threshold in enumerate(THRESHOLDS):
+            near = np.flatnonzero(overlap > threshold)
+            _, first = np.unique(nearest[near], return_index=True)
+            hits[0, t, near[first]] = True
+            ignored[0, t, near] = ignore[nearest[near]]
+        counted = np.bincount(truth.images[objects[~ignore[objects]]], minlength=truth.n_images)
+        matches.append(ClassMatches(images, _places(images), hits & ~ignored, ignored, counted[None]))
+    return matches
+
+
+def match_coco(truth: Truth, detections: Detections, areas: Floats, *, kind: str) -> list[ClassMatches]:
+    """The rule of COCO, per class (pycocotools, `evaluateImg`).
+
+    From the surest one on, a detection takes the object that it overlaps most among those not yet taken, at or above
+    the threshold; objects that do not count (crowd, difficult, of another size) only if there is no other. What finds
+    those is ignored, and so is what finds nothing and is of another size.
+
+    Args:
+        truth: with masks if `kind` is 'masks'.
+        detections: the 100 surest ones of each class and image count.
+        areas: (n,), pixels of each detection.
+        kind: 'boxes' or 'masks', what overlaps.
+    """
+    scores = detections.scores.astype(np.float64)
+    low, high = COCO_AREAS[:, :1], COCO_AREAS[:, 1:]
+    matches = []
+    for label in range(len(truth.classes)):
+        rows, objects = _rows(detections, scores, label), np.flatnonzero(truth.labels == label)
+        rows = rows[_places(detections.images[rows]) < COCO_MOST]
+        images, of_objects = detections.images[rows], truth.images[objects]
+        uncounted = (truth.crowd | truth.difficult)[objects]
+        uncounted = uncounted | (truth.areas[objects] < low) | (truth.areas[objects] > high)
+        other_size = (areas[rows] < low) | (areas[rows] > high)
+        hits = np.zeros((len(COCO_AREAS), len(THRESHOLDS), len(rows)), dtype=np.bool_)
+        ignored = np.broadcast_to(other_size[:, None], hits.shape).copy()
+        for places, candidates in _by_image(images, of_objects):
+            chosen = objects[candidates]
+            table = _coco_overlap(truth, detections, rows[places], chosen, kind)
+            _take(table, truth.crowd[chosen], uncounted[:, candidates], places, hits, ignored)
+        counted = np.stack([np.bincount(of_objects[~row], minlength=truth.n_images) for row in uncounted])
+        matches.append(ClassMatches(images, _places(images), hits, ignored, counted))
+    return matches
+
+
+def _take(table: Floats, crowd: Bools, uncounted: Bools, places: Ints, hits: Bools, ignored: Bools) -> None:
+    """One image and class; `table` (d, g), `crowd` (g,), `uncounted` (A, g); writes columns `places`."""
+    areas, thresholds, size = len(uncounted), len(THRESHOLDS), table.shape[1]
+    free = np.ones((areas, thresholds, size), dtype=np.bool_)
+    a, t = np.ogrid[:areas, :thresholds]
+    least = np.minimum(THRESHOLDS, 1 - 1e-10)[:, None]
+    for place, overlaps in zip(places, table, strict=True):
+        able = (overlaps >= least) & free
+        # Objects that count come first, whatever the others overlap; of equal overlaps the last one is taken.
+        wanted = able & ~uncounted[:, None]
+        able = np.where(wanted.any(axis=2, keepdims=True), wanted, able)
+        best = size - 1 - np.where(able, overlaps, -1.0)[:, :, ::-1].argmax(axis=2)
+        taken = able[a, t, best]
+        unwanted = uncounted[a, best]
+        hits[:, :, place] = taken & ~unwanted
+        ignored[:, :, place] = np.where(taken, unwanted, ignored[:, :, place])
+        free[a, t, best] &= ~taken | crowd[best]
+
+
+def _coco_overlap(truth: Truth, detections: Detections, rows: Ints, objects: Ints, kind: str) -> Floats:
+    from faster_coco_eval.core import mask
+
+    crowd = truth.crowd[objects].tolist()
+    if kind == "masks" and truth.masks is not None and detections.masks is not None:
+        found, there = [detections.masks[i] for i in rows], [truth.masks[i] for i in objects]
+        return np.asarray(mask.iou(found, there, crowd), dtype=np.float64).reshape(len(rows), len(objects))
+    return np.asarray(
+        mask.iou(corner_and_size(detections.boxes[rows]), corner_and_size(truth.boxes[objects]), crowd),
+        dtype=np.float64,
+    ).reshape(len(rows), len(objects))
+
+
+def corner_and_size(boxes: npt.NDArray[np.floating]) -> Floats:
+    """(n, 4) x1, y1, x2, y2 -> x, y, width, height as COCO writes them."""
+    wide = boxes.astype(np.float64)
+    return np.concatenate([wide[:, :2], wide[:, 2:] - wide[:, :2]], axis=1)
+
+
+def _rows(detections: Detections, scores: Floats, label: int) -> Ints:
+    """The detections of a class in order of falling score; of equal ones, the earlier image first."""
+    rows = np.flatnonzero(detections.labels == label)
+    return rows[np.lexsort((detections.images[rows], -scores[rows]))]
+
+
+def _places(images: Ints) -> Ints:
+    """(D,) how often each value occurred before."""
+    order = np.argsort(images, kind="stable")
+    _, first, counts = np.unique(images[order], return_index=True, return_counts=True)
+    places = np.empty(len(images), dtype=np.int64)
+    places[order] = np.arange(len(images)) - np.repeat(first, counts)
+    return places
+
+
+def _by_image(found: Ints, there: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Positions of detections and of objects, for each image that has both."""
+    left, right = np.argsort(found, kind="stable"), np.argsort(there, kind="stable")
+    a, b = found[left], there[right]
+    for image in np.intersect1d(a, b):
+        yield (
+            left[np.searchsorted(a, image) : np.searchsorted(a, image, "right")],
+            right[np.searchsorted(b, image) : np.searchsorted(b, image, "right")],
+        )
+
+
+def _inclusive(boxes: npt.NDArray[np.floating]) -> Floats:
+    """Corners as numbers of pixels that are inside, from 1 on, as VOC counts them; in the boxes' own precision."""
+    shift = np.array([1, 1, 0, 0], dtype=boxes.dtype)
+    return np.asarray(boxes + shift, dtype=np.float64)
+
+
+def _rounded(values: Floats, digits: int) -> Floats:
+    # Formatting rounds the exact binary value; np.round multiplies first and so rounds some values the other way.
+    return np.array([float(f"{v:.{digits}f}") for v in values.ravel()], dtype=np.float64).reshape(values.shape)
+
+
+def _overlap(a: Floats, b: Floats, pixel: int) -> Floats:
+    """(n, m) intersection over union of boxes whose sides are longer by `pixel` than their corners are apart."""
+    low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
+    common = np.prod(np.maximum(high - low + pixel, 0), axis=2)
+    sizes = [np.prod(boxes[:, 2:] - boxes[:, :2] + pixel, axis=1) for boxes in (a, b)]
+    return np.asarray(common / (sizes[0][:, None] + sizes[1][None] - common))

@@ -1,0 +1,1 @@
+"""Parts that several protocols share: checks of features, hold-outs and folds by group, few-shot draws."""

@@ -1,0 +1,390 @@
+"""What the protocols with few training samples have in common: statistics over the draws, and the outcome.
+
+The 95 % interval over R draws is Student's: mean -+ t(0.975, R - 1) std / sqrt(R). It says how much other draws from
+the same train would move the mean. The interval of the headline also holds what another test set would do: the half
+widths of the two are added as squares, that of the test set being the mean over the draws of its half widths, which is
+never too small (a mean does not vary more than its parts do on average).
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.source import Labels
+from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.metrics.intervals import Units, student_half_width
+from sslbench.metrics.summary import headline, one_measure, summarise
+from sslbench.protocols._parts.selection import class_sizes, folds_of
+from sslbench.results import Outcome
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Shuffler(Protocol):
+    """numpy's generators, the present and the legacy one, whose numbers never change between versions."""
+
+    def permutation(self, x: IntArray, /) -> IntArray:
+        """The same rows in another order."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """One draw.
+
+    Attributes:
+        seed: that it was made with.
+        rows: of train, ascending.
+        labels: of these rows. Multi-label: -1 for a class that the row was not drawn for.
+        groups: of these rows; None if no two of them share one.
+    """
+
+    seed: int
+    rows: IntArray
+    labels: Labels
+    groups: IntArray | None = None
+
+    def digest(self, ids: Sequence[str]) -> str:
+        """16 hex digits of the ids of the samples and what they were drawn for; `ids` are those of all of train."""
+        digest = hashlib.sha256("\n".join(ids[row] for row in self.rows).encode())
+        digest.update(np.ascontiguousarray(self.labels.values).tobytes())
+        return digest.hexdigest()[:16]
+
+
+def seeds(seed: int, draws: int) -> list[int]:
+    """The seeds of the draws; two runs with different seeds share none."""
+    return [(seed * draws + i) % 2**32 for i in range(draws)]
+
+
+def present(labels: Labels) -> IntArray:
+    """The classes that have samples (multi-label: positives)."""
+    if labels.kind == "single":
+        return np.flatnonzero(np.bincount(labels.values, minlength=len(labels.classes)))
+    return np.flatnonzero((labels.values > 0).any(axis=0))
+
+
+def largest_k(labels: Labels) -> tuple[int, str]:
+    """The largest k there are samples for, and what ends it: "12 of class 'dog'". Classes without any do not count."""
+    classes = present(labels)
+    if labels.kind == "single":
+        counts = np.bincount(labels.values, minlength=len(labels.classes))[classes]
+        least = int(np.argmin(counts))
+        return int(counts[least]), f"{counts[least]} of class '{labels.classes[classes[least]]}'"
+    others = max(1, len(classes) - 1)
+    positive = (labels.values > 0).sum(axis=0)[classes]
+    negative = (labels.values == 0).sum(axis=0)[classes]
+    possible = np.minimum(positive, negative // others)
+    least = int(np.argmin(possible))
+    name = labels.classes[classes[least]]
+    text = f"{positive[least]} with and {negative[least]} without '{name}'; k need k with and {others} k without"
+    return int(possible[least]), text
+
+
+def k_per_class(
+    labels: Labels, k: int, seed: int, shuffler: Shuffler | None = None, *, groups: IntArray | None = None
+) -> Draw:
+    """As many images of every class that train has (single label).
+
+    Args:
+        labels: of train; every class it has at all has at least k samples.
+        k: images per class.
+        seed: of numpy's legacy generator, as in VISSL's balanced data limit.
+        shuffler: another generator made from that seed.
+        groups: (N,) the group of each sample of train, or None.
+    """
+    shuffled = orders(labels, shuffler or np.random.RandomState(seed))
+    rows = np.concatenate([_spread(order, groups)[:k] for order in shuffled])
+    return _draw(labels, rows, seed, groups)
+
+
+def orders(labels: Labels, shuffler: Shuffler) -> list[IntArray]:
+    """The rows of each class that train has, shuffled, class by class (single label)."""
+    order = np.argsort(labels.values, kind="stable")
+    counts = np.bincount(labels.values, minlength=len(labels.classes))
+    members = np.split(order, np.cumsum(counts)[:-1])
+    return [shuffler.permutation(rows) for rows in members if len(rows)]
+
+
+def _spread(order: IntArray, groups: IntArray | None) -> IntArray:
+    """Rows in the same order, but the first ones of all groups before the second ones, and so on."""
+    if groups is None:
+        return order
+    own = groups[order]
+    by_group = np.argsort(own, kind="stable")
+    first = np.flatnonzero(np.r_[True, np.diff(own[by_group]) != 0])
+    turn = np.empty(len(own), np.int64)
+    turn[by_group] = np.arange(len(own)) - np.repeat(first, np.diff(np.r_[first, len(own)]))
+    return order[np.argsort(turn, kind="stable")]
+
+
+def k_with_and_without(
+    labels: Labels, k: int, seed: int, shuffler: Shuffler | None = None, *, groups: IntArray | None = None
+) -> Draw:
+    """For every class k samples that have it and (C - 1) k that do not (multi-label); never one marked -1.
+
+    Args:
+        labels: of train, with enough samples; C counts the classes that have positives.
+        k: positives per class.
+        seed: of numpy's legacy generator.
+        shuffler: another generator made from that seed.
+        groups: (N,) the group of each sample of train, or None.
+    """
+    generator = shuffler or np.random.RandomState(seed)
+    classes = present(labels)
+    values = np.full(labels.values.shape, -1, np.int8)
+    for c in classes:
+        order = generator.permutation(np.flatnonzero(labels.values[:, c] > 0))
+        values[_spread(order, groups)[:k], c] = 1
+    for c in classes:
+        order = generator.permutation(np.flatnonzero(labels.values[:, c] == 0))
+        values[_spread(order, groups)[: max(1, len(classes) - 1) * k], c] = 0
+    rows = np.flatnonzero((values >= 0).any(axis=1))
+    return Draw(seed, rows, dataclasses.replace(labels, values=values[rows]), _shared(groups, rows))
+
+
+def share(labels: Labels, fraction: float, seed: int, *, stratified: bool, groups: IntArray | None = None) -> Draw:
+    """A share of train with all its labels.
+
+    Args:
+        labels: of train.
+        fraction: in (0, 1].
+        seed: of the draw.
+        stratified: every class keeps its share, and has a sample where there are enough; else all samples are drawn
+            alike, as in VISSL's unbalanced data limit.
+        groups: (N,) the group of each sample of train, or None; whole groups are drawn, about as many samples.
+    """
+    from sslbench.data.splits.stratify import choose
+
+    n = max(1, round(fraction * len(labels)))
+    if groups is not None and n < len(labels):
+        return _draw(labels, _whole_groups(labels, groups, n, seed, stratified=stratified), seed, groups)
+    if stratified:
+        return _draw(labels, np.flatnonzero(choose(labels, n, np.random.default_rng(seed), both_sides=False)), seed)
+    return _draw(labels, np.random.RandomState(seed).permutation(len(labels))[:n], seed)
+
+
+def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, stratified: bool) -> IntArray:
+    """The rows of about n samples; at least of one group."""
+    from sslbench.data.splits.groups import choose_groups
+
+    if stratified and (chosen := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
+        return np.flatnonzero(chosen)
+    names, place, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    order = np.random.RandomState(seed).permutation(len(names))
+    taken = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), n, side="right")))]
+    return np.flatnonzero(np.isin(place, taken))
+
+
+def _draw(labels: Labels, rows: IntArray, seed: int, groups: IntArray | None = None) -> Draw:
+    rows = np.sort(rows).astype(np.int64)
+    return Draw(seed, rows, labels.select(rows), _shared(groups, rows))
+
+
+def _shared(groups: IntArray | None, rows: IntArray) -> IntArray | None:
+    if groups is None or len(np.unique(groups[rows])) == len(rows):
+        return None
+    return groups[rows]
+
+
+def stratified_folds(
+    values: npt.NDArray[np.integer], wanted: int, groups: IntArray | None
+) -> npt.NDArray[np.int16] | None:
+    """(N,) the fold of each sample, as many as asked for or as half of the classes have samples; None below two.
+
+    Args:
+        values: (N,) class numbers.
+        wanted: folds.
+        groups: (N,) the group of each sample: those of one group are in one fold, and groups are counted; or None.
+    """
+    number = min(wanted, int(np.median(class_sizes(values, groups))))
+    return None if number < 2 else folds_of(values, number, groups)
+
+
+FloatArray = npt.NDArray[np.float64]
+
+_RESAMPLES = 1000
+_FEWEST_RESAMPLES = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """A classifier that was trained on one draw.
+
+    Attributes:
+        scores: (N_test, C), higher means more likely; a class that was not learned has NaN (multi-label) or a value
+            below all others.
+        train: the leading metric on the samples of the draw.
+        strength: of the regularisation that was used; class name -> strength where each has its own.
+        converged: None without an iterative solver.
+        notes: what a reader must know.
+    """
+
+    scores: FloatArray
+    train: float
+    strength: float | dict[str, float]
+    converged: bool | None = None
+    notes: tuple[str, ...] = ()
+
+
+def statistics(values: Sequence[float]) -> dict[str, float]:
+    """Mean, min, max, std (of a sample, R - 1) and the 95 % interval of the mean; NaN where one draw is too few."""
+    known = _known(values)
+    if not len(known):
+        return dict.fromkeys(("mean", "min", "max", "std", "low", "high"), math.nan)
+    half = student_half_width(values)
+    low, high = _cut(float(known.mean()) - half, float(known.mean()) + half)
+    return {
+        "mean": float(known.mean()),
+        "min": float(known.min()),
+        "max": float(known.max()),
+        "std": float(known.std(ddof=1)) if len(known) > 1 else math.nan,
+        "low": low,
+        "high": high,
+    }
+
+
+def _known(values: Sequence[float]) -> FloatArray:
+    return np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = _known(values)
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _cut(low: float, high: float) -> tuple[float, float]:
+    """Rates lie between 0 and 1; NaN stays."""
+    return (low if math.isnan(low) else max(low, 0.0)), (high if math.isnan(high) else min(high, 1.0))
+
+
+def leading_metric(asked: str, labels: Labels) -> str:
+    """Return the metric that leads; 'auto' is top-1 of single labels and mAP of several.
+
+    Raises:
+        UsageError: samples of several classes have no top-1 accuracy.
+    """
+    usual = "top1" if labels.kind == "single" else "mAP"
+    if asked == "top1" and usual != "top1":
+        raise UsageError("metric=top1 is for single labels, and these samples have several", "Leave metric out.")
+    return usual if asked == "auto" else asked
+
+
+def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> float:
+    """Return the metric that leads, as a fraction; `asked` as for `leading_metric`."""
+    metric = leading_metric(asked, labels)
+    if metric == leading_metric("auto", labels):
+        return headline(labels.kind, labels.values, scores)
+    measure = one_measure(metric, labels.kind, labels.values, scores, Units.of(len(labels), None))
+    values = measure.statistic(np.ones((1, len(labels))))[0]
+    return float(values[measure.names.index(metric)])
+
+
+class Curve:
+    """Scores along the numbers of training samples; the last one that is added is the headline."""
+
+    def __init__(self, test: Features, train_ids: Sequence[str], metric: str = "auto") -> None:
+        """Start without points; `metric` leads, as for `leading_metric`."""
+        self._test, self._groups, self._ids = test.labels, test.groups, train_ids
+        self._metric = leading_metric(metric, test.labels)
+        self.variants: dict[str, dict[str, float]] = {}
+        self.drawn: dict[str, list[str]] = {}
+        self.strengths: dict[str, list[Any]] = {}
+        self._converged: list[bool] = []
+        self._notes: dict[str, None] = {}
+        self._last: Sequence[Fitted] = ()
+
+    def add(self, name: str, draws: Sequence[Draw], fitted: Sequence[Fitted]) -> None:
+        """One point of the curve: 'k=4' with the classifiers of all draws."""
+        found = statistics([leading(self._metric, self._test, one.scores) for one in fitted])
+        mean = found.pop("mean")
+        rest = {f"{self._metric}_{key}": value for key, value in found.items()}
+        self.variants[name] = {self._metric: mean, **rest, "train": _mean([one.train for one in fitted])}
+        self.drawn[name] = [draw.digest(self._ids) for draw in draws]
+        self.strengths[name] = [one.strength for one in fitted]
+        self._converged += [one.converged for one in fitted if one.converged is not None]
+        self._notes |= {f"{name}: {note}": None for one in fitted for note in one.notes}
+        self._last = fitted
+
+    def outcome(self, *, seed: int, selected: dict[str, Any], seeds: Sequence[int], notes: Sequence[str]) -> Outcome:
+        """The outcome, whose headline is the last point; `seed` is that of the half-samples."""
+        kind, classes, values = self._test.kind, self._test.classes, self._test.values
+        # All draws together get the resamples of one result: it is the mean of their half widths that is used.
+        resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / len(self._last)))
+        each = [
+            summarise(kind, classes, values, one.scores, seed=seed, resamples=resamples, groups=self._groups)
+            for one in self._last
+        ]
+        metrics = {name: combine([found[0][name] for found in each]) for name in each[0][0]}
+        per_class = {name: _mean([found[2][name] for found in each]) for name in classes}
+        draws = {"seeds": list(seeds), "samples_sha256": self.drawn}
+        scores = [one.scores.astype(np.float32) for one in self._last]
+        return Outcome(
+            metrics=metrics,
+            headline=self._metric,
+            # Of the first draw and not an average of all, which would be another and better classifier.
+            scores=scores[0],
+            draws=tuple(scores) if len(scores) > 1 else (),
+            per_class=per_class,
+            train=_mean([one.train for one in self._last]),
+            selected={**selected, "draws": draws},
+            variants=self.variants,
+            converged=all(self._converged) if self._converged else None,
+            notes=(*notes, *self._notes),
+        )
+
+
+def combine(values: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """The mean over the draws with its interval for other draws and another test set."""
+    means = [value for value, _, _ in values]
+    below, above = _mean([value - low for value, low, _ in values]), _mean([high - value for value, _, high in values])
+    half = student_half_width(means)
+    draws = 0.0 if math.isnan(half) else half
+    return _mean(means), *_cut(_mean(means) - math.hypot(below, draws), _mean(means) + math.hypot(above, draws))
+
+
+def usable_k(
+    protocol: str, asked: tuple[int, ...], default: tuple[int, ...], most: int, why: str
+) -> tuple[list[int], list[str]]:
+    """The numbers of samples per class that train has enough for, ascending, and a note on defaults left out.
+
+    Raises:
+        UsageError: numbers that are not possible, or one that was asked for and is too large.
+        DataError: none of the defaults fits.
+    """
+    if min(asked, default=1) < 1 or len(set(asked)) < len(asked):
+        raise UsageError(f"{protocol}: k should be one or several different numbers from 1 on, not {list(asked)}")
+    fitting, dropped = [k for k in sorted(asked) if k <= most], [k for k in sorted(asked) if k > most]
+    if not dropped:
+        return fitting, []
+    if asked != default:
+        raise UsageError(
+            f"{protocol}: k={dropped[0]} is more than train has samples for: {why}",
+            f"Give a k of at most {most}." if most else None,
+        )
+    if not fitting:
+        raise DataError(f"{protocol}: train is too small to draw {dropped[0]} samples per class: {why}")
+    names = ", ".join(map(str, dropped))
+    return fitting, [f"Train is too small for these default values of k ({why}): {names}."]
+
+
+def check_labels(protocol: str, labels: Labels) -> None:
+    """Refuses training labels that say nothing.
+
+    Raises:
+        DataError: there are none, or fewer than two classes of single labels.
+    """
+    from sslbench.protocols._parts.few_shot import present
+
+    if labels.kind == "none":
+        raise DataError(
+            f"{protocol}: the train samples have no labels to draw samples per class by",
+            "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
+        )
+    if len(present(labels)) < (2 if labels.kind == "single" else 1):
+        raise DataError(f"{protocol}: train should have at least two classes")

@@ -1,0 +1,130 @@
+"""What every protocol on features does first and last: refuse what cannot be scored, and put the metrics together."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.source import Labels
+from sslbench.errors import DataError
+from sslbench.features.array import Features
+
+IntArray = npt.NDArray[np.int64]
+
+_ROWS = 4096  # rows looked at together, so that memory-mapped features are never copied whole
+
+
+def check_features(train: Features, test: Features) -> None:
+    """Refuse features and labels that no protocol can score.
+
+    Raises:
+        DataError: no labels, no samples, two widths, or features that are NaN or infinite (with the first ids).
+    """
+    for name, part in (("train", train), ("test", test)):
+        if part.labels.kind == "none":
+            raise DataError(
+                f"the {name} samples have no labels, and this protocol scores features against labels",
+                "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
+            )
+        if not len(part):
+            raise DataError(f"there are no {name} samples")
+        check_finite(part, name)
+    if train.x.shape[1] != test.x.shape[1]:
+        raise DataError(f"train features are {train.x.shape[1]} wide, test features {test.x.shape[1]}")
+
+
+def check_finite(part: Features, name: str) -> None:
+    """Refuse features that are NaN or infinite.
+
+    Raises:
+        DataError: with the first ids.
+    """
+    bad: list[str] = []
+    count = 0
+    for start in range(0, len(part), _ROWS):
+        rows = np.flatnonzero(~np.isfinite(part.x[start : start + _ROWS]).all(axis=1))
+        count += len(rows)
+        bad += [part.ids[start + row] for row in rows[: 3 - len(bad)]]
+    if count:
+        more = f" and {count - len(bad)} more" if count > len(bad) else ""
+        raise DataError(
+            f"the features of {count} of {len(part)} {name} samples are not finite numbers: {', '.join(bad)}{more}",
+            "The backbone overflowed or its weights are damaged; try --precision fp32, or look at the weights.",
+        )
+
+
+def holdout_rows(
+    labels: Labels, fraction: float, seed: int, groups: IntArray | None
+) -> tuple[IntArray, IntArray] | None:
+    """Rows to fit on and rows held out for a choice, stratified and seeded; None when either part would be empty.
+
+    Args:
+        labels: of train.
+        fraction: held out.
+        seed: of the split.
+        groups: of train (`Features.groups`): whole groups are held out.
+    """
+    from sslbench.data.splits import holdout
+
+    if not 0 < fraction < 1 or len(labels) < 2:
+        return None
+    fit, held = holdout(labels, fraction, seed, groups=groups)
+    return (fit, held) if len(fit) and len(held) else None
+
+
+def no_holdout(groups: IntArray | None) -> str:
+    """Why `holdout_rows` found nothing to hold out, as the beginning of a sentence."""
+    if groups is None:
+        return "Train is too small to hold out a part of it"
+    number = len(np.unique(groups))
+    if number < 2:
+        return "All training samples belong to one group, so that none can be held out"
+    return f"The training samples belong to {number} groups, and holding out one of them would take away a class"
+
+
+def class_sizes(classes: npt.NDArray[np.integer], groups: IntArray | None) -> IntArray:
+    """How many samples each class has that is there at all, or where samples belong to groups, how many groups.
+
+    Args:
+        classes: (N,) class numbers.
+        groups: (N,) group numbers, or None.
+    """
+    if groups is not None:
+        classes = np.unique(np.column_stack([classes, groups]), axis=0)[:, 0]
+    return np.asarray(np.unique(classes, return_counts=True)[1], np.int64)
+
+
+def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | None) -> npt.NDArray[np.int16]:
+    """(N,) the fold of each sample: stratified, not shuffled, as in scikit-learn's `cross_val_score`.
+
+    Args:
+        classes: (N,) class numbers, not negative.
+        number: of folds.
+        groups: (N,) group numbers: the samples of one group are in one fold; or None.
+    """
+    import warnings
+
+    from sklearn.model_selection import StratifiedKFold
+
+    if groups is not None:
+        from sslbench.data.splits.groups import group_folds
+
+        names = tuple(map(str, range(int(classes.max()) + 1)))
+        return group_folds(Labels("single", names, classes), groups, number).astype(np.int16)
+    folds = np.empty(len(classes), np.int16)
+    with warnings.catch_warnings():
+        # Classes with fewer samples than folds are absent from some folds; the solvers know what to do.
+        warnings.simplefilter("ignore", UserWarning)
+        for fold, (_, held) in enumerate(StratifiedKFold(number).split(classes, classes)):
+            folds[held] = fold
+    return folds
+
+
+def percent(fraction: float) -> str:
+    """A share for messages: '20 %'."""
+    return f"{100 * fraction:g} %"
+
+
+def is_better(score: float, best: float) -> bool:
+    """Whether a score beats the best so far; NaN never does, and anything beats NaN. Of equals the first one stays."""
+    return not math.isnan(score) and (math.isnan(best) or score > best)

@@ -1,0 +1,254 @@
+"""Linear probe: logistic regression on frozen features, to convergence, its regularisation chosen on a part of train.
+
+The features are standardised, so their scale and offset do not matter, and the problem is convex, so there is no
+learning rate, no seed and no number of epochs that decides the result. The regularisation is chosen as DINOv2's
+`log_regression.py` and CLIP's linear probe (Radford et al. 2021, app. A.3) do, on a held-out part of train, and the
+model is then fitted on all of train. Labels that are numbers are predicted by ridge regression, in closed form.
+
+Version 2: the same optimum, found faster; further settings, and regression. Version 3: converged means a proven bound
+of the distance to the optimum, in any size; every value of c is tried; no axis is lost in features used as they are;
+groups of samples are kept together where c or alpha is chosen, and intervals are those of half-samples.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.config import setting
+from sslbench.data.source import Labels
+from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.metrics.summary import headline, summarise
+from sslbench.protocols._parts.selection import check_features, holdout_rows, no_holdout, percent
+from sslbench.results import Outcome
+
+if TYPE_CHECKING:
+    from sslbench.solvers.logistic import Fit, Problem
+
+VERSION = 3
+LABEL_KINDS = ("single", "multi", "value")
+
+_GRID = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-12, 5))
+_ALPHAS = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-6, 15))
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Matrix = npt.NDArray[np.floating]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the linear probe."""
+
+    c: tuple[float, ...] = setting(
+        _GRID, "inverse regularisation strengths to choose from (scikit-learn's C); one value is used as it is"
+    )
+    refine: int = setting(
+        0, "how often the spacing of c is then halved around the best, and its two neighbours tried (CLIP: 4)"
+    )
+    select_on: Literal["train", "test"] = setting(
+        "train", "what c is chosen on: a held-out part of train; or test, and the row is marked"
+    )
+    holdout: float = setting(0.2, "share of train that is held out to choose c or alpha on")
+    scale: Literal["standard", "none"] = setting(
+        "standard", "standard: features minus their mean, divided by their deviation, both of train; none: as they are"
+    )
+    alpha: tuple[float, ...] = setting(
+        _ALPHAS, "labels that are numbers: strengths of ridge regression (scikit-learn's alpha) to choose from"
+    )
+    patience: int = setting(
+        0, "the values of c end early after so many in a row with a worse loss and no better score; 0: all are tried"
+    )
+    max_iter: int = setting(1000, "largest number of steps of the solver for one c")
+    tolerance: float = setting(
+        1e-10, "largest distance of the objective to its lowest value, relative to that, that counts as converged"
+    )
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuses settings that cannot work on these training labels, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible.
+    """
+    _check_settings(settings)
+
+
+def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+    """Fit on train, score on test.
+
+    Args:
+        train: features and labels to fit on; a part is held out while c is chosen.
+        test: features and labels that are scored.
+        settings: see `Settings`.
+        seed: of the held-out part and of the intervals.
+
+    Raises:
+        DataError: features that are not finite, no labels, or fewer than two classes in train.
+        UsageError: settings that are not possible.
+    """
+    from sslbench.solvers.logistic import fit, principal_axes
+    from sslbench.solvers.ridge import regress
+
+    check_features(train, test)
+    check(settings, train.labels)
+    if train.labels.kind == "value":
+        return regress(train, test, settings, seed=seed)
+    usable, notes = _usable_classes(train.labels)
+    axes = principal_axes(train.x, standardise=settings.scale == "standard")
+    x, on_test = axes.project(train.x), axes.project(test.x)
+    choice = _choose(x, train, (on_test, test.labels), axes.variance, settings, seed)
+    problem = _problem(x, train.labels, usable)
+    model = fit(
+        problem,
+        axes.variance,
+        choice.c,
+        start=choice.start,
+        max_iter=settings.max_iter,
+        tolerance=settings.tolerance,
+    )
+    scores = _scores(model, on_test, usable, test.labels)
+    train_scores = _scores(model, x, usable, train.labels)
+    kind, classes = test.labels.kind, test.labels.classes
+    # A class that train has no example of has no probability either.
+    logits = kind == "single" and len(usable) == len(classes)
+    how: Literal["softmax"] | None = "softmax" if logits else None
+    metrics, name, per_class = summarise(
+        kind, classes, test.labels.values, scores, seed=seed, probabilities=how, groups=test.groups
+    )
+    notes += choice.notes
+    if not model.converged:
+        bound = f"{model.gap:.2g}" if np.isfinite(model.gap) else "not known"
+        notes.append(
+            f"The solver did not converge in {model.iterations} steps: the largest possible distance of the objective "
+            f"to its lowest value is {bound}, relative to that; the tolerance is {settings.tolerance:.2g}."
+        )
+    return Outcome(
+        metrics=metrics,
+        headline=name,
+        scores=scores.astype(np.float32),
+        per_class=per_class,
+        train=headline(kind, train.labels.values, train_scores),
+        selected=choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations},
+        converged=model.converged,
+        notes=tuple(notes),
+        probabilities=how,
+    )
+
+
+def _check_settings(settings: Settings) -> None:
+    if not settings.c or not all(np.isfinite(c) and c > 0 for c in settings.c):
+        raise UsageError(f"linear: c should be one or several numbers greater than 0, not {list(settings.c)}")
+    if not settings.alpha or not all(np.isfinite(alpha) and alpha > 0 for alpha in settings.alpha):
+        raise UsageError(f"linear: alpha should be one or several numbers greater than 0, not {list(settings.alpha)}")
+    if not 0 < settings.holdout < 1:
+        raise UsageError(f"linear: holdout should lie between 0 and 1, not {settings.holdout}")
+    if settings.max_iter < 1 or min(settings.refine, settings.patience) < 0 or not settings.tolerance > 0:
+        raise UsageError(
+            "linear: max_iter should be at least 1, refine and patience at least 0 and tolerance greater than 0"
+        )
+
+
+def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
+    """The classes that can be learned: present in train (single), or both present and absent in it (multi)."""
+    values = labels.values
+    if labels.kind == "single":
+        usable = np.unique(values).astype(np.int64)
+        if len(usable) < 2:
+            raise DataError(f"all training samples are of one class, '{labels.classes[int(usable[0])]}'")
+    else:
+        usable = np.flatnonzero((values > 0).any(axis=0) & (values == 0).any(axis=0))
+        if not len(usable):
+            raise DataError("no class is both present and absent in train, so there is nothing to learn")
+    left_out = [name for c, name in enumerate(labels.classes) if c not in usable]
+    notes = [f"Classes that train gives no examples of were left out: {', '.join(left_out)}."] if left_out else []
+    return usable, notes
+
+
+def _problem(x: Matrix, labels: Labels, usable: IntArray) -> "Problem":
+    from sslbench.solvers.logistic import Problem
+
+    if labels.kind == "multi":
+        return Problem(x, labels.values[:, usable].astype(np.int8), len(usable))
+    if len(usable) == 2:
+        return Problem(x, np.where(labels.values == usable[1], 1, 0).astype(np.int8)[:, None], 1)
+    return Problem(x, np.searchsorted(usable, labels.values), len(usable))
+
+
+def _scores(model: "Fit", x: Matrix, usable: IntArray, labels: Labels) -> FloatArray:
+    """(N, C) decision values; a class that was left out scores below all others (single) or NaN (multi)."""
+    decision = model.decide(x)
+    if labels.kind == "single" and len(usable) == 2:
+        decision = np.concatenate([-decision, decision], axis=1) / 2
+    missing = np.nan if labels.kind == "multi" else decision.min() - 1
+    scores = np.full((len(decision), len(labels.classes)), missing)
+    scores[:, usable] = decision
+    return scores
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """The chosen c, what the result says about the choice, and the model to begin the final fit from."""
+
+    c: float
+    selected: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    start: "Fit | None" = None
+
+
+def _choose(
+    x: Matrix, train: Features, test: tuple[Matrix, Labels], variance: FloatArray, settings: Settings, seed: int
+) -> _Choice:
+    """The c with the best headline metric on a held-out part of train, or on test; of equals the smallest."""
+    from sslbench.protocols.linear.path import TOLERANCE, search
+
+    labels, grid = train.labels, sorted(settings.c)
+    if len(grid) == 1:
+        return _Choice(grid[0])
+    on, fitted, (held, held_labels) = "test", np.arange(len(x)), test
+    if settings.select_on == "train":
+        parts = holdout_rows(labels, settings.holdout, seed, train.groups)
+        if parts is None:
+            middle = grid[len(grid) // 2]
+            note = f"{no_holdout(train.groups)} to choose c on; {middle:g} was used."
+            return _Choice(middle, notes=(note,))
+        on, fitted = f"held-out {percent(settings.holdout)} of train", parts[0]
+        held, held_labels = x[parts[1]], labels.select(parts[1])
+    inside = labels.select(fitted)
+    learned, _ = _usable_classes(inside)
+    scored = _problem_of_held(held, held_labels, learned)
+
+    def judge(model: "Fit") -> tuple[float, float]:
+        score = headline(labels.kind, held_labels.values, _scores(model, held, learned, labels))
+        return score, scored.loss(model.decide(scored.x)) if len(scored.x) else float("nan")
+
+    problem = _problem(x if len(fitted) == len(x) else x[fitted], inside, learned)
+    best, tried = search(
+        problem,
+        variance,
+        grid,
+        judge,
+        patience=settings.patience,
+        refine=settings.refine,
+        max_iter=settings.max_iter,
+        tolerance=settings.tolerance,
+    )
+    notes = []
+    within = max(settings.tolerance, TOLERANCE)
+    unconverged = sum(not point.fit.converged for point in tried)
+    if unconverged:
+        notes.append(f"While c was chosen, {unconverged} of {len(tried)} fits did not come within {within:.2g}.")
+    if best.c <= grid[0] or best.c >= grid[-1]:
+        end = "smallest" if best.c <= grid[0] else "largest"
+        notes.append(f"The chosen c={best.c:g} is the {end} of those tried; the best may lie beyond.")
+    selected = {"c": best.c, "on": on, "score": best.score, "tried": len(tried), "seed": seed}
+    selected["gap_while_choosing"] = max(point.fit.gap for point in tried)
+    same = len(learned) == len(_usable_classes(labels)[0])
+    return _Choice(best.c, selected, tuple(notes), best.fit if same else None)
+
+
+def _problem_of_held(held: Matrix, labels: Labels, learned: IntArray) -> "Problem":
+    """The samples whose class was learned, to compute a loss on."""
+    rows = np.arange(len(held)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
+    return _problem(held[rows], labels.select(rows), learned)

@@ -1,0 +1,163 @@
+"""Linear probe on images: heads trained by SGD on augmented views that go through the frozen backbone.
+
+That is how VISSL, MoCo, SimCLR, SwAV, DINO, DINOv2 and MAE report linear accuracy. Many heads are trained in one pass:
+one per learning rate, weight decay and layer. The best is chosen on a held-out part of train; what is reported are the
+heads after the last update, never the best epoch. `linear` solves the same problem on stored features, without
+augmentation and to convergence.
+
+Version 2: groups of samples are kept together where heads are chosen, and intervals are those of half-samples.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sslbench.config import setting
+from sslbench.data.source import Labels, Source
+from sslbench.errors import DataError
+from sslbench.results import Outcome
+
+if TYPE_CHECKING:
+    from sslbench.backbones.backbone import Backbone
+    from sslbench.backbones.layers import Layer
+    from sslbench.features.extract import ExtractSettings
+
+VERSION = 2
+ON_IMAGES = True
+
+_GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the linear probe on images."""
+
+    epochs: float = setting(10, "passes over train, of full batches", unit="epochs")
+    updates: int | None = setting(None, "updates in all, in place of epochs")
+    batch_size: int = setting(256, "images per update, all processes together", unit="images")
+    lr: tuple[float, ...] = setting(_GRID, "learning rates; a head is trained with each and the best is chosen")
+    lr_scaling: Literal["linear", "sqrt", "none"] = setting(
+        "linear", "how lr, which is meant for 256 images per update, follows batch_size"
+    )
+    optimizer: Literal["sgd", "lars", "larc", "adamw"] = setting("sgd", "sgd, lars, larc or adamw")
+    momentum: float = setting(0.9, "of sgd, lars and larc")
+    nesterov: bool = setting(False, "look ahead by one step of momentum (sgd, lars, larc)")
+    trust_coefficient: float = setting(1e-3, "length of a step over length of the tensor (lars, larc)")
+    weight_decay: tuple[float, ...] = setting((0.0,), "a head is trained with each, for every lr")
+    decay_norm: bool = setting(True, "decay the scales of norm=affine, and its shifts if decay_bias too")
+    decay_bias: bool = setting(True, "decay biases")
+    schedule: dict[str, Any] | str = setting(
+        "cosine", "of lr: cosine or linear (to 0), constant, or a mapping as in configs/schedule, of factors"
+    )
+    schedule_per: Literal["update", "epoch"] = setting("update", "how often the schedule is read")
+    warmup_epochs: float = setting(0.0, "lr rises linearly from 0 during the first epochs", unit="epochs")
+    augment: Literal["crop", "none"] = setting("crop", "crop: random resized crop; none: the evaluation transform")
+    scale: tuple[float, float] = setting((0.08, 1.0), "part of the image's area that is cropped")
+    ratio: tuple[float, float] = setting((3 / 4, 4 / 3), "width / height of the crop")
+    interpolation: Literal["bilinear", "bicubic"] = setting("bilinear", "filter of the crop's resize")
+    flip: float = setting(0.5, "probability of a horizontal flip")
+    size: int | None = setting(None, "side of the crop; null: that of the evaluation transform", unit="pixels")
+    norm: Literal["none", "batch", "affine"] = setting(
+        "batch", "before each head: BatchNorm without parameters (batch), with scale and shift (affine), none"
+    )
+    norm_eps: float = setting(1e-5, "of that BatchNorm")
+    plain_layers: tuple[str, ...] = setting((), "layers that get a second head without norm, in a row of its own")
+    blocks: tuple[int, ...] = setting(
+        (),
+        "vision transformers, in place of --layers: join the class tokens of the last so many blocks, or try several",
+    )
+    patch_mean: tuple[bool, ...] = setting((False,), "with blocks: join the mean of the last block's patches too")
+    init: Literal["normal", "zeros", "uniform"] = setting(
+        "normal", "of the weights: standard deviation 0.01, zeros, or torch's nn.Linear"
+    )
+    holdout: float = setting(0.1, "share of train that is held out to choose a head on, where there is a choice")
+    select_on: Literal["holdout", "test"] = setting(
+        "holdout", "test chooses on the samples that are reported, as some publications do; it marks the row"
+    )
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuses settings and labels that cannot work, before anything else is opened.
+
+    Raises:
+        UsageError: settings that are not possible.
+        DataError: labels that a classifier cannot be trained on.
+    """
+    from sslbench.protocols.linear_online.plan import check_settings
+
+    check_settings(settings)
+    if train.kind not in ("single", "multi"):
+        what = "have no labels" if train.kind == "none" else "are labelled with numbers"
+        raise DataError(
+            f"the train samples {what}, and linear-online trains classifiers",
+            "Give data with classes: a folder per class, a table with a label column, or a manifest with categories.",
+        )
+
+
+def check_images(
+    backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
+) -> tuple[str, ...]:
+    """Refuses what does not go together, before any image is decoded; gives the rows that results will have.
+
+    Args:
+        backbone: to be evaluated.
+        layers: that were asked for, or the backbone's default.
+        train: the samples to train on.
+        settings: see `Settings`.
+        seed: of the held-out part.
+
+    Returns:
+        What the results will be called: a layer each, or what `blocks` asks for.
+
+    Raises:
+        UsageError: blocks or plain_layers do not fit the backbone or the layers; a batch is larger than the data.
+        BackboneError: the backbone has no such tokens.
+    """
+    from sslbench.protocols.linear_online.plan import make_batches, planned, split
+
+    plans = planned(backbone, layers, settings)
+    fit, _ = split(train, plans, settings, seed)
+    make_batches(fit, backbone.preprocessing, settings, seed=seed, piece=1)
+    return tuple(dict.fromkeys(plan.row for plan in plans))
+
+
+def run_on_images(  # noqa: PLR0913  what every protocol on images is called with
+    backbone: "Backbone",
+    layers: "Sequence[Layer]",
+    train: Source,
+    test: Source,
+    settings: Settings,
+    *,
+    seed: int,
+    engine: "ExtractSettings",
+    folder: Path,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Outcome]:
+    """Trains on train, scores on test; with several processes (`process_group`) every one of them calls this.
+
+    Args:
+        backbone: stays as it is: eval mode, no gradient, not a bit of it changes.
+        layers: a row of results each, unless `blocks` is set.
+        train: labelled images; where there is a choice between heads, a part is held out for it.
+        test: labelled images that are scored.
+        settings: see `Settings`.
+        seed: of the held-out part, the order, the augmentation, the first weights and the intervals.
+        engine: device, precision, images per forward pass, workers.
+        folder: for checkpoints: the same call continues from the newest one there.
+        progress: called with what, images done and images in all.
+
+    Returns:
+        Row (see `check_images`) -> outcome; a row of which every head diverged is left out. Empty on processes other
+        than the first.
+
+    Raises:
+        DataError: an image cannot be read, or features are not finite.
+        NotFiniteError: every head diverged.
+        StoppedError: a signal came; everything is saved.
+        BackboneError: the backbone moved.
+    """
+    from sslbench.protocols.linear_online.run import run
+
+    check(settings, train.labels)
+    return run(backbone, layers, (train, test), settings, seed=seed, engine=engine, folder=folder, progress=progress)

@@ -1,0 +1,156 @@
+"""The online linear probe from end to end: train, choose, score."""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer
+from sslbench.data.source import Source
+from sslbench.data.splits.groups import source_groups
+from sslbench.distributed.collectives import rank
+from sslbench.features.extract import ExtractSettings
+from sslbench.metrics.summary import Probabilities, summarise
+from sslbench.protocols.linear_online import plan as planning
+from sslbench.protocols.linear_online.inputs import InputEncoder
+from sslbench.protocols.linear_online.scoring import Chosen, Scored, candidates, choose, score
+from sslbench.protocols.linear_online.training import Training, train, unreadable_images
+from sslbench.results import Outcome
+
+if TYPE_CHECKING:
+    from sslbench.protocols.linear_online import Settings
+
+log = logging.getLogger("sslbench")
+Progress = Callable[[str, int, int], None]
+
+
+def run(
+    backbone: Backbone,
+    layers: Sequence[Layer],
+    parts: tuple[Source, Source],
+    settings: "Settings",
+    *,
+    seed: int,
+    engine: ExtractSettings,
+    folder: Path,
+    progress: Progress | None,
+) -> dict[str, Outcome]:
+    """See `linear_online.run_on_images`; `parts` are train and test."""
+    whole, test = parts
+    plans = planning.planned(backbone, layers, settings)
+    fit, held = planning.split(whole, plans, settings, seed)
+    batches = planning.make_batches(
+        fit,
+        backbone.preprocessing,
+        settings,
+        seed=seed,
+        piece=engine.batch_size,
+        workers=engine.workers,
+        start_method=engine.start_method,
+    )
+    updates = settings.updates or max(1, round(settings.epochs * batches.steps_per_epoch))
+    plan = Training(
+        updates=updates,
+        schedule=planning.schedule(settings, updates / batches.steps_per_epoch),
+        optimizer=planning.optimizer_settings(settings),
+        folder=folder,
+        unreadable=lambda: unreadable_images(whole, backbone.preprocessing, engine),
+        progress=_report(progress, f"{backbone.name}: training heads on {whole.name}"),
+    )
+    inputs = tuple({plan.input.name: plan.input for plan in plans}.values())
+    side = planning.evaluation_side(fit, backbone.preprocessing)
+    sides = (settings.size or side, side)
+    encode = InputEncoder(backbone, inputs, sides=sides, device=engine.device, precision=engine.precision)
+    classes = len(whole.labels.classes)
+    heads = planning.make_heads(plans, encode.widths, classes, settings, seed=seed, device=engine.device)
+    log.info(
+        f"{len(heads.all_heads())} linear heads on {backbone.name}, {updates} updates of {batches.batch_size} images"
+    )
+    train(heads, encode, fit, batches, plan)
+
+    def scored(source: Source, wanted: Sequence[int], what: str) -> Scored:
+        report = _report(progress, f"{backbone.name}: {what} {source.name}")
+        return score(heads, encode, source, backbone.preprocessing, engine, wanted=wanted, progress=report)
+
+    found = candidates(plans, settings, heads.finite())
+    chosen = choose(found, settings, functools.partial(scored, what="choosing heads on"), test=test, held=held)
+    numbers = [each.head.number for each in chosen.values()]
+    on_test = scored(test, numbers, "scoring")
+    sample = _sample(fit, len(test), seed)
+    on_train = scored(sample, numbers if whole.labels.kind == "multi" else [], "scoring a part of")
+    if rank() != 0:
+        return {}
+    for row in dict.fromkeys(each.row for each in found if each.row not in chosen):
+        log.warning(f"{row}: every head diverged, so there is no result; try lower learning rates")
+    trained = f"Trained for {batches.batch_size * updates / len(fit):.3g} epochs" + (
+        f" on {len(fit):,} of {len(whole):,} train samples; the others chose the head." if held is not None else "."
+    )
+    notes = [trained, f"The train score is that of {len(sample):,} samples with the evaluation transform."]
+    return {row: _outcome(each, on_test, on_train, test, settings, seed, notes) for row, each in chosen.items()}
+
+
+def _report(progress: Progress | None, what: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress(what, done, total)
+
+
+def _sample(source: Source, most: int, seed: int) -> Source:
+    """At most so many samples, drawn evenly: enough to see whether the heads fit what they were trained on."""
+    if len(source) <= most:
+        return source
+    return source.select(np.sort(np.random.default_rng(seed).choice(len(source), most, replace=False)))
+
+
+def _outcome(
+    chosen: Chosen,
+    on_test: Scored,
+    on_train: Scored,
+    test: Source,
+    settings: "Settings",
+    seed: int,
+    notes: Sequence[str],
+) -> Outcome:
+    number, kind, classes = chosen.head.number, test.labels.kind, test.labels.classes
+    logits = on_test.logits[number]
+    how: Probabilities | None = "softmax" if kind == "single" else None
+    metrics, name, per_class = summarise(
+        kind, classes, test.labels.values, logits, seed=seed, probabilities=how, groups=source_groups(test)
+    )
+    selected: dict[str, Any] = {}
+    if chosen.on:
+        selected = {**chosen.head.choice, "on": chosen.on, "score": chosen.score}
+        selected |= {} if chosen.on == "test" else {"seed": seed}
+    # What the other heads score on test, for information; several labels would need the scores of every head.
+    variants = {} if kind == "multi" else {each.text: {name: on_test.headlines[each.number]} for each in chosen.others}
+    return Outcome(
+        metrics=metrics,
+        headline=name,
+        scores=logits,
+        per_class=per_class,
+        train=on_train.headlines[number],
+        selected=selected,
+        variants=variants,
+        notes=(*notes, *_notes(chosen, settings)),
+        probabilities=how,
+    )
+
+
+def _notes(chosen: Chosen, settings: "Settings") -> list[str]:
+    """What a reader of the number must know about the choice."""
+    notes = []
+    if chosen.on == "test":
+        heads = len(chosen.others) + 1
+        notes.append(
+            f"The best of {heads} heads was chosen on the test samples that are reported: the score is too high."
+        )
+    lost = [each.text for each in chosen.others if not each.alive]
+    if lost:
+        notes.append(f"Heads that diverged were left out: {'; '.join(lost)}.")
+    lr, tried = chosen.head.choice["lr"], sorted(settings.lr)
+    if len(tried) > 2 and lr in (tried[0], tried[-1]):
+        end = "smallest" if lr == tried[0] else "largest"
+        notes.append(f"The chosen lr={lr:g} is the {end} of those tried; the best may lie beyond.")
+    return notes

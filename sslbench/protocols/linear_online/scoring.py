@@ -1,0 +1,198 @@
+"""Scores of trained linear heads: the images once through the backbone with the evaluation transform.
+
+Shapes: N samples, C classes.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sslbench.data.loading import loader
+from sslbench.data.source import Source
+from sslbench.distributed.collectives import rank, sum_, world_size
+from sslbench.features.extract import ExtractSettings
+from sslbench.metrics.summary import headline
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.selection import is_better, percent
+from sslbench.protocols.linear_online.heads import Heads
+from sslbench.protocols.linear_online.inputs import InputEncoder
+from sslbench.protocols.linear_online.plan import BankPlan
+from sslbench.protocols.linear_online.training import unreadable_images
+
+if TYPE_CHECKING:
+    from sslbench.protocols.linear_online import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """What heads say about a source.
+
+    Attributes:
+        headlines: top-1 (single label) or mAP of every head, in order; NaN for one that was not computed.
+        logits: number of a head -> float32 (N, C), for the heads that were wanted.
+    """
+
+    headlines: tuple[float, ...]
+    logits: dict[int, npt.NDArray[np.float32]]
+
+
+def score(
+    heads: Heads,
+    encode: InputEncoder,
+    source: Source,
+    preprocessing: Preprocessing,
+    engine: ExtractSettings,
+    *,
+    wanted: Collection[int],
+    progress: Callable[[int, int], None] | None = None,
+) -> Scored:
+    """Scores every sample once; every process takes its share, and all get the whole.
+
+    Args:
+        heads: trained; running statistics are used.
+        encode: the frozen backbone.
+        source: labelled images.
+        preprocessing: the evaluation transform.
+        engine: batch size and workers are used.
+        wanted: heads whose scores are kept. Of the others only top-1 is counted, which costs no memory; mAP needs all
+            scores, so it is computed for the wanted ones only.
+        progress: called with images done and images in all.
+
+    Raises:
+        DataError: an image cannot be read.
+    """
+    labels = source.labels
+    device = engine.device
+    mine = np.arange(rank(), len(source), world_size())
+    logits = {number: torch.zeros((len(source), len(labels.classes))) for number in wanted}
+    right = torch.zeros(len(heads.all_heads()), device=device)
+    done = 0
+    batches = loader.batches(
+        source,
+        mine,
+        preprocessing,
+        batch_size=engine.batch_size,
+        workers=engine.workers,
+        start_method=engine.start_method,
+    )
+    for batch in batches:
+        if batch.unreadable:
+            raise unreadable_images(source, preprocessing, engine)
+        features = encode(batch.images)
+        with torch.inference_mode():
+            # (B, heads of all banks, C)
+            answers = torch.cat([bank(features[bank.input]) for bank in heads.all_banks()], dim=1)
+        if labels.kind == "single":
+            truth = torch.from_numpy(labels.values[batch.indices]).to(device)
+            right += (answers.argmax(dim=2) == truth[:, None]).sum(0)
+        for number, values in logits.items():
+            values[batch.indices] = answers[:, number].cpu()
+        done += len(batch.indices)
+        if progress is not None:
+            progress(min(done * world_size(), len(source)), len(source))
+    found = {number: sum_(values.to(device)).cpu().numpy() for number, values in logits.items()}
+    counted = (sum_(right) / max(len(source), 1)).tolist()
+    if labels.kind == "multi":
+        counted = [float("nan")] * len(counted)
+    exact = {number: headline(labels.kind, labels.values, values) for number, values in found.items()}
+    return Scored(tuple(exact.get(number, value) for number, value in enumerate(counted)), found)
+
+
+Choice = dict[str, float | int | bool]
+Score = Callable[[Source, Sequence[int]], Scored]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A head that may be chosen.
+
+    Attributes:
+        number: among all heads of the run.
+        row: of the results.
+        choice: what tells it from the others of its row: lr, and whatever else was tried.
+        alive: its parameters are numbers.
+    """
+
+    number: int
+    row: str
+    choice: Choice
+    alive: bool
+
+    @property
+    def text(self) -> str:
+        """Such as 'lr=0.1 blocks=4'."""
+        return " ".join(f"{key}={_text(value)}" for key, value in self.choice.items())
+
+
+def _text(value: float | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """The head of a row that is reported.
+
+    Attributes:
+        head: it.
+        others: the other heads of the row.
+        on: what it was chosen on; '' where there was no choice.
+        score: its headline metric there, a fraction.
+    """
+
+    head: Candidate
+    others: tuple[Candidate, ...]
+    on: str = ""
+    score: float = float("nan")
+
+
+def candidates(plans: Sequence[BankPlan], settings: "Settings", alive: Sequence[bool]) -> list[Candidate]:
+    """All heads in the order of `Heads.all_heads`."""
+    found: list[Candidate] = []
+    for plan in plans:
+        for lr in settings.lr:
+            for decay in settings.weight_decay:
+                choice: Choice = {"lr": lr}
+                if len(settings.weight_decay) > 1:
+                    choice["weight_decay"] = decay
+                choice |= dict(plan.input.choice)
+                found.append(Candidate(len(found), plan.row, choice, alive[len(found)]))
+    return found
+
+
+def choose(
+    found: Sequence[Candidate], settings: "Settings", score: Score, *, test: Source, held: Source | None
+) -> dict[str, Chosen]:
+    """Row -> its head; of equal scores the first one. A row without a head that is alive is left out.
+
+    Args:
+        found: all heads.
+        settings: says where to choose.
+        score: of a source, keeping the scores of some heads.
+        test: what is reported.
+        held: the held-out part of train; None where nothing is chosen on it.
+    """
+    rows: dict[str, list[Candidate]] = {}
+    for each in found:
+        rows.setdefault(each.row, []).append(each)
+    part = held if held is not None else test if any(len(row) > 1 for row in rows.values()) else None
+    values: Mapping[int, float] = {}
+    if part is not None:
+        # mAP needs the scores of all heads; for top-1 right answers are counted on the way.
+        wanted = [each.number for each in found] if part.labels.kind == "multi" else []
+        values = dict(enumerate(score(part, wanted).headlines))
+    on = "test" if held is None else f"held-out {percent(settings.holdout)} of train"
+    chosen = {}
+    for name, row in rows.items():
+        alive = [each for each in row if each.alive]
+        if not alive:
+            continue
+        best = alive[0]
+        for each in alive[1:]:
+            best = each if is_better(values[each.number], values[best.number]) else best
+        others = tuple(each for each in row if each is not best)
+        chosen[name] = Chosen(best, others, on, values[best.number]) if others else Chosen(best, ())
+    return chosen

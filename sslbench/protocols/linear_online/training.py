@@ -1,0 +1,237 @@
+"""Training of linear heads on images: one forward pass of the frozen backbone per batch feeds all of them."""
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.loading import loader
+from sslbench.data.loading.pretraining import RawBatch
+from sslbench.data.loading.probing import EpochBatches
+from sslbench.data.source import Source
+from sslbench.distributed.collectives import max_, rank, sum_, world_size
+from sslbench.distributed.parallel import load_module_state, module_state
+from sslbench.errors import BackboneError, DataError
+from sslbench.features.extract import ExtractSettings
+from sslbench.features.skipped import unreadable_error
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols.linear_online.heads import Heads
+from sslbench.protocols.linear_online.inputs import InputEncoder
+from sslbench.train import checkpoints
+from sslbench.train.lock import exclusive
+from sslbench.train.loop import NotFiniteError, StoppedError
+from sslbench.train.optimizers import OptimizerSettings, make_optimizer, set_rates
+from sslbench.train.resume import continue_from, newest_whole
+from sslbench.train.schedules import Schedule
+from sslbench.train.signals import stop_signals
+
+log = logging.getLogger("sslbench")
+
+CHECK_EVERY = 10  # updates between two looks at losses and, of several processes, at signals
+SAVE_SECONDS = 300.0  # at most this much work is lost when a run is killed
+LINE_SECONDS = 30.0  # between lines of the log, which also come at the end of an epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How heads are trained.
+
+    Attributes:
+        updates: in all.
+        schedule: where in [0, 1] -> factor of the rates.
+        optimizer: its options; rates and weight decay are those of each head.
+        folder: for checkpoints.
+        unreadable: makes the error about unreadable images, once there is one.
+        progress: called with images done and images in all.
+    """
+
+    updates: int
+    schedule: Schedule
+    optimizer: OptimizerSettings
+    folder: Path
+    unreadable: Callable[[], DataError]
+    progress: Callable[[int, int], None] | None = None
+
+
+def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches, plan: Training) -> float:
+    """Trains the heads in place to the end; every process calls this. Continues from a checkpoint in `plan.folder`.
+
+    The backbone is not trained, nor does anything else of it move: that is checked.
+
+    Args:
+        heads: on the device of the encoder.
+        encode: the frozen backbone.
+        source: the images and labels of `data`.
+        data: batches of it.
+        plan: see there.
+
+    Returns:
+        Seconds that it took, without what an earlier run had done.
+
+    Raises:
+        UsageError: another run uses the folder.
+        WeightsError: no checkpoint in the folder is whole, or the processes see different ones.
+        NotFiniteError: no head is left whose loss is a number.
+        StoppedError: a signal came; a checkpoint was saved.
+        DataError: an image cannot be read, or features are not finite.
+        BackboneError: parameters or statistics of the backbone moved.
+    """
+    with exclusive(plan.folder):
+        return _train(heads, encode, source, data, plan)
+
+
+def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches, plan: Training) -> float:
+    began = time.perf_counter()
+    frozen = encode.state_sha256()
+    optimizer = make_optimizer(heads.groups(plan.optimizer, data.batch_size), plan.optimizer)
+    start = _resume(heads, optimizer, plan)
+    run = _Run(heads, optimizer, plan, source, data)
+    # Closed whatever happens: workers that outlive the loop would hold up the end of the process.
+    with stop_signals() as signal_number, contextlib.closing(data.batches(start, plan.updates)) as stream:
+        for index, pieces in enumerate(stream, start=start):
+            features, labels = run.encoded(encode, pieces)
+            losses = run.update(features, labels, index)
+            done = index + 1
+            if run.is_time_to_look(done):
+                run.look(losses, features, done)
+            stop = _signalled(signal_number, done, losses.device)
+            run.save(done, now=bool(stop) and done < plan.updates)
+            if stop and done < plan.updates:
+                raise StoppedError(
+                    f"stopped by signal {stop} after update {done} of {plan.updates}; everything is saved",
+                    "Run the same command again to continue.",
+                    128 + stop,
+                )
+    if encode.state_sha256() != frozen:
+        # What was saved on the way is wrong too, and must not be continued.
+        for file in checkpoints.files(plan.folder) if rank() == 0 else ():
+            file.unlink(missing_ok=True)
+        raise BackboneError(
+            "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
+            "Its forward pass should not put a part into training mode or write into weights.",
+        )
+    run.save(plan.updates, now=start < plan.updates)
+    return time.perf_counter() - began
+
+
+class _Run:
+    """The parts of one training."""
+
+    def __init__(
+        self, heads: Heads, optimizer: torch.optim.Optimizer, plan: Training, source: Source, data: EpochBatches
+    ) -> None:
+        self.heads, self.optimizer, self.plan, self.source, self.data = heads, optimizer, plan, source, data
+        self.said = self.saved = time.perf_counter()
+
+    def encoded(self, encode: InputEncoder, pieces: tuple[RawBatch, ...]) -> tuple[dict[str, Tensor], Tensor]:
+        """Features and labels of this process's part of a batch."""
+        if any(piece.unreadable for piece in pieces):
+            raise self.plan.unreadable()
+        parts = [encode(piece.views[0]) for piece in pieces]
+        features = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        labels = torch.from_numpy(self.source.labels.values[torch.cat([piece.indices for piece in pieces]).numpy()])
+        return features, labels.to(next(iter(features.values())).device, non_blocking=True)
+
+    def update(self, features: dict[str, Tensor], labels: Tensor, index: int) -> Tensor:
+        """One step of every head; the losses before it, of this process."""
+        set_rates(self.optimizer, lr=self.plan.schedule(index / self.plan.updates))
+        losses = self.heads.losses(features, labels, self.data.batch_size)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        self.heads.share_gradients()
+        self.optimizer.step()
+        self.heads.forget_gradients()
+        return losses.detach()
+
+    def is_time_to_look(self, done: int) -> bool:
+        """Every process comes to the same answer, so several of them do not ask the clock."""
+        if done % CHECK_EVERY == 0 or done % self.data.steps_per_epoch == 0 or done == self.plan.updates:
+            return True
+        return world_size() == 1 and time.perf_counter() - self.said > LINE_SECONDS
+
+    def look(self, losses: Tensor, features: dict[str, Tensor], done: int) -> None:
+        """Says where training stands, now and then; stops it when no head is left."""
+        values = sum_(losses.clone())
+        if not torch.isfinite(values).any():
+            _stop_diverged(features, done)
+        if self.plan.progress is not None:
+            self.plan.progress(done * self.data.batch_size, self.plan.updates * self.data.batch_size)
+        now = time.perf_counter()
+        if done % self.data.steps_per_epoch == 0 or done == self.plan.updates or now - self.said > LINE_SECONDS:
+            log.info(self._line(values, done))
+            self.said = now
+
+    def _line(self, values: Tensor, done: int) -> str:
+        left = values.nan_to_num(nan=float("inf"), posinf=float("inf"))
+        best, count = int(left.argmin()), len(values)
+        lost = int((~torch.isfinite(values)).sum())
+        rates = [group["lr"] for group in self.optimizer.param_groups if "weight" in group["names"]]
+        epochs = self.plan.updates / self.data.steps_per_epoch
+        return (
+            f"epoch {done / self.data.steps_per_epoch:.3g} of {epochs:.3g}, update {done} of {self.plan.updates}: "
+            + (f"lowest loss of {count} heads" if count > 1 else "loss")
+            + f" {float(values[best]):.4g}, lr {rates[best]:.3g}"
+            + (f"; {lost} diverged" if lost else "")
+        )
+
+    def save(self, done: int, *, now: bool) -> None:
+        """A checkpoint, when it is time for one; the first process's state is that of all."""
+        if rank() != 0 or not (now or time.perf_counter() - self.saved > SAVE_SECONDS):
+            return
+        content = {"heads": module_state(self.heads), "optimizer": self.optimizer.state_dict()}
+        checkpoints.write(self.plan.folder, done, content, keep=1)
+        self.saved = time.perf_counter()
+
+
+def _resume(heads: Heads, optimizer: torch.optim.Optimizer, plan: Training) -> int:
+    """Updates that are done: what the newest checkpoint holds is put back."""
+    found = newest_whole(plan.folder)
+    if found is None:
+        return 0
+    path, content = found
+    load_module_state(heads, content["heads"])
+    optimizer.load_state_dict(content["optimizer"])
+    done = int(content["step"])
+    continue_from(plan.folder, path, done)
+    return done
+
+
+def _signalled(signal_number: Callable[[], int], done: int, device: torch.device) -> int:
+    """The signal that any of the processes got, or 0; several processes only compare now and then."""
+    if world_size() == 1:
+        return signal_number()
+    return 0 if done % CHECK_EVERY else int(max_(torch.tensor(signal_number(), device=device)))
+
+
+def _stop_diverged(features: dict[str, Tensor], done: int) -> None:
+    for name, values in features.items():
+        if not torch.isfinite(values).all():
+            raise DataError(
+                f"the features of layer '{name}' are not finite numbers (update {done})",
+                "The backbone overflowed or its weights are damaged; try --precision fp32, or look at the weights.",
+            )
+    raise NotFiniteError(
+        f"no head is left: the loss of each was NaN or infinite by update {done}",
+        "Give lower learning rates (lr=[0.01,0.1]), or norm=batch, which makes rates independent of the features.",
+    )
+
+
+def unreadable_images(source: Source, preprocessing: Preprocessing, engine: ExtractSettings) -> DataError:
+    """The error that lists all images of a source that cannot be read.
+
+    Args:
+        source: where at least one was met.
+        preprocessing: decoder and limits.
+        engine: its workers look for them.
+    """
+    log.warning(f"{source.name}: an image cannot be read; looking for all that cannot")
+    reading = Reading(start_method=engine.start_method)
+    rows = np.arange(len(source))
+    found = loader.scan(source, rows, engine.workers, preprocessing=preprocessing, reading=reading)
+    return unreadable_error(source, [(path, reason) for _, path, reason in found])

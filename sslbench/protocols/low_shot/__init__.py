@@ -1,0 +1,203 @@
+"""Low-shot classification: linear SVMs or logistic regression on k images per class, over several draws.
+
+After Goyal et al. 2019 (arXiv 1905.01235, section 5.2) and VISSL. Single label: k images of every class, one set for
+all. Multi-label: every class has k positives and (C - 1) k negatives of its own, and reported is the mean over classes
+of the average precision on all of test. In place of k per class, shares of train (1 %, 10 %) can be drawn.
+
+The headline is the mean over the draws at the largest k (without k: at the largest share); `variants` of the result
+holds every point: mean, min, max, std and the 95 % interval over the draws. The scores of all draws lie beside the
+record. The strength of the regularisation is chosen by cross-validation inside the samples of a draw. Where most
+classes have a single one, that cannot be, and a fixed value is used: `fixed_cost`, or C = N / `fixed_lambda`, 0.025 as
+in VISSL's logistic regression. `select=test` reports, as VISSL does, the strength with the highest mean on test, and
+marks the row.
+
+Of samples that belong to groups (the frames of a video) k are of as many groups as possible, and a share of train is
+one of whole groups.
+
+Version 2: logistic regression is converged when the distance of its objective to the lowest value is proven small; the
+scores of all draws are kept, groups of samples are kept together, and intervals are those of half-samples.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from sslbench.config import setting
+from sslbench.data.source import Labels
+from sslbench.errors import UsageError
+from sslbench.features.array import Features
+from sslbench.protocols._parts import few_shot
+from sslbench.protocols._parts.few_shot import Curve, Draw, check_labels, leading, leading_metric, usable_k
+from sslbench.protocols._parts.selection import check_features, is_better, percent
+from sslbench.protocols.low_shot.models import Classifier, Logistic, Svm
+from sslbench.results import Outcome
+
+VERSION = 2
+
+_DEFAULT_K = (1, 2, 4, 8, 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the low-shot protocol."""
+
+    k: tuple[int, ...] = setting(_DEFAULT_K, "images per class; the largest leads. [] for shares of train only")
+    fractions: tuple[float, ...] = setting((), "shares of train that are learned from too, for instance [0.01,0.1]")
+    stratified: bool = setting(
+        True, "shares of train keep the share of every class; false: samples are drawn whatever their class"
+    )
+    draws: int = setting(5, "independent draws; that of number i has the seed: seed of the run x draws + i")
+    classifier: Literal["svm", "logistic"] = setting("svm", "what learns from the draws")
+    select: Literal["train", "test"] = setting(
+        "train", "what the regularisation is chosen on; test: as VISSL reports it, and the row is marked"
+    )
+    metric: Literal["auto", "top1", "mAP"] = setting(
+        "auto",
+        "leads, and is what select=test maximises; auto: top1 of single labels, mAP of several. The mAP of single "
+        "labels is the mean of each class against the rest",
+    )
+    folds: int = setting(3, "folds of the cross-validation inside a draw; fewer where most classes have fewer samples")
+    costs: tuple[float, ...] = setting(
+        (0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0),
+        "svm: costs to choose from (scikit-learn's C); one value is used as it is",
+    )
+    fixed_cost: float = setting(1.0, "svm: cost where most classes have one sample, too few to choose")
+    positive_weight: float = setting(2.0, "svm: weight of positives in the loss; negatives weigh 1")
+    solver: Literal["auto", "newton", "liblinear"] = setting("auto", "svm: as in the protocol svm")
+    c: tuple[float, ...] = setting(
+        (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0),
+        "logistic: inverse regularisation strengths to choose from (scikit-learn's C); one value is used as it is",
+    )
+    fixed_lambda: float = setting(0.025, "logistic: where most classes have one sample, C = samples / fixed_lambda")
+    tolerance: float = setting(
+        1e-10, "logistic: largest relative distance of the objective to its lowest value that counts as converged"
+    )
+    max_iter: int = setting(2000, "largest number of iterations of the solver")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Point:
+    """One number of training samples: k per class, or a share of train."""
+
+    name: str
+    k: int = 0
+    fraction: float = 0.0
+
+    def draw(self, train: Features, seed: int, settings: Settings) -> Draw:
+        """The samples for one seed."""
+        labels, groups = train.labels, train.groups
+        if self.fraction:
+            return few_shot.share(labels, self.fraction, seed, stratified=settings.stratified, groups=groups)
+        if labels.kind == "multi":
+            return few_shot.k_with_and_without(labels, self.k, seed, groups=groups)
+        return few_shot.k_per_class(labels, self.k, seed, groups=groups)
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuses settings that cannot work on these training labels, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible, for instance k larger than a class.
+        DataError: no labels, or train is too small.
+    """
+    _check_settings(settings)
+    check_labels("low-shot", train)
+    leading_metric(settings.metric, train)
+    _points(settings, train)
+
+
+def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+    """Learn from draws of train, score on test.
+
+    Args:
+        train: features and labels to draw from.
+        test: features and labels that are scored, all of them for every draw.
+        settings: see `Settings`.
+        seed: of the draws and of the intervals.
+
+    Raises:
+        DataError: features that are not finite, no labels, or too few samples.
+        UsageError: settings that are not possible.
+    """
+    check_features(train, test)
+    check(settings, train.labels)
+    points, notes = _points(settings, train.labels)
+    seeds = few_shot.seeds(seed, settings.draws)
+    learner: Classifier = Svm(test.x, settings, seed) if settings.classifier == "svm" else Logistic(test.x, settings)
+    strengths = settings.costs if settings.classifier == "svm" else settings.c
+    curve, on_test = Curve(test, train.ids, settings.metric), {}
+    for point in points:
+        draws = [point.draw(train, each, settings) for each in seeds]
+        used: Sequence[float] = strengths
+        if settings.select == "test" and len(strengths) > 1:
+            used, on_test[point.name] = _best_on_test(learner, train, test.labels, draws, strengths, settings.metric)
+        fitted = [learner.fit(train.x[draw.rows], draw.labels, used, draw.groups) for draw in draws]
+        curve.add(point.name, draws, fitted)
+    name = "cost" if settings.classifier == "svm" else "c"
+    selected: dict[str, Any] = {}
+    if len(strengths) > 1:
+        selected = {"on": _chosen_on(settings), name: curve.strengths}
+    if on_test:
+        selected["mean on test"] = on_test
+    what = f"{points[-1].name} images per class".replace("k=", "") if points[-1].k else f"{points[-1].name} of train"
+    notes = [f"The metrics are means over {settings.draws} draws of {what}.", *notes]
+    return curve.outcome(seed=seed, selected=selected, seeds=seeds, notes=notes)
+
+
+def _chosen_on(settings: Settings) -> str:
+    if settings.select == "test":
+        return "test, the mean over the draws"
+    return f"cross-validation (up to {settings.folds} folds) inside each draw; fixed where k is 1"
+
+
+def _best_on_test(
+    learner: Classifier, train: Features, test: Labels, draws: Sequence[Draw], strengths: Sequence[float], metric: str
+) -> tuple[tuple[float], dict[str, float]]:
+    """The strength with the highest mean over the draws of the leading metric on test, and all these means."""
+    means: dict[str, float] = {}
+    best, best_score = strengths[0], float("nan")
+    for strength in strengths:
+        fitted = (learner.fit(train.x[draw.rows], draw.labels, (strength,)) for draw in draws)
+        score = float(np.mean([leading(metric, test, one.scores) for one in fitted]))
+        means[f"{strength:g}"] = score
+        if is_better(score, best_score):
+            best, best_score = strength, score
+    return (best,), means
+
+
+def _points(settings: Settings, labels: Labels) -> tuple[list[_Point], list[str]]:
+    """The points of the curve, the headline last, and a note where defaults were left out."""
+    ks: list[int] = []
+    notes: list[str] = []
+    if settings.k:
+        most, why = few_shot.largest_k(labels)
+        ks, notes = usable_k("low-shot", settings.k, _DEFAULT_K, most, why)
+    missing = sorted(set(range(len(labels.classes))) - set(few_shot.present(labels).tolist()))
+    if missing:
+        names = ", ".join(labels.classes[c] for c in missing)
+        notes.append(f"Classes that train gives no examples of were left out: {names}.")
+    shares = [_Point(percent(fraction), fraction=fraction) for fraction in sorted(settings.fractions)]
+    return [*shares, *(_Point(f"k={k}", k=k) for k in ks)], notes
+
+
+def _check_settings(settings: Settings) -> None:
+    if not settings.k and not settings.fractions:
+        raise UsageError("low-shot: give k or fractions")
+    if not all(0 < fraction <= 1 for fraction in settings.fractions):
+        raise UsageError(
+            f"low-shot: fractions should lie between 0 and 1, not {list(settings.fractions)}", "1 % is 0.01."
+        )
+    if settings.draws < 1:
+        raise UsageError(f"low-shot: draws should be at least 1, not {settings.draws}")
+    if settings.folds < 2:
+        raise UsageError(f"low-shot: folds should be at least 2, not {settings.folds}")
+    for name in ("costs", "c"):
+        values = getattr(settings, name)
+        if not values or not all(np.isfinite(v) and v > 0 for v in values):
+            raise UsageError(f"low-shot: {name} should be one or several numbers greater than 0, not {list(values)}")
+    for name in ("fixed_cost", "fixed_lambda", "positive_weight", "tolerance", "max_iter"):
+        value = getattr(settings, name)
+        if not (np.isfinite(value) and value > 0):
+            raise UsageError(f"low-shot: {name} should be greater than 0, not {value}")

@@ -1,0 +1,253 @@
+"""The classifiers of the low-shot protocol: they learn from one draw and choose their regularisation inside it."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.source import Labels
+from sslbench.metrics import ranking
+from sslbench.metrics.summary import headline
+from sslbench.protocols._parts.few_shot import Fitted, leading, stratified_folds
+from sslbench.protocols._parts.selection import class_sizes, folds_of
+
+if TYPE_CHECKING:
+    from sslbench.protocols import svm
+    from sslbench.protocols.low_shot import Settings
+    from sslbench.solvers.logistic import Fit, Problem
+    from sslbench.solvers.svm import Solver
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Matrix = npt.NDArray[np.floating]
+
+
+class Classifier(Protocol):
+    """Learns from draws; the test features are known to it, their labels are not."""
+
+    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
+        """Learn from one draw.
+
+        Args:
+            x: (N, D), of the draw.
+            labels: of the draw.
+            strengths: of the regularisation (scikit-learn's C) to choose from; one is used as it is.
+            groups: (N,) the group of each sample, kept together by the folds; None if no two share one.
+        """
+        ...
+
+
+class Svm:
+    """One linear SVM per class, as in the SVM protocol; labels -1 are left out."""
+
+    def __init__(self, test: Matrix, settings: "Settings", seed: int) -> None:
+        self._settings, self._seed = settings, seed
+        self._test = _unit(test)
+
+    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
+        """See `Classifier`. Several costs are compared as in the SVM protocol: per class with multiple labels."""
+        from sslbench.protocols.svm.choice import make_solver
+
+        x = _unit(x)
+        targets, learned = _targets(labels)
+        names = [labels.classes[c] for c in learned]
+        if not len(learned):
+            return _nothing(len(self._test), labels)
+        solver, notes = make_solver(x, self._as_svm(strengths), self._seed)
+        strength, costs, searched = self._choose(solver, targets, names, labels.kind, strengths, groups)
+        models = solver.fit(targets, costs)
+        scores = _spread(models.decide(self._test), learned, labels)
+        train = leading(self._settings.metric, labels, _spread(models.decide(x), learned, labels))
+        return Fitted(scores, train, strength, bool(models.converged.all()), (*notes, *searched))
+
+    def _as_svm(self, strengths: Sequence[float]) -> "svm.Settings":
+        from sslbench.protocols import svm
+
+        s = self._settings
+        return svm.Settings(
+            costs=tuple(strengths),
+            folds=s.folds,
+            positive_weight=s.positive_weight,
+            solver=s.solver,
+            max_iter=s.max_iter,
+        )
+
+    def _choose(
+        self,
+        solver: "Solver",
+        targets: npt.NDArray[np.int8],
+        names: list[str],
+        kind: str,
+        strengths: Sequence[float],
+        groups: IntArray | None,
+    ) -> tuple[float | dict[str, float], list[float], tuple[str, ...]]:
+        """What the record says, the cost of every class, and notes; where there are no folds, the fixed cost."""
+        from sslbench.protocols.svm.choice import choose_each, choose_one
+
+        fixed = self._settings.fixed_cost if len(strengths) > 1 else strengths[0]
+        fewest = np.array([_fewest(column, groups) for column in targets.T])
+        # Classes with one sample are never right when it is held out, and would have a say in the one cost for all.
+        folds = min(self._settings.folds, int(np.median(fewest) if kind == "single" else fewest.max()))
+        if len(strengths) == 1 or folds < 2:
+            return fixed, [fixed] * len(names), ()
+        settings = dataclasses.replace(self._as_svm(strengths), folds=folds)
+        if kind == "single":
+            choice = choose_one(solver, targets, settings, groups)
+            return choice.costs[0], choice.costs, choice.notes
+        choice = choose_each(solver, targets, names, settings, groups)
+        costs = [cost if few > 1 else fixed for cost, few in zip(choice.costs, fewest, strict=True)]
+        return dict(zip(names, costs, strict=True)), costs, choice.notes
+
+
+class Logistic:
+    """Logistic regression on features standardised by the draw: multinomial, or one per class (multi-label)."""
+
+    def __init__(self, test: Matrix, settings: "Settings") -> None:
+        self._settings, self._test = settings, test
+
+    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
+        """See `Classifier`. One strength for all classes, by accuracy or mean average precision."""
+        from sslbench.solvers.logistic import principal_axes
+
+        learned = _targets(labels)[1]
+        if not len(learned):
+            return _nothing(len(self._test), labels)
+        axes = principal_axes(x)
+        x = axes.project(x)
+        strength = self._choose(x, labels, axes.variance, strengths, groups)
+        model, learned = self._fit(x, labels, axes.variance, strength, None, self._settings.tolerance)
+        scores = _decide(model, axes.project(self._test), learned, labels)
+        train = leading(self._settings.metric, labels, _decide(model, x, learned, labels))
+        return Fitted(scores, train, strength, model.converged)
+
+    def _fit(
+        self, x: Matrix, labels: Labels, variance: FloatArray, c: float, start: "Fit | None", tolerance: float
+    ) -> tuple["Fit", IntArray]:
+        from sslbench.solvers.logistic import fit
+
+        targets, learned = _targets(labels)
+        problem = _problem(x, labels, targets, learned)
+        max_iter = self._settings.max_iter
+        return fit(problem, variance, c, start=start, max_iter=max_iter, tolerance=tolerance), learned
+
+    def _choose(
+        self, x: Matrix, labels: Labels, variance: FloatArray, strengths: Sequence[float], groups: IntArray | None
+    ) -> float:
+        """The smallest strength with the best score over the folds; where there are none C = N / fixed_lambda."""
+        if len(strengths) == 1:
+            return strengths[0]
+        from sslbench.protocols.linear.path import TOLERANCE
+
+        folds = _folds(labels, self._settings.folds, groups)
+        if folds is None:
+            return len(x) / self._settings.fixed_lambda
+        grid = sorted(strengths)
+        held = np.full((len(grid), len(x), len(labels.classes)), np.nan)
+        for fold in range(int(folds.max()) + 1):
+            rows = folds == fold
+            inside, rest = _without(x, labels, rows)
+            if not len(_targets(rest)[1]):
+                continue
+            model = None
+            for i, c in enumerate(grid):
+                model, learned = self._fit(inside, rest, variance, c, model, TOLERANCE)
+                decided = _decide(model, x, learned, labels)
+                mask = rows if rows.ndim == 2 else rows[:, None]
+                held[i] = np.where(mask, decided, held[i])
+        scores = [_held_out_score(labels, folds, part) for part in held]
+        return grid[int(np.argmax(np.nan_to_num(scores, nan=-1.0)))]
+
+
+def _unit(x: Matrix) -> FloatArray:
+    """Features divided by their length + 1e-5."""
+    prepared = np.array(x, dtype=np.float64)
+    prepared /= np.linalg.norm(prepared, axis=1, keepdims=True) + 1e-5
+    return prepared
+
+
+def _targets(labels: Labels) -> tuple[npt.NDArray[np.int8], IntArray]:
+    """(N, K) of 1, -1 and 0 for left out, for the K classes that have positives and negatives, and these classes."""
+    if labels.kind == "single":
+        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), 1, -1).astype(np.int8)
+    else:
+        targets = np.sign(2 * labels.values.astype(np.int8) - 1).astype(np.int8)
+        targets[labels.values < 0] = 0
+    learned = np.flatnonzero((targets > 0).any(axis=0) & (targets < 0).any(axis=0))
+    return np.ascontiguousarray(targets[:, learned]), learned
+
+
+def _nothing(n: int, labels: Labels) -> Fitted:
+    """What is left when a draw has one class only (a small share of train): no class is told from another."""
+    scores = np.full((n, len(labels.classes)), np.nan if labels.kind == "multi" else 0.0)
+    return Fitted(scores, float("nan"), {}, True, ("A draw had samples of one class only, so nothing was learned.",))
+
+
+def _spread(decision: FloatArray, learned: IntArray, labels: Labels) -> FloatArray:
+    """(N, C) scores; classes that were not learned have NaN (multi-label) or less than all others."""
+    missing = np.nan if labels.kind == "multi" else decision.min() - 1
+    scores = np.full((len(decision), len(labels.classes)), missing)
+    scores[:, learned] = decision
+    return scores
+
+
+def _problem(x: Matrix, labels: Labels, targets: npt.NDArray[np.int8], learned: IntArray) -> "Problem":
+    from sslbench.solvers.logistic import Problem
+
+    if labels.kind == "multi":
+        # There -1 is to be ignored and 0 a negative.
+        return Problem(x, np.where(targets == 0, -1, targets > 0).astype(np.int8), len(learned))
+    if len(learned) == 2:
+        return Problem(x, (targets[:, 1:] > 0).astype(np.int8), 1)
+    return Problem(x, np.searchsorted(learned, labels.values), len(learned))
+
+
+def _decide(model: "Fit", x: Matrix, learned: IntArray, labels: Labels) -> FloatArray:
+    decision = model.decide(x)
+    if labels.kind == "single" and len(learned) == 2:
+        decision = np.concatenate([-decision, decision], axis=1) / 2
+    return _spread(decision, learned, labels)
+
+
+def _fewest(target: npt.NDArray[np.int8], groups: IntArray | None) -> int:
+    """How many positives or negatives there are, whichever are fewer; of samples in groups, how many groups."""
+    rows = np.flatnonzero(target)
+    sizes = class_sizes((target[rows] > 0).astype(np.int64), None if groups is None else groups[rows])
+    return int(sizes.min()) if len(sizes) == 2 else 0
+
+
+def _folds(labels: Labels, wanted: int, groups: IntArray | None) -> npt.NDArray[np.int16] | None:
+    """(N,) folds of single labels; (N, C) of several, -1 where a class does not have the sample; None where k is 1."""
+    if labels.kind == "single":
+        return stratified_folds(labels.values, wanted, groups)
+    folds = np.full(labels.values.shape, -1, np.int16)
+    for c in range(labels.values.shape[1]):
+        rows = np.flatnonzero(labels.values[:, c] >= 0)
+        own = None if groups is None else groups[rows]
+        targets = (labels.values[rows, c] > 0).astype(np.int64)
+        sizes = class_sizes(targets, own)
+        if len(sizes) == 2 and sizes.min() > 1:
+            folds[rows, c] = folds_of(targets, min(wanted, int(sizes.min())), own)
+    return folds if folds.max() > 0 else None
+
+
+def _without(x: Matrix, labels: Labels, held: npt.NDArray[np.bool_]) -> tuple[Matrix, Labels]:
+    """What is left to learn from: rows are taken out, or with several labels per sample marked as unknown."""
+    if held.ndim == 1:
+        rows = np.flatnonzero(~held)
+        return x[rows], labels.select(rows)
+    return x, dataclasses.replace(labels, values=np.where(held, -1, labels.values).astype(np.int8))
+
+
+def _held_out_score(labels: Labels, folds: npt.NDArray[np.int16], held: FloatArray) -> float:
+    """Accuracy; or the mean over classes and folds of the non-interpolated average precision."""
+    if folds.ndim == 1:
+        return headline("single", labels.values, np.where(np.isnan(held), -np.inf, held))
+    values = [
+        ranking.single_class(ranking.non_interpolated, labels.values[rows, c], held[rows, c])
+        for c in range(folds.shape[1])
+        for fold in range(int(folds[:, c].max()) + 1)
+        if len(rows := np.flatnonzero(folds[:, c] == fold))
+    ]
+    return ranking.mean_over_classes(np.array(values))

@@ -1,0 +1,162 @@
+"""Linear SVMs on frozen features: the VOC07 protocol of Goyal et al. 2019 ("Scaling and benchmarking") and VISSL.
+
+One binary SVM per class (squared hinge, L2, bias regularised; positives weigh twice), on features divided by their
+length, the cost chosen by 3-fold cross-validation on train. Multi-label: a cost per class by non-interpolated average
+precision; reported is the mean over classes of the interpolated average precision on test. Single label: one cost for
+all classes by accuracy; the class with the largest decision value is predicted.
+
+Version 2: SVMs are solved to the optimum. In version 1 liblinear stopped earlier, above all at large costs.
+Version 3: the folds keep groups of samples together, and intervals are those of half-samples.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.config import setting
+from sslbench.data.source import Labels
+from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.metrics.summary import headline, summarise
+from sslbench.protocols._parts.selection import check_features
+from sslbench.results import Outcome
+
+VERSION = 3
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the SVM protocol."""
+
+    costs: tuple[float, ...] = setting(
+        (0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0),
+        "costs of the SVM to choose from (scikit-learn's C); one value is used as it is",
+    )
+    folds: int = setting(3, "folds of the cross-validation that chooses the cost")
+    normalise: bool = setting(True, "divide each feature vector by its length + 1e-5")
+    positive_weight: float = setting(2.0, "weight of positives in the loss; negatives weigh 1")
+    ignore_in_training: Literal["negative", "drop"] = setting(
+        "negative", "what a label -1 is in training: a negative, as in VISSL, or left out; test always leaves it out"
+    )
+    intercept_scaling: float = setting(1.0, "value of the constant feature whose weight, times this, is the bias")
+    solver: Literal["auto", "newton", "liblinear"] = setting(
+        "auto",
+        "newton: all classes, costs and folds together; liblinear: scikit-learn's LinearSVC, one by one; "
+        "auto: newton, except where both samples and features are more than 12,288",
+    )
+    max_iter: int = setting(2000, "largest number of iterations of the solver")
+    tolerance: float = setting(
+        1e-4, "newton: largest distance of the coefficients to the optimum, of their length; liblinear: its own measure"
+    )
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuses settings that cannot work on these training labels, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible.
+    """
+    _check_settings(settings)
+
+
+def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+    """Fit on train, score on test.
+
+    Args:
+        train: features and labels to fit and cross-validate on.
+        test: features and labels that are scored.
+        settings: see `Settings`.
+        seed: of the solver and of the intervals.
+
+    Raises:
+        DataError: features that are not finite, no labels, or nothing to learn in train.
+        UsageError: settings that are not possible.
+    """
+    from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
+    from sslbench.solvers.svm import relative_gaps
+
+    check_features(train, test)
+    check(settings, train.labels)
+    x = _prepare(train.x, settings.normalise)
+    targets, usable = _targets(train.labels, settings)
+    left_out = [name for c, name in enumerate(train.labels.classes) if c not in usable]
+    notes = [f"Classes that train gives no examples of were left out: {', '.join(left_out)}."] if left_out else []
+    solver, solver_notes = make_solver(x, settings, seed)
+    if train.labels.kind == "single":
+        choice = choose_one(solver, targets, settings, train.groups)
+    else:
+        names = [train.labels.classes[c] for c in usable]
+        choice = choose_each(solver, targets, names, settings, train.groups)
+    models = solver.fit(targets, choice.costs)
+    decision, train_decision = models.decide(_prepare(test.x, settings.normalise)), models.decide(x)
+    unconverged = int(np.sum(~models.converged))
+    gaps = relative_gaps(
+        x,
+        targets,
+        choice.costs,
+        models,
+        positive_weight=settings.positive_weight,
+        intercept_scaling=settings.intercept_scaling,
+    )
+    notes += [*choice.notes, *solver_notes]
+    if unconverged:
+        notes.append(f"{unconverged} of the SVMs did not converge in {settings.max_iter} iterations.")
+    scores = _spread(decision, usable, test.labels)
+    kind, classes = test.labels.kind, test.labels.classes
+    metrics, name, per_class = summarise(kind, classes, test.labels.values, scores, seed=seed, groups=test.groups)
+    return Outcome(
+        metrics=metrics,
+        headline=name,
+        scores=scores.astype(np.float32),
+        per_class=per_class,
+        train=headline(kind, train.labels.values, _spread(train_decision, usable, train.labels)),
+        selected=choice.selected | {"gap": float(gaps.max())},
+        converged=not unconverged,
+        notes=tuple(notes),
+    )
+
+
+def _check_settings(settings: Settings) -> None:
+    if not settings.costs or not all(np.isfinite(c) and c > 0 for c in settings.costs):
+        raise UsageError(f"svm: costs should be one or several numbers greater than 0, not {list(settings.costs)}")
+    if settings.folds < 2:
+        raise UsageError(f"svm: folds should be at least 2, not {settings.folds}")
+    for name in ("positive_weight", "intercept_scaling", "tolerance", "max_iter"):
+        value = getattr(settings, name)
+        if not (np.isfinite(value) and value > 0):
+            raise UsageError(f"svm: {name} should be greater than 0, not {value}")
+
+
+def _prepare(x: npt.NDArray[np.floating], normalise: bool) -> FloatArray:
+    """Features as float64 (always a copy), divided by their length + 1e-5 when asked."""
+    prepared = np.array(x, dtype=np.float64)
+    if normalise:
+        prepared /= np.linalg.norm(prepared, axis=1, keepdims=True) + 1e-5
+    return prepared
+
+
+def _targets(labels: Labels, settings: Settings) -> tuple[npt.NDArray[np.int8], IntArray]:
+    """The K of C classes that have positives and negatives, and for them (N, K) of 1, -1 and 0 for left out."""
+    if labels.kind == "single":
+        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), 1, -1).astype(np.int8)
+    else:
+        targets = np.where(labels.values > 0, 1, -1).astype(np.int8)
+        if settings.ignore_in_training == "drop":
+            targets[labels.values < 0] = 0
+    usable = np.flatnonzero((targets > 0).any(axis=0) & (targets < 0).any(axis=0))
+    if not len(usable):
+        raise DataError("no class has both positive and negative training samples, so there is nothing to learn")
+    return (targets if len(usable) == targets.shape[1] else targets[:, usable]), usable
+
+
+def _spread(decision: FloatArray, usable: IntArray, labels: Labels) -> FloatArray:
+    """(N, C) scores from the decision values of the usable classes; the others: below all (single) or NaN (multi)."""
+    missing: Any = np.nan if labels.kind == "multi" else decision.min() - 1
+    scores = np.full((len(decision), len(labels.classes)), missing)
+    scores[:, usable] = decision
+    return scores

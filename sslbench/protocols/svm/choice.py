@@ -1,0 +1,187 @@
+"""Binary linear SVMs for all classes: the choice of their costs by cross-validation, and the final models."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.metrics import ranking
+from sslbench.protocols._parts.selection import class_sizes, folds_of
+from sslbench.solvers import svm
+
+if TYPE_CHECKING:
+    from sslbench.protocols.svm import Settings
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Targets = npt.NDArray[np.int8]
+Folds = npt.NDArray[np.int16]
+
+_NEWTON_UP_TO = 12288  # axes: the memory for turning the features grows with their square, the time with their cube
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """One binary SVM: (D,) weight, bias, and whether the solver reached its tolerance."""
+
+    weight: FloatArray
+    bias: float
+    converged: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A cost per class, what the result says about the choice, and what a reader must know."""
+
+    costs: list[float]
+    selected: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Solver:
+    """Fits single SVMs, by the solver of the settings."""
+
+    def __init__(self, settings: "Settings", seed: int) -> None:
+        self._settings, self._seed = settings, seed
+
+    def fit(self, x: FloatArray, target: Targets, cost: float) -> Model:
+        """One binary SVM.
+
+        Args:
+            x: (N, D).
+            target: (N,), 1 or -1, both present.
+            cost: scikit-learn's C.
+        """
+        settings = dataclasses.replace(self._settings, costs=(cost,))
+        models = make_solver(np.asarray(x, dtype=np.float64), settings, self._seed)[0].fit(target[:, None], [cost])
+        return Model(models.weight[0], float(models.bias[0]), bool(models.converged[0]))
+
+
+def make_solver(x: FloatArray, settings: "Settings", seed: int) -> tuple[svm.Solver, list[str]]:
+    """The solver that the settings ask for, for features (N, D), with a note where 'auto' took the slow one."""
+    axes = min(x.shape[0], x.shape[1] + 1)
+    if settings.solver == "newton" or (settings.solver == "auto" and axes <= _NEWTON_UP_TO):
+        from sslbench.protocols.svm.newton import Newton
+
+        return Newton(x, settings), []
+    from sslbench.protocols.svm.liblinear import Liblinear
+
+    because = f"liblinear was used, because {axes} axes are many for the solver that takes all classes together."
+    return Liblinear(x, settings, seed), [because[0].upper() + because[1:]] if settings.solver == "auto" else []
+
+
+def choose_each(
+    solver: svm.Solver,
+    targets: Targets,
+    classes: Sequence[str],
+    settings: "Settings",
+    groups: IntArray | None = None,
+) -> Choice:
+    """A cost per class: the first with the highest mean average precision over the folds.
+
+    Args:
+        solver: of the training features.
+        targets: (N, K), 1 positive, -1 negative, 0 left out; both present in every class.
+        classes: K names.
+        settings: of the protocol.
+        groups: (N,) the group of each sample; the samples of one are in one fold.
+    """
+    costs = settings.costs
+    if len(costs) == 1:
+        return Choice([costs[0]] * len(classes))
+    folds = np.stack([_folds_of_class(column, settings.folds, groups) for column in targets.T], axis=1)
+    number = folds.max(axis=0) + 1
+    validated = np.flatnonzero(number > 1)
+    means, unconverged = np.full((len(classes), len(costs)), np.nan), 0
+    if len(validated):
+        for part in solver.held_out(targets[:, validated], folds[:, validated]):
+            k = validated[part.column]
+            means[k, part.place] = _average_precision(targets[:, k], folds[:, k], part.decision)
+            unconverged += part.unconverged
+    chosen = [_first_best(costs, row) for row in means]
+    few = [name for name, n in zip(classes, number, strict=True) if n < settings.folds]
+    notes = _search_notes(unconverged)
+    if few:
+        note = (
+            f"Classes with fewer than {settings.folds} positive (or negative) {_what(groups)} were "
+            f"cross-validated in fewer folds, with a single one not at all: {', '.join(few)}."
+        )
+        notes = (note, *notes)
+    best = [np.nan if np.isnan(row).all() else np.nanmax(row) for row in means]
+    selected = {
+        "cost": dict(zip(classes, chosen, strict=True)),
+        "on": f"{settings.folds}-fold cross-validation on train, per class",
+        "score": ranking.mean_over_classes(np.asarray(best)),
+    }
+    return Choice(chosen, selected, notes)
+
+
+def choose_one(solver: svm.Solver, targets: Targets, settings: "Settings", groups: IntArray | None = None) -> Choice:
+    """One cost for all classes: the first with the highest accuracy over the folds.
+
+    Args:
+        solver: of the training features.
+        targets: (N, K), 1 in the column of the sample's class, else -1.
+        settings: of the protocol.
+        groups: (N,) the group of each sample; the samples of one are in one fold.
+    """
+    costs, classes = settings.costs, targets.shape[1]
+    if len(costs) == 1:
+        return Choice([costs[0]] * classes)
+    own = np.argmax(targets, axis=1)
+    number = min(settings.folds, int(max(class_sizes(own, groups))))
+    if number < 2:
+        one = "one training sample" if groups is None else "the training samples of one group"
+        note = f"Every class has {one}, so no cost could be chosen; {_middle(costs):g} was used."
+        return Choice([_middle(costs)] * classes, notes=(note,))
+    folds = np.broadcast_to(folds_of(own, number, groups)[:, None], targets.shape)
+    # Only the best class so far is kept, of equals the first: all decision values would be costs x classes as many.
+    best = np.full((len(costs), len(own)), -np.inf)
+    predicted = np.full(best.shape, -1)
+    unconverged = 0
+    for part in solver.held_out(targets, folds):
+        better = part.decision > best[part.place]
+        best[part.place, better], predicted[part.place, better] = part.decision[better], part.column
+        unconverged += part.unconverged
+    accuracy = np.mean(predicted == own, axis=1)
+    cost = _first_best(costs, accuracy)
+    fewer = (f"The cost was chosen in {number} folds, for lack of samples.",) if number < settings.folds else ()
+    selected = {"cost": cost, "on": f"{number}-fold cross-validation on train", "score": float(accuracy.max())}
+    return Choice([cost] * classes, selected, fewer + _search_notes(unconverged))
+
+
+def _search_notes(unconverged: int) -> tuple[str, ...]:
+    return (f"While the cost was chosen, {unconverged} of the SVMs did not converge.",) if unconverged else ()
+
+
+def _what(groups: IntArray | None) -> str:
+    return "training samples" if groups is None else "groups with training samples"
+
+
+def _folds_of_class(target: Targets, wanted: int, groups: IntArray | None) -> Folds:
+    """(N,) the fold of each sample, -1 for those left out, and all -1 where there are too few for two folds."""
+    rows = np.flatnonzero(target)
+    own = None if groups is None else groups[rows]
+    sizes = class_sizes((target[rows] > 0).astype(np.int64), own)
+    number = min(wanted, *sizes) if len(sizes) == 2 else 0
+    folds = np.full(len(target), -1, np.int16)
+    if number > 1:
+        folds[rows] = folds_of((target[rows] > 0).astype(np.int64), number, own)
+    return folds
+
+
+def _average_precision(target: Targets, folds: Folds, decision: FloatArray) -> float:
+    rows = [np.flatnonzero(folds == fold) for fold in range(int(folds.max()) + 1)]
+    values = [ranking.single_class(ranking.non_interpolated, target[r], decision[r]) for r in rows]
+    return ranking.mean_over_classes(np.array(values))
+
+
+def _middle(costs: Sequence[float]) -> float:
+    return sorted(costs)[len(costs) // 2]
+
+
+def _first_best(costs: Sequence[float], scores: FloatArray) -> float:
+    """The cost with the highest score, the first of equals; the middle one when there are no scores."""
+    return _middle(costs) if np.isnan(scores).all() else costs[int(np.nanargmax(scores))]

@@ -1,0 +1,64 @@
+"""Cells of a suite that could not be computed, in a table beside the records."""
+
+import csv
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from sslbench.errors import ResultError
+from sslbench.results.files import replace_file
+from sslbench.text import csv_text, plain_cell
+
+HOLES = "holes.csv"
+"""The file in a folder of results."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hole:
+    """Weights on a benchmark that could not be computed, why, and what to do about it."""
+
+    weights: str
+    benchmark: str
+    reason: str
+    remedy: str = ""
+
+
+def write(folder: Path, tried: Sequence[tuple[str, str]], holes: Sequence[Hole]) -> None:
+    """Write the holes among what was tried; those of other cells that stand in the file stay there.
+
+    Args:
+        folder: of the records. Without any hole there is no file.
+        tried: (weights, benchmark) of every cell.
+        holes: those of them that could not be computed.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    kept = [hole for hole in read(folder) if (hole.weights, hole.benchmark) not in set(tried)]
+    path, head = folder / HOLES, [field.name for field in dataclasses.fields(Hole)]
+    text = csv_text([head, *(dataclasses.astuple(hole) for hole in (*kept, *holes))])
+    try:
+        if kept or holes:
+            replace_file(path, text.encode())
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def read(folder: Path) -> list[Hole]:
+    """The holes in a folder of results; none if it has no `holes.csv`.
+
+    Raises:
+        ResultError: the file is damaged.
+    """
+    path = folder / HOLES
+    if not path.is_file():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [Hole(**{key: plain_cell(cell) for key, cell in row.items()}) for row in csv.DictReader(file)]
+    except (OSError, ValueError, TypeError, AttributeError, csv.Error) as error:
+        raise ResultError(
+            f"{path} is damaged: {error}", "Remove it: `sslbench eval --suite` writes it anew."
+        ) from error

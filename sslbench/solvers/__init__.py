@@ -1,0 +1,1 @@
+"""Solvers: mathematics on arrays, free of files, protocols and printing."""

@@ -1,0 +1,113 @@
+"""How a file of each format is laid out when it is written: container, where the tensors lie, what is beside them."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
+
+from sslbench.errors import UsageError, WeightsError
+from sslbench.weights import save
+from sslbench.weights.formats.tables import Table
+
+NOTE = "sslbench"  # the entry that says where the tensors come from, in layouts that have room for it
+
+
+def check_layout(path: Path, table: Table) -> None:
+    """Raise before any work is done when files of the format do not exist in the container that the suffix names.
+
+    Raises:
+        UsageError: there are no such files.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors" and (table.file.marker or "" not in table.file.state_dict):
+        raise UsageError(
+            f"format {table.name} cannot be a .safetensors file: it has entries beside its tensors",
+            "Give OUT another suffix, such as .pth.",
+        )
+    if suffix == ".pkl" and table.file.write.pickle is None:
+        raise UsageError(
+            f"format {table.name} has no .pkl files: that suffix stands for a pickle of numpy arrays",
+            "Give OUT another suffix, such as .pth.",
+        )
+    if suffix in (".npz", ".npy"):
+        raise UsageError(f"{suffix} files are read, not written", "Give OUT another suffix, such as .pth.")
+
+
+def write(
+    path: Path,
+    table: Table,
+    tensors: Mapping[str, Tensor],
+    *,
+    heads_beside: Mapping[str, Tensor],
+    backbone: str,
+    note: Mapping[str, Any],
+) -> None:
+    """Write tensors that already have the format's keys.
+
+    Args:
+        path: where to; the suffix names the container.
+        table: of the format.
+        tensors: key -> tensor.
+        heads_beside: key -> tensor of heads that lie in a dict of their own (`heads_at`).
+        backbone: the architecture, for sslbench's own files.
+        note: where the tensors come from: text and numbers.
+
+    Raises:
+        WeightsError: the container cannot hold a tensor.
+    """
+    suffix = path.suffix.lower()
+    if table.name == save.FORMAT:
+        content = save.own_content(tensors, backbone=backbone, metadata=note)
+        save.write_torch(path, content)
+    elif suffix == ".safetensors":
+        flat = {key: tensor.contiguous() for key, tensor in _own_storage(tensors).items()}
+        metadata = {"format": "pt", **{key: str(value) for key, value in note.items()}}
+        path.write_bytes(safetensors_bytes(flat, metadata))
+    elif suffix == ".pkl":
+        arrays = {key: _array(key, tensor) for key, tensor in tensors.items()}
+        content = _nested(table, arrays, {}, {**(table.file.write.pickle or {}), NOTE: dict(note)})
+        path.write_bytes(pickle.dumps(content, protocol=4))
+    else:
+        beside = {**(table.file.marker or {}), **table.file.write.torch, NOTE: dict(note)}
+        content = _nested(table, _own_storage(tensors), _own_storage(heads_beside), beside)
+        save.write_torch(path, content)
+
+
+def _nested(
+    table: Table, tensors: Mapping[str, Any], heads: Mapping[str, Any], beside: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The file's dict: `tensors` at the first place of the table. A file that is the state dict itself has no room."""
+    place = table.file.state_dict[0]
+    if place == "":
+        return dict(tensors)
+    content = dict(beside)
+    _put(content, place, dict(tensors))
+    for where in table.file.heads_at:
+        _put(content, where, dict(heads))  # empty without heads: VISSL's reader asks for it
+    return content
+
+
+def _put(content: dict[str, Any], where: str, value: dict[str, Any]) -> None:
+    *steps, last = where.split(".")
+    for step in steps:
+        content = content.setdefault(step, {})
+    content[last] = value
+
+
+def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors; a view of a larger one is copied, for torch would write all of its storage."""
+    return {
+        key: tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
+        for key, tensor in tensors.items()
+    }
+
+
+def _array(key: str, tensor: Tensor) -> np.ndarray[Any, Any]:
+    try:
+        return np.ascontiguousarray(tensor.numpy()).reshape(tuple(tensor.shape))
+    except TypeError as error:
+        raise WeightsError(f"a .pkl of numpy arrays cannot hold '{key}': {error}", "Write a .pth file.") from error

@@ -1,0 +1,233 @@
+"""Reading a weights file without running anything that is in it."""
+
+import dataclasses
+import hashlib
+import logging
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+
+from sslbench.errors import WeightsError
+from sslbench.weights.reading import haiku, other, torch_files, vissl_parts
+from sslbench.weights.reading.pickled import READABLE, Inert, Unreadable
+from sslbench.weights.reading.sniff import Container, refuse_path, sniff
+from sslbench.weights.reading.unpickle import RestrictedPickle
+
+_READERS = {
+    "pickle": other.read_pickle,
+    "npy": other.read_npy,
+    "npz": other.read_npz,
+    "torch tar": other.read_tar,
+    "torch zip": torch_files.read_zip,
+    "torch legacy": torch_files.read_legacy,
+    "torchscript": torch_files.read_torchscript,
+}
+
+_READABLE_ARRAYS = frozenset(map(np.dtype, "b1 u1 i1 i2 i4 i8 f2 f4 f8 c8 c16".split()))
+
+log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsFile:
+    """What is in a weights file.
+
+    Attributes:
+        path: where it lies.
+        sha256: of the file's bytes, 64 hex digits.
+        content: dicts in dicts with tensors (on the CPU, possibly memory-mapped: do not write into them), numbers and
+            text. Objects that are none of these are left out.
+        container: how the tensors are stored.
+        metadata: of a safetensors file; else empty.
+        stubbed: classes that the file names and that became inert.
+        suspicious: functions that the file names without calling them.
+        unreadable: tensors that are no plain ones and were left out, each with its kind: 'queue (sparse)'.
+    """
+
+    path: Path
+    sha256: str
+    content: dict[str, Any]
+    container: Container
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stubbed: tuple[str, ...] = ()
+    suspicious: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
+    """Open a file of torch.save or torch.jit.save, safetensors, a pickle, .npy or .npz; no code in it is run.
+
+    A VISSL checkpoint in several files (shards, slices) comes back as if it were in one.
+
+    Args:
+        path: where it lies.
+        trust_pickle: if the file asks for more than data, run what it asks for: only for files whose maker is trusted.
+
+    Raises:
+        WeightsError: there is no such file, it is something else, damaged, or wants to call something.
+    """
+    path = Path(path).expanduser()
+    try:
+        refuse_path(path)
+        container = sniff(path)
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
+    if container == "safetensors":
+        content, metadata = _read_safetensors(path)
+        plainer = _Plainer(path)
+        return WeightsFile(
+            path, sha256, plainer.plain(content), container, plainer.plain(metadata), (), (), plainer.left_out()
+        )
+    loaded, pickled = _read_pickled(path, container, trust_pickle=trust_pickle)
+    if container.startswith("torch "):
+        loaded = vissl_parts.joined(path, loaded, lambda part: _read_part(part, trust_pickle=trust_pickle))
+    stubbed, suspicious = tuple(sorted(pickled.stubbed)), tuple(sorted(pickled.suspicious))
+    if not isinstance(loaded, Mapping | torch.nn.Module) and not (isinstance(loaded, Inert) and loaded.mapping):
+        raise _no_dict(path, loaded, stubbed)
+    plainer = _Plainer(path)
+    try:
+        content = haiku.flattened(plainer.plain(loaded))
+    except RecursionError as error:
+        raise _damaged(path, error) from error
+    return WeightsFile(path, sha256, content, container, {}, stubbed, suspicious, plainer.left_out())
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        with safetensors.safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise WeightsError(f"{path} is a damaged safetensors file: {error}", "Get the file again.") from error
+
+
+def _read_part(path: Path, *, trust_pickle: bool) -> Any:
+    """Another file of torch.save, which belongs to the one that is being read."""
+    container = sniff(path)
+    if not container.startswith("torch "):
+        raise WeightsError(f"{path} should be a file of torch.save, not {container}")
+    return _read_pickled(path, container, trust_pickle=trust_pickle)[0]
+
+
+def _read_pickled(path: Path, container: Container, *, trust_pickle: bool) -> tuple[Any, RestrictedPickle]:
+    restricted = RestrictedPickle(path.stat().st_size)
+    try:
+        loaded = _READERS[container](path, restricted)
+        if trust_pickle and container.startswith("torch ") and (restricted.stubbed or restricted.suspicious):
+            return _run_pickle(path), restricted  # for what became inert
+        return loaded, restricted
+    except WeightsError as error:
+        if trust_pickle and restricted.suspicious and (container == "pickle" or container.startswith("torch ")):
+            return _run_pickle(path, plain=container == "pickle"), restricted
+        where = "" if str(path) in error.message else f"{path}: "
+        raise WeightsError(f"{where}{error.message}", error.remedy) from error
+    except Exception as error:
+        raise _damaged(path, error, container) from error
+
+
+def _run_pickle(path: Path, *, plain: bool = False) -> Any:
+    """Unpickle with everything that the file asks for, which may be any program: the only place that does so."""
+    log.warning(f"--trust-pickle: running whatever {path} asks for")
+    try:
+        if plain:
+            with path.open("rb") as file:
+                return pickle.load(file, encoding="latin1")  # noqa: S301
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:  # the file's own code may raise anything
+        reason = " ".join(str(error).split())[:200]
+        raise WeightsError(f"unpickling {path} failed: {type(error).__name__}: {reason}") from error
+
+
+def _damaged(path: Path, error: Exception, container: Container = "torch zip") -> WeightsError:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    kind = "a file of torch.save" if container.startswith("torch ") else f"a {container} file"
+    return WeightsError(f"{path} cannot be read as {kind}: {reason}", "It is damaged: get it again.")
+
+
+def _no_dict(path: Path, loaded: object, stubbed: tuple[str, ...]) -> WeightsError:
+    if stubbed and isinstance(loaded, Inert):
+        return WeightsError(
+            f"{path} holds a whole pickled object ({', '.join(stubbed[:3])}), not a dict of tensors",
+            "Save model.state_dict() instead of the model.",
+        )
+    return WeightsError(f"{path} holds a {type(loaded).__name__}, not a dict of tensors", "Save model.state_dict().")
+
+
+class _Plainer:
+    """Makes plain dicts of what a file holds. Each object is visited once: a file may hold the same dict many times."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: dict[int, Any] = {}
+        self.unreadable: dict[str, None] = {}
+
+    def left_out(self) -> tuple[str, ...]:
+        """Tensors that are not read, each with its kind; the user is told of them."""
+        names = tuple(self.unreadable)
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            log.warning(f"{self.path}: left out what is no plain tensor of numbers: {', '.join(names[:3])}{more}")
+        return names
+
+    def plain(self, value: Any) -> Any:
+        """Dicts with text keys, tensors, numbers and text; None for everything else."""
+        if isinstance(value, Inert):
+            value = value.mapping
+        if isinstance(value, torch.nn.Module):  # only a trusted pickle holds one
+            value = value.state_dict()
+        if isinstance(value, Mapping):
+            return self._mapping(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, np.ndarray):
+            return _tensor(value)
+        if isinstance(value, str):
+            return _printable(value)
+        if isinstance(value, int):
+            return value if value.bit_length() <= 64 else None  # Python refuses to print much larger ones
+        return value if isinstance(value, float | Unreadable) else None
+
+    def _tensor(self, value: torch.Tensor) -> torch.Tensor | Unreadable:
+        if value.is_nested or value.layout != torch.strided:
+            return Unreadable("nested" if value.is_nested else "sparse")
+        if value.dtype not in READABLE:
+            return Unreadable(str(value.dtype).removeprefix("torch."))
+        if value.is_meta:
+            return Unreadable("meta")
+        return value.detach().resolve_conj().resolve_neg()
+
+    def _mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
+        if id(value) not in self.done:
+            plain = self.done[id(value)] = dict[str, Any]()
+            for key, entry in value.items():
+                name = _printable(key if isinstance(key, str) else f"{key!s:.100}")
+                made = self.plain(entry)
+                if isinstance(made, Unreadable) and made.kind == "meta":
+                    raise WeightsError(f"{self.path} was saved from the meta device: its tensors have no values")
+                if isinstance(made, Unreadable):
+                    self.unreadable[f"'{name}' ({made.kind})"] = None
+                elif made is not None:
+                    plain[name] = made
+        found: dict[str, Any] = self.done[id(value)]
+        return found
+
+
+def _printable(text: str) -> str:
+    """Return the text with what is no character (half of a surrogate pair) written out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | Unreadable | None:
+    """The same numbers; None for text and objects."""
+    if array.dtype.kind not in "biufc":
+        return None
+    if array.dtype.newbyteorder("=") not in _READABLE_ARRAYS:
+        return Unreadable(str(array.dtype))
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(native.copy(order="C"))  # what numpy read may be read-only

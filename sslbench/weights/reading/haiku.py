@@ -1,0 +1,104 @@
+"""Haiku's checkpoints (DeepMind's BYOL): what their pickles may call, and their nested dicts as one flat dict.
+
+Sources: https://github.com/google-deepmind/deepmind-research/blob/master/byol/utils/checkpointing.py and
+https://github.com/google-deepmind/dm-haiku/blob/main/haiku/_src/data_structures.py. They are pickled by dill, which
+makes arrays and named tuples by functions of its own.
+"""
+
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sslbench.weights.reading.pickled import Array, Dtype, Name
+
+_STATE = "experiment_state"
+_NETWORKS = ("online", "target")
+# byol_experiment._ByolExperimentState, in its order: a pickle of a named tuple does not hold the names.
+_NUMBERS = frozenset("bool bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
+_FIELDS = ("online_params", "target_params", "online_state", "target_state", "opt_state")
+
+
+def flattened(content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file; of a BYOL checkpoint, with one flat dict for each network.
+
+    `experiment_state` with {online,target}_params and {online,target}_state, each {module: {name: tensor}}, becomes
+    `experiment_state` with online and target, each {'module/name': tensor}. Any other content comes back as it is.
+
+    Args:
+        content: plain dicts, as `files.read` makes them.
+    """
+    state = content.get(_STATE)
+    if not isinstance(state, Mapping):
+        return content
+    made = {}
+    for network in _NETWORKS:
+        params, moving = state.get(f"{network}_params"), state.get(f"{network}_state")
+        if isinstance(params, Mapping) and isinstance(moving, Mapping):
+            made[network] = {**_flat(params), **_flat(moving)}
+    left = {key: value for key, value in state.items() if key not in _FIELDS}
+    return {**content, _STATE: {**left, **made}} if made else content
+
+
+def _flat(modules: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {
+        f"{module}/{name}": value
+        for module, values in modules.items()
+        if isinstance(values, Mapping)
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """Functions that these pickles may call, by full name; none can do more than the pickle itself."""
+    structures = "haiku._src.data_structures"
+    return {
+        **{f"{structures}.{name}": _as_dict for name in ("FlatMapping", "FlatMap", "frozendict")},
+        "dill._dill._create_array": _array,
+        "dill._dill._create_dtypemeta": _dtype,
+        "dill._dill._create_namedtuple": _named_tuple,
+        "jax._src.array._reconstruct_array": _array,
+        "jax._src.device_array.reconstruct_device_array": _array,
+        "byol.byol_experiment._ByolExperimentState": _named_tuple("_ByolExperimentState", _FIELDS).make,
+    }
+
+
+def _as_dict(items: object = ()) -> dict[Any, Any]:
+    """Haiku's immutable mappings are pickled with one dict."""
+    if not isinstance(items, dict):
+        raise pickle.UnpicklingError("a mapping of Haiku is damaged")
+    return items
+
+
+def _array(make: object, args: object, state: object, *_: object) -> Array:
+    """An array as numpy itself pickles it, in one call: `make` is what the file could have called directly."""
+    array = make.make(*args) if isinstance(make, Name) and isinstance(args, tuple) else None
+    if not isinstance(array, Array):
+        raise pickle.UnpicklingError("an array is made by something that makes none")
+    array.set_state(state)
+    return array
+
+
+def _dtype(kind: object) -> Dtype:
+    """Of a class of numpy's numbers."""
+    name = kind.name.removeprefix("numpy.") if isinstance(kind, Name) else ""
+    if name not in _NUMBERS:
+        raise pickle.UnpicklingError("a numpy dtype is damaged")
+    return Dtype(np.dtype(name.removesuffix("_")))
+
+
+def _named_tuple(name: object, fields: object, *_: object) -> Name:
+    """A class whose objects are plain dicts, field -> value."""
+    names = fields if isinstance(fields, tuple | list) else ()
+    if not names or not all(isinstance(field, str) for field in names):
+        raise pickle.UnpicklingError("a named tuple is damaged")
+
+    def make(*values: object) -> dict[str, object]:
+        if len(values) != len(names):
+            raise pickle.UnpicklingError(f"a named tuple has {len(values)} values for {len(names)} fields")
+        return dict(zip(names, values, strict=True))
+
+    return Name(str(name), make)

@@ -1,0 +1,143 @@
+"""Reading what torch.save did not write: plain pickles, numpy's files and the archives of the oldest torch."""
+
+import io
+import math
+import pickle
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from torch import UntypedStorage
+
+from sslbench.errors import WeightsError
+from sslbench.weights.reading.pickled import Name, Storage, Tensor, resolve
+from sslbench.weights.reading.torch_files import owned
+from sslbench.weights.reading.unpickle import RestrictedPickle
+
+
+def read_pickle(path: Path, restricted: RestrictedPickle) -> Any:
+    """What a plain pickle holds (Caffe2, Detectron2, MoCo's detection converter).
+
+    Raises:
+        WeightsError: it asks to call something.
+        Exception: it is damaged; the caller says so.
+    """
+    with path.open("rb") as file:
+        return resolve(restricted.load(file), restricted.budget)
+
+
+def read_npy(path: Path, restricted: RestrictedPickle) -> Any:
+    """The dict in a .npy file: numpy writes it as a pickled array of one object.
+
+    Raises:
+        WeightsError: it holds an array of numbers, which has no name, or asks to call something.
+        Exception: it is damaged; the caller says so.
+    """
+    with path.open("rb") as file:
+        value = _array(file, restricted)
+    if isinstance(value, np.ndarray):
+        shape = "x".join(map(str, value.shape)) or "one number"
+        raise WeightsError(f"{path} holds one array without a name ({shape}), not a dict of tensors")
+    return value
+
+
+def read_npz(path: Path, restricted: RestrictedPickle) -> dict[str, Any]:
+    """Name -> array of a .npz file.
+
+    Raises:
+        WeightsError: a member asks to call something.
+        Exception: it is damaged; the caller says so.
+    """
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith(".npy"):
+                restricted.budget.charge(archive.getinfo(name).file_size)
+                found[name.removesuffix(".npy")] = _array(io.BytesIO(archive.read(name)), restricted)
+    return found
+
+
+def _array(file: IO[bytes], restricted: RestrictedPickle) -> Any:
+    """An array of numbers, or the one object of an array of objects."""
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran_order, dtype = read_header(file)
+    if dtype.hasobject:
+        value = resolve(restricted.load(file), restricted.budget)
+        return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+    # not np.fromfile, which cannot read from an archive
+    size = math.prod(shape) * dtype.itemsize
+    restricted.budget.charge(size)
+    data = file.read(size)
+    if len(data) != size:
+        raise ValueError(f"{math.prod(shape)} values of {dtype} expected, the file ends before")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran_order else "C").copy()
+
+
+def read_tar(path: Path, restricted: RestrictedPickle) -> Any:
+    """What the archives of torch.save before 0.1.10 (2017) hold: members 'storages', 'tensors' and 'pickle'.
+
+    Raises:
+        WeightsError: it asks to call something.
+        Exception: it is damaged; the caller says so.
+    """
+    with tarfile.open(path, mode="r:") as archive:
+        kinds, numbers = _tar_storages(_member(archive, "storages"), restricted)
+        tensors = _tar_tensors(_member(archive, "tensors"), restricted, kinds)
+        known = {**kinds, **tensors}
+        content = restricted.load(
+            _member(archive, "pickle"), lambda key: key[0] if isinstance(key, tuple) else known[int(key)]
+        )
+        return resolve(content, restricted.budget, lambda storage: numbers[storage.key])
+
+
+def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    file = archive.extractfile(name)
+    if file is None:
+        raise ValueError(f"'{name}' in it is no file")
+    return file
+
+
+def _tar_storages(
+    file: IO[bytes], restricted: RestrictedPickle
+) -> tuple[dict[int, Storage], dict[str, UntypedStorage]]:
+    """Number -> description of a storage; key of a description -> its bytes, which lie one behind the other."""
+    kinds: dict[int, Storage] = {}
+    numbers: dict[str, UntypedStorage] = {}
+    for _ in range(_count(restricted.load(file))):
+        key, _location, cls = restricted.load(file)
+        (count,) = struct.unpack("<q", file.read(8))
+        kinds[key] = storage = Storage(cls.name if isinstance(cls, Name) else "", str(key), count)
+        if storage.dtype is None:
+            raise pickle.UnpicklingError(f"'{storage.kind or cls}' is no kind of storage")
+        size = count * storage.dtype.itemsize
+        restricted.budget.charge(max(size, 0))
+        data = file.read(size)
+        if count < 0 or len(data) != size:
+            raise ValueError("a storage is shorter than it should be")
+        numbers[storage.key] = owned(data)
+    for key, root, offset, count in restricted.load(file):
+        base = kinds[root]
+        kinds[key] = Storage(base.kind, base.key, base.count, (key, base.first + offset, count))
+    return kinds, numbers
+
+
+def _tar_tensors(file: IO[bytes], restricted: RestrictedPickle, kinds: dict[int, Storage]) -> dict[int, Tensor]:
+    found = {}
+    for _ in range(_count(restricted.load(file))):
+        key, storage, _kind = restricted.load(file)
+        (dimensions,) = struct.unpack("<i4x", file.read(8))
+        sizes = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))
+        strides = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))
+        (offset,) = struct.unpack("<q", file.read(8))
+        found[key] = Tensor(kinds[storage], offset, sizes, strides, None, None)
+    return found
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int):
+        raise pickle.UnpicklingError("a number of storages or tensors is none")
+    return value

@@ -1,0 +1,169 @@
+"""Files of torch.save and torch.jit.save: a pickle, and beside it the numbers of every tensor.
+
+torch's own reader trusts what the pickle says about the length of a storage, and reads beyond its end; here every
+storage has as many bytes as the file holds of it, or is refused.
+"""
+
+import io
+import os
+import pickle
+import struct
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import UntypedStorage
+
+from sslbench.weights.reading.pickled import Budget, Inert, Storage, Unreadable, resolve
+from sslbench.weights.reading.unpickle import RestrictedPickle
+
+_LEGACY_MAGIC, _LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
+_LOCAL_HEADER = struct.Struct("<26xHH")  # of a member of a zip archive: lengths of its name and of what follows it
+
+
+def read_zip(path: Path, pickled: RestrictedPickle) -> Any:
+    """What torch.save writes since 1.6, and torch.jit.save: a zip archive with `data.pkl` and one member per storage.
+
+    Raises:
+        WeightsError: it asks to call something.
+        Exception: it is damaged; the caller says so.
+    """
+    with _Archive(path) as archive:
+        content = pickled.load(io.BytesIO(archive.read("data.pkl")), pickled.storage)
+        return resolve(content, pickled.budget, archive.storage)
+
+
+class _Archive:
+    """The members of such a file; the numbers are mapped into memory, once each: tied tensors stay tied."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.zip, self.file = path, zipfile.ZipFile(path), path.open("rb")
+        self.names = frozenset(self.zip.namelist())
+        self.root = self.zip.namelist()[0].partition("/")[0]
+        self.storages: dict[str, UntypedStorage] = {}
+        self.whole: Any = None
+        # torch < 2.1 does not write it: little
+        order = self.read("byteorder") if f"{self.root}/byteorder" in self.names else b"little"
+        self.swapped = order != sys.byteorder.encode()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.zip.close()
+        self.file.close()
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a member. Checksums have been looked at before; torch can be told to write none."""
+        member = self.zip.getinfo(f"{self.root}/{name}")
+        if member.compress_type != zipfile.ZIP_STORED:
+            return self.zip.read(member)
+        self.file.seek(self._start(member))
+        return self.file.read(member.file_size)
+
+    def storage(self, storage: Storage) -> UntypedStorage:
+        """The bytes of a storage."""
+        if storage.key not in self.storages:
+            self.storages[storage.key] = self._storage(storage)
+        return self.storages[storage.key]
+
+    def _storage(self, storage: Storage) -> UntypedStorage:
+        name = f"data/{storage.key}"
+        if not storage.count and f"{self.root}/{name}" not in self.names:
+            return owned(b"")
+        member = self.zip.getinfo(f"{self.root}/{name}")
+        start, size = self._start(member), member.file_size
+        if member.compress_type == zipfile.ZIP_STORED and not self.swapped and start % 8 == 0 and size:
+            if self.whole is None:
+                self.whole = UntypedStorage.from_file(os.fspath(self.path), False, self.path.stat().st_size)
+            part: UntypedStorage = self.whole[start : start + size]
+            return part
+        memory = owned(self.read(name))
+        if self.swapped and storage.dtype is not None:
+            memory.byteswap(storage.dtype)  # type: ignore[no-untyped-call]
+        return memory
+
+    def _start(self, member: zipfile.ZipInfo) -> int:
+        """Where the bytes of a member begin in the file."""
+        self.file.seek(member.header_offset)
+        name, extra = _LOCAL_HEADER.unpack(self.file.read(_LOCAL_HEADER.size))
+        return member.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
+
+
+def read_legacy(path: Path, pickled: RestrictedPickle) -> Any:
+    """What torch.save wrote before 1.6: pickles one behind the other, then the numbers of all storages.
+
+    Raises:
+        WeightsError: it asks to call something.
+        Exception: it is damaged; the caller says so.
+    """
+    kinds: dict[str, Storage] = {}
+
+    def persistent(key: Any) -> Any:
+        if isinstance(key, tuple) and key[:1] == ("module",):
+            return key[1]  # a class with its source code, which is not looked at
+        storage = pickled.storage(key)
+        kinds.setdefault(storage.key, storage)
+        return storage
+
+    with path.open("rb") as file:
+        if pickled.load(file) != _LEGACY_MAGIC or pickled.load(file) != _LEGACY_VERSION:
+            raise pickle.UnpicklingError("it begins like a file of torch.save and goes on differently")
+        about = pickled.load(file)
+        content = pickled.load(file, persistent)
+        swapped = isinstance(about, dict) and about.get("little_endian", True) is not (sys.byteorder == "little")
+        found: dict[str, UntypedStorage] = {}
+        for key in pickled.load(file):
+            kind = kinds[key]
+            if kind.dtype is None:
+                raise pickle.UnpicklingError(f"the storage '{key}' is a {kind.kind}, which is not read")
+            (count,) = struct.unpack("<q", file.read(8))
+            data = file.read(count * kind.dtype.itemsize) if 0 <= count <= kind.count else b""
+            if len(data) != kind.count * kind.dtype.itemsize:
+                raise pickle.UnpicklingError(f"the storage '{key}' is shorter than it should be")
+            found[key] = owned(data)
+            if swapped:
+                found[key].byteswap(kind.dtype)  # type: ignore[no-untyped-call]
+    return resolve(content, pickled.budget, lambda storage: found[storage.key])
+
+
+def owned(data: bytes) -> UntypedStorage:
+    """Return a copy of bytes that torch may write to and does not enlarge."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8).untyped_storage()
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
+
+
+_DEEPEST = 200
+_ATTRIBUTE = 100  # bytes that one takes, about
+
+
+def read_torchscript(path: Path, pickled: RestrictedPickle) -> Any:
+    """Dotted name -> tensor of a program of torch.jit.save, as in the module's state_dict; its code is not looked at.
+
+    Tensors that are neither parameters nor persistent buffers are among them: `data.pkl` does not tell them apart.
+
+    Raises:
+        WeightsError: it asks to call something.
+        Exception: it is damaged; the caller says so.
+    """
+    loaded = read_zip(path, pickled)
+    if not isinstance(loaded, Inert) or not loaded.name.startswith("__torch__."):
+        return loaded
+    return dict(_tensors(loaded, "", pickled.budget, 0))
+
+
+def _tensors(module: Inert, prefix: str, budget: Budget, depth: int) -> Iterator[tuple[str, Any]]:
+    """Of a module and those inside it; a file may hold a module inside itself."""
+    if depth > _DEEPEST:
+        raise ValueError(f"modules lie more than {_DEEPEST} deep inside each other")
+    for name, value in module.mapping.items():
+        full = f"{prefix}{name}"
+        budget.charge(_ATTRIBUTE + len(full))
+        if isinstance(value, torch.Tensor | Unreadable):
+            yield full, value
+        elif isinstance(value, Inert):
+            yield from _tensors(value, f"{full}.", budget, depth + 1)
