@@ -11,7 +11,8 @@ from sslbench.config import build
 from sslbench.data.formats import sklearn, torchvision
 from sslbench.detection.recipe import load_recipe
 from sslbench.errors import UsageError
-from sslbench.leaderboard.published import Published, read_file
+from sslbench.leaderboard.model import Published
+from sslbench.leaderboard.published import read_file
 from sslbench.library.benchmarks import data_of, load_benchmark, load_suite
 from sslbench.library.presets import load_preset
 from sslbench.metrics.summary import summarise

@@ -97,3 +97,15 @@ class ProgressBars:
         """Leaves the terminal as it should be."""
         if self.tasks:
             self.bars.stop()
+
+
+QUIET = 10.0  # seconds between two lines of a log file
+
+
+def duration(seconds: float) -> str:
+    """'0:42', '12:07', '3:05:00', '2d 03:00'."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24}d {hours % 24:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -15,6 +15,7 @@ from sslbench.data.maps import ade20k, cityscapes, classes, pairs
 from sslbench.data.maps.types import IGNORED, Coding, LabelMap, LabelMapSource
 from sslbench.data.objects import toy
 from sslbench.data.open import locate, open_data
+from sslbench.data.open_objects import open_objects
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_module
 
@@ -64,7 +65,7 @@ def _open(spec: str, options: _Options) -> dict[str, LabelMapSource]:
     if path.is_dir() and pairs.find_places(path):
         return pairs.open_maps(spec, options)  # says what does not match
     if (toy.recognises(spec) and not path.exists()) or _is_manifest(spec):
-        return masks.open_maps(spec, options)
+        return masks.open_maps(spec, options, open_objects)
     open_data(spec)  # says what is wrong, if nothing lies there or it is damaged
     raise UsageError(f"{spec} has no label maps", _UNDERSTOOD)
 

@@ -12,9 +12,9 @@ import numpy as np
 from sslbench import names
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.decode.handlers import Reading
+from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
-from sslbench.data.splits.groups import source_groups
 from sslbench.distributed.collectives import gather_objects, process_group, rank
 from sslbench.evaluation import floors, subset
 from sslbench.evaluation.costs import encoding_costs, measured

@@ -12,10 +12,10 @@ import numpy as np
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.data.groups import source_groups
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
-from sslbench.data.splits.groups import source_groups
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, overlaps

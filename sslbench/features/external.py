@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.groups import group_numbers
 from sslbench.data.labels import no_labels, single_labels
 from sslbench.data.source import Labels
 from sslbench.data.splits import holdout
-from sslbench.data.splits.groups import group_numbers
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.names import did_you_mean

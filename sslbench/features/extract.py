@@ -23,10 +23,10 @@ from sslbench.backbones.speed import DTYPES, prepare
 from sslbench.data.decode import transforms
 from sslbench.data.decode.handlers import Reading, handlers_of, versioned_name
 from sslbench.data.decode.picture import Wanted
+from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
-from sslbench.data.splits.groups import source_groups
 from sslbench.distributed import Process, this_process
 from sslbench.errors import BackboneError, DataError, StoreError
 from sslbench.features import store

@@ -1,8 +1,8 @@
 """From result records to tables: what may be compared stands in one column, and nothing else does."""
 
 from sslbench.leaderboard.board import table
-from sslbench.leaderboard.model import Board, Cell, Column, Row
-from sslbench.leaderboard.published import Published, read_published, with_published
+from sslbench.leaderboard.model import Board, Cell, Column, Published, Row
+from sslbench.leaderboard.published import read_published, with_published
 from sslbench.leaderboard.writers.html import to_html
 from sslbench.leaderboard.writers.latex import to_latex
 from sslbench.leaderboard.writers.tables import to_csv, to_markdown, to_rich

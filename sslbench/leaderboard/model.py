@@ -2,13 +2,35 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sslbench.leaderboard.grouping import Group
 from sslbench.results import Metric, Result
 
-if TYPE_CHECKING:
-    from sslbench.leaderboard.published import Published
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """One number as it was published: a line of `benchmarks/published/*.csv`.
+
+    Attributes:
+        benchmark: ours that measures the same thing, on the same data.
+        weights: what was evaluated, as its source calls it.
+        backbone: by the name that `--backbone` takes, where there is one.
+        metric: name of ours.
+        value: in percent.
+        protocol: how the source evaluated; seldom exactly as our benchmark does.
+        source: the paper or file, with its date or commit.
+        where: table or section.
+    """
+
+    benchmark: str
+    weights: str
+    backbone: str
+    metric: str
+    value: float
+    protocol: str
+    source: str
+    where: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +64,7 @@ class Cell:
     records: tuple[Result, ...] = ()
     best: bool = False
     tied: bool | None = None
-    published: "Published | None" = None
+    published: Published | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

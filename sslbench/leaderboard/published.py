@@ -8,33 +8,8 @@ from pathlib import Path
 
 from sslbench import paths
 from sslbench.errors import UsageError
-from sslbench.leaderboard.model import Board, Cell, Row, value
+from sslbench.leaderboard.model import Board, Cell, Published, Row, value
 from sslbench.results import Metric
-
-
-@dataclasses.dataclass(frozen=True)
-class Published:
-    """One number as it was published: a line of `benchmarks/published/*.csv`.
-
-    Attributes:
-        benchmark: ours that measures the same thing, on the same data.
-        weights: what was evaluated, as its source calls it.
-        backbone: by the name that `--backbone` takes, where there is one.
-        metric: name of ours.
-        value: in percent.
-        protocol: how the source evaluated; seldom exactly as our benchmark does.
-        source: the paper or file, with its date or commit.
-        where: table or section.
-    """
-
-    benchmark: str
-    weights: str
-    backbone: str
-    metric: str
-    value: float
-    protocol: str
-    source: str
-    where: str
 
 
 def read_published() -> list[Published]:

@@ -19,7 +19,8 @@ from torchvision import transforms
 from torchvision.transforms.v2 import functional
 
 from sslbench import config, paths
-from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, make_view, ops
+from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, ops
+from sslbench.data.views.ops import make_view
 from sslbench.errors import UsageError
 
 WHOLE = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0), "flip": 0.0}

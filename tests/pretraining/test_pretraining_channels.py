@@ -17,7 +17,8 @@ from sslbench.data.decode.handlers import Reading
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.loading.statistics import measure
 from sslbench.data.open import open_data
-from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, bands, make_view, ops, without_colours
+from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, bands, ops, without_colours
+from sslbench.data.views.ops import make_view
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.library.recipes import compose_pretraining
 from sslbench.pretraining import PretrainRequest, prepare, pretrain

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol_samples import features
 
+from sslbench.data import groups as _group_split
 from sslbench.data import splits
 from sslbench.data.source import Labels
-from sslbench.data.splits import groups as _group_split
 from sslbench.errors import UsageError
 from sslbench.protocols import clustering, geometry, knn, linear, low_shot, lsr, svm
 from sslbench.protocols._parts import few_shot

@@ -12,7 +12,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.protocols import linear
-from sslbench.solvers import ridge
+from sslbench.protocols.linear import ridge
 
 
 def sample(n, width=12, columns=2, noise=1.0, seed=0):

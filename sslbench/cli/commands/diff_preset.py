@@ -47,7 +47,7 @@ def _print(a: str, b: str, rows: list[tuple[str, str, str]]) -> None:
 
 
 def _show(value: Any) -> str:
-    from sslbench.cli.commands.eval import show_value
+    from sslbench.cli.settings_page import show_value
 
     if value is None:
         return "-"

@@ -50,7 +50,7 @@ def _show_resolved(name: str) -> None:
 
 
 def _show_protocol(name: str) -> None:
-    from sslbench.cli.commands.eval import show_value
+    from sslbench.cli.settings_page import show_value
     from sslbench.config import describe
 
     version, title, settings = about(name)

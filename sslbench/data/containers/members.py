@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from sslbench.data.containers.names import split_name
-from sslbench.data.formats.folder import ARRAYS, SUFFIXES, is_clutter
+from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.labels import no_labels, single_labels
 from sslbench.data.source import Images, Labels, Source
 from sslbench.data.wording import counted, printable, some

@@ -4,7 +4,7 @@ import binascii
 import re
 from pathlib import PurePosixPath
 
-from sslbench.data.formats.folder import SUFFIXES
+from sslbench.data.containers.suffixes import SUFFIXES
 from sslbench.data.regular import open_regular
 
 _HEAD = 4096

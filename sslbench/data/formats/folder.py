@@ -7,23 +7,12 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 from sslbench.data.containers.names import refuse_columns, split_name
+from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.images import Files
 from sslbench.data.labels import no_labels, single_labels
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, printable, some
 from sslbench.errors import DataError
-
-SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .mpo .png .apng .gif .bmp .dib .webp .tif .tiff .ppm .pgm .pbm .pnm .pfm .avif .avifs "
-    ".heif .heic .jp2 .j2k .jpx .ico .tga .qoi .dds .pcx .psd".split()
-)
-"""Suffixes of image files, in lower case."""
-
-ARRAYS = frozenset((".npy", ".npz"))
-"""Suffixes of arrays: images only where there are no others, since lists of labels are arrays as well."""
-
-_CLUTTER = frozenset(("__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"))
-
 
 LAST_RESORT = True
 """Folders laid out in a way that another source knows are left to that one."""
@@ -133,11 +122,6 @@ def _identity(folder: str) -> tuple[int, int]:
 
 def _dangles(entry: os.DirEntry[str]) -> bool:
     return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110
-
-
-def is_clutter(name: str) -> bool:
-    """Whether a file or folder is hidden or made by a system, and no data."""
-    return name.startswith(".") or name.lower() in _CLUTTER
 
 
 def _split_folders(root: Path) -> dict[str, str]:

@@ -21,7 +21,8 @@ from sslbench.data.decode.transforms import luminance
 from sslbench.data.loading import loader
 from sslbench.data.loading.loader import Unreadable
 from sslbench.data.source import Images, Source
-from sslbench.data.views import Augment, make_view
+from sslbench.data.views import Augment
+from sslbench.data.views.ops import make_view
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
 

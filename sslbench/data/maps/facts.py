@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.maps.files import check_same_size, upright_size
+from sslbench.data.maps.sizes import check_same_size, upright_size
 from sslbench.data.maps.types import UNKNOWN, Grid, LabelMapSource, distinct
 from sslbench.data.workers import run
 from sslbench.errors import SslbenchError

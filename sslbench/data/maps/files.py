@@ -6,23 +6,20 @@ it. All of that would change the classes, so maps are read here and not by `deco
 
 import dataclasses
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
-from sslbench.data.decode.picture import UPRIGHT, UnreadableImage, check_size, declared_too_large
+from sslbench.data.decode.picture import UnreadableImage, check_size, declared_too_large
 from sslbench.data.decode.pillow import strict_and_silent
 from sslbench.data.images import Files
 from sslbench.data.maps.types import Grid, RawMap
-from sslbench.data.source import Images
 from sslbench.preprocessing import MAX_PIXELS
 
 _FORMATS = ("PNG", "TIFF", "GIF", "BMP", "PPM", "WEBP")
-_ROTATED = (5, 6, 7, 8)
-_EXIF = (b"eXIf", b"exif", b"Orientation")
 _BITS, _COLOUR_TYPE = 24, 25  # where the head of a PNG says them
 _STRETCHED = {2: 85, 4: 17}
 """Bits of a grey PNG -> the factor by which Pillow multiplies its values."""
@@ -214,32 +211,3 @@ def joined_digests(files: Files, others: Files | None) -> npt.NDArray[np.uint8]:
     pairs = np.concatenate([first, others.digests()], axis=1)
     joined = b"".join(digest(row.tobytes()) for row in pairs)
     return np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-
-
-def upright_size(images: Images, index: int) -> tuple[tuple[int, int] | None, bool]:
-    """Height and width of an image as decoding shows it, and whether EXIF turns it, from the head of its file.
-
-    The size is None if the file cannot be read: decoding the image says what is wrong with it.
-    """
-    try:
-        data = images.read(index)
-        if isinstance(data, np.ndarray):
-            return (data.shape[0], data.shape[1]), False
-        with strict_and_silent(2**40), Image.open(io.BytesIO(data)) as image:
-            said = image.format != "PNG" or any(mark in data for mark in _EXIF)  # for a PNG, getexif decodes it all
-            orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if said else 1
-            size = (image.width, image.height) if orientation in _ROTATED else (image.height, image.width)
-            return size, orientation in UPRIGHT
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return None, False
-
-
-def check_same_size(values: Grid, size: Sequence[int] | None) -> str | None:
-    """What is wrong if a map is of another size than its image."""
-    height, width = values.shape
-    if size is None or tuple(size) == (height, width):
-        return None
-    message = f"the map is {width} x {height} pixels, but its image {size[1]} x {size[0]}"
-    if tuple(size) == (width, height):
-        return f"{message}: it seems to be made on the image before its EXIF rotation"
-    return message

@@ -198,7 +198,7 @@ class LabelMapSource:
             UnreadableImage: there is no complete map.
             DataError: it is of another size than the image, has a value that is no class, or contradicts its manifest.
         """
-        from sslbench.data.maps.files import check_same_size, upright_size
+        from sslbench.data.maps.sizes import check_same_size, upright_size
 
         raw, path = self.maps.read(index, max_pixels), self.maps.path(index)
         if raw.broken:

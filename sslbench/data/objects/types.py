@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence, Sized
 import numpy as np
 
 from sslbench.data.decode.reading import DEFAULT, Reading
+from sslbench.data.groups import group_numbers
 from sslbench.data.objects.rows import NOTHING, Indices, ObjectRows
 from sslbench.data.objects.rows import Objects as Objects
 from sslbench.data.objects.rows import no_objects as no_objects
 from sslbench.data.source import Images
-from sslbench.data.splits.groups import group_numbers
 from sslbench.errors import DataError
 from sslbench.metrics.detection import Truth
 from sslbench.metrics.detection import masks as rle

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.groups import choose_groups, source_groups, torn_classes
 from sslbench.data.labels import among_classes, present_classes
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
-from sslbench.data.splits.groups import choose_groups, source_groups, torn_classes
 from sslbench.data.splits.stratify import choose
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError

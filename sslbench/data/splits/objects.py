@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Mapping
 
+from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.splits import holdout
-from sslbench.data.splits.groups import group_numbers
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean

@@ -4,17 +4,12 @@ The settings alone import neither torch nor OpenCV, so that they can be listed i
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Colour = Literal["jitter", "grayscale", "blur", "solarize"]
 
@@ -164,19 +159,6 @@ class Augment:
         large = [view for view in self.views if view.size == largest]
         small = sorted((view for view in self.views if view.size < largest), key=lambda view: -view.size)
         return [_resized(view, self.size) for view in large], [_resized(view, self.small_size) for view in small]
-
-
-def make_view(view: View) -> "Callable[[Tensor], Tensor]":
-    """The function that makes one view of a picture; it can be sent to other processes.
-
-    It takes uint8 (C, H, W), or float32 from 0 to 255 for samples of 16 bits, best with interleaved channels in memory
-    as decoders write them, and returns (C, size, size) of the same type, interleaved. Changes of colour need three
-    channels of 8 bits (see `without_colours`). It draws from torch's default generator: the same number of random
-    numbers for every picture, whatever happens to it.
-    """
-    from sslbench.data.views.ops import augment
-
-    return functools.partial(augment, view)
 
 
 def without_colours(augment: Augment) -> tuple[Augment, tuple[str, ...]]:

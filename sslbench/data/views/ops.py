@@ -9,6 +9,7 @@ That is for three channels of 8 bits. Other numbers of channels, and samples of 
 through `_band_ops`.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -40,6 +41,7 @@ class Uniform:
         self._left: list[float] = torch.rand(_DRAWS, dtype=torch.float64).tolist()
 
     def __call__(self, low: float = 0.0, high: float = 1.0) -> float:
+        """Return the next number, uniform between `low` and `high`."""
         return low + (high - low) * self._left.pop()
 
 
@@ -198,3 +200,14 @@ _COLOURS: dict[str, Callable[[Pixels, View, Uniform], Pixels]] = {
     "blur": _blur,
     "solarize": _solarize,
 }
+
+
+def make_view(view: View) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function that makes one view of a picture; it can be sent to other processes.
+
+    It takes uint8 (C, H, W), or float32 from 0 to 255 for samples of 16 bits, best with interleaved channels in memory
+    as decoders write them, and returns (C, size, size) of the same type, interleaved. Changes of colour need three
+    channels of 8 bits (see `without_colours`). It draws from torch's default generator: the same number of random
+    numbers for every picture, whatever happens to it.
+    """
+    return functools.partial(augment, view)

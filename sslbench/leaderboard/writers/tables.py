@@ -13,7 +13,7 @@ from sslbench.text import csv_text, table_cell, visible
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sslbench.leaderboard.published import Published
+    from sslbench.leaderboard.model import Published
 
 LEGEND = "Bold: the best, and what cannot be told from it (paired 95 % interval over the test samples)."
 _LONG = (

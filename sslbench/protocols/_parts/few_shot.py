@@ -171,7 +171,7 @@ def share(labels: Labels, fraction: float, seed: int, *, stratified: bool, group
 
 def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, stratified: bool) -> IntArray:
     """The rows of about n samples; at least of one group."""
-    from sslbench.data.splits.groups import choose_groups
+    from sslbench.data.groups import choose_groups
 
     if stratified and (chosen := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
         return np.flatnonzero(chosen)

@@ -107,7 +107,7 @@ def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | N
     from sklearn.model_selection import StratifiedKFold
 
     if groups is not None:
-        from sslbench.data.splits.groups import group_folds
+        from sslbench.data.groups import group_folds
 
         names = tuple(map(str, range(int(classes.max()) + 1)))
         return group_folds(Labels("single", names, classes), groups, number).astype(np.int16)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.config import setting
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features, holdout_rows, no_holdout, percent
+from sslbench.protocols.linear.settings import Settings
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
@@ -30,40 +30,9 @@ if TYPE_CHECKING:
 VERSION = 3
 LABEL_KINDS = ("single", "multi", "value")
 
-_GRID = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-12, 5))
-_ALPHAS = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-6, 15))
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.floating]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Settings of the linear probe."""
-
-    c: tuple[float, ...] = setting(
-        _GRID, "inverse regularisation strengths to choose from (scikit-learn's C); one value is used as it is"
-    )
-    refine: int = setting(
-        0, "how often the spacing of c is then halved around the best, and its two neighbours tried (CLIP: 4)"
-    )
-    select_on: Literal["train", "test"] = setting(
-        "train", "what c is chosen on: a held-out part of train; or test, and the row is marked"
-    )
-    holdout: float = setting(0.2, "share of train that is held out to choose c or alpha on")
-    scale: Literal["standard", "none"] = setting(
-        "standard", "standard: features minus their mean, divided by their deviation, both of train; none: as they are"
-    )
-    alpha: tuple[float, ...] = setting(
-        _ALPHAS, "labels that are numbers: strengths of ridge regression (scikit-learn's alpha) to choose from"
-    )
-    patience: int = setting(
-        0, "the values of c end early after so many in a row with a worse loss and no better score; 0: all are tried"
-    )
-    max_iter: int = setting(1000, "largest number of steps of the solver for one c")
-    tolerance: float = setting(
-        1e-10, "largest distance of the objective to its lowest value, relative to that, that counts as converged"
-    )
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -88,8 +57,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         DataError: features that are not finite, no labels, or fewer than two classes in train.
         UsageError: settings that are not possible.
     """
+    from sslbench.protocols.linear.ridge import regress
     from sslbench.solvers.logistic import fit, principal_axes
-    from sslbench.solvers.ridge import regress
 
     check_features(train, test)
     check(settings, train.labels)

@@ -13,10 +13,10 @@ from sslbench.backbones.layers import Layer
 from sslbench.data.decode.handlers import Reading, picture_decoder
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.decode.transforms import output_size
+from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.data.loading.probing import EpochBatches, evaluation_view
 from sslbench.data.source import Source
-from sslbench.data.splits.groups import source_groups
 from sslbench.data.views import View
 from sslbench.data.workers import StartMethod
 from sslbench.distributed import this_process
@@ -30,7 +30,7 @@ from sslbench.train import schedules
 from sslbench.train.optimizers import OptimizerSettings
 
 if TYPE_CHECKING:
-    from sslbench.protocols.linear_online import Settings
+    from sslbench.protocols.linear_online.settings import Settings
 
 _SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine": {"name": "cosine", "start": 1.0, "end": 0.0},

@@ -10,8 +10,8 @@ import numpy as np
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
+from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
-from sslbench.data.splits.groups import source_groups
 from sslbench.distributed.collectives import rank
 from sslbench.features.extract import ExtractSettings
 from sslbench.metrics.summary import Probabilities, summarise
@@ -22,7 +22,7 @@ from sslbench.protocols.linear_online.training import Training, train, unreadabl
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
-    from sslbench.protocols.linear_online import Settings
+    from sslbench.protocols.linear_online.settings import Settings
 
 log = logging.getLogger("sslbench")
 Progress = Callable[[str, int, int], None]

@@ -24,7 +24,7 @@ from sslbench.protocols.linear_online.plan import BankPlan
 from sslbench.protocols.linear_online.training import unreadable_images
 
 if TYPE_CHECKING:
-    from sslbench.protocols.linear_online import Settings
+    from sslbench.protocols.linear_online.settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)

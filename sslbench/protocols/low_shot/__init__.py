@@ -20,11 +20,10 @@ scores of all draws are kept, groups of samples are kept together, and intervals
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from sslbench.config import setting
 from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
@@ -32,49 +31,10 @@ from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.few_shot import Curve, Draw, check_labels, leading, leading_metric, usable_k
 from sslbench.protocols._parts.selection import check_features, is_better, percent
 from sslbench.protocols.low_shot.models import Classifier, Logistic, Svm
+from sslbench.protocols.low_shot.settings import DEFAULT_K, Settings
 from sslbench.results import Outcome
 
 VERSION = 2
-
-_DEFAULT_K = (1, 2, 4, 8, 16)
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Settings of the low-shot protocol."""
-
-    k: tuple[int, ...] = setting(_DEFAULT_K, "images per class; the largest leads. [] for shares of train only")
-    fractions: tuple[float, ...] = setting((), "shares of train that are learned from too, for instance [0.01,0.1]")
-    stratified: bool = setting(
-        True, "shares of train keep the share of every class; false: samples are drawn whatever their class"
-    )
-    draws: int = setting(5, "independent draws; that of number i has the seed: seed of the run x draws + i")
-    classifier: Literal["svm", "logistic"] = setting("svm", "what learns from the draws")
-    select: Literal["train", "test"] = setting(
-        "train", "what the regularisation is chosen on; test: as VISSL reports it, and the row is marked"
-    )
-    metric: Literal["auto", "top1", "mAP"] = setting(
-        "auto",
-        "leads, and is what select=test maximises; auto: top1 of single labels, mAP of several. The mAP of single "
-        "labels is the mean of each class against the rest",
-    )
-    folds: int = setting(3, "folds of the cross-validation inside a draw; fewer where most classes have fewer samples")
-    costs: tuple[float, ...] = setting(
-        (0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0),
-        "svm: costs to choose from (scikit-learn's C); one value is used as it is",
-    )
-    fixed_cost: float = setting(1.0, "svm: cost where most classes have one sample, too few to choose")
-    positive_weight: float = setting(2.0, "svm: weight of positives in the loss; negatives weigh 1")
-    solver: Literal["auto", "newton", "liblinear"] = setting("auto", "svm: as in the protocol svm")
-    c: tuple[float, ...] = setting(
-        (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0),
-        "logistic: inverse regularisation strengths to choose from (scikit-learn's C); one value is used as it is",
-    )
-    fixed_lambda: float = setting(0.025, "logistic: where most classes have one sample, C = samples / fixed_lambda")
-    tolerance: float = setting(
-        1e-10, "logistic: largest relative distance of the objective to its lowest value that counts as converged"
-    )
-    max_iter: int = setting(2000, "largest number of iterations of the solver")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +133,7 @@ def _points(settings: Settings, labels: Labels) -> tuple[list[_Point], list[str]
     notes: list[str] = []
     if settings.k:
         most, why = few_shot.largest_k(labels)
-        ks, notes = usable_k("low-shot", settings.k, _DEFAULT_K, most, why)
+        ks, notes = usable_k("low-shot", settings.k, DEFAULT_K, most, why)
     missing = sorted(set(range(len(labels.classes))) - set(few_shot.present(labels).tolist()))
     if missing:
         names = ", ".join(labels.classes[c] for c in missing)

@@ -14,8 +14,8 @@ from sslbench.protocols._parts.few_shot import Fitted, leading, stratified_folds
 from sslbench.protocols._parts.selection import class_sizes, folds_of
 
 if TYPE_CHECKING:
-    from sslbench.protocols import svm
-    from sslbench.protocols.low_shot import Settings
+    from sslbench.protocols.low_shot.settings import Settings
+    from sslbench.protocols.svm.settings import Settings as SvmSettings
     from sslbench.solvers.logistic import Fit, Problem
     from sslbench.solvers.svm import Solver
 
@@ -62,11 +62,11 @@ class Svm:
         train = leading(self._settings.metric, labels, _spread(models.decide(x), learned, labels))
         return Fitted(scores, train, strength, bool(models.converged.all()), (*notes, *searched))
 
-    def _as_svm(self, strengths: Sequence[float]) -> "svm.Settings":
-        from sslbench.protocols import svm
+    def _as_svm(self, strengths: Sequence[float]) -> "SvmSettings":
+        from sslbench.protocols.svm.settings import Settings as SvmSettings
 
         s = self._settings
-        return svm.Settings(
+        return SvmSettings(
             costs=tuple(strengths),
             folds=s.folds,
             positive_weight=s.positive_weight,

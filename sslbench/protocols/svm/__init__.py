@@ -9,50 +9,23 @@ Version 2: SVMs are solved to the optimum. In version 1 liblinear stopped earlie
 Version 3: the folds keep groups of samples together, and intervals are those of half-samples.
 """
 
-import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.config import setting
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features
+from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
 
 VERSION = 3
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Settings of the SVM protocol."""
-
-    costs: tuple[float, ...] = setting(
-        (0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0),
-        "costs of the SVM to choose from (scikit-learn's C); one value is used as it is",
-    )
-    folds: int = setting(3, "folds of the cross-validation that chooses the cost")
-    normalise: bool = setting(True, "divide each feature vector by its length + 1e-5")
-    positive_weight: float = setting(2.0, "weight of positives in the loss; negatives weigh 1")
-    ignore_in_training: Literal["negative", "drop"] = setting(
-        "negative", "what a label -1 is in training: a negative, as in VISSL, or left out; test always leaves it out"
-    )
-    intercept_scaling: float = setting(1.0, "value of the constant feature whose weight, times this, is the bias")
-    solver: Literal["auto", "newton", "liblinear"] = setting(
-        "auto",
-        "newton: all classes, costs and folds together; liblinear: scikit-learn's LinearSVC, one by one; "
-        "auto: newton, except where both samples and features are more than 12,288",
-    )
-    max_iter: int = setting(2000, "largest number of iterations of the solver")
-    tolerance: float = setting(
-        1e-4, "newton: largest distance of the coefficients to the optimum, of their length; liblinear: its own measure"
-    )
 
 
 def check(settings: Settings, train: Labels) -> None:

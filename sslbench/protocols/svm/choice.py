@@ -12,7 +12,7 @@ from sslbench.protocols._parts.selection import class_sizes, folds_of
 from sslbench.solvers import svm
 
 if TYPE_CHECKING:
-    from sslbench.protocols.svm import Settings
+    from sslbench.protocols.svm.settings import Settings
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

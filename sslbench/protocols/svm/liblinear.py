@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sslbench.solvers.svm import HeldOut, Models, no_model
 
 if TYPE_CHECKING:
-    from sslbench.protocols.svm import Settings
+    from sslbench.protocols.svm.settings import Settings
 
 FloatArray = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.int8]

@@ -12,7 +12,7 @@ from sslbench.solvers.svm.newton_systems import Systems
 from sslbench.solvers.svm.squared_hinge import Solutions, principal_axes, solve
 
 if TYPE_CHECKING:
-    from sslbench.protocols.svm import Settings
+    from sslbench.protocols.svm.settings import Settings
 
 FloatArray = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.int8]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sslbench.cli import options
+from sslbench.cli.settings_page import show_value
 from sslbench.cli.words import about, all_protocols
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
@@ -41,15 +42,6 @@ class EvalCommand(click.Command):
         if not protocols:
             formatter.write_paragraph()
             formatter.write_text("Settings of a protocol: sslbench eval knn --help")
-
-
-def show_value(value: Any) -> str:
-    """A setting's value as it would be written after KEY=."""
-    if isinstance(value, tuple):
-        return "[" + ",".join(show_value(v) for v in value) + "]"
-    if value is None or isinstance(value, bool):
-        return str(value).lower().replace("none", "null")
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @click.command("eval", cls=EvalCommand)

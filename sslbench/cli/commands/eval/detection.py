@@ -173,8 +173,7 @@ def _benchmark(given: Mapping[str, Any]) -> "Benchmark":
 
 
 def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> None:
-    from sslbench.cli.commands.eval import show_value
-    from sslbench.cli.commands.eval.plan import section
+    from sslbench.cli.settings_page import section, show_value
 
     request, backbone, data = prepared.request, prepared.backbone, prepared.data
     loaded = backbone.report.line() if backbone.report else "nothing loaded"

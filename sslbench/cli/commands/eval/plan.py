@@ -4,12 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from sslbench.cli.commands.eval import show_value
-from sslbench.cli.echo import echo
+from sslbench.cli.settings_page import section, show_value
 from sslbench.evaluation import Prepared
-from sslbench.text import visible
 
 if TYPE_CHECKING:
     from sslbench.evaluation import Request
@@ -76,12 +72,3 @@ def _asked_by(request: "Request", name: str, origin: str) -> str:
         return origin
     value = request.preprocessing[name]
     return next((_called(p) for p in _published(request) if p.preprocessing.get(name, ...) == value), origin)
-
-
-def section(title: str, rows: list[tuple[str, str, str]]) -> None:
-    """A heading, and (name, value, origin) below it in columns."""
-    echo(before=click.style(title, bold=True))
-    width = max((len(name) for name, _, _ in rows), default=0)
-    for name, value, origin in rows:
-        behind = click.style(f"  [{visible(origin)}]", dim=True) if origin else ""
-        echo(f"  {name:<{width}}  {value}", after=behind)

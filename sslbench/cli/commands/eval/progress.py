@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sslbench.cli.commands.pretrain.progress import QUIET, duration
 from sslbench.cli.echo import echo
-from sslbench.cli.terminal import ProgressLines
+from sslbench.cli.terminal import QUIET, ProgressLines, duration
 from sslbench.distributed import this_process
 
 if TYPE_CHECKING:

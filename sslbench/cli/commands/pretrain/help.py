@@ -84,6 +84,6 @@ def _type(node: ast.expr) -> str:
 
 def _text(value: Any) -> str:
     """As it would be written after KEY=."""
-    from sslbench.cli.commands.eval import show_value
+    from sslbench.cli.settings_page import show_value
 
     return show_value(tuple(value) if isinstance(value, list) else value)

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from sslbench.cli.commands.eval import show_value
-from sslbench.cli.commands.eval.plan import section
+from sslbench.cli.settings_page import section, show_value
 from sslbench.config import build
 from sslbench.library.recipes import leaves
 from sslbench.names import find_module

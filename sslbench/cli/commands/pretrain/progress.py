@@ -5,12 +5,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sslbench.cli.echo import echo
+from sslbench.cli.terminal import QUIET, duration
 
 if TYPE_CHECKING:
     from sslbench.train.meter import Line
     from sslbench.train.observers import Run
 
-QUIET = 10.0  # seconds between two lines of a log file
 QUIET_AT_EPOCH = 2.0  # an epoch's end gets its line all the same, unless epochs are so short
 
 
@@ -31,15 +31,6 @@ class _Clock:
 
     def elapsed(self) -> str:
         return duration(time.monotonic() - self.began)
-
-
-def duration(seconds: float) -> str:
-    """'0:42', '12:07', '3:05:00', '2d 03:00'."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24}d {hours % 24:02}:{minutes:02}"
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def summary(line: "Line") -> str:

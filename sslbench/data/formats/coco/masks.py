@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +12,16 @@ from sslbench.data.images import DIGEST_BYTES, digest
 from sslbench.data.maps.classes import Options, with_ignored
 from sslbench.data.maps.types import IGNORED, Coding, LabelMapSource, RawMap
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.open_objects import open_objects
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks as rle
 
 BACKGROUND = "background"
 
 
-def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
-    """The masks of a manifest as label maps; see `sslbench.data.open_maps.open_label_maps`."""
+def open_maps(
+    spec: str, options: Options, open_objects: Callable[[str], Mapping[str, ObjectSource]]
+) -> dict[str, LabelMapSource]:
+    """Return the masks of a manifest as label maps; see `sslbench.data.open_maps.open_label_maps`."""
     if options.images or options.maps or options.classes:
         raise UsageError(
             f"{spec}: a manifest names its images and classes itself; of the options it takes ignore= only"

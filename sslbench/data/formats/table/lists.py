@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sslbench.data.formats.folder import SUFFIXES
+from sslbench.data.containers.suffixes import SUFFIXES
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 

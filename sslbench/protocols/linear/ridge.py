@@ -18,7 +18,7 @@ from sslbench.results import Outcome
 from sslbench.solvers.logistic import Axes, principal_axes
 
 if TYPE_CHECKING:
-    from sslbench.protocols.linear import Settings
+    from sslbench.protocols.linear.settings import Settings
 
 FloatArray = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.floating]

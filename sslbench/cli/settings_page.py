@@ -1,0 +1,26 @@
+"""Printing settings: values as they would be typed, and sections of names, values and origins."""
+
+from typing import Any
+
+import click
+
+from sslbench.cli.echo import echo
+from sslbench.text import visible
+
+
+def show_value(value: Any) -> str:
+    """A setting's value as it would be written after KEY=."""
+    if isinstance(value, tuple):
+        return "[" + ",".join(show_value(v) for v in value) + "]"
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def section(title: str, rows: list[tuple[str, str, str]]) -> None:
+    """A heading, and (name, value, origin) below it in columns."""
+    echo(before=click.style(title, bold=True))
+    width = max((len(name) for name, _, _ in rows), default=0)
+    for name, value, origin in rows:
+        behind = click.style(f"  [{visible(origin)}]", dim=True) if origin else ""
+        echo(f"  {name:<{width}}  {value}", after=behind)

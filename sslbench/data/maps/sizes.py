@@ -1,0 +1,46 @@
+"""Sizes of label maps and of their images, which must be the same."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image
+
+from sslbench.data.decode.picture import UPRIGHT
+from sslbench.data.decode.pillow import strict_and_silent
+from sslbench.data.source import Images
+
+_ROTATED = (5, 6, 7, 8)
+
+
+_EXIF = (b"eXIf", b"exif", b"Orientation")
+
+
+def upright_size(images: Images, index: int) -> tuple[tuple[int, int] | None, bool]:
+    """Height and width of an image as decoding shows it, and whether EXIF turns it, from the head of its file.
+
+    The size is None if the file cannot be read: decoding the image says what is wrong with it.
+    """
+    try:
+        data = images.read(index)
+        if isinstance(data, np.ndarray):
+            return (data.shape[0], data.shape[1]), False
+        with strict_and_silent(2**40), Image.open(io.BytesIO(data)) as image:
+            said = image.format != "PNG" or any(mark in data for mark in _EXIF)  # for a PNG, getexif decodes it all
+            orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if said else 1
+            size = (image.width, image.height) if orientation in _ROTATED else (image.height, image.width)
+            return size, orientation in UPRIGHT
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None, False
+
+
+def check_same_size(values: npt.NDArray[np.integer], size: Sequence[int] | None) -> str | None:
+    """What is wrong if a map is of another size than its image."""
+    height, width = values.shape
+    if size is None or tuple(size) == (height, width):
+        return None
+    message = f"the map is {width} x {height} pixels, but its image {size[1]} x {size[0]}"
+    if tuple(size) == (width, height):
+        return f"{message}: it seems to be made on the image before its EXIF rotation"
+    return message
