@@ -196,6 +196,12 @@ def recorded(
         costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
         notes=outcome.notes,
     )
+    data = dataclasses.replace(
+        result.data,
+        train=dataclasses.replace(result.data.train, groups=numbers[0]),
+        test=dataclasses.replace(result.data.test, groups=numbers[1]),
+    )
+    result = dataclasses.replace(result, data=data)
     result = dataclasses.replace(result, references=compare_references(task.benchmark, subject.weights, result.metrics))
     scores = files.Scores(
         test.ids,

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from sslbench.data.views.sheet import contact_sheet
-from sslbench.errors import UsageError
+from sslbench.errors import SslbenchError
 
 
 def filled(size, values):
@@ -47,7 +47,7 @@ def test_a_failure_leaves_no_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", fail)
-    with pytest.raises(UsageError, match="No space"):
+    with pytest.raises(SslbenchError, match="No space"):
         contact_sheet([filled(32, [10])], tmp_path / "sheet.png")
     assert list(tmp_path.iterdir()) == []
 
