@@ -17,7 +17,7 @@ from sslbench.leaderboard import Board, table
 from sslbench.leaderboard.compare import Comparison
 from sslbench.leaderboard.compare import compare as compare_results
 from sslbench.library.recipes import compose_pretraining
-from sslbench.results import Result, files
+from sslbench.results import Result, records
 from sslbench.train.observers.always import always
 
 __all__ = [
@@ -213,13 +213,13 @@ def compare(a: str | Path | Result, b: str | Path | Result, *, metric: str | Non
     Raises:
         ResultError: they were not measured in the same way on the same samples; the message says what differs.
     """
-    given = [one if isinstance(one, Result) else files.read(Path(one)) for one in (a, b)]
+    given = [one if isinstance(one, Result) else records.read(Path(one)) for one in (a, b)]
     return compare_results(given[0], given[1], metric=metric, seed=seed)
 
 
 def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
     """One table of all records below a folder (`sslbench.leaderboard.to_csv` and others write it)."""
-    return table(files.read_tree(Path(folder)), metric=metric)
+    return table(records.read_tree(Path(folder)), metric=metric)
 
 
 def _copied(model: nn.Module, request: dict[str, Any]) -> Backbone:

@@ -177,9 +177,7 @@ def test_nobody_imports_a_named_protocol_or_source():
             ("sslbench.data.formats.", "sslbench/data/"),  # export and the openers share parts of some formats
             ("sslbench.methods.", "sslbench/methods/"),
         )
-        if name.startswith(package)
-        and not name.removeprefix(package).startswith("_")
-        and own not in file.as_posix()
+        if name.startswith(package) and not name.removeprefix(package).startswith("_") and own not in file.as_posix()
     ]
     assert wrong == []
 

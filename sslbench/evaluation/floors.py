@@ -16,7 +16,7 @@ from sslbench.errors import ResultError
 from sslbench.identity import record_id
 from sslbench.metrics import regression
 from sslbench.metrics.differences import Answers, difference
-from sslbench.results import DataUsed, Result, as_recorded, files
+from sslbench.results import DataUsed, Result, as_recorded, records
 
 log = logging.getLogger("sslbench")
 
@@ -117,7 +117,7 @@ def _pixels_like(backbone: Backbone) -> Backbone:
     return dataclasses.replace(pixels, preprocessing=own)
 
 
-def cached(wanted: str, data: DataUsed) -> tuple[Result, files.Scores] | None:
+def cached(wanted: str, data: DataUsed) -> tuple[Result, records.Scores] | None:
     """Return a floor's result from an earlier evaluation; one that is damaged is passed over.
 
     Args:
@@ -126,7 +126,7 @@ def cached(wanted: str, data: DataUsed) -> tuple[Result, files.Scores] | None:
     """
     for path in sorted(_folder().glob(f"*/*-{wanted}.json")):
         try:
-            result, scores = files.read(path), files.read_scores(path)
+            result, scores = records.read(path), records.read_scores(path)
         except ResultError as error:
             log.warning(f"a stored floor is computed again: {error.message}")
             continue
@@ -139,7 +139,7 @@ def cached(wanted: str, data: DataUsed) -> tuple[Result, files.Scores] | None:
     return None
 
 
-def keep(result: Result, scores: files.Scores) -> None:
+def keep(result: Result, scores: records.Scores) -> None:
     """Write a floor's result, without groups, into the cache; a cache that cannot be written costs time only."""
     try:
         write(result, scores, _folder())
@@ -147,14 +147,14 @@ def keep(result: Result, scores: files.Scores) -> None:
         log.warning(f"a floor is not kept for later runs: {error.message}")
 
 
-def show(result: Result, scores: files.Scores, out: Path) -> None:
+def show(result: Result, scores: records.Scores, out: Path) -> None:
     """Write a floor's result into the results, as a row of its own on leaderboards, unless it is there already.
 
     Where the user asked for it by name (`--weights random`), the record there holds more.
     """
     try:
-        found = files.read(files.path_of(result, out))
-        there = found.asked if files.scores_path(found) is not None else None
+        found = records.read(records.path_of(result, out))
+        there = found.asked if records.scores_path(found) is not None else None
     except ResultError:
         there = None
     if there is None or result.asked is None or there.groups != result.asked.groups:
@@ -165,13 +165,13 @@ def _folder() -> Path:
     return paths.cache_dir() / "floors"
 
 
-def write(result: Result, scores: files.Scores, folder: Path) -> Path:
+def write(result: Result, scores: records.Scores, folder: Path) -> Path:
     """Write a record with its scores, and give its path."""
     further: dict[str, Any] = {"groups": scores.groups, "draws": scores.draws, "places": scores.places}
-    return files.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
+    return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
 
 
-def warn_if_at_floor(result: Result, untrained: tuple[Result, files.Scores], scores: files.Scores) -> str | None:
+def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
     """A warning when the weights are not better than no training at all, by a paired test on the same test samples."""
     other = untrained[1]
     if scores.ids != other.ids or scores.labels.ndim != 1 or not scores.scores.shape[1]:

@@ -10,7 +10,7 @@ from sslbench.features.array import Features
 from sslbench.metrics import groups as group_metrics
 from sslbench.metrics.per_class import per_class
 from sslbench.metrics.summary import headline
-from sslbench.results import Group, Metric, Result, as_recorded, files, percent
+from sslbench.results import Group, Metric, Result, as_recorded, percent, records
 
 log = logging.getLogger("sslbench")
 
@@ -56,7 +56,7 @@ def check_groups(source: Source | Features, columns: Sequence[str], name: str = 
             )
 
 
-def with_details(result: Result, scores: files.Scores, groups: Mapping[str, tuple[str, ...]]) -> Result:
+def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tuple[str, ...]]) -> Result:
     """The record with the numbers of every class and group, which are those of its per-sample scores.
 
     Args:
@@ -91,7 +91,7 @@ def _without_groups(result: Result, groups: Mapping[str, tuple[str, ...]]) -> Re
     return dataclasses.replace(result, notes=(*result.notes, note))
 
 
-def _with_groups(result: Result, scores: files.Scores, name: str, column: Sequence[str]) -> Result:
+def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequence[str]) -> Result:
     metric = result.headline
     try:
         found = group_metrics.by_group(

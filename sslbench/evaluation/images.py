@@ -25,7 +25,7 @@ from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
 from sslbench.identity import record_id
-from sslbench.results import Result, Stage, Unreadable, files
+from sslbench.results import Result, Stage, Unreadable, records
 
 log = logging.getLogger("sslbench")
 
@@ -98,7 +98,7 @@ class _Run:
             shutil.rmtree(self._folder(task, self.prepared.backbone), ignore_errors=True)
         return results
 
-    def _rows(self, task: Task, backbone: Backbone) -> dict[str, tuple[Result, files.Scores]]:
+    def _rows(self, task: Task, backbone: Backbone) -> dict[str, tuple[Result, records.Scores]]:
         """Row -> its record, not yet written; {} on processes other than the first."""
         module, seed = names.find_module("protocol", task.protocol), self.prepared.run.seed
         layers, own = self.prepared.layers, _carrier(self.test)
@@ -129,7 +129,7 @@ class _Run:
             rows[row] = recorded(subject, task, outcome, train, own, seconds=meter.stage.seconds, stage=meter.stage)
         return rows
 
-    def _baseline(self, task: Task) -> tuple[dict[str, tuple[Result, files.Scores]], dict[str, str]]:
+    def _baseline(self, task: Task) -> tuple[dict[str, tuple[Result, records.Scores]], dict[str, str]]:
         """The same heads on the same architecture untrained, and the reasons for floors that are missing.
 
         Heads from the cache where they are there; trained only when that was asked for.
@@ -171,9 +171,9 @@ class _Run:
         """For checkpoints: named after all that is measured in one training, so that no other training finds them."""
         rows = "+".join(row_names(self.prepared, task, backbone))
         name = (
-            f"{files.slug(self._described(backbone, rows).weights.name)}-{self._id(backbone, rows, task)}.checkpoints"
+            f"{records.slug(self._described(backbone, rows).weights.name)}-{self._id(backbone, rows, task)}.checkpoints"
         )
-        return self.out / files.slug(task.protocol) / name
+        return self.out / records.slug(task.protocol) / name
 
     def _described(self, backbone: Backbone, row: str) -> Subject:
         """What a record says about what was measured; hashing the data takes a while, so it is done once."""

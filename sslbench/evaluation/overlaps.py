@@ -17,7 +17,7 @@ from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import headline, one_measure, with_intervals
-from sslbench.results import Metric, Overlaps, Result, as_recorded, files, percent
+from sslbench.results import Metric, Overlaps, Result, as_recorded, percent, records
 
 log = logging.getLogger("sslbench")
 
@@ -89,7 +89,7 @@ def _said(found: Found, n: int) -> Found:
     return found
 
 
-def with_overlaps(result: Result, scores: files.Scores, found: Found | None, task: Task, out: Path) -> Result:
+def with_overlaps(result: Result, scores: records.Scores, found: Found | None, task: Task, out: Path) -> Result:
     """The record with what is suspected and the headline metric without it; the list of pairs is written beside it.
 
     Args:
@@ -110,7 +110,7 @@ def with_overlaps(result: Result, scores: files.Scores, found: Found | None, tas
         there = set(scores.ids)
         pairs = [one for one in found.suspects if one.test in there]
         if pairs:
-            files.replace_file(file, as_csv(pairs).encode())
+            records.replace_file(file, as_csv(pairs).encode())
         else:
             file.unlink(missing_ok=True)
     except OSError as error:
@@ -131,10 +131,10 @@ def with_overlaps(result: Result, scores: files.Scores, found: Found | None, tas
 
 def list_of(result: Result, out: Path) -> Path:
     """The CSV of the pairs beside a record."""
-    return files.path_of(result, out).with_suffix(files.OVERLAPS)
+    return records.path_of(result, out).with_suffix(records.OVERLAPS)
 
 
-def _without(result: Result, scores: files.Scores, out: set[str]) -> tuple[Metric | None, tuple[str, ...]]:
+def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Metric | None, tuple[str, ...]]:
     """The headline metric of the samples that are not suspected, with its interval, from the per-sample scores."""
     kind = result.data.labels
     if kind not in _KINDS or not scores.classes or scores.scores.shape[1] != len(scores.classes):
@@ -156,7 +156,7 @@ def _without(result: Result, scores: files.Scores, out: set[str]) -> tuple[Metri
     return Metric(**parts, n=len(labels)), _first_draw(result, scores)
 
 
-def _first_draw(result: Result, scores: files.Scores) -> tuple[str, ...]:
+def _first_draw(result: Result, scores: records.Scores) -> tuple[str, ...]:
     """A note where the record's number is a mean over draws, and that without the suspects of the first one."""
     kind = result.data.labels
     recorded, own = result.metrics.get(_KINDS[kind]), percent(headline(kind, scores.labels, scores.scores))

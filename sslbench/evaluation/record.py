@@ -40,10 +40,10 @@ from sslbench.results import (
     Stage,
     Unreadable,
     WeightsUsed,
-    files,
     percent,
     percent_metrics,
     plain,
+    records,
 )
 
 log = logging.getLogger("sslbench")
@@ -132,7 +132,7 @@ def asked(subject: Subject, task: Task) -> Asked:
     return Asked(groups=dict(subject.members), overlaps=run.overlaps, floors=run.floors, baseline=baseline)
 
 
-def score(subject: Subject, task: Task, train: Features, test: Features) -> tuple[Result, files.Scores]:
+def score(subject: Subject, task: Task, train: Features, test: Features) -> tuple[Result, records.Scores]:
     """Runs one protocol and makes the record of it, without groups; nothing is written yet."""
     with measured(subject.run.torch_device()) as meter:
         outcome = _run(task, train, test, subject.run)
@@ -148,7 +148,7 @@ def recorded(
     *,
     seconds: float,
     stage: Stage | None = None,
-) -> tuple[Result, files.Scores]:
+) -> tuple[Result, records.Scores]:
     """The record of an outcome, without groups; nothing is written yet.
 
     Args:
@@ -175,7 +175,7 @@ def recorded(
     result = Result(
         **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
         id=record_id(measured),
-        created=files.now(),
+        created=records.now(),
         command=subject.command,
         asked=asked(subject, task),
         headline=outcome.headline,
@@ -190,7 +190,7 @@ def recorded(
         },
         converged=outcome.converged,
         floors=floors.guessing(train.labels, test.labels) if subject.run.floors else {},
-        versions=files.versions(),
+        versions=records.versions(),
         hardware=hardware(subject.run),
         timings={**subject.timings, task.protocol: round(seconds, 3)},
         costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
@@ -203,7 +203,7 @@ def recorded(
     )
     result = dataclasses.replace(result, data=data)
     result = dataclasses.replace(result, references=compare_references(task.benchmark, subject.weights, result.metrics))
-    scores = files.Scores(
+    scores = records.Scores(
         test.ids,
         outcome.scores,
         test.labels.values,
@@ -253,8 +253,8 @@ def _led_by(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
 
 def finish(
     result: Result,
-    scores: files.Scores,
-    floor_results: Mapping[str, tuple[Result, files.Scores]],
+    scores: records.Scores,
+    floor_results: Mapping[str, tuple[Result, records.Scores]],
     missing: Mapping[str, str],
     out: Path,
 ) -> Result:

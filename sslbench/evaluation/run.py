@@ -40,7 +40,7 @@ from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
 from sslbench.identity import groups_digest, record_id
-from sslbench.results import DataPart, DataUsed, Result, Unreadable, WeightsUsed, files
+from sslbench.results import DataPart, DataUsed, Result, Unreadable, WeightsUsed, records
 
 MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
 
@@ -349,7 +349,7 @@ def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress:
 
 def _floor(
     prepared: Prepared, backbone: Backbone, encoded: Encoded, layer: str, task: Task, out: Path, command: str
-) -> tuple[Result, files.Scores]:
+) -> tuple[Result, records.Scores]:
     """A floor's result at the same layer (the pixels have one of their own), from the cache where it is there."""
     layer = layer if layer in encoded.train else next(iter(encoded.train))
     subject, train, test = _seen(prepared, backbone, layer, encoded, task, command)
@@ -369,7 +369,7 @@ def _measure(
     task: Task,
     parts: tuple[Features, Features],
     out: Path,
-    floor_results: Mapping[str, tuple[Result, files.Scores]],
+    floor_results: Mapping[str, tuple[Result, records.Scores]],
     missing: Mapping[str, str],
     suspected: overlaps.Found | None,
 ) -> Result:

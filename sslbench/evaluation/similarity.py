@@ -22,7 +22,7 @@ from sslbench.features.extract import extract
 from sslbench.features.store import Entry
 from sslbench.metrics.similarity import cka_matrix
 from sslbench.names import did_you_mean
-from sslbench.results import files
+from sslbench.results import records
 from sslbench.text import csv_text
 
 log = logging.getLogger("sslbench")
@@ -168,7 +168,7 @@ def write_csv(found: LayerSimilarity, path: Path) -> None:
         [name, *("" if np.isnan(value) else repr(float(value)) for value in row)]
         for name, row in zip(found.rows, found.values, strict=True)
     ]
-    files.replace_file(path, csv_text([head, *lines]).encode())
+    records.replace_file(path, csv_text([head, *lines]).encode())
 
 
 def write_heatmap(found: LayerSimilarity, path: Path) -> None:
@@ -194,4 +194,4 @@ def write_heatmap(found: LayerSimilarity, path: Path) -> None:
     figure.colorbar(image)
     picture_file = io.BytesIO()
     figure.savefig(picture_file, format="png")
-    files.replace_file(path, picture_file.getvalue())
+    records.replace_file(path, picture_file.getvalue())

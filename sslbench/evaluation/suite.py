@@ -15,7 +15,7 @@ from sslbench.evaluation.record import Encoded, asked, describe, measurement
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.evaluation.run import Progress, evaluate
 from sslbench.identity import record_id
-from sslbench.results import Result, files
+from sslbench.results import Result, records
 from sslbench.results import holes as holes_file
 from sslbench.results.holes import Hole
 
@@ -138,9 +138,9 @@ def _there(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
 def _read(path: Path) -> Result | None:
     """A record with its scores; None if it is damaged, so that it is made again."""
     try:
-        result = files.read(path)
+        result = records.read(path)
         if result.scores_file is not None:
-            files.read_scores(path)
+            records.read_scores(path)
     except ResultError as error:
         log.warning(f"computed again: {error.message}")
         return None

@@ -17,7 +17,7 @@ from sslbench.metrics.differences import Answers, difference, holm
 from sslbench.metrics.metric import direction
 from sslbench.names import did_you_mean
 from sslbench.results import ABSOLUTE, Result
-from sslbench.results.files import Scores, read_scores, scores_path
+from sslbench.results.records import Scores, read_scores, scores_path
 
 _UNSET = "unset"
 

@@ -7,7 +7,7 @@ from sslbench.errors import ResultError
 from sslbench.leaderboard.compare import RESAMPLES, Scored, compare_all
 from sslbench.leaderboard.model import Cell, Column, Row, value
 from sslbench.metrics.metric import direction
-from sslbench.results.files import read_scores, scores_path
+from sslbench.results.records import read_scores, scores_path
 
 _FEWER = 300  # resamples for metrics that must be computed anew on each: mAP of VOC07 takes a second a row
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslbench.errors import ResultError
-from sslbench.results.files import replace_file
+from sslbench.results.records import replace_file
 from sslbench.text import csv_text, plain_cell
 
 HOLES = "holes.csv"

@@ -45,7 +45,7 @@ def world(tmp_path, monkeypatch):
 
 
 def only_record(folder="results"):
-    from sslbench.results.files import read_tree
+    from sslbench.results.records import read_tree
 
     [result] = read_tree(Path(folder))
     return result
@@ -112,7 +112,7 @@ def test_weights_are_loaded_strictly_and_others_stand_beside_when_asked_for(worl
     beside = ("--baseline", "random", "--baseline", "sup.pth", "--out", "both")
     code, out, err = sslbench("eval", "detection", "--weights", "w.pth", *NET[2:], *QUICK, *beside)
     assert code == 0, err
-    from sslbench.results.files import read_tree
+    from sslbench.results.records import read_tree
 
     records = {r.weights.name: r for r in read_tree(Path("both"))}
     untrained, own = records["resnet18w0.125 untrained"], records["w.pth"]

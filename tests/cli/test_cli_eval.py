@@ -15,7 +15,7 @@ KNN = ("eval", "knn", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests
 
 
 def records(folder="results"):
-    from sslbench.results.files import read_tree
+    from sslbench.results.records import read_tree
 
     return {(r.protocol.name, r.weights.name): r for r in read_tree(Path(folder))}
 
@@ -91,7 +91,7 @@ def test_a_changed_image_is_named(world, sslbench):
 def test_several_layers_and_settings_per_protocol(world, sslbench):
     code, out, err = sslbench(*KNN, "linear", "--data", "photos", "--layers", "conv1:avg(4,4),output", "--no-floors")
     assert code == 0, err
-    from sslbench.results.files import read_tree
+    from sslbench.results.records import read_tree
 
     found = read_tree(world / "results")
     assert {(r.layer, r.protocol.name) for r in found} == {
@@ -311,7 +311,7 @@ def test_two_processes_give_the_record_of_one(world, sslbench):
 
 def test_the_untrained_floor_is_taken_at_the_layer_it_stands_beside(world, sslbench):
     sslbench(*KNN, "--data", "photos", "--layers", "conv1:avg(4,4),output")
-    from sslbench.results.files import read_tree
+    from sslbench.results.records import read_tree
 
     found = read_tree(world / "results")
     for layer in ("conv1:avg(4,4)", "output"):

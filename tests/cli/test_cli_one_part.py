@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sslbench.results.files import read_scores, read_tree, scores_path
+from sslbench.results.records import read_scores, read_tree, scores_path
 
 OWN = ("--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net")
 

@@ -77,7 +77,7 @@ def test_e_a_tenth_of_the_tensors_is_missing(world, evaluate, tensors):
     assert "tensors missing: 'conv1.weight'" in err and "--allow-partial" in err
     code, _, err = evaluate("e.pth", "--allow-partial")
     assert code == 0 and "PARTIAL: " in err
-    from sslbench.results.files import read_tree
+    from sslbench.results.records import read_tree
 
     [record] = read_tree(world / "results")
     assert record.weights.loaded < record.weights.total, "the record says so too"

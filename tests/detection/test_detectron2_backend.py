@@ -110,7 +110,7 @@ DETECTRON2 = ("--backend", "detectron2")
 
 @REAL
 def test_the_command_trains_scores_and_records(world, capsys):
-    from sslbench.results.files import read_tree
+    from sslbench.results.records import read_tree
 
     code, out, err = sslbench(capsys, *QUICK, *DETECTRON2, "d2.SOLVER.BASE_LR=0.002", "d2.SOLVER.STEPS=[1]")
     assert code == 0, err

@@ -15,7 +15,7 @@ from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation import RunSettings, costs
 from sslbench.evaluation.costs import gflops, measured
 from sslbench.leaderboard import table
-from sslbench.results import files
+from sslbench.results import records
 
 RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False)
 SMALL = {"resize": [8, 8], "crop": None}
@@ -76,7 +76,7 @@ def test_the_worst_group_is_found_and_is_a_metric_of_its_own(photos, name):
     assert {g.name for g in result.groups["gain"]} == {"0", "1"}
     assert result.metrics["worst_group(site).top1"].value == 0
     assert "'south', has only 12 test samples" in " ".join(result.notes)
-    board = table([files.read(result.file)], metric="worst_group(site).top1")
+    board = table([records.read(result.file)], metric="worst_group(site).top1")
     assert board.rows[0].cells[0].best and not any("direction" in note or "not known" in note for note in board.notes)
 
 
@@ -97,7 +97,7 @@ def test_the_record_holds_every_class_and_what_it_cost(photos):
     assert cold.costs.images_per_second > 0 and warm.costs.images_per_second is None
     assert set(cold.costs.stages) == {"extract", "knn"}
     assert all(stage.ram_mib > 10 and stage.gpu_mib is None for stage in cold.costs.stages.values())
-    assert files.read(cold.file).costs == warm.costs, "the same measurement, made again"
+    assert records.read(cold.file).costs == warm.costs, "the same measurement, made again"
 
 
 def test_what_is_no_column_is_refused_before_any_image_is_decoded(photos, monkeypatch):
@@ -132,7 +132,7 @@ def test_groups_of_a_mean_over_draws_are_those_of_the_first_draw_and_the_record_
     settings = {"low-shot": {"k": 2, "draws": 2}}
     (result,) = evaluate(photos, protocols=["low-shot"], settings=settings, groups=("site",))
     assert result.metrics["worst_group(site).top1"].n == 12
-    scores = files.read_scores(result.file)
+    scores = records.read_scores(result.file)
     first = 100 * (scores.scores.argmax(1) == scores.labels).mean()
     assert ("first draw" in " ".join(result.notes)) == (abs(first - result.metrics["top1"].value) > 0.001)
 
@@ -189,7 +189,7 @@ def test_groups_of_the_data_are_in_the_record_its_scores_and_its_identity(photos
     widths = [r.metrics["top1"].high - r.metrics["top1"].low for r in (plain, grouped)]
     assert widths[1] > 1.5 * widths[0]
     assert any("50 train samples of 2 groups and 40 test samples of 3 groups" in note for note in grouped.notes)
-    kept = files.read_scores(grouped.file).groups
+    kept = records.read_scores(grouped.file).groups
     test = open_data(f"{photos}/all.csv?group=site")["test"]
     names = test.attributes["site"]
     assert len(set(kept)) == 3 and all(
@@ -197,7 +197,7 @@ def test_groups_of_the_data_are_in_the_record_its_scores_and_its_identity(photos
     )
     with pytest.raises(ResultError, match="test data"):
         sslbench.compare(plain, grouped)
-    assert files.read_scores(plain.file).groups is None
+    assert records.read_scores(plain.file).groups is None
 
 
 def test_a_train_part_of_one_group_says_that_nothing_could_be_held_out(photos):

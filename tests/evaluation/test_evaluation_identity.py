@@ -21,8 +21,7 @@ from sslbench.evaluation.suite import Cell, run_suite
 from sslbench.leaderboard import table
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.preprocessing import Preprocessing
-from sslbench.results import Unreadable
-from sslbench.results import files as records
+from sslbench.results import Unreadable, records
 from sslbench.weights.save import save
 
 RUN = RunSettings(device="cpu", workers=0, overlaps=False)

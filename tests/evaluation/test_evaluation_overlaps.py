@@ -16,7 +16,7 @@ from sslbench.evaluation.suite import Cell, run_suite
 from sslbench.features.external import read_train_test
 from sslbench.leaderboard import table
 from sslbench.leaderboard.writers.provenance import how_made
-from sslbench.results import files as records
+from sslbench.results import records
 
 RUN = RunSettings(device="cpu", workers=0, batch_size=32)
 N = {"train": 120, "test": 60}

@@ -5,7 +5,7 @@ import pytest
 from sslbench.evaluation.references import compare_references
 from sslbench.library.benchmarks import Benchmark, Reference, load_benchmark
 from sslbench.names import list_names
-from sslbench.results import Metric, WeightsUsed, files
+from sslbench.results import Metric, WeightsUsed, records
 
 WEIGHTS = WeightsUsed(
     name="moco.pth", path=None, sha256="abcd" * 16, format="moco", backbone="resnet50", loaded=318, total=318
@@ -53,7 +53,7 @@ def test_the_difference_is_printed_and_recorded(tmp_path, monkeypatch, capsys):
     assert code.value.code == 0
     assert "published 99 (a net, nowhere)" in out and "within the tolerance of 98, on a modified benchmark" in out
     (file,) = (tmp_path / "results" / "knn").glob("*.json")
-    (reference,) = files.read(file).references
+    (reference,) = records.read(file).references
     assert reference.within and reference.difference < 0
 
 

@@ -15,7 +15,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import RunSettings, evaluate_features, make_task
 from sslbench.features.array import Features
 from sslbench.features.external import read_train_test
-from sslbench.results.files import read_tree
+from sslbench.results.records import read_tree
 
 RUN = RunSettings(device="cpu", workers=0, floors=False)
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from sslbench.identity import record_id
-from sslbench.results import DataPart, DataUsed, Metric, ProtocolUsed, Result, WeightsUsed, files
+from sslbench.results import DataPart, DataUsed, Metric, ProtocolUsed, Result, WeightsUsed, records
 
 CLASSES = ("a", "b", "c")
 IDS = tuple(f"{i:03d}.png" for i in range(200))
@@ -63,7 +63,7 @@ def write(result, right, folder, ids=IDS, labels=LABELS):
     scores = np.zeros((len(ids), 3), np.float32)
     scores[np.arange(len(ids)), np.where(right, labels, (labels + 1) % 3)] = 1.0
     result = change(result, metrics={"top1": Metric(value=100.0 * float(np.mean(right)), n=len(ids))})
-    return files.read(files.write(result, scores, ids, labels, folder))
+    return records.read(records.write(result, scores, ids, labels, folder))
 
 
 def body(board):

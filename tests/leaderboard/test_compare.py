@@ -13,7 +13,7 @@ from sslbench.errors import ResultError
 from sslbench.leaderboard import table
 from sslbench.leaderboard.compare import compare, differing, pairs, with_holm
 from sslbench.metrics.differences import sign_flip
-from sslbench.results import BenchmarkUsed, Group, Metric, files
+from sslbench.results import BenchmarkUsed, Group, Metric, records
 
 RIGHT = np.arange(200) % 5 > 0
 FAR = RIGHT & (np.arange(200) % 7 > 0)
@@ -138,8 +138,8 @@ def drawn(name, folder, rights, **changes):
     result = change(result, metrics={"top1": Metric(value=100.0 * float(np.mean(rights)), n=200)})
     places = np.where(np.asarray(rights), 0, 2).astype(np.uint16)
     kept = changes.pop("kept", True)
-    path = files.write(result, scores[0], IDS, LABELS, folder, draws=scores if kept else (), places=places)
-    return files.read(path)
+    path = records.write(result, scores[0], IDS, LABELS, folder, draws=scores if kept else (), places=places)
+    return records.read(path)
 
 
 def test_means_over_draws_are_compared_by_all_draws(tmp_path):
@@ -163,18 +163,18 @@ def test_means_over_draws_are_compared_by_all_draws(tmp_path):
 def test_draws_whose_scores_were_not_kept_are_refused_and_not_compared_by_the_first(tmp_path):
     right = RIGHT[None].repeat(3, axis=0)
     old = drawn("old", tmp_path, right)
-    scores = files.read_scores(old.file)
-    old = files.read(files.write(old, scores.scores, scores.ids, scores.labels, tmp_path))
+    scores = records.read_scores(old.file)
+    old = records.read(records.write(old, scores.scores, scores.ids, scores.labels, tmp_path))
     with pytest.raises(ResultError, match="a mean over 3 draws, and the scores beside it are those of the first only"):
         compare(old, drawn("new", tmp_path, right))
     assert [row.cells[0].tied for row in table([old, drawn("new", tmp_path, right)]).rows] == [True, None]
 
 
 def test_of_draws_that_are_too_large_the_places_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_DRAWS_UP_TO", 1000)
+    monkeypatch.setattr(records, "_DRAWS_UP_TO", 1000)
     rights = np.random.default_rng(0).random((3, 200)) < 0.6
     a, b = drawn("a", tmp_path, rights), drawn("b", tmp_path, rights & (np.arange(200) > 60))
-    assert files.read_scores(a.file).draws == () and files.read_scores(a.file).places.shape == (3, 200)
+    assert records.read_scores(a.file).draws == () and records.read_scores(a.file).places.shape == (3, 200)
     assert compare(a, b).verdict == "A better"
     with pytest.raises(ResultError, match="too large to be kept"):
         compare(change(a, metrics={"top1": Metric(value=1.0), "macro_f1": Metric(value=1.0)}), b, metric="macro_f1")
@@ -207,10 +207,10 @@ def test_groups_are_kept_together_and_must_be_the_same(tmp_path):
 
     def grouped(name, right, of):
         scores = np.eye(3, dtype=np.float32)[np.where(right, LABELS, (LABELS + 1) % 3)]
-        return files.read(files.write(make(name), scores, IDS, LABELS, tmp_path / name, groups=of))
+        return records.read(records.write(make(name), scores, IDS, LABELS, tmp_path / name, groups=of))
 
     a, b = grouped("a", np.ones(200, bool), groups), grouped("b", lost, groups)
-    np.testing.assert_array_equal(files.read_scores(a.file).groups, groups)
+    np.testing.assert_array_equal(records.read_scores(a.file).groups, groups)
     found = compare(a, b)
     assert found.verdict == "tied" and found.groups == 10 and found.p_mcnemar == 0.25
     assert "belong to 10 groups" in run(a.file, b.file).output

@@ -8,18 +8,18 @@ import numpy as np
 from sample_record import IDS, LABELS, SCORES, identified
 
 from sslbench.identity import comparability_key
-from sslbench.results import Costs, Group, Metric, Outcome, Stage, files, percent_metrics
+from sslbench.results import Costs, Group, Metric, Outcome, Stage, percent_metrics, records
 
 LATER = ("per_class_metrics", "groups", "probabilities", "costs", "preset")
 
 
 def test_a_record_without_the_later_fields_is_read(result, tmp_path):
-    path = files.write(result, SCORES, IDS, LABELS, tmp_path)
+    path = records.write(result, SCORES, IDS, LABELS, tmp_path)
     content = json.loads(path.read_text(encoding="utf-8"))
     for name in LATER:
         del content[name]
     path.write_text(json.dumps(content), encoding="utf-8")
-    found = files.read(path)
+    found = records.read(path)
     assert found.groups == found.per_class_metrics == {} and found.costs is found.probabilities is None
     assert found.metrics == result.metrics and content["schema"] == 1
 
@@ -32,7 +32,7 @@ def test_groups_costs_and_classes_survive_writing_and_reading(result, tmp_path):
         per_class_metrics={"f1": {"cat": 50.0, "dog": None}},
         probabilities="softmax",
     )
-    found = files.read(files.write(full, SCORES, IDS, LABELS, tmp_path))
+    found = records.read(records.write(full, SCORES, IDS, LABELS, tmp_path))
     assert all(getattr(found, name) == getattr(full, name) for name in LATER)
     assert identified(full).id == result.id
     assert comparability_key(full) == comparability_key(result)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from sample_record import IDS, LABELS, SCORES, identified
 
 from sslbench.errors import ResultError
-from sslbench.results import SCHEMA, Metric, Outcome, canonical, files, percent_metrics, plain
+from sslbench.results import SCHEMA, Metric, Outcome, canonical, percent_metrics, plain, records
 
 
 def put(result, folder, labels=LABELS):
-    return files.write(result, SCORES, IDS, labels, folder)
+    return records.write(result, SCORES, IDS, labels, folder)
 
 
 def edited(path, **changes):
@@ -27,11 +27,11 @@ def edited(path, **changes):
 
 def test_what_is_written_is_read_back(result, tmp_path):
     path = put(result, tmp_path / "new" / "results")
-    back = files.read(path)
+    back = records.read(path)
     assert back == dataclasses.replace(result, scores_file=back.scores_file)
     assert path.relative_to(tmp_path / "new" / "results") == Path("knn") / f"my-net.torch-{result.id}.json"
-    assert files.scores_path(back) == path.parent / back.scores_file
-    scores = files.read_scores(path)
+    assert records.scores_path(back) == path.parent / back.scores_file
+    scores = records.read_scores(path)
     assert scores.ids == IDS and scores.classes == ("cat", "dog")
     assert scores.scores.dtype == np.float32 and np.array_equal(scores.scores, SCORES)
     assert np.array_equal(scores.labels, LABELS)
@@ -40,7 +40,7 @@ def test_what_is_written_is_read_back(result, tmp_path):
 
 def test_multi_label_scores_keep_their_ignored_labels(result, tmp_path):
     labels = np.array([[1, 0], [0, -1], [1, 1], [0, 0]], dtype=np.int8)
-    back = files.read_scores(put(result, tmp_path, labels))
+    back = records.read_scores(put(result, tmp_path, labels))
     assert back.labels.dtype == np.int8 and np.array_equal(back.labels, labels)
 
 
@@ -66,17 +66,17 @@ def test_the_file_is_plain_json_without_nan(result, tmp_path):
 def test_the_same_measurement_again_replaces_the_record(result, tmp_path):
     first = put(result, tmp_path)
     assert put(dataclasses.replace(result, command="again"), tmp_path) == first
-    assert files.read(first).command == "again"
+    assert records.read(first).command == "again"
     renamed = dataclasses.replace(result, weights=dataclasses.replace(result.weights, name="copy.torch"))
     second = put(renamed, tmp_path)
-    assert [r.file for r in files.read_tree(tmp_path)] == [second]
+    assert [r.file for r in records.read_tree(tmp_path)] == [second]
     assert len(list(second.parent.iterdir())) == 2
 
 
 def test_another_measurement_of_the_same_weights_stands_beside_it(result, tmp_path):
     put(result, tmp_path)
     put(identified(dataclasses.replace(result, layer="res4")), tmp_path)
-    assert len(files.read_tree(tmp_path)) == 2
+    assert len(records.read_tree(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("broken", ["scores", "json"])
@@ -107,9 +107,9 @@ def test_whoever_sees_a_record_finds_its_scores(result, tmp_path, monkeypatch):
 
 def test_arrays_that_do_not_fit_are_refused_before_anything_is_written(result, tmp_path):
     with pytest.raises(ValueError, match="4 ids"):
-        files.write(result, SCORES[:3], IDS, LABELS, tmp_path)
+        records.write(result, SCORES[:3], IDS, LABELS, tmp_path)
     with pytest.raises(ValueError, match="2 classes"):
-        files.write(result, np.zeros((4, 3), np.float32), IDS, LABELS, tmp_path)
+        records.write(result, np.zeros((4, 3), np.float32), IDS, LABELS, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -135,10 +135,10 @@ def test_a_folder_that_cannot_be_written_is_one_message(result, tmp_path):
 def test_a_record_that_is_wrong_is_refused_by_name(result, tmp_path, changes, message):
     path = edited(put(result, tmp_path), **changes)
     with pytest.raises(ResultError, match=message) as error:
-        files.read(path)
+        records.read(path)
     assert str(path) in str(error.value)
     with pytest.raises(ResultError, match=message):
-        files.read_tree(tmp_path)
+        records.read_tree(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b'{"schema": 1', b"\xff\xfe\x00", b"{}"])
@@ -146,7 +146,7 @@ def test_a_file_that_is_no_record_is_refused_by_name(tmp_path, content):
     path = tmp_path / "other.json"
     path.write_bytes(content)
     with pytest.raises(ResultError, match=r"other\.json"):
-        files.read_tree(tmp_path)
+        records.read_tree(tmp_path)
 
 
 def test_a_tree_is_read_in_a_stable_order_and_hidden_files_are_passed_over(result, tmp_path):
@@ -156,15 +156,15 @@ def test_a_tree_is_read_in_a_stable_order_and_hidden_files_are_passed_over(resul
     (folder / ".ipynb_checkpoints").mkdir()
     (folder / ".ipynb_checkpoints" / "x.json").write_text("half")
     (folder / "._copy.json").write_text("resource fork")
-    found = files.read_tree(folder)
+    found = records.read_tree(folder)
     assert [r.file for r in found] == sorted(r.file for r in found) and len(found) == 3
-    assert files.read_tree(found[0].file) == found[:1]
+    assert records.read_tree(found[0].file) == found[:1]
 
 
 def test_a_folder_that_is_not_there_is_one_message(tmp_path):
     with pytest.raises(ResultError, match="no folder of results"):
-        files.read_tree(tmp_path / "resluts")
-    assert files.read_tree(tmp_path) == []
+        records.read_tree(tmp_path / "resluts")
+    assert records.read_tree(tmp_path) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 cut off"])
@@ -172,7 +172,7 @@ def test_damaged_scores_are_named(tmp_path, content):
     path = tmp_path / "x.scores.npz"
     path.write_bytes(content)
     with pytest.raises(ResultError, match=r"x\.scores\.npz"):
-        files.read_scores(path)
+        records.read_scores(path)
 
 
 def test_scores_never_run_pickled_code(tmp_path):
@@ -180,7 +180,7 @@ def test_scores_never_run_pickled_code(tmp_path):
     objects = np.array([{"a": 1}, None], dtype=object)
     np.savez(path, ids=objects, scores=np.zeros((2, 1), np.float32), labels=np.zeros(2), classes=np.array(["a"]))
     with pytest.raises(ResultError, match="allow_pickle=False"):
-        files.read_scores(path)
+        records.read_scores(path)
 
 
 def test_cut_scores_are_named(result, tmp_path):
@@ -188,7 +188,7 @@ def test_cut_scores_are_named(result, tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(ResultError, match="damaged"):
-        files.read_scores(path)
+        records.read_scores(path)
 
 
 def test_fractions_become_percent():
@@ -221,10 +221,10 @@ def test_any_value_has_one_text_and_is_json(value):
 
 @given(st.text())
 def test_any_name_makes_a_file_name(name):
-    made = files.slug(name)
+    made = records.slug(name)
     assert made and len(made) <= 60 and not made.startswith((".", "-")) and not set(made) & set('/\\:*?"<>| \n')
 
 
 def test_versions_are_found_without_imports():
-    found = files.versions()
+    found = records.versions()
     assert found["sslbench"] and found["torch"] and found["python"].count(".") == 2

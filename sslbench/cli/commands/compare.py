@@ -32,7 +32,7 @@ def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from sslbench.cli import terminal
     from sslbench.leaderboard.compare import compare, pairs, with_holm
-    from sslbench.results.files import read, read_tree
+    from sslbench.results.records import read, read_tree
 
     terminal.show_messages()
     if a.is_file() and b.is_file():

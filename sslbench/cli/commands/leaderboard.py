@@ -50,7 +50,7 @@ def command(
     )
     if curves is not None:
         from sslbench.leaderboard.writers.curves import data_efficiency
-        from sslbench.results.files import read_tree
+        from sslbench.results.records import read_tree
 
         data_efficiency(read_tree(Path(folder)), Path(curves))
         echo(f"curves: {Path(curves).resolve()}")
@@ -91,7 +91,7 @@ def write_board(
     from sslbench.leaderboard import columns as extras
     from sslbench.names import did_you_mean
     from sslbench.results import holes
-    from sslbench.results.files import read_tree
+    from sslbench.results.records import read_tree
 
     if not root.is_dir():
         near = [f.name for f in root.parent.iterdir() if f.is_dir()] if root.parent.is_dir() else []

@@ -34,7 +34,7 @@ from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.run import Progress
 from sslbench.metrics.detection.files import write_results
-from sslbench.results import Result, files
+from sslbench.results import Result, records
 
 __all__ = [
     "DetectionRequest",
@@ -204,7 +204,7 @@ def evaluate_detection(
         result = compared(own, beside, prepared.data.test.truth(), request.recipe, seed=prepared.run.seed)
         if not beside and not result.weights.untrained:
             result = dataclasses.replace(result, missing_floors={"untrained": _NO_BASELINE})
-        path = files.write_without_scores(result, out)
+        path = records.write_without_scores(result, out)
         return [*(other.result for other in beside), dataclasses.replace(result, file=path)]
 
 
@@ -224,7 +224,7 @@ def _measure(
     """One detector, its record written; that of the one in question is written again with the others beside it."""
     recipe, run, data = prepared.request.recipe, prepared.run, prepared.data
     blank = blank_result(prepared, backbone, given, command)
-    stem = files.path_of(blank, out).with_suffix("")
+    stem = records.path_of(blank, out).with_suffix("")
     about = describe(prepared, backbone, given, blank.id)
     training = TrainingRun(
         run.seed,
@@ -248,13 +248,15 @@ def _measure(
     began = time.perf_counter()
     truth = data.test.truth(masks=recipe.masks)
     scores, of_masks = score(truth, ran.found, recipe, seed=run.seed)
-    write_results(stem.with_name(stem.name + files.PREDICTIONS), ran.found, data.test.numbers, data.test.class_numbers)
+    write_results(
+        stem.with_name(stem.name + records.PREDICTIONS), ran.found, data.test.numbers, data.test.class_numbers
+    )
     draw(data.test, truth, ran.found, stem.with_name(f"{stem.name}.png"))
     result = finished(blank, ran, scores, of_masks, n=len(data.test), seconds=time.perf_counter() - began)
     result = dataclasses.replace(
         result, references=compare_references(prepared.request.benchmark, result.weights, result.metrics)
     )
-    path = files.write_without_scores(result, out)
+    path = records.write_without_scores(result, out)
     return Measured(dataclasses.replace(result, file=path), ran.found)
 
 

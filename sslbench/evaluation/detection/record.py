@@ -23,16 +23,7 @@ from sslbench.evaluation.detection.request import PreparedDetection
 from sslbench.evaluation.record import benchmark_used, hardware, weights_used
 from sslbench.identity import Measurement, record_id
 from sslbench.metrics.detection import DetectionScores
-from sslbench.results import (
-    DataPart,
-    DataUsed,
-    Metric,
-    ProtocolUsed,
-    Result,
-    files,
-    percent,
-    plain,
-)
+from sslbench.results import DataPart, DataUsed, Metric, ProtocolUsed, Result, percent, plain, records
 
 _HEADLINE = "AP"
 
@@ -52,11 +43,11 @@ def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, co
     return Result(
         **named,
         id=record_id(Measurement(**named)),
-        created=files.now(),
+        created=records.now(),
         command=command,
         headline=_HEADLINE,
         metrics={},
-        versions=files.versions(),
+        versions=records.versions(),
         hardware=hardware(run),
         notes=(*dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)), *_frozen(request.recipe)),
     )

@@ -11,7 +11,7 @@ from sslbench.errors import ResultError
 from sslbench.leaderboard.board import merge_seeds, table
 from sslbench.leaderboard.model import Board
 from sslbench.results import Metric, Result
-from sslbench.results.files import replace_file
+from sslbench.results.records import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

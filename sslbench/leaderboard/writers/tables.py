@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sslbench.errors import ResultError
 from sslbench.leaderboard.columns import cell_costs, extra_texts, row_costs, train_value
 from sslbench.leaderboard.model import Board, Cell, Row, shown, value
-from sslbench.results.files import replace_file
+from sslbench.results.records import replace_file
 from sslbench.text import csv_text, table_cell, visible
 
 if TYPE_CHECKING:

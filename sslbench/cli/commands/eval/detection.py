@@ -195,7 +195,7 @@ def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> N
 
 def _print(results: list["Result"], out: Path) -> None:
     from sslbench.cli.commands.eval import table
-    from sslbench.results.files import PREDICTIONS
+    from sslbench.results.records import PREDICTIONS
 
     table.print_results(results, out)
     for result in results:
