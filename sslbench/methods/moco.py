@@ -14,7 +14,7 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import broadcast_, gather, rank
 from sslbench.errors import UsageError
-from sslbench.methods._parts import momentum as _momentum
+from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.precision import in_float32
@@ -73,8 +73,8 @@ class Method(method.Method):
         super().__init__(backbone)
         self.config, self.world = config, setup.world
         self.head = mlp([setup.feature_dim, *config.projector])
-        self.key_backbone = _momentum.copy_of(backbone)
-        self.key_head = _momentum.copy_of(self.head)
+        self.key_backbone = momentum_copies.copy_of(backbone)
+        self.key_head = momentum_copies.copy_of(self.head)
         self.register_buffer("queue", functional.normalize(torch.randn(config.queue, config.projector[-1]), dim=1))
         self._new_keys: list[Tensor] = []
         if config.shuffle_bn and setup.world == 1:
@@ -108,8 +108,8 @@ class Method(method.Method):
     @torch.no_grad()
     def after_update(self, step: Step) -> None:
         """The momentum copy follows (eq. 2); the keys of this update replace the oldest of the queue."""
-        _momentum.update(self.key_backbone, self.backbone, self.config.momentum)
-        _momentum.update(self.key_head, self.head, self.config.momentum)
+        momentum_copies.update(self.key_backbone, self.backbone, self.config.momentum)
+        momentum_copies.update(self.key_head, self.head, self.config.momentum)
         keys = gather(torch.cat(self._new_keys))
         self._new_keys.clear()
         # Derived from the step, so that nothing has to be read back from the GPU or kept in a checkpoint.

@@ -17,7 +17,7 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather, rank
 from sslbench.errors import UsageError
-from sslbench.methods._parts import momentum as _momentum
+from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_negatives, need_views
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.precision import in_float32
@@ -83,8 +83,8 @@ class Method(method.Method):
             bias=False,
             last_bias=False,
         )
-        self.key_backbone = _momentum.copy_of(backbone)
-        self.key_projector = _momentum.copy_of(self.projector)
+        self.key_backbone = momentum_copies.copy_of(backbone)
+        self.key_projector = momentum_copies.copy_of(self.projector)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Algorithm 1: the two directions added up."""
@@ -97,9 +97,9 @@ class Method(method.Method):
 
     def after_update(self, step: Step) -> None:
         """The momentum copies follow."""
-        momentum = _momentum.cosine_momentum(self.config.momentum, 1.0, step.where)
-        _momentum.update(self.key_backbone, self.backbone, momentum)
-        _momentum.update(self.key_projector, self.projector, momentum)
+        momentum = momentum_copies.cosine_momentum(self.config.momentum, 1.0, step.where)
+        momentum_copies.update(self.key_backbone, self.backbone, momentum)
+        momentum_copies.update(self.key_projector, self.projector, momentum)
 
     def exports(self) -> dict[str, nn.Module]:
         """The query network's backbone, and the momentum copy."""

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench import paths
-from sslbench.data.containers import json_rows as _json_rows
-from sslbench.data.containers import names as _names
-from sslbench.data.containers import view as _view
+from sslbench.data.containers import json_rows as rows_module
+from sslbench.data.containers import names as names_module
+from sslbench.data.containers import view as view_module
 from sslbench.data.containers.json_rows import json_rows
 from sslbench.data.objects.rows import ObjectRows
 from sslbench.data.open import open_data
@@ -26,8 +26,8 @@ from sslbench.errors import DataError
 
 @pytest.fixture
 def all_are_large(monkeypatch):
-    monkeypatch.setattr(_view, "LARGE", 0)
-    monkeypatch.setattr(_view, "SETTLED_NS", 0)
+    monkeypatch.setattr(view_module, "LARGE", 0)
+    monkeypatch.setattr(view_module, "SETTLED_NS", 0)
 
 
 def views():
@@ -65,7 +65,7 @@ def test_rows_are_those_that_the_whole_decoder_finds_wherever_the_text_is_cut(re
 
     content = {**rest, "images": rows}
     text = json.dumps(content, indent=indent, ensure_ascii=ascii_only)
-    before, _json_rows._CHUNK = _json_rows._CHUNK, chunk
+    before, rows_module._CHUNK = rows_module._CHUNK, chunk
     try:
         found, listed = {}, []
         for key, value, is_row in json_rows(io.StringIO(text), ("images",)):
@@ -76,7 +76,7 @@ def test_rows_are_those_that_the_whole_decoder_finds_wherever_the_text_is_cut(re
             if cut > 12:
                 break
     finally:
-        _json_rows._CHUNK = before
+        rows_module._CHUNK = before
     assert found | {"images": listed} == content
 
 
@@ -102,8 +102,8 @@ def test_a_view_gives_what_the_manifest_gives(tmp_path, manifest, monkeypatch):
         )
     )
     plain = open_data(spec, attribute_columns=["site"])
-    monkeypatch.setattr(_view, "LARGE", 0)
-    monkeypatch.setattr(_view, "SETTLED_NS", 0)
+    monkeypatch.setattr(view_module, "LARGE", 0)
+    monkeypatch.setattr(view_module, "SETTLED_NS", 0)
     first, later = (open_data(spec, attribute_columns=["site"]) for _ in range(2))
     for other in (first, later):
         assert list(other) == list(plain)
@@ -124,8 +124,8 @@ def test_the_view_is_used_and_renewed_when_the_manifest_changes(tmp_path, manife
     assert open_data(str(path))["all"].ids == ("a.png", "b.png")
     monkeypatch.undo()
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(_view, "LARGE", 0)
-    monkeypatch.setattr(_view, "SETTLED_NS", 0)
+    monkeypatch.setattr(view_module, "LARGE", 0)
+    monkeypatch.setattr(view_module, "SETTLED_NS", 0)
     manifest(path, {"a.png": [1], "c.png": [2]})
     assert open_data(str(path))["all"].ids == ("a.png", "c.png")
     assert len(views()) == 1 and views() != [view]
@@ -135,7 +135,7 @@ def test_a_manifest_that_was_just_written_is_not_kept_and_small_ones_never_are(t
     path = manifest(tmp_path / "m.json", {"a.png": [1], "b.png": [2]})
     open_data(str(path))
     assert views() == []
-    monkeypatch.setattr(_view, "LARGE", 0)
+    monkeypatch.setattr(view_module, "LARGE", 0)
     open_data(str(path))
     assert views() == []
 
@@ -175,7 +175,7 @@ def test_images_that_went_missing_since_are_reported_and_nothing_is_written_besi
 
 
 def _open_and_count(spec, start, results):
-    _view.LARGE = _view.SETTLED_NS = 0
+    view_module.LARGE = view_module.SETTLED_NS = 0
     start.wait()
     results.put(open_data(spec)["all"].fingerprint())
 
@@ -199,7 +199,7 @@ def test_processes_that_open_it_at_once_agree(tmp_path, manifest):
 @pytest.mark.parametrize("kind", ["json", "csv"])
 def test_twenty_thousand_images_are_sent_to_workers_as_a_file_name(tmp_path, picture, monkeypatch, all_are_large, kind):
     n = 20_000
-    monkeypatch.setattr(_names, "MOST_CHECKED", 3)
+    monkeypatch.setattr(names_module, "MOST_CHECKED", 3)
     for i in (0, (n - 1) // 2, n // 2, n - 1):
         picture(tmp_path / f"images/{i:05d}.png")
     names = [f"images/{i:05d}.png" for i in reversed(range(n))]
@@ -233,8 +233,8 @@ def test_a_view_of_objects_gives_what_the_manifest_gives(tmp_path, manifest, mon
     sizes = {"width": [6] * 4, "height": [5] * 4}
     spec = str(manifest(tmp_path / "m.json", rows, split=["train", "train", "train", "test"], **sizes))
     plain = open_objects(spec)
-    monkeypatch.setattr(_view, "LARGE", 0)
-    monkeypatch.setattr(_view, "SETTLED_NS", 0)
+    monkeypatch.setattr(view_module, "LARGE", 0)
+    monkeypatch.setattr(view_module, "SETTLED_NS", 0)
     first = open_objects(spec)
     monkeypatch.setattr("sslbench.data.formats.coco.load", lambda *_: pytest.fail("it was read again"))
     for other in (first, open_objects(spec), pickle.loads(pickle.dumps(first))):  # noqa: S301 - our own bytes
@@ -276,7 +276,7 @@ def test_a_viewed_manifest_trains_and_splits_like_any_other(tmp_path, manifest, 
     rows = {f"{i}.png": [1 + i % 2, 3, {"category_id": 3, "iscrowd": 1}] for i in range(10)}
     spec = str(manifest(tmp_path / "m.json", rows))
     parts = split_objects(spec, seed=2)
-    monkeypatch.setattr(_view, "LARGE", 1 << 30)
+    monkeypatch.setattr(view_module, "LARGE", 1 << 30)
     plain = split_objects(spec, seed=2)
     assert parts.how == plain.how and parts.train.classes == plain.train.classes
     for a, b in ((parts.train, plain.train), (parts.test, plain.test)):

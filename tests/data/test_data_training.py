@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sslbench.data.images import Arrays
 from sslbench.data.labels import no_labels
-from sslbench.data.loading import batch as _training_batch
+from sslbench.data.loading import batch as batch_module
 from sslbench.data.loading import pretraining
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.source import Labels, Source
@@ -200,7 +200,7 @@ def draw_from_all(image):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_numpy_and_random_are_seeded_for_every_image_too(workers, monkeypatch):
-    monkeypatch.setattr(_training_batch, "make_view", lambda view: draw_from_all)
+    monkeypatch.setattr(batch_module, "make_view", lambda view: draw_from_all)
     augment = Augment((View(1, 4),))
     expected = stream(TrainingData(textured(), augment, batch_size=5), 2, 6)
     found = stream(TrainingData(textured(), augment, batch_size=5, workers=workers), 2, 6)
@@ -397,4 +397,4 @@ def test_what_goes_to_the_workers_can_be_pickled(world):
     assert len(arrived.images) == 23 // world
     item = (2, np.array([3, 1, 7]))
     assert same(arrived[item], maker[item])
-    pickle.dumps(_training_batch.start_worker)
+    pickle.dumps(batch_module.start_worker)

@@ -134,7 +134,16 @@ class TestKeys:
         values = Preprocessing(squash=(9, 9)).values()
         key = FeatureKey("w", {"name": "resnet50"}, "i", values, "fp32", "float32")
         assert key.digest() == "c66b68d1dbe1d7f7"
-        assert set(Preprocessing().record()) == {"resize", "crop", "interpolation", "mean", "std", "squash", "origin"}
+        assert set(Preprocessing().record()) == {
+            "resize",
+            "crop",
+            "interpolation",
+            "mean",
+            "std",
+            "squash",
+            "space",
+            "origin",
+        }
 
     @pytest.mark.parametrize("change", [{"decoder": ["fast"]}, {"max_pixels": 10**6}])
     def test_what_changes_pixels_changes_the_key(self, change, tmp_path):

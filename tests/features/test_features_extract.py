@@ -180,9 +180,9 @@ def test_skipping_leaves_rows_out_by_id_and_a_later_strict_run_still_stops(backb
 
 
 def _extract_slowly(backbone, folder, root):
-    from sslbench.features import extract as job
+    from sslbench.features import extract as extract_module
 
-    job.FLUSH_SECONDS = 0.0
+    extract_module.FLUSH_SECONDS = 0.0
     settings = dataclasses.replace(CPU, batch_size=1)
     run(backbone, source_of(folder), root, settings=settings, progress=lambda done, total: time.sleep(0.2))
 

@@ -18,9 +18,8 @@ from sslbench.data.labels import no_labels
 from sslbench.data.source import Source
 from sslbench.distributed import Process
 from sslbench.errors import StoreError, WeightsError
-from sslbench.features import extract as job
+from sslbench.features import extract as extract_module
 from sslbench.features import presence
-from sslbench.features import presence as run_presence
 from sslbench.features.extract import ExtractSettings, extract
 from sslbench.features.presence import RunPresence, announced
 from sslbench.preprocessing import Preprocessing
@@ -37,7 +36,7 @@ def backbone():
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    for name in (*run_presence._NAMES, "RANK", "WORLD_SIZE"):
+    for name in (*presence._NAMES, "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -51,7 +50,7 @@ def features(backbone, root):
 def _process(backbone, root, rank, how, queue):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")
     presence.BEAT_SECONDS, presence.GONE_SECONDS = 0.1, 1.0
-    job.ABSENT_SECONDS = 1.5
+    extract_module.ABSENT_SECONDS = 1.5
     with contextlib.suppress(WeightsError):
         try:
             with announced(root):

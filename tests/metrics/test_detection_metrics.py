@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sslbench.errors import DataError
 from sslbench.metrics import detection as detection_module
 from sslbench.metrics.detection import THRESHOLDS, Detections, Truth, coco_ap, masks, voc_ap
-from sslbench.metrics.detection import curves as _detection_curves
+from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.files import read_results, write_results
 from sslbench.metrics.detection.matches import match_coco, match_voc
 
@@ -197,7 +197,7 @@ def test_what_is_resampled_is_what_is_reported(seed):
 def resampled(truth, detections, counts):
     areas = np.prod(detections.boxes[:, 2:] - detections.boxes[:, :2], axis=1)
     matches = match_coco(truth, detections, areas, kind="boxes")
-    curves = [_detection_curves.curves(m) for m in matches]
+    curves = [precision_recall.curves(m) for m in matches]
     return detection_module._coco_statistic(matches, curves, np.asarray(counts, dtype=float)[:, None])[0]
 
 
@@ -226,17 +226,17 @@ def test_a_resample_is_the_test_set_with_its_images_repeated(seed):
     again = replicated(truth, detections, counts)
     wanted = [value for value, _, _ in coco_ap(*again, resamples=0).metrics.values()]
     np.testing.assert_allclose(resampled(truth, detections, counts), wanted, atol=1e-12)
-    for metric, rule in (("area", _detection_curves.area_below), ("11-point", _detection_curves.eleven_points)):
-        curves = [_detection_curves.curves(m)[0][0] for m in match_voc(truth, detections, as_text=True)]
+    for metric, rule in (("area", precision_recall.area_below), ("11-point", precision_recall.eleven_points)):
+        curves = [precision_recall.curves(m)[0][0] for m in match_voc(truth, detections, as_text=True)]
         column = counts.astype(float)[:, None]
-        mean = nanmean(np.array([_detection_curves.average_precision(c, column, rule)[0] for c in curves]))
+        mean = nanmean(np.array([precision_recall.average_precision(c, column, rule)[0] for c in curves]))
         assert mean == pytest.approx(voc_ap(*again, metric, resamples=0).metrics["AP50"][0], abs=1e-12, nan_ok=True)
 
 
 def test_blocks_do_not_change_the_intervals(monkeypatch):
     truth, detections = sample(3)
     whole = coco_ap(truth, detections, resamples=50), voc_ap(truth, detections, "11-point", resamples=50)
-    monkeypatch.setattr(_detection_curves, "_BLOCK", 7)
+    monkeypatch.setattr(precision_recall, "_BLOCK", 7)
     parts = coco_ap(truth, detections, resamples=50), voc_ap(truth, detections, "11-point", resamples=50)
     for a, b in zip(parts, whole, strict=True):
         np.testing.assert_allclose(list(a.metrics.values()), list(b.metrics.values()), atol=1e-12)
@@ -257,13 +257,11 @@ def test_the_interval_is_the_percentiles_mirrored_at_the_value():
     """As AP is biased upwards by few distinct objects, the plain percentiles would lie too high."""
     truth, detections = sample(8, n_images=40, objects=120, found=300)
     value, low, high = voc_ap(truth, detections, "area", seed=1, resamples=400).metrics["AP"]
-    curves = [_detection_curves.curves(m)[0] for m in match_voc(truth, detections, as_text=True)]
+    curves = [precision_recall.curves(m)[0] for m in match_voc(truth, detections, as_text=True)]
     rng = np.random.default_rng(0)
     draws = rng.multinomial(40, np.ones(40) / 40, size=400).T.astype(float)
-    rule = _detection_curves.area_below
-    values = np.mean(
-        [[_detection_curves.average_precision(c, draws, rule) for c in row] for row in curves], axis=(0, 1)
-    )
+    rule = precision_recall.area_below
+    values = np.mean([[precision_recall.average_precision(c, draws, rule) for c in row] for row in curves], axis=(0, 1))
     assert values.mean() > value
     lower, upper = np.quantile(values, [0.025, 0.975])
     assert (low, high) == pytest.approx((2 * value - upper, 2 * value - lower), abs=0.015)
@@ -294,7 +292,7 @@ def test_levels_are_reached_as_the_quotients_say():
     for levels in (np.linspace(0, 1, 101), np.arange(0, 1.1, 0.1)[:11]):
         shares = np.arange(302)[:, None] / totals
         wanted = np.stack([(shares >= level).argmax(axis=0) for level in levels])
-        np.testing.assert_array_equal(_detection_curves._needed(levels, totals), wanted)
+        np.testing.assert_array_equal(precision_recall._needed(levels, totals), wanted)
 
 
 def test_an_overlap_of_exactly_one_half_counts_for_coco_and_not_for_voc():

@@ -88,7 +88,7 @@ def write_board(
 
     from sslbench import leaderboard
     from sslbench.errors import ResultError, UsageError
-    from sslbench.leaderboard import columns as extras
+    from sslbench.leaderboard import columns as further_columns
     from sslbench.names import did_you_mean
     from sslbench.results import holes
     from sslbench.results.records import read_tree
@@ -102,13 +102,13 @@ def write_board(
     board = leaderboard.table(results, metric=metric, average=average)
     if published:
         board = leaderboard.with_published(board, leaderboard.read_published())
-    board = extras.with_extras(board, columns)
+    board = further_columns.with_extras(board, columns)
     told = tuple(f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for hole in holes.read(root))
     board = dataclasses.replace(board, notes=(*board.notes, *told))
     console = Console(width=None if Console().is_terminal else 120)
     console.print(leaderboard.to_rich(board))
     if board.extras:
-        console.print(extras.to_rich(board))
+        console.print(further_columns.to_rich(board))
     for kind, path in (files or {}).items():
         if path is None:
             continue

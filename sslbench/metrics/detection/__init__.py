@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.metrics.detection import coco, masks
-from sslbench.metrics.detection import curves as _detection_curves
+from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import (
     COCO_MOST,
     THRESHOLDS,
@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 VocMetric = Literal["11-point", "area"]
 Kind = Literal["boxes", "masks"]
 
-_RULES = {"11-point": _detection_curves.eleven_points, "area": _detection_curves.area_below}
+_RULES = {"11-point": precision_recall.eleven_points, "area": precision_recall.area_below}
 _COCO_AP = ("AP", "APs", "APm", "APl")
 _COCO_MOST = (1, 10, COCO_MOST)
 _COCO_NAMES = (*_COCO_AP, "AP50", "AP75", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
@@ -81,11 +81,11 @@ def voc_ap(
         resamples: of the bootstrap; 0 leaves the intervals NaN.
     """
     matches = match_voc(truth, detections, as_text=as_text)
-    curves = [_detection_curves.curves(m)[0] for m in matches]
+    curves = [precision_recall.curves(m)[0] for m in matches]
     rule = _RULES[metric]
 
     def tables(weights: Floats) -> list[Floats]:
-        return [np.stack([_detection_curves.average_precision(c, weights, rule) for c in row]) for row in curves]
+        return [np.stack([precision_recall.average_precision(c, weights, rule) for c in row]) for row in curves]
 
     def statistic(counts: Floats) -> Floats:
         return np.column_stack(_three(tables(np.ascontiguousarray(counts.T))))
@@ -123,7 +123,7 @@ def coco_ap(
     precision, recall = coco.evaluate(truth, detections, areas, kind=kind)
     values = _coco_values(precision, recall)
     matches = match_coco(truth, detections, areas, kind=kind) if resamples else []
-    curves = [_detection_curves.curves(m) for m in matches]
+    curves = [precision_recall.curves(m) for m in matches]
 
     def statistic(counts: Floats) -> Floats:
         return _coco_statistic(matches, curves, np.ascontiguousarray(counts.T))
@@ -143,7 +143,7 @@ def _three(tables: Sequence[Floats]) -> list[Floats]:
     """AP, AP50, AP75, each (R,), from (T, R) of every class."""
     at_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
     picks = [[table.mean(axis=0) for table in tables], [table[0] for table in tables], [t[at_75] for t in tables]]
-    return [_detection_curves.mean_over(pick) for pick in picks]
+    return [precision_recall.mean_over(pick) for pick in picks]
 
 
 def _coco_values(precision: Floats, recall: Floats) -> list[float]:
@@ -156,20 +156,20 @@ def _coco_values(precision: Floats, recall: Floats) -> list[float]:
 
 
 def _coco_statistic(
-    matches: Sequence[ClassMatches], curves: Sequence[list[list[_detection_curves.Curve]]], weights: Floats
+    matches: Sequence[ClassMatches], curves: Sequence[list[list[precision_recall.Curve]]], weights: Floats
 ) -> Floats:
-    rule = _detection_curves.coco_points
+    rule = precision_recall.coco_points
     columns = []
     for area in range(4):
         tables = [
-            np.stack([_detection_curves.average_precision(c, weights, rule) for c in of_class[area]])
+            np.stack([precision_recall.average_precision(c, weights, rule) for c in of_class[area]])
             for of_class in curves
         ]
         columns.append(_three(tables))
     values = [column[0] for column in columns] + columns[0][1:]
     for area, most in [(0, m) for m in _COCO_MOST] + [(a, COCO_MOST) for a in (1, 2, 3)]:
-        per_class = [_detection_curves.recall(m, area, most, weights) for m in matches]
-        values.append(_detection_curves.mean_over(per_class))
+        per_class = [precision_recall.recall(m, area, most, weights) for m in matches]
+        values.append(precision_recall.mean_over(per_class))
     return np.column_stack(values)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.metrics.detection import curves as _detection_curves
+from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size, match_coco, match_voc
 from sslbench.metrics.intervals import Statistic, Units, bootstrap
 
@@ -18,9 +18,9 @@ Floats = npt.NDArray[np.float64]
 Metric = Literal["coco", "11-point", "area"]
 
 _RULES = {
-    "coco": _detection_curves.coco_points,
-    "11-point": _detection_curves.eleven_points,
-    "area": _detection_curves.area_below,
+    "coco": precision_recall.coco_points,
+    "11-point": precision_recall.eleven_points,
+    "area": precision_recall.area_below,
 }
 
 
@@ -58,15 +58,15 @@ def average_precision(truth: Truth, found: Detections, metric: Metric) -> Statis
         matches = match_coco(truth, found, sizes, kind="boxes")
     else:
         matches = match_voc(truth, found, as_text=True)
-    of_classes = [_detection_curves.curves(match)[0] for match in matches]
+    of_classes = [precision_recall.curves(match)[0] for match in matches]
     rule = _RULES[metric]
 
     def statistic(counts: Floats) -> Floats:
         weights = np.ascontiguousarray(counts.T)
         tables = [
-            np.stack([_detection_curves.average_precision(curve, weights, rule) for curve in curves]).mean(axis=0)
+            np.stack([precision_recall.average_precision(curve, weights, rule) for curve in curves]).mean(axis=0)
             for curves in of_classes
         ]
-        return _detection_curves.mean_over(tables)[:, None]
+        return precision_recall.mean_over(tables)[:, None]
 
     return statistic
