@@ -1,7 +1,8 @@
 """Digest of a user's own Python code: the source files behind it, and the code that is in memory.
 
 Files alone do not tell what runs: a file may have been edited after it was imported, and a class typed into a notebook
-has none. Code in memory alone misses functions that are reached through a module. So both count. Libraries are known by
+has none; a table may have been read from another file. Code in memory alone misses functions that are reached through a
+module. So both count, and all values that the code refers to. Libraries are known by
 their version; the standard library, torch and sslbench itself are left out (`sslbench.identity` says why).
 """
 
@@ -12,13 +13,14 @@ import importlib.util
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 _OWN = Path(__file__).parent
 _LEFT_OUT = {"torch", "sslbench", "builtins"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_SHORT = 64
 
 
 def sha256(things: Iterable[Any]) -> str:
@@ -30,7 +32,8 @@ def sha256(things: Iterable[Any]) -> str:
     found = sorted({_name(thing): _as_code(thing) for thing in things if not is_library(thing)}.items())
     if not found:
         return ""
-    memory = [f"{name} {_in_memory(thing, set())}" for name, thing in found]
+    known = Description()
+    memory = [f"{name} {known.of(thing)}" for name, thing in found]
     files = _files(_module_name(thing) for _, thing in found)
     return hashlib.sha256("\n".join((*memory, *files)).encode()).hexdigest()[:32]
 
@@ -137,29 +140,118 @@ def _imported(content: bytes, name: str, *, is_package: bool) -> Iterator[str]:
             yield from (f"{source}.{alias.name}" for alias in node.names)
 
 
-def _in_memory(thing: Any, seen: set[int]) -> str:
-    """A digest of a function or class as it is in memory, with the functions of the user that it calls by name."""
-    if id(thing) in seen:
-        return ""
-    seen.add(id(thing))
-    parts: list[str] = []
-    if isinstance(thing, functools.partial):
-        parts = [_in_memory(thing.func, seen), *_values([*thing.args, *sorted(thing.keywords.items())], seen)]
-    elif isinstance(thing, type):
-        bases = [base for base in thing.__mro__ if not is_library(base)]
-        for base in bases:
-            for name, value in sorted(vars(base).items(), key=lambda item: item[0]):
-                if name not in ("__module__", "__doc__", "__dict__", "__weakref__"):
-                    parts += [name, *_values([value], seen)]
-    elif (function := _function(thing)) is not None:
-        code = function.__code__
-        parts = [*_code(code), *_values([function.__defaults__, function.__kwdefaults__], seen)]
-        parts += _values([cell.cell_contents for cell in function.__closure__ or () if _filled(cell)], seen)
-        for name in sorted(_names(code)):
-            value = function.__globals__.get(name)
-            if value is not None and not isinstance(value, types.ModuleType):
-                parts += [name, *_values([value], seen)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+class Description:
+    """Digests of values by content: plain ones, containers, arrays, tensors, objects, functions and classes.
+
+    An object is known by what it would be pickled as; one that cannot be pickled (a lock, an open file) by its type.
+    Functions and classes of the user are known by their code and by all values that it refers to: defaults, closures
+    and globals. Those of libraries are known by their name.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing known."""
+        self._known: dict[int, str] = {}
+        self._kept: list[Any] = []  # so that no id is used again
+
+    def of(self, value: Any) -> str:
+        """Return the digest of a value, or its text where that is short.
+
+        Raises:
+            RecursionError: values lie too deep inside each other.
+        """
+        if isinstance(value, _PLAIN):
+            text = repr(value)
+            return text if len(text) < _SHORT else _hashed([text])
+        if id(value) not in self._known:
+            self._kept.append(value)
+            self._known[id(value)] = f"inside {_name(value)}"  # where a value holds itself
+            self._known[id(value)] = _hashed([_name(value), *self._parts(value)])
+        return self._known[id(value)]
+
+    def _parts(self, value: Any) -> Iterator[str]:
+        if isinstance(value, types.ModuleType):
+            return
+        if isinstance(value, functools.partial):
+            yield from map(self.of, (value.func, value.args, value.keywords))
+        elif isinstance(value, type) or _function(value) is not None:
+            if not is_library(_function(value) or value):
+                yield from self._of_code(value)
+            if isinstance(value, types.MethodType):
+                yield self.of(value.__self__)
+        elif (array := _array(value)) is not None:
+            yield f"{value.dtype} {tuple(value.shape)}"
+            yield self.of(array.tolist()) if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
+        elif isinstance(value, Mapping):
+            yield from (self.of(part) for item in value.items() for part in item)
+        elif isinstance(value, list | tuple):
+            yield from map(self.of, value)
+        elif isinstance(value, set | frozenset):
+            yield from sorted(map(self.of, value))
+        else:
+            yield from self._of_object(value)
+
+    def _of_code(self, thing: Any) -> Iterator[str]:
+        if isinstance(thing, type):
+            for base in (base for base in thing.__mro__ if not is_library(base)):
+                for name, value in sorted(vars(base).items(), key=lambda item: item[0]):
+                    if name not in ("__module__", "__doc__", "__dict__", "__weakref__"):
+                        yield from (name, self.of(value))
+        elif (function := _function(thing)) is not None:
+            code = function.__code__
+            yield from _code(code)
+            yield from map(self.of, (function.__defaults__, function.__kwdefaults__))
+            yield from (self.of(cell.cell_contents) for cell in function.__closure__ or () if _filled(cell))
+            names = sorted(_names(code))
+            for name in names:
+                value = function.__globals__.get(name)
+                if isinstance(value, types.ModuleType) and not is_library(value):
+                    own = [key for key in names if key in vars(value)]
+                    yield from (self.of(part) for key in own for part in (key, vars(value)[key]))
+                elif value is not None:
+                    yield from (name, self.of(value))
+
+    def _of_object(self, value: Any) -> Iterator[str]:
+        try:
+            reduced = value.__reduce_ex__(2)
+        except Exception:  # noqa: BLE001 - the user's own code may raise anything
+            return
+        if isinstance(reduced, str):
+            yield reduced
+            return
+        self._kept.append(reduced)
+        _, args, state, items, pairs = (*reduced, *[None] * 5)[:5]
+        yield self.of(args)
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                for key in sorted(part, key=str):
+                    yield from (str(key), self.of(_without_handles(key, part[key])))
+            else:
+                yield self.of(part)
+        yield from map(self.of, items or ())
+        yield from (self.of(part) for pair in pairs or () for part in pair)
+
+
+def _without_handles(name: str, value: Any) -> Any:
+    """The hooks of a torch module without the numbers that torch gives them, which differ from process to process."""
+    hooks = str(name).endswith("_hooks") and isinstance(value, dict) and all(isinstance(key, int) for key in value)
+    return list(value.values()) if hooks else value
+
+
+def _array(value: Any) -> Any:
+    """An array or tensor as a contiguous array of numpy; None for anything else."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        try:
+            return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        except (RuntimeError, TypeError):  # sparse, quantised, on meta
+            return None
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        return numpy.ascontiguousarray(value)
+    return None
+
+
+def _hashed(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def _function(thing: Any) -> types.FunctionType | None:
@@ -173,20 +265,6 @@ def _function(thing: Any) -> types.FunctionType | None:
     elif isinstance(thing, functools._lru_cache_wrapper):
         thing = thing.__wrapped__
     return thing if isinstance(thing, types.FunctionType) else None
-
-
-def _values(values: Iterable[Any], seen: set[int]) -> Iterator[str]:
-    """Text of plain values and digests of the user's functions and classes; other things by their type."""
-    for value in values:
-        if isinstance(value, _PLAIN):
-            yield repr(value)
-        elif isinstance(value, tuple | list | dict):
-            inner = value.items() if isinstance(value, dict) else value
-            yield "..." if id(value) in seen else f"({', '.join(_values(inner, seen | {id(value)}))})"
-        elif isinstance(value, type | functools.partial) or _function(value) is not None:
-            yield _name(value) if is_library(_function(value) or value) else _in_memory(value, seen)
-        else:
-            yield _name(value)
 
 
 def _code(code: types.CodeType) -> Iterator[str]:

@@ -6,8 +6,6 @@ Two modules may share every tensor and still compute different things: ReLU or T
 
 import contextlib
 import copy
-import enum
-import functools
 import hashlib
 import json
 import logging
@@ -22,7 +20,6 @@ from torch import Tensor, nn
 
 from sslbench import user_code
 from sslbench.preprocessing import Preprocessing
-from sslbench.weights.fill import tensors_sha256
 
 log = logging.getLogger("sslbench")
 
@@ -30,7 +27,6 @@ PROBE_SIDE = 224  # when the preprocessing fixes no size
 UNKNOWN = "unknown"
 """Key of an identity that cannot be known: its value is new each time, so nothing is found again."""
 
-_DEPTH = 12  # of objects inside objects; deeper ones are known by their type
 _OF_TORCH = frozenset(vars(nn.Module()))
 _DOUBLE_UP_TO = 300_000_000  # numbers in the module; a copy in double precision takes 8 bytes for each
 
@@ -58,17 +54,20 @@ def identify(module: nn.Module, preprocessing: Preprocessing, name: str) -> dict
     """
     parts = list(module.modules())
     try:
-        outputs = _outputs(module, probe_images(preprocessing))
+        outputs, reason = _outputs(module, probe_images(preprocessing, 2))
     except Exception as error:  # noqa: BLE001 - a user's forward may raise anything
         reason = f"it fails on noise of the size of its images ({type(error).__name__}: {' '.join(str(error).split())})"
         return _unknown(name, reason[:300])
-    if outputs is None:
-        return _unknown(name, "it gives other features for the same image each time")
-    structure = [[path, _name(type(part)), *_state(part)] for path, part in module.named_modules()]
+    if reason:
+        return _unknown(name, reason)
+    try:
+        structure = user_code.Description().of([[path, *_state(part)] for path, part in module.named_modules()])
+    except RecursionError:
+        return _unknown(name, "its attributes lie too deep inside each other to be compared")
     return {
         **user_code.library_versions(parts),
         "source": user_code.sha256(parts) or "libraries",
-        "structure": _digest(structure),
+        "structure": structure,
         "probe": outputs,
     }
 
@@ -82,14 +81,10 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def _state(part: nn.Module) -> list[Any]:
     """Everything of one module that the hash of the weights does not know, but its parts.
 
-    Attributes, buffers that a state dict leaves out, and hooks, which may change what comes out.
+    Its class, attributes, buffers that a state dict leaves out, and hooks, which may change what comes out.
     """
     own: dict[str, Any] = {key: value for key, value in vars(part).items() if key not in _OF_TORCH}
     if isinstance(part, torch.jit.ScriptModule):
@@ -97,59 +92,46 @@ def _state(part: nn.Module) -> list[Any]:
     left_out = getattr(part, "_non_persistent_buffers_set", ())
     own |= {name: buffer for name, buffer in part.named_buffers(recurse=False) if name in left_out}
     hooks = [*part._forward_pre_hooks.values(), *part._forward_hooks.values()]
-    return [_described(own, (), _DEPTH), _described(hooks, (), _DEPTH)]
+    return [type(part), sorted(own.items()), hooks]
 
 
-def _described(value: Any, around: tuple[int, ...], depth: int) -> Any:
-    """A value as JSON: plain ones as they are, tensors and code by digests, objects by their attributes."""
-    if value is None or isinstance(value, bool | int | float | str | bytes | complex):
-        return repr(value)
-    if isinstance(value, enum.Enum | torch.dtype | torch.device | torch.Size | slice | range):
-        return str(value)
-    if isinstance(value, Tensor):
-        return tensors_sha256({"": value.detach()})
-    if isinstance(value, np.ndarray | np.generic):
-        array = np.ascontiguousarray(value)
-        return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
-    if id(value) in around or not depth:
-        return _name(type(value))
-    inside, less = (*around, id(value)), depth - 1
-    if isinstance(value, Mapping):
-        items = [[_described(k, inside, less), _described(v, inside, less)] for k, v in value.items()]
-        return [_name(type(value)), sorted(items, key=json.dumps)]
-    if isinstance(value, list | tuple):
-        return [type(value).__name__, *(_described(item, inside, less) for item in value)]
-    if isinstance(value, set | frozenset):
-        return ["set", *sorted((_described(item, inside, less) for item in value), key=json.dumps)]
-    if callable(value):
-        return _code_of(value, inside, less)
-    attributes = getattr(value, "__dict__", {})
-    return [_name(type(value)), _described(dict(attributes), inside, less) if attributes else ""]
-
-
-def _code_of(value: Any, around: tuple[int, ...], depth: int) -> Any:
-    """A function, class or callable object; that of a library by its name."""
-    if isinstance(value, functools.partial):
-        return ["partial", *(_described(part, around, depth) for part in (value.func, value.args, value.keywords))]
-    if isinstance(value, nn.Module):  # in a list or another object, where torch does not know of it
-        parts = value.named_modules()
-        return [[path, _name(type(part)), _described(dict(vars(part)), around, depth)] for path, part in parts]
-    attributes = {} if isinstance(value, type) else dict(getattr(value, "__dict__", {}))
-    name = getattr(value, "__qualname__", _name(type(value)))
-    return [name, user_code.sha256([value]), _described(attributes, around, depth) if attributes else ""]
-
-
-def _outputs(module: nn.Module, images: Tensor) -> str | None:
-    """A digest of what every part of the module gives on the images; None if two passes differ.
+def _outputs(module: nn.Module, images: Tensor) -> tuple[str, str]:
+    """A digest of what every part of the module gives on the first image, and why that says nothing, else ''.
 
     In double precision, rounded: the number of threads and the kind of processor must not show. A module that does not
     run in double precision runs in its own.
     """
-    with _random_states_kept():
+    with _random_states_kept(), torch.no_grad():
         if sum(tensor.numel() for tensor in module.parameters()) <= _DOUBLE_UP_TO:
             with contextlib.suppress(Exception):  # tried again in its own precision, whose error is reported
-                return _two_passes(copy.deepcopy(module).double(), images.double(), 8)
-        return _two_passes(copy.deepcopy(module), images, 4)
+                return _three_passes(copy.deepcopy(module).double(), images.double(), 8)
+        return _three_passes(copy.deepcopy(module), images, 4)
+
+
+def _three_passes(module: nn.Module, images: Tensor, digits: int) -> tuple[str, str]:
+    """Passes on one copy: two with other random numbers, so that dropout and counters show, and one on both images."""
+    module.eval()
+    first, second = (_one_pass(module, images[:1], digits, seed) for seed in (1, 2))
+    if first != second:
+        return first, "it gives other features for the same image each time"
+    if _depends_on_batch(module, images):
+        return first, "its features of an image depend on the other images of the batch"
+    return first, ""
+
+
+def _depends_on_batch(module: nn.Module, images: Tensor) -> bool:
+    """Whether the first image has other features beside the second, as statistics of the batch give."""
+    alone, beside = (list(_tensors(module(batch))) for batch in (images[:1], images))
+    return any(
+        one.ndim and len(one) == 1 and len(two) == 2 and one.shape[1:] == two.shape[1:] and not _close(one[0], two[0])
+        for one, two in zip(alone, beside, strict=False)
+    )
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Whether two differ by no more than rounding does, of half precision too."""
+    a, b = one.to(torch.float64), other.to(torch.float64)
+    return bool((a - b).abs().max() <= 0.02 * a.abs().max())
 
 
 def _two_passes(module: nn.Module, images: Tensor, digits: int) -> str | None:
@@ -168,7 +150,7 @@ def _one_pass(module: nn.Module, images: Tensor, digits: int, seed: int) -> str:
     def note(path: str, output: Any) -> None:
         seen.append([path, *(_summary(tensor, digits) for tensor in _tensors(output))])
 
-    with contextlib.ExitStack() as stack, torch.no_grad():
+    with contextlib.ExitStack() as stack:
         for path, part in module.named_modules():
             if not isinstance(part, torch.jit.ScriptModule):
                 hook = part.register_forward_hook(lambda _, __, output, path=path: note(path, output))

@@ -102,6 +102,51 @@ class TestModulesInMemory:
         found = [from_module("net", Scaled(f).eval(), Preprocessing((8, 8), None)).identity for f in (1, 2, 1)]
         assert found[0] == found[2] and found[0]["structure"] != found[1]["structure"]
 
+    @pytest.mark.parametrize("way", ["closure", "default", "hook", "global", "class", "slots", "deep", "order"])
+    def test_values_that_code_refers_to_count(self, way):
+        """The limit is far from what the probe reaches, so that its outputs are equal."""
+
+        class Slots:
+            __slots__ = ("limit",)
+
+            def __init__(self, limit):
+                self.limit = limit
+
+        def made(limit):
+            limit = torch.tensor(limit)
+            net = nn.Sequential(nn.Flatten(), nn.Identity())
+            here = {"limit": limit, "__name__": "__main__"}
+            if way == "closure":
+                net[1].forward = lambda x: x.where(x < limit, 0)
+            elif way == "default":
+                net[1].forward = lambda x, limit=limit: x.where(x < limit, 0)
+            elif way == "hook":
+                net[1].register_forward_hook(lambda part, x, y: y.where(y < limit, 0))
+            elif way == "global":
+                exec("def forward(x): return x.where(x < limit, 0)", here)  # noqa: S102 - as a notebook does
+                net[1].forward = here["forward"]
+            elif way == "class":
+                net[1] = type("Limited", (nn.Module,), {"limit": limit, "forward": lambda self, x: x})()
+            elif way == "slots":
+                net[1].own = Slots(limit)
+            elif way == "deep":
+                value = limit
+                for _ in range(40):
+                    value = [value]
+                net[1].own = value
+            else:
+                net[1].own = {"a": 1, "b": 2} if limit < 101 else {"b": 2, "a": 1}
+            return net.eval()
+
+        found = [from_module("net", made(limit), Preprocessing((8, 8), None)).identity for limit in (100, 101, 100)]
+        assert found[0] == found[2] != found[1]
+        assert found[0]["probe"] == found[1]["probe"], "the probe alone would not tell them apart"
+
+    def test_features_that_depend_on_the_batch_are_not_kept(self, caplog):
+        net = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten())
+        assert not from_module("net", net.eval(), Preprocessing((8, 8), None)).known
+        assert "depend on the other images of the batch" in caplog.text
+
     def test_features_that_differ_each_time_are_not_kept(self, photos, caplog):
         class Random(nn.Module):
             def forward(self, x):
