@@ -131,7 +131,7 @@ def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:
         return LayerFeatures(path.name, {layer: entry.read(layer) for layer in names}, ids)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, OverflowError, EOFError) as error:
         raise UsageError(f"{path} cannot be read as a numpy array: {error}") from error
     if not isinstance(array, np.ndarray) or array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
         raise UsageError(f"{path}: should be one float array (N, D)")

@@ -60,7 +60,7 @@ class Entry:
         path = self.layer_file(layer)
         try:
             features: npt.NDArray[np.floating] = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, OverflowError, EOFError) as error:
             raise StoreError(f"{path} cannot be read: {error}", f"Delete the folder {self.folder}.") from error
         rows = self.meta().get("rows")
         if features.ndim != 2 or len(features) != rows:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def failures(
                 said = " | ".join(outcome.err.strip().splitlines()[-2:])[-300:]
                 found.append(f"{name}: {wrong}: {said}")
                 break
+        subprocess.run(["rm", "-rf", str(place)], check=True)  # folders deeper than Python's own way can remove
     return found
 
 
