@@ -37,7 +37,9 @@ def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
     groups: dict[str, dict[str, Entry]] = {}
     for entry in (Entry(file.parent) for file in entries):
         meta = entry.meta()
-        key = dict(meta.get("key", {}))
+        if not isinstance(meta.get("key"), dict):
+            continue  # damaged
+        key = dict(meta["key"])
         images = key.pop("images", None)
         if images in wanted and not meta.get("left_out"):
             for layer in entry.layers():
