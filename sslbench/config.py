@@ -221,12 +221,10 @@ def _convert_plain(value: Any, kind: Any, where: str) -> Any:
     if kind in (None, type(None)):
         if value is None:
             return None
-    elif kind is float and type(value) in (int, float):
-        return float(value)
-    elif kind is float and isinstance(value, str):
+    elif kind is float and type(value) in (int, float, str):
         try:
             return float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise _wrong(value, kind, where) from None
     elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value

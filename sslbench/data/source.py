@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.wording import printable
+
 LabelKind = Literal["single", "multi", "value", "none"]
 
 ORIGIN = "origin"
@@ -31,6 +33,9 @@ class Labels:
     classes: tuple[str, ...]
     values: npt.NDArray[Any]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", _printable(self.classes))
+
     def __len__(self) -> int:
         return len(self.values)
 
@@ -49,6 +54,15 @@ class Labels:
             return ";".join(repr(float(value)) for value in self.values[index])
         row = self.values[index]
         return ";".join(("?" if v < 0 else "") + c for c, v in zip(self.classes, row, strict=True) if v != 0)
+
+
+def _printable(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return texts that can be written as UTF-8; those of JSON may hold half a character."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return tuple(map(printable, texts))
+    return texts
 
 
 class Images(Protocol):
@@ -110,6 +124,8 @@ class Source:
         for name, column in self.attributes.items():
             if len(column) != len(self.ids):
                 raise ValueError(f"{len(self.ids)} ids, {len(column)} values of the attribute '{name}'")
+        attributes = {_printable((name,))[0]: _printable(column) for name, column in self.attributes.items()}
+        object.__setattr__(self, "attributes", attributes)
         if self.grouped_by and self.grouped_by not in self.attributes:
             raise ValueError(f"grouped by '{self.grouped_by}', which is none of the attributes")
 

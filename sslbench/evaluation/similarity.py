@@ -18,6 +18,7 @@ from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.prepare import for_request, load
 from sslbench.evaluation.request import Request, RunSettings
+from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.extract import extract
 from sslbench.features.store import Entry
 from sslbench.metrics.similarity import cka_matrix
@@ -131,7 +132,7 @@ def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:
         return LayerFeatures(path.name, {layer: entry.read(layer) for layer in names}, ids)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, *UNREADABLE_HEADER) as error:
         raise UsageError(f"{path} cannot be read as a numpy array: {error}") from error
     if not isinstance(array, np.ndarray) or array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
         raise UsageError(f"{path}: should be one float array (N, D)")

@@ -1,12 +1,16 @@
 """Features in memory (or memory-mapped), with the labels that protocols score them against."""
 
 import dataclasses
+import tokenize
 from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.source import Labels
+
+UNREADABLE_HEADER = (ValueError, OverflowError, EOFError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError)
+"""Errors of numpy about a damaged .npy header, which it parses as Python."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sslbench.data.labels import no_labels, single_labels
 from sslbench.data.source import Labels
 from sslbench.data.splits import holdout
 from sslbench.errors import DataError, UsageError
-from sslbench.features.array import Features
+from sslbench.features.array import UNREADABLE_HEADER, Features
 from sslbench.names import did_you_mean
 
 
@@ -135,7 +135,7 @@ def _read_array(path: Path) -> npt.NDArray[np.floating]:
         content = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
         if not isinstance(content, np.ndarray):
             content = content[_key_of_features(path, list(content.keys()))]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
         raise UsageError(f"{path} cannot be read as a numpy array: {error}") from error
     if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
         raise UsageError(f"{path}: should be a float array (N, D), is {content.dtype} {content.shape}")

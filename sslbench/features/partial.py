@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.errors import StoreError
+from sslbench.features.array import UNREADABLE_HEADER
 
 Indices = npt.NDArray[np.int64]
 
@@ -84,7 +85,10 @@ class PartialLayer:
         return self._records()["state"]
 
     def verify(self, indices: Indices) -> int:
-        """Make those rows pending that are marked as done and are not what was written; return how many.
+        """Make those rows pending that are marked as done and are not what was written, or have no known state.
+
+        Returns:
+            How many there were.
 
         Raises:
             StoreError: the files cannot be read or written.
@@ -95,7 +99,8 @@ class PartialLayer:
             block[[zlib.crc32(row) != known for row, known in zip(rows, records["checksum"][block], strict=True)]]
             for block, rows in self._blocks(done)
         ]
-        lost = np.concatenate([np.zeros(0, dtype=np.int64), *damaged])
+        unknown = indices[~np.isin(records["state"][indices], (PENDING, DONE, UNREADABLE))]
+        lost = np.concatenate([unknown, *damaged])
         if len(lost):
             self.reset(lost)
         return len(lost)
@@ -189,7 +194,7 @@ def opened(complete: Path, rows: int, dtype: np.dtype[np.floating]) -> PartialLa
             shape, fortran, stored = np.lib.format.read_array_header_1_0(file)
             start, size = file.tell(), os.fstat(file.fileno()).st_size
         marks = progress_file(complete).stat().st_size
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, *UNREADABLE_HEADER):
         return None
     fits = len(shape) == 2 and shape[0] == rows and stored == dtype and not fortran
     if not fits or size != start + rows * shape[1] * dtype.itemsize or marks != rows * RECORD.itemsize:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import StoreError
+from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.partial import naming
 from sslbench.identity import FeatureKey, digest
 
@@ -61,11 +62,14 @@ class Entry:
         path = self.layer_file(layer)
         try:
             features: npt.NDArray[np.floating] = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, *UNREADABLE_HEADER) as error:
             raise StoreError(f"{path} cannot be read: {error}", f"Delete the folder {self.folder}.") from error
         rows = self.meta().get("rows")
         if features.ndim != 2 or len(features) != rows:
             problem = f"{path} holds an array of shape {features.shape}, its index.csv should have {rows} rows"
+            raise StoreError(problem, f"Delete the folder {self.folder}.")
+        if features.dtype not in (np.dtype(np.float32), np.dtype(np.float16)):
+            problem = f"{path} holds {features.dtype.str}, not float32 or float16"
             raise StoreError(problem, f"Delete the folder {self.folder}.")
         return features
 
@@ -79,12 +83,12 @@ class Entry:
         return read_csv(self.folder / SKIPPED) or former
 
     def meta(self) -> dict[str, Any]:
-        """What meta.json says; empty if there is none."""
+        """The content of meta.json; empty if there is none, or it is damaged."""
         try:
-            content: dict[str, Any] = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            content = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             return {}
-        return content
+        return content if isinstance(content, dict) else {}
 
 
 def open_entry(root: Path, key: FeatureKey, source: Source, backbone_name: str) -> Entry:
@@ -181,12 +185,15 @@ def what_changed(root: Path, key: FeatureKey, source: Source) -> str | None:
     """
     best: tuple[int, Entry, dict[str, Any]] | None = None
     wanted = json.loads(json.dumps(dataclasses.asdict(key), default=str))
+    mappings = [part for part, value in wanted.items() if isinstance(value, dict)]
     for meta_file in root.glob("*/meta.json"):
         entry = Entry(meta_file.parent)
-        stored = entry.meta().get("key", {})
+        stored = entry.meta().get("key")
+        if not isinstance(stored, dict) or not all(isinstance(stored.get(part), dict) for part in mappings):
+            continue  # damaged
         same = sum(stored.get(part) == value for part, value in wanted.items())
         same_data = stored.get("images") == wanted["images"] or entry.meta().get("data") == source.name
-        same_network = stored.get("backbone", {}).get("name") == wanted["backbone"]["name"]
+        same_network = stored["backbone"].get("name") == wanted["backbone"]["name"]
         if same_data and same_network and (best is None or same > best[0]):
             best = (same, entry, stored)
     if best is None:
@@ -303,7 +310,9 @@ def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
     groups: dict[str, dict[str, Entry]] = {}
     for entry in (Entry(file.parent) for file in entries):
         meta = entry.meta()
-        key = dict(meta.get("key", {}))
+        if not isinstance(meta.get("key"), dict):
+            continue  # damaged
+        key = dict(meta["key"])
         images = key.pop("images", None)
         if images in wanted and not meta.get("left_out"):
             for layer in entry.layers():

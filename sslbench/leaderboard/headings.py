@@ -143,9 +143,10 @@ def preprocessing_text(values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else _short(value)
+    return f"{value:g}" if isinstance(value, float) else _short(value)
 
 
 def _size(size: Any) -> str:
     pair = list(size) if isinstance(size, list | tuple) else [size]
-    return "x".join(str(side) for side in (pair[:1] if len(set(pair)) == 1 else pair))
+    sides = [_short(side) for side in pair]
+    return "x".join(sides[:1] if len(set(sides)) == 1 else sides)

@@ -35,11 +35,14 @@ class Outcome:
 
     @property
     def is_clear(self) -> bool:
-        """Exit code 0, 1 or 2 and no traceback; after an error at least one line."""
-        return self.code in (0, 1, 2) and "Traceback" not in self.err and (self.code == 0 or bool(self.err.strip()))
+        """Exit code 0, 1 or 2 and no traceback; after an error at least one line, which check-data has in its report."""
+        said = self.code == 0 or bool((self.err + self.out).strip())
+        return self.code in (0, 1, 2) and "Traceback" not in self.err and said
 
 
-def run(words: Sequence[str], folder: Path, *, seconds: float = SECONDS, memory: int = BYTES) -> Outcome:
+def run(
+    words: Sequence[str], folder: Path, *, seconds: float = SECONDS, memory: int = BYTES, largest: int | None = None
+) -> Outcome:
     """Run `sslbench WORDS` in a fork of this process, which has imported everything heavy already.
 
     Args:
@@ -47,19 +50,20 @@ def run(words: Sequence[str], folder: Path, *, seconds: float = SECONDS, memory:
         folder: current folder of the child; also of its caches, so that cases do not meet.
         seconds: after which the child is killed.
         memory: address space that the child may add to the parent's, in bytes.
+        largest: size in bytes that no file of the child may exceed, which is a full disk for whoever writes one.
     """
     out, err = folder / ".stdout", folder / ".stderr"
     began = time.monotonic()
     process = os.fork()
     if process == 0:
-        _become(words, folder, out, err, memory)
+        _become(words, folder, out, err, memory, largest)
     code = _wait(process, began + seconds)
     taken = time.monotonic() - began
     modules = (folder / ".modules").read_text().split() if (folder / ".modules").is_file() else ()
     return Outcome(code, out.read_text(errors="replace"), err.read_text(errors="replace"), taken, tuple(modules))
 
 
-def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: int) -> None:
+def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: int, largest: int | None) -> None:
     """Never returns: pytest's own exit handlers must not run in the child."""
     code = 70
     try:
@@ -76,6 +80,8 @@ def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: in
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         from sslbench.cli.main import main
 
+        if largest is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
         try:
             main(list(words))
         except SystemExit as stop:
@@ -86,7 +92,8 @@ def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: in
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
-            (folder / ".modules").write_text("\n".join(sys.modules))
+            if largest is None:
+                (folder / ".modules").write_text("\n".join(sys.modules))
         os._exit(code)
 
 

@@ -2,18 +2,16 @@
 
 import io
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from hostile.campaign import Case
 from PIL import Image
 
-Case = tuple[str, Callable[[Path], list[str]]]
-"""A name, and a function that writes files into an empty folder and returns the words of the command."""
-
 PIXELS = ("eval", "knn", "--weights", "pixels", "--no-floors", "workers=0", "k=1")
-DIGITS = ("show",)
 
 
 def picture(value: int = 0, size: int = 8) -> bytes:
@@ -114,8 +112,6 @@ def yaml_cases(seed: int = 0, n: int = 0) -> Iterator[Case]:
 
 def _role(path: str, content: bytes, *words: str) -> Callable[[Path], list[str]]:
     def write(folder: Path) -> list[str]:
-        import os
-
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)

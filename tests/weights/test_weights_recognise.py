@@ -179,3 +179,9 @@ def test_the_backbones_names_decide_between_formats(tmp_path, own_tables):
 )
 def test_common_prefix_is_of_whole_segments(keys, prefix):
     assert common_prefix(keys) == prefix
+
+
+def test_more_tensors_than_any_network_has_are_refused_at_once(tmp_path):
+    crowd = {f"a.{i}": torch.zeros(0) for i in range(10_001)}
+    with pytest.raises(WeightsError, match=r"w\.pth: 10,001 tensors in one dict, more than any network has"):
+        recognise(file(tmp_path, {"state_dict": crowd}))

@@ -106,6 +106,9 @@ def common_prefix(keys: Iterable[str]) -> str:
 # Buffers that torch < 0.4.1 did not write, and that other tools drop: the only tensors that may be missing.
 OPTIONAL_LEAF = "num_batches_tracked"
 
+MAX_TENSORS = 10_000
+"""More are refused: every format would be tried on each of them, for minutes. A ViT-G with its heads has 1,000."""
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -183,6 +186,9 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
         UsageError: there is no such format.
     """
     tables = [table for name in ([format] if format else names.list_names("format")) for table in load_networks(name)]
+    for where in {where for table in tables for where in table.file.state_dict}:
+        if (n := len(tensors_at(file.content, where))) > MAX_TENSORS:
+            raise WeightsError(f"{file.path}: {n:,} tensors in one dict, more than any network has ({MAX_TENSORS:,})")
     marked = [table for table in tables if _has_marker(table, file)]
     quarrels: list[str] = []
     claims: list[_Reading] = []

@@ -1,5 +1,6 @@
 """Table (.csv, .tsv, .parquet, .json, .txt): a row per image: path, label (`cat`, `cat;dog`) or 0/1 columns."""
 
+import collections
 import csv
 import dataclasses
 from collections.abc import Sequence
@@ -184,7 +185,7 @@ def _read_text(path: Path) -> Table:
     if not rows:
         raise DataError(f"{path} is empty", "Its first line should be a header such as: path,label")
     names = [name.strip() for name in rows[0][1]]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, times in collections.Counter(names).items() if times > 1)
     if twice:
         raise DataError(f"{path}: the header has the column '{twice[0]}' twice")
     lines = [line for line, _ in rows[1:]]
