@@ -17,7 +17,7 @@ from sslbench.errors import UsageError
 from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.precision import in_float32, unit_length
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -82,7 +82,7 @@ class Method(method.Method):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Queries from the first view, keys from the second."""
-        query = functional.normalize(self.head(self.backbone(batch.views[0])).float(), dim=1)
+        query = unit_length(self.head(self.backbone(batch.views[0])))
         key = self._keys(batch.views[1])
         self._new_keys.append(key)
         return Loss(info_nce(query, key, self.queue, self.config.temperature), query.detach())
@@ -103,7 +103,7 @@ class Method(method.Method):
         return keys[order.argsort().view(self.world, -1)[rank()]]
 
     def _key_network(self, images: Tensor) -> Tensor:
-        return functional.normalize(self.key_head(self.key_backbone(images)).float(), dim=1)
+        return unit_length(self.key_head(self.key_backbone(images)))
 
     @torch.no_grad()
     def after_update(self, step: Step) -> None:

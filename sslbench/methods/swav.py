@@ -17,7 +17,7 @@ from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_view_pairs
 from sslbench.methods._parts.crops import encode
 from sslbench.methods._parts.heads import Prototypes, mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.precision import in_float32, unit_length
 from sslbench.methods._parts.sinkhorn import sinkhorn
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
@@ -105,7 +105,7 @@ class Method(method.Method):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Swapped prediction, averaged over the sets of prototypes."""
         features = torch.cat(encode(self.backbone, batch.views))
-        embeddings = functional.normalize(self.head(features).float(), dim=1)
+        embeddings = unit_length(self.head(features))
         queued = self._queued_scores(embeddings, step)
         terms = []
         for head, scores in enumerate(self._scores(embeddings)):

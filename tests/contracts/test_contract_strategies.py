@@ -2,9 +2,14 @@
 
 The three strategies compute the same, so they have to end with the same weights; where a loss is a mean over images (or
 over those of all processes) and no BatchNorm is in the way, one process has to end there too.
+
+Numbers are float64: small networks with BatchNorm turn differences of rounding into ones a thousand times as large.
+Not the full product, which takes ten minutes: what acts between the backward pass and the update (`together`) is tried
+in one run. Zero is not compiled, as it changes the optimizer only.
 """
 
 import contextlib
+import dataclasses
 import functools
 import sys
 from pathlib import Path
@@ -39,13 +44,20 @@ UPDATES, IMAGES = 3, 16
 STRATEGIES = {"ddp": {}, "fsdp": {"strategy": "fsdp"}, "zero": {"zero": True}}
 OPTIONS = {
     "plain": {},
-    "ema": {"ema": 0.5},
-    "accumulate": {"accumulate": 2},
+    "together": {
+        "ema": 0.5,
+        "accumulate": 2,
+        "clip_norm": 0.1,
+        "optimizer": {"name": "lars", "lr": 0.05, "lr_scaling": "none", "trust_coefficient": 0.02},
+    },
+    "bf16": {"precision": "bf16", "channels_last": False},  # fsdp has it off, and other kernels round otherwise
     "compile": {"compile": True},
-    "bf16": {"precision": "bf16"},
-    "lars": {"optimizer": {"name": "lars", "lr": 0.05, "trust_coefficient": 0.02}},
-    "clip": {"clip_norm": 0.1},
 }
+CELLS = [(s, o) for s in STRATEGIES for o in OPTIONS if (s, o) != ("zero", "compile")]
+ALONE = {"ema": {"ema": 0.5}, "accumulate": {"accumulate": 2}, "clip": {"clip_norm": 0.1}}
+"""Options of `together`, one by one, of ddp: each does what it should, and nothing more."""
+SECONDS = 1800
+"""Two processes that take longer hang; idle, a method takes less than 20 s."""
 
 
 def sizes_of(method):
@@ -54,7 +66,7 @@ def sizes_of(method):
 
 
 def batches(sizes):
-    """The same images in every process and strategy, in float32; each process takes its part."""
+    """The same images in every process and strategy; each process takes its part."""
     generator = torch.Generator().manual_seed(0)
     share = IMAGES // world_size()
     rows = slice(rank() * share, (rank() + 1) * share)
@@ -72,7 +84,10 @@ def batches(sizes):
 
 
 def trained(method, backbone, changes):
-    """Losses, weights and average after a few updates, and the state."""
+    """Losses, weights and average after a few updates, and the state.
+
+    Under autocast one update is all that strategies have in common: later ones round other activations.
+    """
     own, augment, _ = runs.METHODS[method]
     values = {
         "method": {"name": method, **own},
@@ -84,10 +99,11 @@ def trained(method, backbone, changes):
         **changes,
     }
     settings = build_dataclass(PretrainSettings, values, "test")
+    updates = UPDATES if settings.precision == "fp32" else 1
     state = start(settings, backbone, seed=0)
     schedule = schedules.constant(settings.optimizer.lr)
     plan = Plan(
-        steps=UPDATES,
+        steps=updates,
         per_epoch=2,
         lr=schedule,
         peak_lr=settings.optimizer.lr,
@@ -117,7 +133,7 @@ def trained(method, backbone, changes):
         failed=lambda raw, value, index: Path("never"),
     )
     again = start(settings, backbone, seed=1)
-    states.from_checkpoint(again, {**from_first(lambda: kept), "step": UPDATES})
+    states.from_checkpoint(again, {**from_first(lambda: kept), "step": updates})
     found = {
         "losses": [line.loss for line in lines],
         "weights": arrays(state.method),
@@ -130,29 +146,37 @@ def trained(method, backbone, changes):
 def start(settings, backbone, *, seed):
     network = build(backbone, seed=seed).module
     network.requires_grad_(True).train()
-    method = settings.method["name"]
-    accept_sizes(network, sizes_of(method), name=backbone)
+    sizes = sizes_of(settings.method["name"])
+    accept_sizes(network, sizes, name=backbone)
     passes = IMAGES // world_size() // settings.accumulate
     dim = feature_dim(network, 32)
-    setup = Setup(dim, sizes_of(method), passes, IMAGES, world_size(), 96, 4, UPDATES, 2, backbone)
-    return make_state(make_method(network, settings.method, setup, seed=seed), settings, torch.device("cpu"))
+    setup = Setup(dim, sizes, passes, IMAGES, world_size(), 96, 4, UPDATES, 2, backbone)
+    method = make_method(network, settings.method, setup, seed=seed)
+    if settings.precision == "fp32":
+        method.double().forward = functools.partial(loss_of_doubles, method)
+    return make_state(method, settings, torch.device("cpu"))
+
+
+def loss_of_doubles(method, batch, step):
+    return method.loss(dataclasses.replace(batch, views=tuple(view.double() for view in batch.views)), step)
 
 
 def arrays(module):
-    return {name: tensor.float().numpy() for name, tensor in module_state(module).items()}
+    return {name: tensor.numpy().copy() for name, tensor in module_state(module).items()}
 
 
 def under_every_strategy(number, method):
     """What each strategy and option ends with, in one of two processes."""
     torch.set_num_threads(1)
+    cells = {(strategy, option): {**STRATEGIES[strategy], **OPTIONS[option]} for strategy, option in CELLS}
+    cells |= {("ddp", option): changes for option, changes in ALONE.items()}
     found = {}
-    for strategy, chosen in STRATEGIES.items():
-        for option, changes in OPTIONS.items():
-            with eager_backend():
-                outcome, state = trained(method, BACKBONES[method], {**chosen, **changes})
-                if option == "compile":
-                    outcome["outside"] = outside_compiled(state, sizes_of(method))
-            found[strategy, option] = outcome
+    for cell, changes in cells.items():
+        with eager_backend():
+            outcome, state = trained(method, BACKBONES[method], changes)
+            if "compile" in cell:
+                outcome["outside"] = outside_compiled(state, sizes_of(method))
+        found[cell] = outcome
     return found
 
 
@@ -173,8 +197,10 @@ def outside_compiled(state, sizes):
     """Layers of networks in a forward pass, and how many of them ran outside what was compiled."""
     raw = next(batches(sizes))
     batch = Batch(tuple(normalise(view, Preprocessing()) for view in raw.views), raw.labels, raw.indices)
+    step = Step(UPDATES - 1, UPDATES, 2)
+    state.model(batch, step)  # what is compiled again here shows its layers outside while that is going on
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        state.model(batch, Step(UPDATES - 1, UPDATES, 2))
+        state.model(batch, step)
     layers = [event for event in profile.events() if event.name in ("aten::conv2d", "aten::linear")]
     return len(layers), sum(not compiled(event) for event in layers)
 
@@ -192,31 +218,31 @@ BACKBONES = {name: VIT if backbone == runs.VIT else RESNET for name, (_, _, back
 
 @pytest.mark.parametrize("method", sorted(runs.METHODS))
 def test_every_strategy_and_option_trains_the_same_network(method):
-    first, second = two_processes.run(under_every_strategy, method, seconds=400)
+    first, second = two_processes.run(under_every_strategy, method, seconds=SECONDS)
     for (strategy, option), found in first.items():
         name = f"{strategy}, {option}"
         assert np.isfinite(found["losses"]).all(), name
         close(found["weights"], second[strategy, option]["weights"], f"{name}: the two processes", 0, statistics=False)
         close(found["weights"], found["restored"], f"{name}: from the checkpoint", 0)
         expected = first["ddp", option]
-        tolerance = 2e-2 if option == "bf16" else 1e-4
+        tolerance = 1e-5 if option == "bf16" else 1e-6
         np.testing.assert_allclose(found["losses"], expected["losses"], rtol=tolerance, err_msg=name)
         close(found["weights"], expected["weights"], name, tolerance)
         close(found["average"], expected["average"], name, tolerance)
-    for strategy in STRATEGIES:
-        plain = first[strategy, "plain"]
-        close(first[strategy, "ema"]["weights"], plain["weights"], "an average changes nothing", 0)
-        own = {k.removeprefix("backbone."): v for k, v in plain["weights"].items() if k.startswith("backbone.")}
-        average = first[strategy, "ema"]["average"]
-        assert average.keys() == own.keys()
-        assert any((average[name] != own[name]).any() for name in own)
-        close(first[strategy, "compile"]["weights"], plain["weights"], "compiled", 1e-4)
-        layers, outside = first[strategy, "compile"]["outside"]
-        assert layers > 0 and outside == 0, f"{strategy}: {outside} of {layers} layers are not compiled"
-        for option in ("bf16", "lars", "clip"):
-            assert first[strategy, option]["weights"].keys() == plain["weights"].keys()
-            changed = first[strategy, option]["weights"]
-            assert any((changed[name] != plain["weights"][name]).any() for name in changed), option
+        plain = first[strategy, "plain"]["weights"]
+        assert found["weights"].keys() == plain.keys()
+        if option == "ema":
+            close(found["weights"], plain, "an average changes nothing", 0)
+        elif option == "compile":
+            close(found["weights"], plain, name, 1e-6)
+            layers, outside = found["outside"]
+            assert layers > 0 and outside == 0, f"{name}: {outside} of {layers} layers are not compiled"
+        elif option not in ("plain", "accumulate"):
+            assert any((found["weights"][key] != plain[key]).any() for key in plain), f"{name} changes nothing"
+        if option in ("ema", "together"):
+            own = {k.removeprefix("backbone."): v for k, v in found["weights"].items() if k.startswith("backbone.")}
+            assert found["average"].keys() == own.keys()
+            assert any((found["average"][key] != own[key]).any() for key in own)
 
 
 def close(found, expected, what, tolerance, *, statistics=True):
@@ -238,13 +264,13 @@ ONE_PROCESS = {
 
 def plain_and_accumulated(number, method, options):
     torch.set_num_threads(1)
-    return [trained(method, VIT, OPTIONS[option])[0] for option in options]
+    return [trained(method, VIT, ALONE.get(option, {}))[0] for option in options]
 
 
 @pytest.mark.parametrize("method", sorted(ONE_PROCESS))
 def test_several_processes_and_passes_are_one(method):
     alone, _ = trained(method, VIT, {})
-    outcomes, _ = two_processes.run(plain_and_accumulated, method, ONE_PROCESS[method], seconds=120)
+    outcomes, _ = two_processes.run(plain_and_accumulated, method, ONE_PROCESS[method], seconds=SECONDS)
     for option, found in zip(ONE_PROCESS[method], outcomes, strict=True):
-        np.testing.assert_allclose(found["losses"], alone["losses"], rtol=1e-4, err_msg=option)
-        close(found["weights"], alone["weights"], option, 1e-5)
+        np.testing.assert_allclose(found["losses"], alone["losses"], rtol=1e-6, err_msg=option)
+        close(found["weights"], alone["weights"], option, 1e-6)

@@ -6,6 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,6 +27,12 @@ def in_float32(function: Callable[P, R]) -> Callable[P, R]:
             return function(*wide, **named)
 
     return widened
+
+
+@in_float32
+def unit_length(x: Tensor) -> Tensor:
+    """Return the rows of a (n, d) tensor divided by their lengths."""
+    return functional.normalize(x, dim=1)
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
