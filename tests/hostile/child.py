@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def is_clear(self) -> bool:
-        """Exit code 0, 1 or 2 and no traceback; after an error at least one line, which check-data has in its report."""
+        """Exit code 0, 1 or 2 and no traceback; after an error at least one line (of check-data, its report)."""
         said = self.code == 0 or bool((self.err + self.out).strip())
         return self.code in (0, 1, 2) and "Traceback" not in self.err and said
 

@@ -14,7 +14,17 @@ def heavy_modules(tmp_path_factory):
     folder = tmp_path_factory.mktemp("first")
     torch.set_num_threads(1)  # a fork of a process with several hangs
     data = text_cases.photos(folder)
-    eval_network = ("eval", "knn", "--weights", "random", "--backbone", "resnet18w0.25", "--no-floors", "--workers", "0")
+    eval_network = (
+        "eval",
+        "knn",
+        "--weights",
+        "random",
+        "--backbone",
+        "resnet18w0.25",
+        "--no-floors",
+        "--workers",
+        "0",
+    )
     for words in (
         [*text_cases.PIXELS, "--data", str(data)],
         [*eval_network, "k=1", "--resize", "32", "--crop", "32", "--data", str(data)],

@@ -61,8 +61,12 @@ def escape_cases() -> Iterator[Case]:
             "torch": own(metadata={"method": odd, odd: odd}),
         }.items():
             for command in (("inspect", f"w.{suffix}"), ("diff", f"w.{suffix}", f"w.{suffix}")):
-                yield f"{command[0]} {suffix}: {kind}", _write(
-                    lambda folder, s=suffix, c=content: (folder / f"w.{s}").write_bytes(c), *command
+                yield (
+                    f"{command[0]} {suffix}: {kind}",
+                    _write(lambda folder, s=suffix, c=content: (folder / f"w.{s}").write_bytes(c), *command),
                 )
-        yield f"backbone: {kind}", _write(lambda folder, o=odd: (folder / "w.torch").write_bytes(own(backbone=o)), "inspect", "w.torch")
+        yield (
+            f"backbone: {kind}",
+            _write(lambda folder, o=odd: (folder / "w.torch").write_bytes(own(backbone=o)), "inspect", "w.torch"),
+        )
         yield f"words: {kind}", _write(lambda folder: None, "eval", odd, "--weights", odd, "--data", odd)

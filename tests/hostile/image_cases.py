@@ -56,7 +56,17 @@ def _frames(kind: str, n: int) -> bytes:
 
 
 def _tiff(width: int, height: int, strip: int = 0xFFFFFFF0) -> bytes:
-    entries = ((256, width), (257, height), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (278, height), (279, strip))
+    entries = (
+        (256, width),
+        (257, height),
+        (258, 8),
+        (259, 1),
+        (262, 1),
+        (273, 8),
+        (277, 1),
+        (278, height),
+        (279, strip),
+    )
     rows = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
     return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(entries)) + rows + bytes(4)
 
@@ -111,7 +121,9 @@ def odd_images() -> dict[str, bytes]:
         "line.png": png(20000, 1, zlib.compress(bytes(20001))),
         "jpeg2000.jp2": encoded("JPEG2000"),
         "icon.ico": encoded("ICO"),
-        "object.npy": b"\x93NUMPY\x01\0\x46\0{'descr': '|O', 'fortran_order': False, 'shape': (1,), }" + b" " * 13 + b"\n",
+        "object.npy": b"\x93NUMPY\x01\0\x46\0{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"
+        + b" " * 13
+        + b"\n",
         "huge.npy": b"\x93NUMPY\x01\0v\0{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999, 9999999), }\n",
     }
 
@@ -150,7 +162,15 @@ def special_files() -> dict[str, Callable[[Path], None]]:
 
 def odd_names() -> tuple[bytes, ...]:
     """Return names of sound files that programs stumble over."""
-    return (b"\xff\xfe.png", b"a\nb.png", b"\x1b[31mred.png", b" .png", b"-rf.png", b"a,b\".png", "\u202egnp.png".encode())
+    return (
+        b"\xff\xfe.png",
+        b"a\nb.png",
+        b"\x1b[31mred.png",
+        b" .png",
+        b"-rf.png",
+        b'a,b".png',
+        "\u202egnp.png".encode(),
+    )
 
 
 def image_cases(seed: int = 0, n: int = 0) -> Iterator[Case]:

@@ -53,7 +53,6 @@ def _after(first: Damage, then: Damage) -> Damage:
 
 def contents(seed: int, n: int) -> dict[str, Callable[[bytes], bytes]]:
     """Return changes of the bytes of a file by name."""
-    draw = random.Random(seed)
     changes: dict[str, Callable[[bytes], bytes]] = {
         "empty": lambda whole: b"",
         "one byte": lambda whole: whole[:1],
@@ -65,8 +64,8 @@ def contents(seed: int, n: int) -> dict[str, Callable[[bytes], bytes]]:
         "all bits": lambda whole: b"\xff" * len(whole),
     }
     for i in range(n + 2):
-        changes[f"flipped {i}"] = lambda whole, own=random.Random(draw.random()): flipped(whole, own)
-        changes[f"mutation {i}"] = lambda whole, own=random.Random(draw.random()): mutated(whole[:200], own) + whole[200:]
+        changes[f"flipped {i}"] = lambda whole, i=i: flipped(whole, random.Random(1000 * seed + i))
+        changes[f"mutation {i}"] = lambda whole, i=i: mutated(whole[:200], random.Random(1000 * seed + i)) + whole[200:]
     return changes
 
 
@@ -93,9 +92,15 @@ def damages(seed: int = 0, n: int = 0) -> Iterator[tuple[str, Damage]]:
         yield f"complete, {name}: absent", lambda entry, name=name: (entry / name).unlink()
         yield f"complete, {name}: a folder", lambda entry, name=name: ((entry / name).unlink(), (entry / name).mkdir())
     for dtype in ("<i4", ">f4", "<f8", "|O", "|S4", "<U1", "<c8"):
-        yield f"complete, other values: {dtype}", _changed("*.npy", lambda whole, d=dtype: whole.replace(b"<f4", d.encode().ljust(3)))
+        yield (
+            f"complete, other values: {dtype}",
+            _changed("*.npy", lambda whole, d=dtype: whole.replace(b"<f4", d.encode().ljust(3))),
+        )
     yield "complete, other shape", _changed("*.npy", lambda whole: whole.replace(b"(12, ", b"(12,2"))
-    yield "complete, order", _changed("*.npy", lambda whole: whole.replace(b"'fortran_order': False", b"'fortran_order': True "))
+    yield (
+        "complete, order",
+        _changed("*.npy", lambda whole: whole.replace(b"'fortran_order': False", b"'fortran_order': True ")),
+    )
 
 
 def store_cases(sound: Path, seed: int = 0, n: int = 0) -> Iterator[Case]:

@@ -13,7 +13,7 @@ COMMANDS = {
     "eval": (*store_cases.EVAL, "--out", "results"),
     "convert": ("convert", "w.pth", "out.safetensors", "--to", "torchvision"),
     "leaderboard": ("leaderboard", "records", "--csv", "board.csv", "--html", "board.html"),
-    "to-kwcoco": ("data", "to-kwcoco", "photos", "--out", "m.json"),
+    "to-kwcoco": ("data", "to-kwcoco", "photos", "m.json", "--force"),
 }
 SIZES = (600, 1500, 3000, 5000, 20_000, 200_000)
 
@@ -36,7 +36,7 @@ def test_a_full_disk_is_one_message_and_the_same_command_works_with_more_room(tm
     outcome = child.run([*text_cases.PIXELS, "--data", "photos", "--out", "records"], whole)
     assert outcome.code == 0, outcome.err
     found, failed = [], 0
-    for size in SIZES if LONG else SIZES[1::2]:
+    for size in SIZES if LONG else SIZES[1::3]:
         place = tmp_path / str(size)
         subprocess.run(["cp", "-r", str(whole), str(place)], check=True)
         for limit in (size, None):
@@ -55,4 +55,4 @@ def test_escape_sequences(tmp_path):
         said = outcome.out + outcome.err
         return "a raw control character" if any(c in said for c in "\x07\x9b\x1b") else ""
 
-    report(failures(escape_cases.escape_cases(), tmp_path, sample=24, judges=(raw,)))
+    report(failures(escape_cases.escape_cases(), tmp_path, sample=16, judges=(raw,)))

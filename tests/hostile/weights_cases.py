@@ -129,7 +129,18 @@ def odd_contents() -> dict[str, bytes]:
         "list of itself": _itself(),
         "huge number": 10**6000,
     }
-    names = ("\x1b[31mred", "\x1b]0;owned\x07", "a\ud800", "", "a\nb", "a" * 1_000_000, "\u202e", "../../x", "[bold]", 5)
+    names = (
+        "\x1b[31mred",
+        "\x1b]0;owned\x07",
+        "a\ud800",
+        "",
+        "a\nb",
+        "a" * 1_000_000,
+        "\u202e",
+        "../../x",
+        "[bold]",
+        5,
+    )
     found = {f"first tensor is {name}": torch_file(state | {first: value}) for name, value in shapes.items()}
     found |= {f"tensor named {str(name)[:20]!r}": torch_file({**state, name: state[first]}) for name in names}
     found |= {f"all below {str(name)[:20]!r}": torch_file({name: state}) for name in names}
