@@ -13,7 +13,7 @@ COMMANDS = {
     "eval": (*store_cases.EVAL, "--out", "results"),
     "convert": ("convert", "w.pth", "out.safetensors", "--to", "torchvision"),
     "leaderboard": ("leaderboard", "records", "--csv", "board.csv", "--html", "board.html"),
-    "to-kwcoco": ("data", "to-kwcoco", "photos", "m.json", "--force"),
+    "to-kwcoco": ("data", "to-kwcoco", "photos", "m.json", "--overwrite"),
 }
 SIZES = (600, 1500, 3000, 5000, 20_000, 200_000)
 
