@@ -61,7 +61,7 @@ def test_the_other_network_of_a_file_is_named_and_taken_on_request(tmp_path, res
 
 
 def test_a_network_that_a_format_does_not_have_gets_the_nearest_name(tmp_path, resnet):
-    with pytest.raises(UsageError, match="format moco has no network 'kei'\nDid you mean 'key'"):
+    with pytest.raises(UsageError, match="format moco has no network or variant 'kei'\nDid you mean 'key'"):
         recognise(file(tmp_path, resnet), format="moco:kei")
     with pytest.raises(UsageError, match="Its files hold only one"):
         recognise(file(tmp_path, resnet), format="torchvision:ema")
