@@ -254,7 +254,7 @@ def test_leave_one_out_chooses_k_for_each_half_on_the_other(blobs):
     assert set(outcome.variants) == {"k=3", "k=9", "k=25"}
     alone = {k: knn.run(samples, samples, knn.Settings(k=(k,), leave_one_out=True), seed=0).scores for k in settings.k}
     right = {k: scores.argmax(axis=1) == samples.labels.values for k, scores in alone.items()}
-    halves = holdout_rows(samples.labels, 0.5, 0)
+    halves = holdout_rows(samples.labels, 0.5, 0, None)
     for name, scored, other in zip(("k", "k of the other half"), halves, halves[::-1], strict=True):
         k = max(settings.k, key=lambda k: right[k][other].mean())
         assert outcome.selected[name] == k
@@ -281,7 +281,7 @@ def test_shuffled_labels_score_at_chance_left_one_out(make):
 def test_choosing_k_is_the_same_as_searching_a_copy_of_the_rest_of_train(blobs):
     train, test = blobs(300, 50)
     outcome = knn.run(train, test, knn.Settings(k=(1, 10, 60)), seed=3)
-    fit, held = holdout_rows(train.labels, 0.1, 3)
+    fit, held = holdout_rows(train.labels, 0.1, 3, None)
     scores = {k: knn.run(train.select(fit), train.select(held), knn.Settings(k=(k,)), seed=0) for k in (1, 10, 60)}
     accuracy = {k: each.metrics["top1"][0] for k, each in scores.items()}
     assert outcome.selected["score"] == max(accuracy.values()) == accuracy[outcome.selected["k"]]

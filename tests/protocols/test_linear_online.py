@@ -182,7 +182,7 @@ def _fit_part():
     from sslbench.protocols._parts.selection import holdout_rows
 
     train = pictures(96, 1)
-    return train.select(holdout_rows(train.labels, 0.1, 0)[0])
+    return train.select(holdout_rows(train.labels, 0.1, 0, None)[0])
 
 
 def test_when_all_heads_diverge_the_message_says_what_to_do(tmp_path):

@@ -46,7 +46,7 @@ def test_a_changed_default_raises_the_version(name):
     known, found = recorded().get(name), entry(name)
     if known == found:
         return
-    update = f"and run: python {FILE.relative_to(Path.cwd()) if FILE.is_relative_to(Path.cwd()) else FILE}"
+    update = "and run: python tests/protocols/test_protocol_versions.py"
     values = ", ".join(f"{key}={value}" for key, value in defaults(name).items())
     if known is None:
         pytest.fail(f"'{name}' is new and not in versions.json yet: look at its defaults ({values}), {update}")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sslbench.errors import UsageError, WeightsError
+from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.weights import save as module
 from sslbench.weights.save import save
 
@@ -47,7 +47,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module.torch, "save", full)
-    with pytest.raises(UsageError, match=r"cannot write .*No space left"):
+    with pytest.raises(SslbenchError, match=r"cannot write .*No space left"):
         save(path, TENSORS, backbone="b", metadata={}, overwrite=True)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["w.torch"]
 
