@@ -40,5 +40,5 @@ def test_the_log_says_how_many_images_of_each_source_were_shown(tmp_path, caplog
 def test_a_run_is_not_continued_with_other_weights(tmp_path):
     run(tmp_path, 3)
     run(tmp_path, 3)
-    with pytest.raises(UsageError, match=r"other settings: weights.one: 3.0, now 2.0"):
+    with pytest.raises(UsageError, match=r"other settings, data or weights: weights.one: 3.0"):
         run(tmp_path, 2)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.protocols import linear
-from sslbench.protocols.linear import path
-from sslbench.solvers import logistic, ridge
+from sslbench.protocols.linear import path, ridge
+from sslbench.solvers import logistic
 from sslbench.solvers.logistic import gap, newton
 
 
