@@ -1,18 +1,16 @@
-"""A memo of file hashes, so that a second run reads no unchanged file: one sqlite database in the cache folder."""
+"""Cache of file digests in one sqlite database of the cache folder, so that no unchanged file is read twice."""
 
-import functools
-import logging
 import os
 import sqlite3
 from collections.abc import Sequence
 from types import TracebackType
 
 from sslbench import paths
+from sslbench.data.once import warn_once
 
 Stamp = tuple[int, int, int, int]
-"""Size in bytes, modification time and change time in ns, inode: another one means another content."""
+"""Size in bytes, modification and change time in ns, inode; it changes with the content."""
 
-_log = logging.getLogger("sslbench")
 _SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
     path BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, inode TEXT, digest BLOB
 ) WITHOUT ROWID"""
@@ -26,19 +24,19 @@ def stamp_of(stat: os.stat_result) -> Stamp:
 
 
 def check_unchanged(path: str, stat: os.stat_result, stamp: Stamp) -> None:
-    """Refuse a container of images that is not in the state in which it was opened and hashed.
+    """Raise if a container of images has changed since it was opened.
 
     Raises:
-        OSError: its size or modification time is another.
+        OSError: its size or modification time differs from the stamp.
     """
     if (stat.st_size, stat.st_mtime_ns) != stamp[:2]:
         raise OSError(f"{path} has changed since it was opened")
 
 
 class HashMemo:
-    """Digests by absolute path, valid while the file's stamp is the same. Use it as a context manager.
+    """Digests by absolute path, valid while the file's stamp is unchanged; a context manager.
 
-    Any number of processes may use it at once. A memo that cannot be read or written costs time and a warning only.
+    Any number of processes may use it at once. A failure to read or write it costs time and one warning only.
     """
 
     def __enter__(self) -> "HashMemo":
@@ -60,7 +58,7 @@ class HashMemo:
             self._database.close()
 
     def lookup(self, files: Sequence[str], stamps: Sequence[Stamp | None]) -> list[bytes | None]:
-        """The digest of each file, or None where it is not known or the file changed since."""
+        """Return the digest of each file; None where it is unknown or the file has changed since."""
         found: dict[bytes, tuple[Stamp, bytes]] = {}
         for start in range(0, len(files), _VARIABLES):
             keys = [os.fsencode(file) for file in files[start : start + _VARIABLES]]
@@ -73,11 +71,11 @@ class HashMemo:
         return digests
 
     def remember(self, entries: Sequence[tuple[str, Stamp, bytes]], stamped_ns: int) -> None:
-        """Keep digests of files, except of those written a moment before: they may change again within one clock tick.
+        """Store digests of files, except of those just written: they may change again within one clock tick.
 
         Args:
             entries: path, stamp and digest of each.
-            stamped_ns: the time at which the stamps were taken, before the files were read.
+            stamped_ns: time of the stamps, before the files were read.
         """
         rows = [
             # Inodes are unsigned 64-bit numbers and sqlite's are signed, hence text.
@@ -107,20 +105,15 @@ class HashMemo:
         if self._database is not None:
             self._database.close()
         self._database = None
-        _warn_once(
-            f"the memo of file hashes {self._file} cannot be used ({error}): every image is read again to hash it. "
+        warn_once(
+            f"the cache of file digests {self._file} cannot be used ({error}): every image is read again to hash it. "
             "Delete the file, or set SSLBENCH_CACHE to a folder you may write to."
         )
 
 
 def settled(stamp: Stamp, now_ns: int) -> bool:
-    """Return whether a file was written so long ago that another change gives it another stamp."""
+    """Return whether a file is old enough that any further change alters its stamp."""
     # File times tick every 1 to 10 ms, or every 1 to 2 s where the file system keeps whole seconds.
     newest = max(stamp[1], stamp[2])
     coarse = stamp[1] % 1_000_000_000 == 0 and stamp[2] % 1_000_000_000 == 0
     return now_ns - newest > (2_500_000_000 if coarse else 50_000_000)
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    _log.warning(message)

@@ -1,4 +1,4 @@
-"""The two ways in which images lie: as files on disk, and as one array in memory."""
+"""Images as files on disk, and as one array in memory."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ _log = logging.getLogger("sslbench")
 
 
 def digest(content: bytes | memoryview) -> bytes:
-    """16-byte BLAKE2b of some content."""
+    """Return the 16-byte BLAKE2b digest of some content."""
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
@@ -35,39 +35,39 @@ def _new_digest() -> "hashlib.blake2b":
 
 
 EMPTY_DIGEST = digest(b"")
-"""The digest of a file without content."""
+"""Digest of an empty file."""
 
 UNREADABLE_DIGEST = bytes(DIGEST_BYTES)
-"""Stands for a file that cannot be read: decoding reports it by name, so hashing does not stop at it."""
+"""Digest of an unreadable file; hashing does not stop at one, since decoding reports it by name."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Hashed:
-    """State of N files when they were hashed.
+    """State of N files at the time of hashing.
 
     Attributes:
-        digests: (N, 16) bytes, as `Files.digests` returned them.
-        stamps: int64 (N,), hash of each file's stamp; 0 where an equal stamp would not mean an equal content.
+        digests: (N, 16) bytes, result of `Files.digests`.
+        stamps: int64 (N,), hash of each file's stamp; 0 where an equal stamp does not imply equal content.
     """
 
     digests: npt.NDArray[np.uint8]
     stamps: npt.NDArray[np.int64]
 
     def check(self, index: int, content: bytes, stamp: Stamp) -> None:
-        """Refuse a content that is not the one that was hashed; it is hashed only where the stamp is another.
+        """Raise if the content is not the one that was hashed; it is hashed again only where the stamp differs.
 
         Raises:
-            OSError: it is another one, or could not be read then.
+            OSError: the content differs, or could not be read then.
         """
         if self.stamps[index] != hash(stamp):
             refuse_other_content(content, self.digests[index])
 
 
 def refuse_other_content(content: bytes, known: npt.NDArray[np.uint8]) -> None:
-    """Refuse a content whose digest is not the known one.
+    """Raise if the digest of a content is not the known one.
 
     Raises:
-        OSError: it is another one, or the file could not be read when it was hashed.
+        OSError: the digest differs, or the file could not be read when it was hashed.
     """
     if known.tobytes() == UNREADABLE_DIGEST:
         raise OSError("could not be read when it was hashed, and can be now")
@@ -77,12 +77,12 @@ def refuse_other_content(content: bytes, known: npt.NDArray[np.uint8]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Encoded image files; from the first call of `digests` on, a file that has changed since the last one is an error.
+    """Encoded image files; reading one that has changed since the last call of `digests` is an error.
 
     Attributes:
-        paths: one per image, relative to `root`. Sources pass the ids here when they are the same strings, so that a
-            million files cost one string each; or `TextRows`, which several processes share.
-        root: the folder the paths are relative to; empty for the current folder.
+        paths: one per image, relative to `root`. Sources pass the ids where they are the same strings, so that a
+        million files cost one string each; or `TextRows`, which processes share.
+        root: base of relative paths; '' for the current folder.
     """
 
     paths: Sequence[str | Path]
@@ -100,10 +100,10 @@ class Files:
         return os.path.join(self.root, self.paths[index])  # noqa: PTH118 - a Path per image is slow for a million
 
     def read(self, index: int) -> bytes:
-        """The bytes of one file.
+        """Return the bytes of one file.
 
         Raises:
-            OSError: the file cannot be read, is no regular file or too large, or has changed since it was hashed.
+            OSError: the file cannot be read, is no regular file, is too large, or has changed since it was hashed.
         """
         with open_image(self._file(index)) as file:
             content = read_all(file)
@@ -112,18 +112,18 @@ class Files:
             return content
 
     def path(self, index: int) -> str:
-        r"""The file; bytes of its name that are no UTF-8 are written as \xNN."""
+        r"""Return the path of a file; bytes that are no UTF-8 are written as \xNN."""
         return printable(self._file(index))
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: BLAKE2b of each file's content, zeros for a file that cannot be read.
+        """Return the BLAKE2b digest of each file, (N, 16) bytes, zeros for an unreadable one.
 
-        A memo in the cache folder keeps the hash of every file whose size, times and inode have not changed.
+        Digests of files whose size, times and inode are unchanged come from a cache (`HashMemo`).
         """
         digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
         stamps = np.zeros(len(self), dtype=np.int64)
         if len(self) >= _MANY:
-            _log.info("hashing %s images; those that have not changed since the last run are skipped", f"{len(self):,}")
+            _log.info("hashing %s images; those unchanged since the last run are skipped", f"{len(self):,}")
         with HashMemo() as memo, ThreadPoolExecutor(_THREADS) as pool:
             for start in range(0, len(self), _CHUNK):
                 stop = min(start + _CHUNK, len(self))
@@ -133,7 +133,7 @@ class Files:
         return digests.copy()
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Files":
-        """Some of the files, in the order of `indices`."""
+        """Return the files at `indices`, in that order."""
         paths = self.paths
         chosen = Files(
             paths.select(indices) if isinstance(paths, TextRows) else tuple(paths[i] for i in indices), self.root
@@ -147,8 +147,8 @@ class Files:
 def _digests(
     files: list[str], memo: HashMemo, pool: ThreadPoolExecutor
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The digests of some files and the hashes of their stamps, as `_Hashed` has them."""
-    # The stamp is taken before the content is read: a change in between makes the memo miss, never lie.
+    """Return the digests of some files and the hashes of their stamps, as in `_Hashed`."""
+    # The stamp is taken before the content is read: a change in between makes the cache miss, never wrong.
     now = time.time_ns()
     stamps = [_stamp(file) for file in files]
     known = memo.lookup(files, stamps)
@@ -156,12 +156,12 @@ def _digests(
     fresh = dict(zip(todo, pool.map(_hash_file, (files[i] for i in todo)), strict=True))
     memo.remember([(files[i], stamp, d) for i, d in fresh.items() if d and (stamp := stamps[i])], now)
     digests = [found or fresh.get(i) or UNREADABLE_DIGEST for i, found in enumerate(known)]
-    telling = [
+    stamp_hashes = [
         hash(stamp) if stamp and content != UNREADABLE_DIGEST and settled(stamp, now) else 0
         for stamp, content in zip(stamps, digests, strict=True)
     ]
     content = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-    return content, np.array(telling, dtype=np.int64)
+    return content, np.array(stamp_hashes, dtype=np.int64)
 
 
 def _stamp(file: str) -> Stamp | None:
@@ -172,7 +172,7 @@ def _stamp(file: str) -> Stamp | None:
 
 
 def _hash_file(file: str) -> bytes | None:
-    """The digest of a file's content, read block by block; None if it cannot be read."""
+    """Return the digest of a file, read in blocks; None if it cannot be read."""
     try:
         with open_image(file) as opened:
             return hashlib.file_digest(opened, _new_digest).digest()
@@ -186,8 +186,8 @@ class Arrays:
 
     Attributes:
         array: uint8 (N, H, W) or (N, H, W, channels).
-        name: what to call the whole in messages.
-        rows: int64, the rows of `array` that count, in order; None for all of them. Selecting copies no pixels.
+        name: name of the data set in messages.
+        rows: int64, selected rows of `array`, in order; None for all. Selecting copies no pixels.
     """
 
     array: npt.NDArray[np.uint8]
@@ -205,16 +205,16 @@ class Arrays:
         return range(len(self.array))[index] if self.rows is None else int(self.rows[index])
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """One image: uint8 (H, W) or (H, W, channels)."""
+        """Return one image: uint8 (H, W) or (H, W, channels)."""
         image: npt.NDArray[np.uint8] = self.array[self._row(index)]
         return image
 
     def path(self, index: int) -> str:
-        """The name and the row in the whole array, such as 'digits[17]'."""
+        """Return the data set's name and the row in the array, such as 'digits[17]'."""
         return f"{self.name}[{self._row(index)}]"
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: BLAKE2b of each image's shape and pixels, computed once per object."""
+        """Return the BLAKE2b digest of each image's shape and pixels, (N, 16) bytes, computed once per object."""
         return self._digests.copy()
 
     @functools.cached_property
@@ -228,6 +228,6 @@ class Arrays:
         return digests
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Arrays":
-        """Some of the images, in the order of `indices`."""
+        """Return the images at `indices`, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         return Arrays(self.array, self.name, chosen if self.rows is None else self.rows[chosen])

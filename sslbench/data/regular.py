@@ -1,4 +1,4 @@
-"""Opening regular files only: a named pipe blocks its reader for ever, a device may never end."""
+"""Reading of regular files only: a named pipe blocks its reader forever, a device may never end."""
 
 import errno
 import io
@@ -6,7 +6,7 @@ import os
 import stat
 
 MAX_BYTES = 1 << 32
-"""Largest file that is read as one image, 4 GiB: a picture of --max-pixels with 13 bands of 16 bits is smaller."""
+"""Size limit of an image file, 4 GiB: more than a picture of --max-pixels with 13 bands of 16 bits."""
 
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY"))
 _KINDS = {
@@ -28,7 +28,7 @@ def open_regular(path: str) -> io.FileIO:
     """Open a regular file for reading, unbuffered.
 
     Raises:
-        OSError: it cannot be opened, or is a named pipe, a device, a socket or a folder.
+        OSError: the file cannot be opened, or is a named pipe, a device, a socket or a folder.
     """
     descriptor = os.open(path, _FLAGS)
     try:
@@ -45,7 +45,7 @@ def open_image(path: str) -> io.FileIO:
     """Open an image file for reading.
 
     Raises:
-        OSError: as for `open_regular`, or it has more than `MAX_BYTES`.
+        OSError: as for `open_regular`, or the file exceeds `MAX_BYTES`.
     """
     file = open_regular(path)
     size = os.fstat(file.fileno()).st_size
@@ -59,7 +59,7 @@ def read_image(path: str) -> bytes:
     """Return the bytes of an image file.
 
     Raises:
-        OSError: as for `open_image`, or they do not fit into memory.
+        OSError: as for `open_image`, or the content does not fit into memory.
     """
     with open_image(path) as file:
         return read_all(file)
@@ -69,7 +69,7 @@ def read_all(file: io.FileIO) -> bytes:
     """Return the bytes of an open file.
 
     Raises:
-        OSError: they cannot be read, or do not fit into memory.
+        OSError: the file cannot be read, or does not fit into memory.
     """
     try:
         return file.read()

@@ -1,4 +1,4 @@
-"""Worker processes for decoding: started in any way, ended with their iterator, and missed when they die."""
+"""Worker processes for decoding: any start method, ended with their iterator, their death detected."""
 
 import multiprocessing
 import signal
@@ -19,11 +19,11 @@ from sslbench.errors import DataError, SslbenchError, UsageError
 _SECONDS_TO_DIE = 10.0  # from the first sign of a death until the process is gone
 
 StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
-"""How worker processes come into being; see multiprocessing's documentation."""
+"""Start method of worker processes; see multiprocessing's documentation."""
 
 
 def default_workers() -> int:
-    """Processes for decoding: the cores this process may use (affinity, container), at most 16; 0 for one core."""
+    """Return the number of decoding processes: the usable cores (affinity, container), at most 16; 0 for one core."""
     import joblib  # type: ignore[import-untyped]
 
     cores = int(joblib.cpu_count())
@@ -39,18 +39,18 @@ def run(
     start: Callable[[int], None] | None = None,
     start_method: StartMethod = "auto",
 ) -> Iterator[Any]:
-    """The items of a dataset in order; an error of the user's that a worker returned is raised here.
+    """Iterate over the items of a dataset in order, and raise the SslbenchErrors among them.
 
     Args:
         dataset: item -> result or SslbenchError.
-        workers: processes; 0: this one.
-        sampler: the items to ask for; None: 0, 1, ... to the dataset's length.
-        prefetch: items that every worker prepares ahead.
-        start: called with its number in every new worker.
-        start_method: of the workers; 'auto' forks where that is safe.
+        workers: number of worker processes; 0: load in this one.
+        sampler: the items to load; None: all, in order.
+        prefetch: items that each worker loads ahead.
+        start: called in every new worker with the worker's number.
+        start_method: of the workers; 'auto' forks where it is safe.
 
     Raises:
-        SslbenchError: that an item came to.
+        SslbenchError: an item is one.
         DataError: a worker was killed.
     """
     workers = min(workers, len(dataset if sampler is None else sampler))  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def run(
         sampler=sampler,
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         worker_init_fn=(start or _quiet_worker) if workers else None,
         multiprocessing_context=_context(start_method) if workers else None,
         pin_memory=_cuda_in_use(),
@@ -72,19 +72,19 @@ def run(
     started = list[BaseProcess]()
     try:
         items = iter(loader)
-        _take_handler_away()
+        _restore_sigchld()
         started = [child for child in multiprocessing.active_children() if child not in others]
         for item in items:
             if isinstance(item, SslbenchError):
                 raise item
             yield item
-    except (RuntimeError, OSError, EOFError) as error:  # torch noticed, or what a worker sent cannot be fetched
+    except (RuntimeError, OSError, EOFError) as error:  # raised by torch, or while receiving a worker's item
         killed = _death(error, started, workers)
         if killed is None:
             raise
-        _let_go(error)
+        _clear_frames(error)
     finally:
-        items = None  # nothing else holds it, now that the error is gone: it ends the workers that are left
+        items = None  # drops the last reference, which ends the remaining workers
     if killed is not None:
         raise DataError(
             f"a process that decodes images was killed ({killed})",
@@ -94,12 +94,12 @@ def run(
 
 
 def _death(error: Exception, started: list[BaseProcess], expected: int) -> str | None:
-    """How the first worker that is dead ended; None if they all live, so that the error is another one."""
+    """Return the cause of death of the first dead worker; None if all are alive."""
     broken = isinstance(error, ConnectionError | EOFError) or "DataLoader worker (pid" in str(error)
     if started and broken:
         gone = connection.wait([worker.sentinel for worker in started], timeout=_SECONDS_TO_DIE)
         for worker in started:
-            if worker.sentinel in gone:  # its files are closed: the process itself is a moment behind
+            if worker.sentinel in gone:  # its sentinel closes a moment before the process ends
                 worker.join()
     codes = [worker.exitcode for worker in started if not worker.is_alive()]
     if not codes:
@@ -108,18 +108,18 @@ def _death(error: Exception, started: list[BaseProcess], expected: int) -> str |
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def _let_go(error: BaseException) -> None:
-    """Frees what the frames of an error hold: torch's loader, which ends its workers only then."""
+def _clear_frames(error: BaseException) -> None:
+    """Clear the frames of an error: they hold torch's loader, which ends its workers only when it is freed."""
     chain: BaseException | None = error
     while chain is not None:
         traceback.clear_frames(chain.__traceback__)
         chain = chain.__cause__ or chain.__context__
 
 
-def _take_handler_away() -> None:
-    """Errors of dead workers come where items are waited for, within seconds.
+def _restore_sigchld() -> None:
+    """Remove torch's handler of SIGCHLD, which raises errors of dead workers anywhere, even inside a training step.
 
-    By its handler of SIGCHLD, torch would raise them at once and anywhere: in the middle of a training step.
+    Without it they are raised where the next item is awaited, within seconds.
     """
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGCHLD"):
         handler = signal.getsignal(signal.SIGCHLD)
@@ -127,7 +127,7 @@ def _take_handler_away() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _as_it_is(item: Any) -> Any:
+def _identity(item: Any) -> Any:
     return item
 
 
@@ -140,7 +140,7 @@ def _cuda_in_use() -> bool:
 
 
 def _context(asked: StartMethod) -> BaseContext:
-    """Fork where it is safe, since it starts at once and shares the source; not after CUDA was used, nor off Linux."""
+    """Return the start method's context; 'auto' forks, which is fast, on Linux before CUDA is used."""
     available = multiprocessing.get_all_start_methods()
     if asked == "auto":
         safe = sys.platform == "linux" and not _cuda_in_use()

@@ -160,7 +160,7 @@ def test_an_index_is_kept_and_a_damaged_one_is_made_again(tmp_path, write, kind,
         content[len(content) // 2] ^= 0xFF
         path.write_bytes(bytes(content))
     again = open_data(spec)
-    assert "is damaged; it is made again" in caplog.text
+    assert "is damaged; it is rebuilt" in caplog.text
     assert [s.fingerprint() for s in again.values()] == [s.fingerprint() for s in before.values()]
     assert not list((tmp_path / kind).rglob("*.idx"))
 

@@ -19,9 +19,9 @@ from sslbench.errors import DataError, UsageError
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
-    remote._use.cache_clear()
+    remote._process_pin.cache_clear()
     yield
-    remote._use.cache_clear()
+    remote._process_pin.cache_clear()
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_transfer_that_breaks_off_is_begun_again_a_few_times(tmp_path, server,
     server.breaks["t.zip"] = 2
     assert len(open_data(f"{server.address}/t.zip")["all"]) == 12
     assert server.fetched() == {"t.zip": 3}
-    assert "t.zip: it broke off after" in caplog.text
+    assert "t.zip: the transfer ended after" in caplog.text
 
 
 def test_one_that_always_breaks_off_is_given_up_and_leaves_nothing(tmp_path, server, monkeypatch):
@@ -129,7 +129,7 @@ def test_one_that_always_breaks_off_is_given_up_and_leaves_nothing(tmp_path, ser
     containers.write_zip(tmp_path / "served", containers.pictures())
     server.breaks["t.zip"] = 99
     size = (tmp_path / "served" / "t.zip").stat().st_size
-    broken = rf"/t\.zip cannot be read: it broke off after .* of {size:,} bytes \(tried 3 times\)"
+    broken = rf"/t\.zip cannot be read: the transfer ended after .* of {size:,} bytes \(tried 3 times\)"
     with pytest.raises(DataError, match=broken):
         open_data(f"{server.address}/t.zip")
     assert copies() == [] and not list(cache.folder().rglob("*.part"))
@@ -143,10 +143,10 @@ def test_the_cache_keeps_to_its_limit_and_to_what_is_in_use(memory, monkeypatch)
     for i in range(2):
         (copy,) = remote.local_copies([f"memory://b/{i}.zip"])
         os.utime(copy.with_name(f".{copy.name}.used"), (i + 1, i + 1))
-    with pytest.raises(DataError, match="does not fit into the cache of 3,000 bytes: all else in it is in use"):
+    with pytest.raises(DataError, match="does not fit into the cache of 3,000 bytes: all other copies are in use"):
         remote.local_copies(["memory://b/2.zip"])
     assert [copy.name for copy in copies()] == ["0.zip", "1.zip"]
-    remote._use.cache_clear()
+    remote._process_pin.cache_clear()
     remote.local_copies(["memory://b/2.zip"])
     assert [copy.name for copy in copies()] == ["1.zip", "2.zip"]
     with pytest.raises(DataError, match="4 files of 4,000 bytes do not fit into the cache of 3,000"):

@@ -28,11 +28,11 @@ AS_IT_IS = Preprocessing(resize=None, crop=None)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(transfer, "PAUSES_S", (0.01, 0.01))
-    remote._use.cache_clear()
-    cache.held.cache_clear()
+    remote._process_pin.cache_clear()
+    cache.recent_pin.cache_clear()
     yield
-    remote._use.cache_clear()
-    cache.held.cache_clear()
+    remote._process_pin.cache_clear()
+    cache.recent_pin.cache_clear()
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_with_no_cache_a_shard_goes_when_the_last_handle_closes(monkeypatch, ser
     for i in order:
         source.images.read(i)
         assert len(copies()) <= 4
-    cache.held.cache_clear()
+    cache.recent_pin.cache_clear()
     assert copies() == []
 
 
@@ -166,7 +166,7 @@ def test_a_server_that_fails_in_the_middle_is_named_and_no_image_skipped(tmp_pat
     source = opened(server)
     server.breaks["s-0003.tar"] = 99
     _forget_copies()
-    with pytest.raises(DataError, match=rf"{server.address}/s-0003.tar cannot be read: it broke off"):
+    with pytest.raises(DataError, match=rf"{server.address}/s-0003.tar cannot be read: the transfer ended"):
         read_all(source, workers)
     server.breaks.clear()
     server.breaks["s-0003.tar"] = 1
@@ -212,7 +212,7 @@ def test_a_reader_that_is_killed_leaves_nothing_locked(tmp_path, monkeypatch, se
     while not (tmp_path / "reads").exists():
         time.sleep(0.01)
     in_second = int(np.flatnonzero(source.images.shards() == 1)[0])
-    with pytest.raises(DataError, match="all else in it is in use\nRaise"):
+    with pytest.raises(DataError, match="all other copies are in use\nRaise"):
         source.images.read(in_second)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

@@ -27,8 +27,8 @@ VIEWS = Augment((View(1, 8, scale=(0.2, 0.9)),))
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
-    remote._use.cache_clear()
-    cache.held.cache_clear()
+    remote._process_pin.cache_clear()
+    cache.recent_pin.cache_clear()
 
 
 def shards_with(sizes):

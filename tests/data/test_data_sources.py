@@ -589,7 +589,7 @@ def test_a_column_can_be_named_for_tables_only(tmp_path, class_folders, manifest
         ("photos/cat/0.png/x", r"0.png is a file, not a folder"),
         ("photos/cat/0.png", r"no kind of data that sslbench reads\nUnderstood are:"),
         ("", "location is empty"),
-        ("s4://bucket/photos", "no kind of URL"),
+        ("s4://bucket/photos", "unknown URL scheme"),
         ("torchvison:CIFAR10", r"Did you mean 'torchvision:'"),
         ("no_such_package.source:x", "no Python module 'no_such_package.source'"),
         ("json.decoder:x", "no function 'open'"),

@@ -1,1 +1,1 @@
-"""What is found once in a large container and kept in the cache folder: its index, the digests of its images."""
+"""Cached facts about large containers: the index of their entries and the digests of their images."""

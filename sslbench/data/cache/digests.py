@@ -1,4 +1,4 @@
-"""Hashes of images inside containers, remembered while the container stays as it is."""
+"""Digests of images inside containers, cached while the container is unchanged."""
 
 import time
 from collections.abc import Callable
@@ -22,15 +22,15 @@ def remembered(
     threads: int = 1,
     keep: Callable[[int], bool] = lambda _: True,
 ) -> npt.NDArray[np.uint8]:
-    """The digests of N images: (N, 16) bytes, zeros for one that cannot be read.
+    """Return the digests of N images: (N, 16) bytes, zeros for an unreadable one.
 
     Args:
-        order: int64 (N,), all positions, in an order in which they are read quickly.
-        key: where an image lies, for the memo.
-        stamp: of the container of an image.
-        read: an image's content; OSError if it cannot be read.
-        threads: how many images are read at once.
-        keep: whether the stamp tells a change of an image's content, so that its digest can be remembered.
+        order: int64 (N,), all positions, in the order in which to read them.
+        key: position -> place of the image, the key of the cache.
+        stamp: position -> stamp of the image's container.
+        read: position -> content of the image; raises OSError for an unreadable one.
+        threads: number of images read at once.
+        keep: position -> whether the stamp changes whenever the image does, so that its digest may be cached.
     """
 
     def hashed(index: int) -> bytes | None:

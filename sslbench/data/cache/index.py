@@ -1,7 +1,6 @@
-"""Where the entries of a large container lie: found once, kept in the cache folder, and found anew when it changed."""
+"""Cached index of the entries of a large container; rebuilt when the container changes."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
@@ -17,10 +16,11 @@ import numpy.typing as npt
 from sslbench import paths
 from sslbench.data import remote
 from sslbench.data.hashes import Stamp
+from sslbench.data.once import warn_once
 from sslbench.errors import DataError
 
 SETTLED_NS = 3_000_000_000
-"""An index is kept of files that have not changed for so long: file systems may keep times as whole seconds."""
+"""Minimum age of a file whose index is cached: file systems may store times as whole seconds."""
 
 _MAGIC = b"sslbench index 1\n"
 _DIGEST_BYTES = 32
@@ -34,9 +34,9 @@ class Index:
 
     Attributes:
         names: of the N entries.
-        numbers: int64 (N, K), what the kind of container needs to find an entry again.
-        texts: of the N entries, such as their labels as they stand in the file; empty where there is none.
-        notes: what was found on the way and may surprise.
+        numbers: int64 (N, K), place of each entry, in the columns of its kind of container.
+        texts: one per entry, such as its label as written in the file; '' without one.
+        notes: surprising findings, one sentence each.
     """
 
     names: tuple[str, ...]
@@ -50,10 +50,10 @@ class Index:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What changes when the file does.
+    """Return the stamp of a file, which changes with its content.
 
     Raises:
-        DataError: the file cannot be reached.
+        DataError: the file cannot be accessed.
     """
     try:
         stat = path.stat()
@@ -65,16 +65,16 @@ def stamp_of(path: Path) -> Stamp:
 def indexed(
     path: Path, kind: str, build: Callable[[Path], Index], origin: remote.Origin | None = None
 ) -> tuple[Index, Stamp]:
-    """The index of a container and the stamp for which it holds.
+    """Return the index of a container and the stamp for which it is valid.
 
     Args:
         path: the container.
-        kind: what is indexed and how; another text is another index.
-        build: reads the container when its index is not there or no longer holds.
-        origin: of a container whose copy is made for that, if it is not there.
+        kind: kind of container and version of its index, a part of the cache key.
+        build: reads the container; called when no valid index is cached.
+        origin: of a remote or compressed container, whose copy is fetched if it is missing.
 
     Raises:
-        DataError: the container cannot be read, changes meanwhile, or whatever `build` finds wrong.
+        DataError: the container cannot be read or changes meanwhile; or `build` raises it.
     """
     stamp = stamp_of(path) if origin is None else origin.stamp
     name = f"{kind}\0{os.path.abspath(path) if origin is None else origin.url}"  # noqa: PTH100 - links stay as they are
@@ -98,12 +98,12 @@ def indexed(
 
 
 def _indexed_copy(file: Path, valid_for: list[str], build: Callable[[Path], Index], origin: remote.Origin) -> Index:
-    """The index of a container that is copied for it, by one process for all."""
-    with remote.alone(file):
+    """Return the index of a fetched copy; one process builds it for all."""
+    with remote.exclusive(file):
         known = _load(file, valid_for)
         if known is not None:
             return known
-        with remote.opened(origin):  # the copy stays meanwhile
+        with remote.opened(origin):  # keeps the copy in the cache
             try:
                 index = build(Path(origin.place))
             except OSError as error:
@@ -113,14 +113,14 @@ def _indexed_copy(file: Path, valid_for: list[str], build: Callable[[Path], Inde
 
 
 def _load(file: Path, valid_for: list[str]) -> Index | None:
-    """The kept index; None if there is none, it is of another state of the container, or it is damaged."""
+    """Return the cached index; None if it is missing, outdated or damaged."""
     try:
         content = file.read_bytes()
     except OSError:
         return None
     body = content[len(_MAGIC) + _DIGEST_BYTES :]
     if content[: len(_MAGIC)] != _MAGIC or content[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES] != _digest(body):
-        _log.warning("%s is damaged; it is made again", file)
+        _log.warning("%s is damaged; it is rebuilt", file)
         return None
     # From here on the content is what _save wrote.
     header, _, numbers = body.partition(b"\n")
@@ -146,15 +146,10 @@ def _save(file: Path, valid_for: list[str], index: Index) -> None:
             new.write(_MAGIC + _digest(body) + body)
         Path(new.name).replace(file)  # whole or not at all, also when several processes write the same
     except OSError as error:
-        _warn_once(
-            f"the index of a container cannot be kept in {file.parent} ({error.strerror}): it is made every time"
+        warn_once(
+            f"the index of a container cannot be cached in {file.parent} ({error.strerror}): it is rebuilt every time"
         )
 
 
 def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    _log.warning(message)

@@ -1,1 +1,1 @@
-"""Parts that readers of several formats share: members of archives, slices of files, rows of large JSON, names."""
+"""Parts shared by the readers of several formats: archive members, byte ranges, rows of large JSON, names."""

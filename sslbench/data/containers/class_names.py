@@ -1,4 +1,4 @@
-"""Names of classes that the data themselves only number."""
+"""Lists of class names for data sets whose labels are numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +7,14 @@ from sslbench.errors import DataError
 
 
 def class_names(file: Path, highest: int) -> tuple[str, ...]:
-    """The names in a text file, a line per class from number 0 on.
+    """Return the names in a text file, one line per class, from class 0 on.
 
     Args:
-        file: the list.
-        highest: the largest number that needs a name.
+        file: text file in UTF-8.
+        highest: largest class number in the data.
 
     Raises:
-        DataError: it cannot be read, has too few lines, or a name is empty or occurs twice.
+        DataError: the file cannot be read, has too few lines, or a name is empty or repeated.
     """
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
@@ -32,12 +32,12 @@ def class_names(file: Path, highest: int) -> tuple[str, ...]:
 
 
 def list_beside(folder: Path) -> Path | None:
-    """The file in a folder that names the classes, if there is one."""
+    """Return the file of class names in a folder; None without one."""
     names = ("classnames.txt", "classes.txt")
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def in_order(names: Sequence[str], used: Sequence[str]) -> list[str]:
-    """The names that are used, in their own order."""
+    """Return the names that occur in `used`, in the order of `names`."""
     there = set(used)
     return [name for name in names if name in there]

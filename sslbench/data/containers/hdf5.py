@@ -1,4 +1,4 @@
-"""Images in one array of an HDF5 file, read one at a time: some such files are larger than memory."""
+"""Images in one array of an HDF5 file, read one at a time: the file may be larger than memory."""
 
 import dataclasses
 import importlib
@@ -16,11 +16,11 @@ _CHUNK = 256
 
 
 def open_hdf5(file: Path) -> Any:
-    """The file, open for reading.
+    """Open an HDF5 file for reading.
 
     Raises:
         DataError: h5py is not installed, or the file is damaged.
-        FileNotFoundError: it is not there.
+        FileNotFoundError: the file does not exist.
     """
     if not file.is_file():
         raise FileNotFoundError(2, "No such file", str(file))
@@ -36,14 +36,14 @@ def open_hdf5(file: Path) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Hdf5Images:
-    """Some images of the array `key` (N, H, W, C), uint8.
+    """Images in rows of an HDF5 array (N, H, W, C), uint8.
 
     Attributes:
         file: the HDF5 file.
-        key: of the array.
-        rows: of the array that count, in order.
-        name: what to call the whole in messages.
-        stamp: the file's state when it was opened; reading from it when it has changed since is an error.
+        key: name of the array in the file.
+        rows: int64, selected rows of the array, in order.
+        name: name of the data set in messages.
+        stamp: stamp of the file when it was opened; reading a file that has changed since is an error.
     """
 
     file: Path
@@ -56,7 +56,7 @@ class Hdf5Images:
         return len(self.rows)
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """One image: uint8 (H, W, C).
+        """Return one image: uint8 (H, W, C).
 
         Raises:
             OSError: the file has changed since it was opened.
@@ -70,11 +70,11 @@ class Hdf5Images:
         return open_hdf5(self.file)
 
     def path(self, index: int) -> str:
-        """The name and the row in the whole array, such as 'PCAM-test[17]'."""
+        """Return the data set's name and the row in the array, such as 'PCAM-test[17]'."""
         return f"{self.name}[{self.rows[index]}]"
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: a hash of each image's pixels, read in blocks."""
+        """Return the BLAKE2b digest of each image's pixels, (N, 16) bytes, read in blocks."""
         found: npt.NDArray[np.uint8] = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
         with self._opened() as opened:
             array = opened[self.key]
@@ -84,5 +84,5 @@ class Hdf5Images:
         return found
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Hdf5Images":
-        """Some of the images, in the order of `indices`."""
+        """Return the images at `indices`, in that order."""
         return dataclasses.replace(self, rows=self.rows[indices])

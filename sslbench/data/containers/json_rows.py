@@ -1,6 +1,6 @@
-"""The rows of the lists in a large JSON mapping, one at a time: a manifest is never in memory whole.
+"""Streaming reader of a large JSON mapping of lists, row by row: the whole manifest is never in memory.
 
-Python's own decoder reads each row; only the level above it is walked here.
+Python's own decoder reads each row; only the level above is parsed here.
 """
 
 import json
@@ -11,11 +11,11 @@ from typing import Any, TextIO
 _CHUNK = 1 << 22
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NEAR_END = 64
-"""Characters before the end of what is read within which an error may only mean that the rest is not read yet."""
+"""Characters before the end of the buffer within which a syntax error may be due to text that is not read yet."""
 
 
 class NotAMappingError(ValueError):
-    """The JSON is something else; `found` says what."""
+    """JSON document other than a mapping; `found` describes it."""
 
     def __init__(self, found: str) -> None:
         super().__init__(f"it is {found}")
@@ -23,19 +23,19 @@ class NotAMappingError(ValueError):
 
 
 def json_rows(file: TextIO, tables: tuple[str, ...]) -> Iterator[tuple[str, Any, bool]]:
-    """What a JSON mapping holds.
+    """Iterate over the entries of a JSON mapping, and over the rows of its large lists.
 
     Args:
-        file: its text.
-        tables: keys whose lists are given row by row.
+        file: the JSON text.
+        tables: keys whose lists are yielded row by row.
 
     Yields:
-        (key, value, False) for each key; of a table that is a list (key, [], False), and then (key, row, True) for each
-        of its rows.
+        (key, value, False) for each key; for a table (key, [], False), followed by (key, row, True) for each of its
+        rows.
 
     Raises:
-        ValueError: it is no JSON, or a key occurs twice.
-        NotAMappingError: it is JSON and no mapping.
+        ValueError: the text is no JSON, or a key occurs twice.
+        NotAMappingError: the text is JSON, but no mapping.
     """
     text = _Text(file)
     if text.peek() != "{":
@@ -82,7 +82,7 @@ def _rows(text: "_Text") -> Iterator[Any]:
 
 
 class _Text:
-    """A text that is read in pieces, and a place in it."""
+    """Text read in chunks, with a current position."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -91,14 +91,14 @@ class _Text:
         self._ended = False
 
     def _more(self) -> None:
-        # Twice as much each time, so that a single value of any length costs no more than reading it twice.
+        # The chunk doubles each time, so that a single value of any length costs no more than reading it twice.
         piece = self._file.read(max(_CHUNK, len(self._buffer) - self._at))
         self._ended = not piece
         self._before += self._at
         self._buffer, self._at = self._buffer[self._at :] + piece, 0
 
     def peek(self) -> str:
-        """The next character that is no white space, which the place moves to; empty at the end."""
+        """Move to the next character other than white space and return it; '' at the end."""
         while True:
             self._at = _SPACE.match(self._buffer, self._at).end()  # type: ignore[union-attr]  # matches nothing too
             if self._at < len(self._buffer) or self._ended:
@@ -106,13 +106,13 @@ class _Text:
             self._more()
 
     def skip(self, sign: str) -> None:
-        """Moves behind `sign`, which must come next."""
+        """Move past `sign`, which must come next."""
         if self.peek() != sign:
             raise ValueError(self._wrong(f"expecting '{sign}'", self._at))
         self._at += 1
 
     def value(self) -> Any:
-        """The value that comes next."""
+        """Parse the next value and move past it."""
         while True:
             try:
                 value, end = self._decode(self._buffer, self._at)
@@ -130,9 +130,9 @@ class _Text:
             self._more()
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Raise ValueError unless only white space follows."""
         if self.peek():
-            raise ValueError(self._wrong("there is more behind its end", self._at))
+            raise ValueError(self._wrong("extra data after the end of the document", self._at))
 
     def _wrong(self, message: str, at: int) -> str:
         where = f"at character {self._before + at:,}"

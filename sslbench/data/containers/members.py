@@ -1,4 +1,4 @@
-"""What archives share: names of members that are safe, and class and split folders among them."""
+"""Members of archives: safe names, and the class and split folders among them."""
 
 import dataclasses
 from collections import Counter
@@ -16,23 +16,23 @@ from sslbench.errors import DataError
 
 
 def safe_name(name: str) -> str | None:
-    """The name without './' and '//'; None if it leads out of the archive or names nothing."""
+    """Return the name without './' and '//'; None if it is empty or leads out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if name.startswith("/") or ".." in parts or not parts else "/".join(parts)
 
 
 def is_image(name: str) -> bool:
-    """Whether a member is an image by its suffix."""
+    """Return whether the suffix is that of an image."""
     return PurePosixPath(name).suffix.lower() in SUFFIXES
 
 
 def in_clutter(name: str) -> bool:
-    """Whether a member lies in a hidden or system folder or is such a file."""
+    """Return whether a member is a hidden or system file, or lies in such a folder."""
     return any(is_clutter(part) for part in name.split("/"))
 
 
 def refuse_twice(spec: str, ids: Sequence[str]) -> None:
-    """Names are unique.
+    """Raise if a name occurs twice.
 
     Raises:
         DataError: an image occurs twice.
@@ -44,25 +44,25 @@ def refuse_twice(spec: str, ids: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Tree:
-    """Per split the positions of its images and their names relative to the split's folder."""
+    """Images of each split: their positions and their names relative to the split's folder."""
 
     splits: dict[str, list[tuple[int, str]]]
     notes: tuple[str, ...]
 
 
 def by_folders(spec: str, names: Sequence[str], images: Images, notes: Sequence[str] = ()) -> dict[str, Source]:
-    """Sources by the rules of image folders, from names of images in an archive.
+    """Return the sources of an archive of images, by the rules of image folders.
 
-    A folder around everything is looked into. train/, val/, test/ are splits; the first folder of a name is its class.
+    A folder around everything is skipped. train/, val/, test/ are splits; the first folder of a name is its class.
 
     Args:
-        spec: what to call the archive.
+        spec: name of the archive in messages.
         names: safe names of images, one per image.
-        images: of the same length.
-        notes: to be added to every source.
+        images: the images, in the order of `names`.
+        notes: notes added to every source.
 
     Raises:
-        DataError: there is no image, or a name occurs twice.
+        DataError: the archive has no image, or a name occurs twice.
     """
     if not names:
         raise DataError(f"{spec} has no image", f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} and the like.")
@@ -122,14 +122,14 @@ def _labelled(name: str, members: list[tuple[int, str]]) -> tuple[list[tuple[int
 
 
 def is_array(name: str) -> bool:
-    """Whether a member is a .npy or .npz by its suffix."""
+    """Return whether the suffix is .npy or .npz."""
     return PurePosixPath(name).suffix.lower() in ARRAYS
 
 
 def without_arrays_beside(spec: str, names: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
-    """Positions of the images among members that are images or arrays.
+    """Return the positions of the images among members that are images or arrays, and a note about the others.
 
-    Arrays are images only where there are no others, as in folders: labels and features are kept in arrays as well.
+    Arrays count as images only where there are no others, as in folders: labels and features are stored as arrays too.
     """
     pictures = [i for i, name in enumerate(names) if not is_array(name)]
     if not pictures or len(pictures) == len(names):
@@ -140,7 +140,7 @@ def without_arrays_beside(spec: str, names: Sequence[str]) -> tuple[list[int], t
 
 
 def images_among(spec: str, names: Collection[str], what_else: Callable[[str], bool]) -> tuple[set[str], list[str]]:
-    """The members that are images or arrays; and notes about those that are neither that nor `what_else`."""
+    """Return the members that are images or arrays, and notes about those that are neither, nor `what_else`."""
     images = {name for name in names if (is_image(name) or is_array(name)) and not in_clutter(name)}
     hidden = sorted(printable(name) for name in names if in_clutter(name))
     others = [name for name in names if name not in images and not in_clutter(name) and not what_else(name)]

@@ -1,4 +1,4 @@
-"""What several sources share about names: of splits, of columns, of files."""
+"""Names of splits, columns and files, as several formats use them."""
 
 import os
 import posixpath
@@ -19,19 +19,19 @@ _SPLITS = {
 
 
 MOST_CHECKED = 20_000
-"""Files of a list that are looked for before it is used."""
+"""Maximum number of listed files whose existence is checked."""
 
 
 def split_name(name: str) -> str | None:
-    """'train', 'val' or 'test' for the names that people give to them, in any case; None for any other name."""
+    """Return 'train', 'val' or 'test' for a usual name of that split, in any case; None for any other name."""
     return _SPLITS.get(name.strip().lower())
 
 
 def refuse_columns(spec: str, image_column: str | None, label_column: str | None) -> None:
-    """For sources that are no tables.
+    """Raise if a column is named for data without columns.
 
     Raises:
-        UsageError: a column was named.
+        UsageError: a column is named.
     """
     for name in (image_column, label_column):
         if name is not None:
@@ -39,7 +39,7 @@ def refuse_columns(spec: str, image_column: str | None, label_column: str | None
 
 
 def image_id(name: str, folder: Path) -> str:
-    """The id of an image that a manifest in `folder` names: its path relative to the folder if it lies inside."""
+    """Return the id of an image listed in a manifest: its path relative to `folder` if it lies inside."""
     if os.path.isabs(name):  # noqa: PTH117
         relative = os.path.relpath(name, folder)
         name = name if relative.startswith("..") else relative
@@ -47,14 +47,14 @@ def image_id(name: str, folder: Path) -> str:
 
 
 def check_files(spec: str, files: Sequence[str], ids: Sequence[str], folder: Path, remedy: str | None = None) -> None:
-    """Every image that a table or manifest lists is there, once.
+    """Check that every image listed in a table or manifest exists and is listed once.
 
     Args:
-        spec: what to call the list.
+        spec: name of the list in messages.
         files: the images, relative to `folder` or absolute.
-        ids: of the same length.
-        folder: where relative paths start.
-        remedy: for missing files; by default says where they were looked for.
+        ids: one per file.
+        folder: base of relative paths.
+        remedy: advice for missing files; by default the path that was looked for.
 
     Raises:
         DataError: an image is listed twice, or files are missing.
@@ -70,9 +70,9 @@ def check_files(spec: str, files: Sequence[str], ids: Sequence[str], folder: Pat
 
 
 def check_some(spec: str, files: Sequence[str | Path], folder: Path, remedy: str | None = None) -> None:
-    """The files are there; of more than `MOST_CHECKED`, as many as that, evenly spread.
+    """Check that files exist; of more than `MOST_CHECKED`, as many as that, evenly spaced.
 
-    To ask for each of a million files takes minutes on a network drive; one that is missing is found on decoding.
+    Checking each of a million files takes minutes on a network drive; decoding reports any other missing file.
 
     Raises:
         DataError: files are missing.
@@ -91,7 +91,7 @@ def check_some(spec: str, files: Sequence[str | Path], folder: Path, remedy: str
 
 
 def numbered_ids(n: int) -> tuple[str, ...]:
-    """Ids for images that have only a position: '0000' ... , of equal length so that they ascend as text."""
+    """Return ids '0000', '0001', ... of equal length, which ascend as text, for images that have no names."""
     width = len(str(n - 1))
     return tuple(f"{i:0{width}d}" for i in range(n))
 
@@ -105,7 +105,7 @@ def by_split(
     notes: tuple[str, ...],
     attributes: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Source]:
-    """One source per split, each in order of its ids; {"all": source} if `splits`, the split of each image, is None."""
+    """Return one source per split, each in order of ids; {"all": source} if `splits` (one per image) is None."""
     order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
     split_of = ["all"] * len(ids) if splits is None else splits
     sources = {}
@@ -119,6 +119,6 @@ def by_split(
 
 
 def split_rank(split: str) -> tuple[int, str]:
-    """Sorts the names of splits: the usual ones first, in their usual order."""
+    """Return the sort key of a split: all, train, val, test, then other names."""
     known = ("all", "train", "val", "test")
     return (known.index(split) if split in known else len(known), split)

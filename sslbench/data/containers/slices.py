@@ -1,4 +1,4 @@
-"""Images that are stretches of bytes in a few large files: members of archives, cells of tables, parts of records."""
+"""Images stored as byte ranges of a few large files: archive members, table cells, parts of records."""
 
 import binascii
 import contextlib
@@ -17,9 +17,9 @@ from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.wording import printable
 
 RAW, DEFLATED, BASE64 = range(3)
-"""How an image is packed in its container."""
+"""Packings of an image in its container."""
 UNKNOWN = -1
-"""A check sum that the container does not give."""
+"""Check sum missing from the container."""
 
 _THREADS = 4
 _MAX_OPEN = 64
@@ -27,7 +27,7 @@ _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 class _Handle:
-    """An open file, closed when the last one who uses it lets go."""
+    """Open file, closed with its last reference."""
 
     def __init__(self, path: str, stamp: Stamp) -> None:
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -39,9 +39,9 @@ class _Handle:
 
 
 class _Handles:
-    """The containers this process has open. Another process opens its own: nothing is carried over by pickling.
+    """Containers that this process has open; pickling carries none of them to another process.
 
-    A forked process shares the files but no position in them, since every read says where.
+    A forked process may share the files, since every read gives its own offset.
     """
 
     def __init__(self) -> None:
@@ -63,15 +63,14 @@ class _Handles:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slices:
-    """Encoded images inside containers.
+    """Encoded images stored as byte ranges of containers.
 
     Attributes:
-        containers: the files.
-        stamps: their state when `places` was found; reading from a file that has changed since is an error.
-        names: one per image, what it is called in its container.
-        places: int64 (N, 6): container, offset, bytes there, bytes when unpacked, CRC-32 or UNKNOWN, packing.
-        origins: per container where it is copied from when it is not there; None if it is a file of the user's. Empty
-            if all are.
+        containers: paths of the container files.
+        stamps: stamp of each container when it was indexed; reading a file that has changed since is an error.
+        names: name of each image in its container.
+        places: int64 (N, 6): container, offset, stored bytes, unpacked bytes, CRC-32 or UNKNOWN, packing.
+        origins: per container its remote origin; None for a local file. Empty if all are local.
     """
 
     containers: tuple[str, ...]
@@ -85,14 +84,14 @@ class Slices:
         return len(self.names)
 
     def read(self, index: int) -> bytes:
-        """The unpacked bytes of one image.
+        """Return the unpacked bytes of one image.
 
         Raises:
-            OSError: they cannot be read, do not fit their check sum, or the container has changed.
+            OSError: they cannot be read, their check sum is wrong, or the container has changed.
             DataError: the container cannot be fetched.
         """
         container, offset, stored, size, checksum, packing = self.places[index].tolist()
-        path = self._called(container)
+        path = self._container_name(container)
         with self._opened(container) as fd:
             data = _read_at(fd, path, offset, stored)
         try:
@@ -104,10 +103,10 @@ class Slices:
         return unpacked
 
     def path(self, index: int) -> str:
-        """The container and the name in it: 'photos.tar/cat/1.jpg'."""
-        return printable(f"{self._called(self.places[index, 0])}/{self.names[index]}")
+        """Return the container and the name in it: 'photos.tar/cat/1.jpg'."""
+        return printable(f"{self._container_name(self.places[index, 0])}/{self.names[index]}")
 
-    def _called(self, container: int) -> str:
+    def _container_name(self, container: int) -> str:
         origin = self.origins[container] if self.origins else None
         return self.containers[container] if origin is None else origin.url
 
@@ -122,18 +121,18 @@ class Slices:
                 yield fd
 
     def shards(self) -> npt.NDArray[np.int64]:
-        """int64 (N,): in which container each image lies."""
+        """Return the number of each image's container: int64 (N,)."""
         return self.places[:, 0]
 
     def fetched(self) -> npt.NDArray[np.int64]:
-        """int64 (containers,): bytes that are copied before a container can be read; 0 for a file of the user's."""
+        """Return the bytes to fetch before each container can be read: int64 (containers,), 0 for a local file."""
         sizes = [0 if origin is None else origin.size or 0 for origin in self.origins]
         return np.array(sizes or [0] * len(self.containers), dtype=np.int64)
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: BLAKE2b of each unpacked image, zeros for one that cannot be read.
+        """Return the BLAKE2b digest of each unpacked image, (N, 16) bytes, zeros for an unreadable one.
 
-        The same as for the image in a file of its own. Kept in the memo of file hashes while a container is unchanged.
+        Equal to the digest of the image as a single file. Cached while the container is unchanged.
         """
         in_place = np.lexsort((self.places[:, 1], self.places[:, 0]))  # one pass through each container
         return remembered(in_place, self._key, lambda i: self.stamps[self.places[i, 0]], self.read, threads=_THREADS)
@@ -143,7 +142,7 @@ class Slices:
         return f"{os.path.abspath(self.containers[container])}\0{offset}+{stored}:{packing}"  # noqa: PTH100
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Slices":
-        """Some of the images, in the order of `indices`."""
+        """Return the images at `indices`, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         names = tuple(self.names[i] for i in chosen)
         return dataclasses.replace(self, names=names, places=self.places[chosen])
@@ -165,7 +164,7 @@ def _unpack(data: bytes, size: int, packing: int) -> bytes:
     if packing == BASE64:
         return binascii.a2b_base64(data.translate(_URL_SAFE), strict_mode=True)
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-    unpacked = unpacker.decompress(data, size + 1)  # never more than the directory of the archive announces
+    unpacked = unpacker.decompress(data, size + 1)  # never more than the archive's directory announces
     if len(unpacked) != size or not unpacker.eof:
         raise ValueError(f"unpacks to {'more' if len(unpacked) > size else 'less'} than the {size:,} bytes announced")
     return unpacked
@@ -175,10 +174,10 @@ def joined(
     parts: Iterable[tuple[Path, Stamp, tuple[str, ...], npt.NDArray[np.int64]]],
     origins: Sequence[remote.Origin | None] = (),
 ) -> Slices:
-    """The images of several containers one behind the other.
+    """Return the images of several containers, concatenated.
 
     Args:
-        parts: per container its path, its stamp, the names, and int64 (n, 5): `places` without the first column.
+        parts: per container its path, stamp, names, and int64 (n, 5): `places` without the first column.
         origins: per container; see `Slices`.
     """
     listed = list(parts)

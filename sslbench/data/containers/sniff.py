@@ -1,4 +1,4 @@
-"""What lies in a file whose suffix several sources share: the first few thousand bytes tell."""
+"""Recognition of the format of a file by its first few thousand bytes, where several formats share a suffix."""
 
 import binascii
 import re
@@ -16,7 +16,7 @@ _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", 
 
 
 def head(spec: str) -> bytes:
-    """The beginning of a file, empty if it cannot be read: opening it then says why."""
+    """Return the first bytes of a file; b'' if it cannot be read, which opening it reports."""
     try:
         with open_regular(spec) as file:
             return file.read(_HEAD)
@@ -25,7 +25,7 @@ def head(spec: str) -> bytes:
 
 
 def is_json_table(spec: str) -> bool:
-    """Whether a .json holds a list of records, or a mapping from image file to label; else it is a manifest."""
+    """Return whether a .json holds a list of records or a mapping from image file to label, rather than a manifest."""
     text = head(spec).decode("utf-8-sig", "replace")
     if _RECORDS.match(text):
         return True
@@ -34,12 +34,12 @@ def is_json_table(spec: str) -> bool:
 
 
 def base64_cell(cells: list[bytes]) -> int | None:
-    """Which cell of a row begins like an image in base64 (maybe cut off at its end); None if none does."""
+    """Return the first cell of a row that begins like an image in base64 (it may be truncated); None without one."""
     return next((i for i, cell in enumerate(cells) if _begins_like_image(cell)), None)
 
 
 def has_base64_rows(spec: str) -> bool:
-    """Whether one of the first two lines of a .tsv has an image in base64, in place of a path."""
+    """Return whether one of the first two lines of a .tsv has an image in base64."""
     lines = head(spec).split(b"\n")[:2]
     return any(base64_cell(line.rstrip(b"\r").split(b"\t")) is not None for line in lines)
 

@@ -1,4 +1,4 @@
-"""Suffixes of image files, and names that are no data."""
+"""Suffixes of image files, and names of hidden and system files."""
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .gif .bmp .dib .webp .tif .tiff .ppm .pgm .pbm .pnm .pfm .avif .avifs "
@@ -8,12 +8,12 @@ SUFFIXES = frozenset(
 
 
 ARRAYS = frozenset((".npy", ".npz"))
-"""Suffixes of arrays: images only where there are no others, since lists of labels are arrays as well."""
+"""Suffixes of arrays: images only where there are no others, since labels are stored as arrays too."""
 
 
 _CLUTTER = frozenset(("__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"))
 
 
 def is_clutter(name: str) -> bool:
-    """Whether a file or folder is hidden or made by a system, and no data."""
+    """Return whether a file or folder is hidden or made by an operating system."""
     return name.startswith(".") or name.lower() in _CLUTTER

@@ -1,7 +1,7 @@
-"""What a large manifest or table says, kept in the cache folder: read once, then opened in a moment, and shared.
+"""Cached form of a large manifest or table: parsed once, then memory-mapped and shared by processes.
 
-A view holds, per split, the ids, the file names, the labels (or the objects) and the attributes as plain arrays. The
-manifest is read again when its size, its times or its inode are others.
+It holds, per split, the ids, file names, labels (or objects) and attributes as plain arrays. The manifest is parsed
+again when its size, times or inode change.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.errors import DataError
 
 LARGE = 16 << 20
-"""Bytes of a manifest from which on a view is kept; reading a smaller one takes less than a second."""
+"""Smallest manifest that is cached, in bytes; parsing a smaller one takes less than a second."""
 
 S = TypeVar("S", Source, ObjectSource)
 _VERSION = 2
@@ -38,22 +38,22 @@ _log = logging.getLogger("sslbench")
 
 
 def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S]]) -> dict[str, S]:
-    """What `build` gives, from the view if there is one that still holds.
+    """Return the sources that `build` makes of a manifest, from the cache if it is valid.
 
     Args:
-        spec: the manifest.
-        kind: what reads it.
-        arguments: of the reader; others make another view.
-        build: reads it.
+        spec: path of the manifest.
+        kind: name of the reader.
+        arguments: of the reader, a part of the cache key.
+        build: parses the manifest.
 
     Raises:
-        DataError: it cannot be read, changes meanwhile, images are missing, or whatever `build` finds wrong.
+        DataError: the manifest cannot be read or changes meanwhile, or images are missing; or `build` raises it.
     """
     path = Path(spec)
     stamp = stamp_of(path)
     if stamp[0] < LARGE:
         return build()
-    # The name is part of the key since messages and the names of sources have it.
+    # The name is a part of the key, since messages and the names of sources contain it.
     key = json.dumps([_VERSION, kind, arguments, spec, os.path.abspath(path)])  # noqa: PTH100 - links stay as they are
     name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     folder = paths.cache_dir() / "manifests" / f"{name}-{hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]}"
@@ -62,7 +62,7 @@ def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S
         for source in known.values():
             _check(spec, source)
         return known
-    _log.info("reading %s (once: what it says is kept in the cache folder)", spec)
+    _log.info("reading %s (once: its content is kept in the cache folder)", spec)
     sources = build()
     if stamp_of(path) != stamp:
         raise DataError(f"{path} was written to while it was read", "Try again when it is complete.")
@@ -84,12 +84,14 @@ def _check(spec: str, source: Source | ObjectSource) -> None:
 
 
 def _save(folder: Path, sources: Mapping[str, Source | ObjectSource]) -> None:
-    """Writes into a folder beside and renames it: whole or not at all, also when several processes write the same."""
+    """Write the sources atomically: into a temporary folder, then rename it; several processes may do so at once."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        _log.warning("what a manifest says cannot be kept in %s (%s): it is read every time", folder.parent, error)
+        _log.warning(
+            "the content of a manifest cannot be cached in %s (%s): it is parsed every time", folder.parent, error
+        )
         return
     try:
         splits = [_save_split(new / str(k), split, source) for k, (split, source) in enumerate(sources.items())]
@@ -98,7 +100,9 @@ def _save(folder: Path, sources: Mapping[str, Source | ObjectSource]) -> None:
         new.rename(folder)
     except (OSError, ValueError) as error:
         if not (folder / _META).is_file():  # else another process was faster
-            _log.warning("what a manifest says cannot be kept in %s (%s): it is read every time", folder.parent, error)
+            _log.warning(
+                "the content of a manifest cannot be cached in %s (%s): it is parsed every time", folder.parent, error
+            )
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -131,7 +135,7 @@ def _save_split(folder: Path, split: str, source: Source | ObjectSource) -> dict
 
 
 def _save_content(folder: Path, source: Source | ObjectSource) -> dict[str, Any]:
-    """The labels or the objects, and their classes."""
+    """Write the labels or the objects, and return their classes."""
     if isinstance(source, Source):
         np.save(folder / "labels.npy", source.labels.values)
         return {"labels": source.labels.kind, "classes": source.labels.classes}
@@ -143,7 +147,7 @@ def _save_content(folder: Path, source: Source | ObjectSource) -> dict[str, Any]
 
 
 def _load(folder: Path) -> Any:
-    """The sources of a view; None if there is none or it is damaged."""
+    """Return the cached sources; None if they are missing or damaged."""
     if not (folder / _META).is_file():
         return None
     try:
@@ -152,7 +156,7 @@ def _load(folder: Path) -> Any:
             raise ValueError("its check sum is wrong")
         return {part["split"]: _load_split(folder / str(k), part) for k, part in enumerate(about["splits"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("%s is damaged (%s); it is made again", folder, error)
+        _log.warning("%s is damaged (%s); it is rebuilt", folder, error)
         shutil.rmtree(folder, ignore_errors=True)
         return None
 
@@ -184,7 +188,7 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
 
 
 def _digest(folder: Path) -> str:
-    """Of the names and contents of all files but the one that holds the digest."""
+    """Return the digest of the names and contents of all files but the one that holds it."""
     state = hashlib.blake2b(digest_size=16)
     for file in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != _META):
         state.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
@@ -195,7 +199,7 @@ def _digest(folder: Path) -> str:
 
 
 def _remove_others(folder: Path, name: str) -> None:
-    """Views of earlier states of the same manifest; who has one open keeps it."""
+    """Delete the cached forms of earlier states of a manifest; a process that has one open keeps it."""
     for other in folder.parent.glob(f"{name}-*"):
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""Data behind a URL, and compressed shards: read from copies in a folder that never grows beyond a bound.
+"""Remote files and compressed shards, read through a size-bounded download cache (least recently used first out).
 
-The folder is `remote` in the cache folder. It holds $SSLBENCH_REMOTE_CACHE at most (50GB unless set): what was used
-longest ago goes first, never what is being read. With 0 a copy is removed when the last process that uses it lets go.
+The cache is the folder `remote` of the cache folder. $SSLBENCH_REMOTE_CACHE bounds its size (default 50GB). A copy in
+use is never evicted. With 0, a copy is removed when the last process stops using it.
 
-Most files are copied when they are opened, and all of them must fit. Tar shards are not: each is fetched when an image
-in it is read and its copy is not there, once per machine, so that there may be more of them than fit.
+Most files are downloaded when they are opened, and must fit into the cache together. Tar shards are downloaded when an
+image in them is read, once per machine, so that they may exceed the cache together.
 """
 
 import atexit
@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sslbench.data.once import warn_once
 from sslbench.data.remote import cache, transfer
 from sslbench.data.remote.origin import Origin, is_url, known_of, place_of, write_info
 from sslbench.data.remote.urls import RemoteFile, described
@@ -29,7 +30,7 @@ from sslbench.errors import DataError, UsageError
 __all__ = [
     "SHARDS",
     "Origin",
-    "alone",
+    "exclusive",
     "is_copy",
     "is_url",
     "local_copies",
@@ -39,26 +40,26 @@ __all__ = [
 ]
 
 SHARDS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""Suffixes of files that are fetched when they are read."""
+"""Suffixes of shards, which are downloaded when they are read."""
 
 _AT_ONCE = 16
-_OFTEN = 5  # fetches of one shard within _SOON_S that are worth a word
+_OFTEN = 5  # downloads of one shard within _SOON_S that call for a warning
 _SOON_S = 600.0
 _log = logging.getLogger("sslbench")
 
 
 def local_copies(urls: list[str]) -> list[Path]:
-    """The files behind URLs as local ones, copied if they are not there or have changed.
+    """Return local copies of remote files, downloaded if they are missing or outdated.
 
     Args:
-        urls: of files; all of them must fit into the cache at once, and stay there while this process runs.
+        urls: of files that must fit into the cache together; they stay there while this process runs.
 
     Returns:
-        One path per URL, with the same file name; files of one remote folder lie in one folder.
+        One path per URL, with the same file name; files of one remote folder share a local folder.
 
     Raises:
-        UsageError: the kind of URL is unknown or its package is missing, or there is no such file.
-        DataError: it cannot be reached, breaks off, or does not fit into the cache.
+        UsageError: the URL scheme is unknown or its package is missing, or the file does not exist.
+        DataError: the file cannot be reached, the transfer fails, or the cache is too small.
     """
     files = _described(urls)
     total = sum(file.size or 0 for file in files)
@@ -68,18 +69,18 @@ def local_copies(urls: list[str]) -> list[Path]:
             "Raise $SSLBENCH_REMOTE_CACHE (such as 200GB), or copy the data to a folder.",
         )
     for file in files:
-        _use(Path(file.place))
+        _process_pin(Path(file.place))
         with opened(file):
             pass
     return [Path(file.place) for file in files]
 
 
 def shards(urls: list[str]) -> list[Path]:
-    """Where the copies of shards will lie; none is fetched yet. `origin_of` says of such a path what belongs there.
+    """Return the future paths of the local copies of shards; nothing is downloaded yet (see `origin_of`).
 
     Raises:
-        UsageError: the kind of URL is unknown or its package is missing, or there is no such file.
-        DataError: one cannot be reached, or does not fit into the cache by itself.
+        UsageError: the URL scheme is unknown or its package is missing, or the file does not exist.
+        DataError: a shard cannot be reached, or is larger than the cache.
     """
     files = _described(urls)
     largest = max(files, key=lambda file: file.size or 0)
@@ -91,7 +92,7 @@ def shards(urls: list[str]) -> list[Path]:
     total = sum(file.size or 0 for file in files)
     if total > cache.bound():
         _log.info(
-            "%s of %s bytes do not fit into the cache of %s at once: each is fetched when it is needed",
+            "%s of %s bytes do not fit into the cache of %s at once: each is downloaded when it is needed",
             counted(len(files), "shard"),
             f"{total:,}",
             f"{cache.bound():,}",
@@ -102,20 +103,20 @@ def shards(urls: list[str]) -> list[Path]:
 
 
 def is_copy(path: Path) -> bool:
-    """Whether a path is one that `shards` gave."""
+    """Return whether a path belongs to the download cache."""
     return path.parent.parent == cache.folder()
 
 
 def origin_of(path: Path) -> Origin | None:
-    """What a path in the folder of copies stands for; of a compressed file on this machine, its unpacked copy.
+    """Return the origin of a cached copy, or of the unpacked copy of a compressed local file.
 
     Returns:
-        None for a file that can be read as it is.
+        None for a plain local file.
 
     Raises:
         DataError: the file cannot be read.
     """
-    _clean_up_at_exit()  # in this process: those that it forks may end without a word
+    _clean_up_at_exit()  # in this process: forked ones may end without running their exit handlers
     if is_copy(path):
         known = known_of(path)
         return Origin(known["url"], known["state"], known["size"], str(path)) if known else None
@@ -134,13 +135,13 @@ def origin_of(path: Path) -> Origin | None:
 
 @contextlib.contextmanager
 def opened(origin: Origin) -> Iterator[int]:
-    """The copy as a file descriptor to read from; it is fetched if it is not there, and stays until the end of this.
+    """Open the copy as a file descriptor, downloaded if it is missing; it is not evicted inside the block.
 
     Raises:
-        DataError: it cannot be fetched, does not fit, or the file has changed since it was described.
+        DataError: the download fails, does not fit, or the remote file has changed since it was opened.
     """
     path = Path(origin.place)
-    _pin = cache.Pin(path) if cache.limit() else _held(path)
+    _pin = cache.Pin(path) if cache.limit() else _recent_pin(path)
     copy = _open(origin)
     if copy is None:
         with cache.locked(path) as lock:
@@ -159,18 +160,18 @@ def opened(origin: Origin) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def alone(file: Path) -> Iterator[None]:
-    """One process at a time makes a file that all of them would make.
+def exclusive(file: Path) -> Iterator[None]:
+    """Hold the lock of a file that several processes may build; one process at a time has it.
 
     Raises:
-        UsageError: its folder cannot be written.
+        UsageError: the cache folder cannot be written.
     """
     with cache.locked(file):
         yield
 
 
 def _open(origin: Origin) -> int | None:
-    """The copy, if it is there and of this state."""
+    """Open the copy; None if it is missing or outdated."""
     try:
         file = os.open(origin.place, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
     except FileNotFoundError:
@@ -183,7 +184,7 @@ def _open(origin: Origin) -> int | None:
 
 def _fetch(origin: Origin, *, again: bool) -> None:
     path = Path(origin.place)
-    # Whoever reads shard by shard fetches the same ones every epoch: only the first time is worth a line.
+    # Reading shard by shard downloads the same ones every epoch; only the first time is logged.
     level = logging.DEBUG if again else logging.INFO
     if not is_url(origin.url):
         _log.log(level, "unpacking %s", origin.url)
@@ -202,9 +203,9 @@ def _fetch(origin: Origin, *, again: bool) -> None:
         return
     size = f" ({origin.size:,} bytes)" if origin.size is not None else ""
     _log.log(level, "copying %s%s", origin.url, size)
-    open_ = functools.partial(_open_remote, origin)
+    open_stream = functools.partial(_open_remote, origin)
     unpack = origin.url.partition("?")[0].lower().endswith(SHARDS)
-    transfer.copy(origin.url, open_, path, size=origin.size, mtime_ns=origin.stamp[1], unpack=unpack)
+    transfer.copy(origin.url, open_stream, path, size=origin.size, mtime_ns=origin.stamp[1], unpack=unpack)
     write_info(origin)
 
 
@@ -216,17 +217,17 @@ def _open_remote(origin: Origin) -> Any:
 
 
 def _count(origin: Origin, lock: int) -> None:
-    """Says so when a shard is fetched again and again: the order of reading and the cache do not go together."""
+    """Count the downloads of a shard, and warn when the cache is too small for the order of reading."""
     times = [float(text) for text in os.pread(lock, 200, 0).split()][1 - _OFTEN :]
     times.append(time.time())
     os.ftruncate(lock, 0)
-    os.write(lock, " ".join(f"{moment:.1f}" for moment in times).encode())  # it was opened to append
+    os.write(lock, " ".join(f"{moment:.1f}" for moment in times).encode())  # the lock file is open for appending
     if len(times) < _OFTEN or times[-1] - times[0] > _SOON_S:
         return
-    said = cache.folder() / ".said"
-    if said.exists() and time.time() - said.stat().st_mtime < _SOON_S:  # by another process as well
+    warned = cache.folder() / ".warned"
+    if warned.exists() and time.time() - warned.stat().st_mtime < _SOON_S:  # or another process has warned
         return
-    said.touch()
+    warned.touch()
     _log.warning(
         "%s was fetched %d times within 10 minutes: a cache of %s bytes is too small for the order in which images "
         "are read. Raise $SSLBENCH_REMOTE_CACHE, or read shard by shard (pretrain: sampler=shards).",
@@ -236,11 +237,6 @@ def _count(origin: Origin, lock: int) -> None:
     )
 
 
-@functools.cache
-def _warn_once(message: str) -> None:
-    _log.warning(message)
-
-
 def _described(urls: Sequence[str]) -> list[Origin]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         files = list(pool.map(_ask, urls))
@@ -248,7 +244,7 @@ def _described(urls: Sequence[str]) -> list[Origin]:
 
 
 def _ask(url: str) -> RemoteFile:
-    """The file as its server describes it; if that cannot be reached, as it was known before."""
+    """Ask the server for a file's size and state; if it cannot be reached, return those of the cached copy."""
     try:
         return described(url)
     except FileNotFoundError as error:
@@ -262,19 +258,19 @@ def _ask(url: str) -> RemoteFile:
     def fail() -> Any:
         raise OSError(f"it cannot be reached: {transfer.one_line(problem)}") from problem
 
-    _warn_once(f"{url} cannot be reached ({transfer.one_line(problem)}): the copy that was made before is used")
+    warn_once(f"{url} cannot be reached ({transfer.one_line(problem)}): the cached copy is used")
     return RemoteFile(url, known["size"], known["state"], fail)
 
 
-def _held(path: Path) -> cache.Pin:
-    """Where nothing is kept: a pin that stays while the process reads from this and a few other copies."""
+def _recent_pin(path: Path) -> cache.Pin:
+    """Return a pin for a cache of size 0; it lasts while the process reads from this and a few other copies."""
     _clean_up_at_exit()
-    return cache.held(path)
+    return cache.recent_pin(path)
 
 
 @functools.cache
-def _use(path: Path) -> cache.Pin:
-    """A pin that lasts as long as this process, and those that it forks."""
+def _process_pin(path: Path) -> cache.Pin:
+    """Return a pin that lasts as long as this process and those forked from it."""
     _clean_up_at_exit()
     return cache.Pin(path)
 
@@ -285,7 +281,7 @@ def _clean_up_at_exit() -> None:
 
 
 def _clean_up() -> None:
-    _use.cache_clear()
-    cache.held.cache_clear()
+    _process_pin.cache_clear()
+    cache.recent_pin.cache_clear()
     if cache.limit() == 0:
         cache.remove_all_unused()

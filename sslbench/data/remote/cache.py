@@ -1,10 +1,10 @@
-"""The folder of copies of data that lie elsewhere: never above its bound, shared by any number of processes.
+"""Size-bounded download cache, shared by any number of processes.
 
-A copy is there whole or not at all. Beside `x.tar` lie `.x.tar.used`, locked by everyone who reads the copy and as old
-as the last use, and `.x.tar.copying`, locked by the one who makes it. What is being written ends in `.part`, has its
-final size from the start where that is known, and is locked by its writer; one that is not is what a killed process
-left. `.room` is locked while sizes are added up. Locks end with their process, however it ends, and their files stay:
-removing a file that others may be waiting for would give two of them the same lock.
+A copy appears atomically. Beside `x.tar` lie `.x.tar.used`, locked (shared) by every reader and touched at each use,
+and `.x.tar.copying`, locked by the process that downloads it. A download ends in `.part`, has its final size from the
+start where that is known, and is locked by its writer; an unlocked one was left by a killed process. `.room` is locked
+while sizes are added up. Locks end with their process; their files stay, since removing a file that others wait for
+would give two of them the same lock.
 """
 
 import contextlib
@@ -25,28 +25,28 @@ from sslbench.errors import DataError, UsageError
 DEFAULT_LIMIT = "50GB"
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _STEP = 64 << 20
-"""The most that is reserved ahead for a copy whose size is not known before."""
+"""Maximum number of bytes reserved ahead for a download of unknown size."""
 _PATIENCE_S = 10.0
-_HELD = 4
+_RECENT = 4
 _log = logging.getLogger("sslbench")
 
 
 def folder() -> Path:
-    """Where the copies lie, in folders of their own."""
+    """Return the folder of the download cache."""
     return paths.cache_dir() / "remote"
 
 
 def limit() -> int:
-    """$SSLBENCH_REMOTE_CACHE in bytes; 0: nothing is kept that nobody uses.
+    """Return $SSLBENCH_REMOTE_CACHE in bytes; 0: copies are removed after use.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: its value is no size.
     """
     return _size(os.environ.get("SSLBENCH_REMOTE_CACHE", DEFAULT_LIMIT))
 
 
 def bound() -> int:
-    """Bytes that the copies never exceed; where nothing is kept, what is in use may not either."""
+    """Return the maximum size of the cache in bytes; with a limit of 0, of the copies in use."""
     return limit() or _size(DEFAULT_LIMIT)
 
 
@@ -58,7 +58,7 @@ def _size(text: str) -> int:
 
 
 class Pin:
-    """A copy is not removed while one of its pins exists, in this process or in one forked from it."""
+    """Protection of a copy from eviction while the pin exists, in this process or in one forked from it."""
 
     def __init__(self, path: Path) -> None:
         import fcntl
@@ -72,20 +72,20 @@ class Pin:
     def __del__(self) -> None:
         if hasattr(self, "_mark") and not self._mark.closed:
             self._mark.close()
-            with contextlib.suppress(UsageError):  # of a limit that was changed meanwhile
+            with contextlib.suppress(UsageError):  # the environment variable may have changed
                 if limit() == 0:
                     remove_unused(self._path)
 
 
-@functools.lru_cache(maxsize=_HELD)
-def held(path: Path) -> Pin:
-    """A pin that lasts until the process has used other copies since, for when nothing else keeps them."""
+@functools.lru_cache(maxsize=_RECENT)
+def recent_pin(path: Path) -> Pin:
+    """Return a pin that lasts until the process has used a few other copies since."""
     return Pin(path)
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[IO[bytes]]:
-    """One process at a time makes the copy; gives the file that is locked.
+    """Hold the download lock of a copy, and return the locked file.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -107,7 +107,7 @@ def _exclusive(file: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def writable(place: Path) -> Iterator[None]:
-    """Makes a folder; what fails in it is the user's to mend.
+    """Make a folder, and turn errors of writing inside the block into a message for the user.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -127,7 +127,7 @@ def _beside(path: Path, kind: str) -> Path:
 
 
 def remove_unused(path: Path) -> bool:
-    """Removes a copy unless somebody uses it; whether it did."""
+    """Remove a copy unless it is in use, and return whether it was removed."""
     import fcntl
 
     with contextlib.suppress(OSError), _beside(path, "used").open("ab") as mark:
@@ -138,13 +138,13 @@ def remove_unused(path: Path) -> bool:
 
 
 def remove_all_unused() -> None:
-    """Removes every copy that nobody uses."""
+    """Remove every copy that is not in use."""
     for copy in _survey().copies:
         remove_unused(copy)
 
 
 class Part:
-    """A copy that is being written, which has its room before its bytes come."""
+    """Copy being written; its space in the cache is reserved before its bytes arrive."""
 
     def __init__(self, file: IO[bytes], name: str, size: int | None) -> None:
         self._file, self._name, self._reserved, self._written = file, name, 0, 0
@@ -152,10 +152,10 @@ class Part:
             self._reserve(size)
 
     def write(self, chunk: bytes) -> None:
-        """Appends.
+        """Append a chunk.
 
         Raises:
-            DataError: the cache or the disk is too small for it.
+            DataError: the cache or the disk is too small.
         """
         missing = self._written + len(chunk) - self._reserved
         if missing > 0:
@@ -168,7 +168,7 @@ class Part:
         self._written += len(chunk)
 
     def finish(self) -> None:
-        """Gives back the room that was not needed."""
+        """Release the reserved space that was not needed."""
         self._file.flush()
         self._file.truncate(self._written)
 
@@ -184,13 +184,13 @@ class Part:
                 missing, writers = _evict(more, Path(self._file.name))
                 if missing <= 0:
                     self._reserved += more
-                    os.ftruncate(self._file.fileno(), self._reserved)  # counted by others from now on
+                    os.ftruncate(self._file.fileno(), self._reserved)  # the size that others count
                     return
             if writers:
                 since = time.monotonic()
             elif time.monotonic() - since > _PATIENCE_S:
                 raise DataError(
-                    f"{self._name} does not fit into the cache of {bound():,} bytes: all else in it is in use",
+                    f"{self._name} does not fit into the cache of {bound():,} bytes: all other copies are in use",
                     f"Raise $SSLBENCH_REMOTE_CACHE to {bound() + missing:,} at least.",
                 )
             time.sleep(0.02)
@@ -198,23 +198,23 @@ class Part:
 
 @contextlib.contextmanager
 def writing(path: Path, name: str, size: int | None, mtime_ns: int) -> Iterator[Part]:
-    """A new copy, which appears whole, or not at all if this ends in an error.
+    """Write a new copy, which appears atomically at the end of the block, and not at all after an error.
 
     Args:
         path: of the copy.
-        name: of what is copied, for messages.
-        size: its bytes; None if they are not known.
-        mtime_ns: which time the copy is given.
+        name: name of the file in messages.
+        size: in bytes; None if unknown.
+        mtime_ns: modification time to set.
 
     Raises:
-        DataError: the cache or the disk is too small for it.
+        DataError: the cache or the disk is too small.
     """
     import fcntl
 
     with contextlib.ExitStack() as stack:
-        if size is None:  # one at a time: two that grow could wait for each other
+        if size is None:  # one at a time: two growing copies could deadlock
             stack.enter_context(_exclusive(folder() / ".growing"))
-        with _exclusive(folder() / ".room"):  # nobody takes it for a left-over before it is locked
+        with _exclusive(folder() / ".room"):  # otherwise it could be removed as a left-over before it is locked
             file = stack.enter_context(
                 tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".part", delete=False)
             )
@@ -231,18 +231,18 @@ def writing(path: Path, name: str, size: int | None, mtime_ns: int) -> Iterator[
 
 
 @dataclasses.dataclass
-class _Found:
-    """What lies in the folder."""
+class _Contents:
+    """Contents of the cache folder."""
 
     total: int = 0
     copies: dict[Path, tuple[int, int]] = dataclasses.field(default_factory=dict)  # last use, size
     parts: list[Path] = dataclasses.field(default_factory=list)
 
 
-def _survey() -> _Found:
-    found = _Found()
+def _survey() -> _Contents:
+    found = _Contents()
     for place in folder().glob("*/*"):
-        with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             stat = place.stat()
             found.total += stat.st_size
             if place.suffix == ".part" and place.name.startswith("."):
@@ -255,7 +255,7 @@ def _survey() -> _Found:
 
 
 def _evict(more: int, own: Path) -> tuple[int, bool]:
-    """Removes what was used longest ago until `more` bytes fit; how many are still missing, whether others write."""
+    """Evict least recently used copies until `more` bytes fit; return the missing bytes and whether others write."""
     found = _survey()
     writers = False
     for part in found.parts:
@@ -276,7 +276,7 @@ def _evict(more: int, own: Path) -> tuple[int, bool]:
 
 
 def _remove_left_over(part: Path) -> int | None:
-    """Removes what a killed process was writing; its size, or None if it is being written."""
+    """Remove the partial download of a killed process and return its size; None if it is being written."""
     import fcntl
 
     try:

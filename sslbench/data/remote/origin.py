@@ -1,4 +1,4 @@
-"""A file elsewhere, where its copy lies, and what is written about it beside the copy."""
+"""Remote file, the place of its copy, and the record of its state beside the copy."""
 
 import dataclasses
 import hashlib
@@ -17,18 +17,18 @@ _URL = re.compile(r"[A-Za-z][\w+.-]*://.+", re.DOTALL)
 
 
 def is_url(spec: str) -> bool:
-    """Whether the string is s3://..., https://... and the like."""
+    """Return whether the string is a URL such as s3://... or https://..."""
     return _URL.fullmatch(spec) is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """A file elsewhere, in one state, and where its copy lies while there is one.
+    """Remote or compressed file in one state, and the place of its local copy.
 
     Attributes:
-        url: of the file; of a compressed one on this machine its path.
-        state: what changes when the file does.
-        size: its bytes, packed if it is; None if the server does not say.
+        url: of the file; for a compressed local file its path.
+        state: text that changes with the file's content (ETag, time and size).
+        size: bytes of the (packed) file; None if the server does not say.
         place: path of the copy.
     """
 
@@ -39,14 +39,14 @@ class Origin:
 
     @property
     def stamp(self) -> Stamp:
-        """What changes when the file does, on any machine."""
+        """Stamp of the file, the same on every machine."""
         number = int.from_bytes(hashlib.sha256(f"{self.url}\0{self.state}".encode()).digest()[:12])
         # The copy gets this time, in whole even seconds, which every file system keeps.
         return self.size or 0, 2 * (number % 2**29) * 10**9, 0, number >> 33
 
 
 def place_of(url: str) -> Path:
-    """Where a copy lies: files of one remote folder together, under their own names."""
+    """Return the path of the local copy of a URL; files of one remote folder share a folder and keep their names."""
     parts = urllib.parse.urlsplit(url)
     folder, _, name = parts.path.rpartition("/") if parts.path.strip("/") else ("", "", parts.netloc)
     key = f"{parts.scheme}://{parts.netloc}{folder}?{parts.query}"
@@ -57,7 +57,7 @@ def place_of(url: str) -> Path:
 
 
 def write_info(origin: Origin) -> None:
-    """Writes beside the copy what belongs there; it stays when the copy is removed.
+    """Write the origin to a file beside the copy; it stays when the copy is evicted.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -71,7 +71,7 @@ def write_info(origin: Origin) -> None:
 
 
 def known_of(place: Path) -> dict[str, Any] | None:
-    """What was written about a copy."""
+    """Return the record that `write_info` wrote; None if it is missing or damaged."""
     try:
         known: dict[str, Any] = json.loads(Path(f"{place}.info").read_text(encoding="utf-8"))
     except (OSError, ValueError):

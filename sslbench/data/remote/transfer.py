@@ -1,4 +1,4 @@
-"""From a stream to a copy on disk: whole, unpacked where it is compressed, begun again when the connection breaks."""
+"""Transfer of a stream to a local copy: atomic, unpacked if compressed, retried when the connection breaks."""
 
 import bz2
 import contextlib
@@ -20,23 +20,23 @@ from sslbench.data.wording import counted
 from sslbench.errors import DataError
 
 PAUSES_S = (1.0, 3.0, 9.0)
-"""How long it is waited before a transfer that broke off is begun again; then it is given up."""
+"""Seconds before each retry of a broken transfer; after the last one it fails."""
 
 SLOWEST_S, SLOWEST_BYTES = 60.0, 60_000
-"""A transfer that brings fewer bytes in as many seconds is begun again: a byte now and then meets no timeout."""
+"""Minimum progress of a transfer, or it is retried: a socket's timeout does not notice a byte now and then."""
 
 HEAD_BYTES = 6
 _CHUNK = 1 << 20
 _log = logging.getLogger("sslbench")
 
 
-class _BrokenOffError(Exception):
-    """The other side stopped sending."""
+class _TransferError(Exception):
+    """Connection closed before the end of the file."""
 
 
 def copy(
     name: str,
-    open_: Callable[[], Any],
+    open_stream: Callable[[], Any],
     path: Path,
     *,
     size: int | None,
@@ -44,25 +44,25 @@ def copy(
     unpack: bool,
     pauses: tuple[float, ...] | None = None,
 ) -> int:
-    """Writes what a stream gives to `path`, whole or not at all; returns its bytes there.
+    """Copy a stream to `path`, atomically, and return the number of bytes written.
 
     Args:
-        name: of what is read, for messages.
-        open_: begins to read.
-        path: of the copy, in a folder that exists.
-        size: of what is read, if that is known.
-        mtime_ns: the time that the copy is given.
-        unpack: whether to unpack gzip, bzip2, xz and zstd, told by the first bytes.
-        pauses: between attempts; as `PAUSES_S` unless given.
+        name: name of the file in messages.
+        open_stream: opens the stream.
+        path: of the copy, in an existing folder.
+        size: of the stream in bytes, if known.
+        mtime_ns: modification time to set.
+        unpack: unpack gzip, bzip2, xz and zstd, recognised by their first bytes.
+        pauses: seconds between attempts; `PAUSES_S` by default.
 
     Raises:
-        DataError: it breaks off again and again, is damaged, does not fit, or needs the package zstandard.
+        DataError: all attempts fail, or the file is damaged, does not fit, or needs the package zstandard.
     """
     waits = PAUSES_S if pauses is None else pauses
     for pause in (*waits, None):
         try:
-            return _once(name, open_, path, size, mtime_ns, unpack)
-        except _BrokenOffError as error:
+            return _attempt(name, open_stream, path, size, mtime_ns, unpack)
+        except _TransferError as error:
             if pause is None:
                 tried = f" (tried {counted(len(waits) + 1, 'time')})" if waits else ""
                 problem = f"{name} cannot be read: {error}{tried}"
@@ -73,19 +73,21 @@ def copy(
 
 
 def compression(head: bytes) -> str | None:
-    """How a file is compressed that begins like this: gzip, bzip2, xz, zstd, or None."""
+    """Return the compression of a file that begins with these bytes: gzip, bzip2, xz, zstd or None."""
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
 
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-def _once(name: str, open_: Callable[[], Any], path: Path, size: int | None, mtime_ns: int, unpack: bool) -> int:
+def _attempt(
+    name: str, open_stream: Callable[[], Any], path: Path, size: int | None, mtime_ns: int, unpack: bool
+) -> int:
     with contextlib.ExitStack() as stack:
         try:
-            stream = stack.enter_context(open_())
+            stream = stack.enter_context(open_stream())
         except (OSError, http.client.HTTPException) as error:
-            raise _BrokenOffError(one_line(error)) from error
+            raise _TransferError(one_line(error)) from error
         raw = _Raw(stream)
         head = raw.start()
         kind = compression(head) if unpack else None
@@ -96,7 +98,7 @@ def _once(name: str, open_: Callable[[], Any], path: Path, size: int | None, mti
                 part.write(chunk)
                 written += len(chunk)
             if size is not None and raw.count < size:
-                raise _BrokenOffError(f"it broke off after {raw.count:,} of {size:,} bytes")
+                raise _TransferError(f"the transfer ended after {raw.count:,} of {size:,} bytes")
         return written
 
 
@@ -105,22 +107,22 @@ def _read(source: IO[bytes], raw: "_Raw", name: str, size: int | None) -> bytes:
         return source.read(_CHUNK)
     except (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError, _zstd_error()) as error:
         if raw.ended and size is not None and raw.count < size:
-            raise _BrokenOffError(f"it broke off after {raw.count:,} of {size:,} bytes") from error
+            raise _TransferError(f"the transfer ended after {raw.count:,} of {size:,} bytes") from error
         raise DataError(
-            f"{name} is damaged or truncated: {one_line(error)}", "Get it again, or make it again."
+            f"{name} is damaged or truncated: {one_line(error)}", "Download or create the file again."
         ) from error
 
 
 class _Raw(io.RawIOBase):
-    """A stream of bytes that counts them, gives its first ones twice, and tells its own errors from others."""
+    """Stream that counts its bytes, repeats the first ones, and marks its own errors as transfer errors."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._head, self.count, self.ended = b"", 0, False
-        self._read = getattr(stream, "read1", stream.read)  # gives what is there, and waits for no more
+        self._read = getattr(stream, "read1", stream.read)  # returns the available bytes without waiting for more
         self._since, self._before = time.monotonic(), 0
 
     def start(self) -> bytes:
-        """The first bytes, which are read again afterwards."""
+        """Return the first bytes without consuming them."""
         while len(self._head) < HEAD_BYTES and (more := self._next(HEAD_BYTES - len(self._head))):
             self._head += more
         return self._head
@@ -138,13 +140,13 @@ class _Raw(io.RawIOBase):
         try:
             chunk = self._read(size)
         except (OSError, http.client.HTTPException, EOFError) as error:
-            raise _BrokenOffError(one_line(error)) from error
+            raise _TransferError(one_line(error)) from error
         self.count += len(chunk)
         self.ended = self.ended or not chunk
         now = time.monotonic()
         if now - self._since > SLOWEST_S:
             if self.count - self._before < SLOWEST_BYTES and not self.ended:
-                raise _BrokenOffError(f"it sent {self.count - self._before:,} bytes in {now - self._since:.0f} s")
+                raise _TransferError(f"it sent {self.count - self._before:,} bytes in {now - self._since:.0f} s")
             self._since, self._before = now, self.count
         return chunk
 
@@ -170,11 +172,11 @@ def _unpacker(kind: str | None, raw: _Raw, name: str) -> IO[bytes]:
 
 
 def _zstd_error() -> type[Exception]:
-    """What zstandard raises, which is no error of Python's own."""
+    """Return the exception class of zstandard; EOFError while the package is not loaded."""
     module = sys.modules.get("zstandard")
     return EOFError if module is None else module.ZstdError
 
 
 def one_line(error: object) -> str:
-    """An error as part of a message."""
+    """Return the text of an error in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""What lies behind a URL: http and https by the standard library, all else by fsspec."""
+"""Remote files by URL: http and https through the standard library, other schemes through fsspec."""
 
 import dataclasses
 import functools
@@ -19,10 +19,10 @@ from sslbench.names import did_you_mean
 
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _TIMEOUT_S = 60
-"""Seconds without any byte."""
+"""Timeout of a socket that receives nothing, in seconds."""
 
 _ANSWER_S = 120
-"""Seconds for a whole answer about a file."""
+"""Timeout of a whole response with a file's headers, in seconds."""
 
 _HEAD_REFUSED = (400, 401, 403, 405, 501)
 T = TypeVar("T")
@@ -33,10 +33,10 @@ class RemoteFile:
     """A file behind a URL.
 
     Attributes:
-        url: of it.
-        size: its bytes; None if the server does not say.
-        state: what changes when the file does.
-        open: begins to read it.
+        url: of the file.
+        size: in bytes; None if the server does not say.
+        state: text that changes with the file's content.
+        open: opens the file for reading.
     """
 
     url: str
@@ -46,12 +46,12 @@ class RemoteFile:
 
 
 def described(url: str) -> RemoteFile:
-    """The file as its server describes it; nothing of it is read.
+    """Return the size and state of a remote file, as its server gives them; the content is not read.
 
     Raises:
-        UsageError: the kind of URL is unknown, its package is missing, or it is a folder.
-        FileNotFoundError: there is no such file.
-        OSError: it cannot be reached; some packages of fsspec raise a RuntimeError instead.
+        UsageError: the URL scheme is unknown, its package is missing, or the URL is a folder.
+        FileNotFoundError: the file does not exist.
+        OSError: the server cannot be reached; some packages of fsspec raise a RuntimeError instead.
     """
     if re.search(r"[\s\x00-\x1f]|%00", url):
         raise UsageError(f"{url!r} is no URL: it has a space or a control character", "Write a space as %20.")
@@ -63,7 +63,7 @@ def described(url: str) -> RemoteFile:
 
 
 def _over_http(url: str) -> RemoteFile:
-    """Ask with HEAD; by the first byte with GET where HEAD is refused, as it is for URLs that are signed for GET."""
+    """Ask with HEAD; where that is refused, as for URLs signed for GET, with GET of the first byte."""
     try:
         head = _within(_ANSWER_S, lambda: _headers(urllib.request.Request(url, method="HEAD")))
     except urllib.error.HTTPError as error:
@@ -74,7 +74,7 @@ def _over_http(url: str) -> RemoteFile:
     if (whole := re.fullmatch(r"bytes \d+-\d+/(\d+)", head.get("Content-Range") or "")) is not None:
         length = whole[1]
     if length is not None and not re.fullmatch(r"\d{1,18}", length):
-        raise OSError(f"its server says that it has '{length[:40]}' bytes")
+        raise OSError(f"the server reports a length of '{length[:40]}' bytes")
     state = [head.get("ETag"), head.get("Last-Modified"), length]
     opened = functools.partial(urllib.request.urlopen, url, timeout=_TIMEOUT_S)
     return RemoteFile(url, None if length is None else int(length), json.dumps(state), opened)
@@ -94,17 +94,17 @@ def _headers(request: urllib.request.Request) -> Message:
 
 
 def _within(seconds: float, ask: Callable[[], T]) -> T:
-    """Call a function that may wait for ever: a server that sends a byte now and then meets no timeout of a socket.
+    """Call a function with a time limit: a server that sends a byte now and then never exceeds a socket's timeout.
 
     Raises:
-        TimeoutError: no answer in that time; the function goes on in a thread that does not keep the process alive.
+        TimeoutError: no result in time; the function continues in a daemon thread.
     """
     answers: queue.Queue[T | BaseException] = queue.Queue()
 
     def work() -> None:
         try:
             answers.put(ask())
-        except BaseException as error:  # noqa: BLE001 - raised by who waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             answers.put(error)
 
     threading.Thread(target=work, daemon=True).start()
@@ -123,7 +123,7 @@ def _by_fsspec(url: str) -> RemoteFile:
     scheme = url.partition("://")[0]
     known = sorted(fsspec.available_protocols())
     if scheme not in known:
-        raise UsageError(f"'{scheme}://' is no kind of URL that is known", did_you_mean(scheme, known))
+        raise UsageError(f"'{scheme}://' is an unknown URL scheme", did_you_mean(scheme, known))
     try:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
