@@ -12,7 +12,7 @@ from PIL import Image
 from sslbench.data.decode.handlers import (
     Decoder,
     PictureDecoder,
-    Pictures,
+    PictureHandler,
     identified,
     make_decoder,
     name_of,
@@ -100,13 +100,13 @@ class TestRouting:
             Decoder(refuse)("a.bin", b"abc")
 
     def test_it_can_be_sent_to_other_processes(self):
-        decoder = PictureDecoder(Decoder(text, Pictures(Wanted(4, max_pixels=9))), Wanted(4))
+        decoder = PictureDecoder(Decoder(text, PictureHandler(Wanted(4, max_pixels=9))), Wanted(4))
         copy = pickle.loads(pickle.dumps(decoder))  # noqa: S301 - our own bytes
         assert copy.decoder.handlers[0] is text
         assert copy.decoder.handlers[1].wanted.max_pixels == 9
 
 
-class TestPictures:
+class TestPictureHandler:
     def test_the_users_come_before_the_sources_and_those_before_the_default(self, tmp_path, monkeypatch):
         (tmp_path / "handlers_of_a_user.py").write_text(
             "import numpy as np\n"

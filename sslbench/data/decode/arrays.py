@@ -1,4 +1,4 @@
-"""Files that hold arrays of pixels with any number of channels: NumPy's, and TIFF with its bands as they are."""
+"""Decoding of pixel arrays with any number of channels: NumPy files, and all bands of a TIFF."""
 
 import io
 import logging
@@ -23,24 +23,24 @@ from sslbench.data.decode.picture import (
 
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _ORIENTATION = 274
-_HEAD = 4096  # more than the header of an array takes
+_HEAD = 4096  # upper bound of the size of an array's header
 
 
 def is_numpy(data: bytes, path: str) -> bool:
-    """Whether it is what np.save or np.savez write; a zip is told by its name from other zips."""
+    """Return whether the data are of np.save, or a zip with the name of an .npz."""
     return data.startswith(b"\x93NUMPY") or (data.startswith(b"PK\x03\x04") and path.lower().endswith(".npz"))
 
 
 def is_tiff(data: bytes) -> bool:
-    """Whether it is a TIFF or BigTIFF."""
+    """Return whether the data are a TIFF or BigTIFF."""
     return data.startswith(_TIFF)
 
 
 def decode_numpy(data: bytes, path: str, wanted: Wanted) -> Decoded:
-    """The array (H, W) or (H, W, channels) in a .npy, or the only one in an .npz.
+    """Decode the array (H, W) or (H, W, channels) of a .npy, or the only one of an .npz.
 
     Raises:
-        UnreadableImage: damaged, another shape or type, objects, too large, or other channels than are wanted.
+        UnreadableImage: damaged, of another shape or dtype, too large, or with other channels than wanted.
     """
     try:
         member = _only_member(data, path, wanted) if data.startswith(b"PK") else io.BytesIO(data)
@@ -48,7 +48,7 @@ def decode_numpy(data: bytes, path: str, wanted: Wanted) -> Decoded:
         array = np.lib.format.read_array(member, allow_pickle=False)
     except UnreadableImage:
         raise
-    except Exception as error:  # a damaged header is read as a Python literal, and fails in any way that this can
+    except Exception as error:  # a header is parsed as a Python literal, which can fail in many ways
         raise UnreadableImage(path, f"damaged NumPy file ({_one_line(error)})") from error
     return from_array(array, path, wanted)
 
@@ -61,13 +61,13 @@ def _only_member(data: bytes, path: str, wanted: Wanted) -> io.BytesIO:
         with archive.open(members[0]) as file:
             head = io.BytesIO(file.read(_HEAD))
         size = _check_header(head, path, wanted)
-        if members[0].file_size > size + _HEAD:  # what is unpacked is as large as the zip says, whatever the array says
+        if members[0].file_size > size + _HEAD:  # the zip's size decides what is unpacked
             raise UnreadableImage(path, "an .npz whose array is larger than it says")
         return io.BytesIO(archive.read(members[0]))
 
 
 def _check_header(file: io.BytesIO, path: str, wanted: Wanted) -> int:
-    """Refuse by what the header says, before an array of that size is made; returns the size of the array in bytes."""
+    """Check an array's header before the array is allocated, and return its size in bytes."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
@@ -87,10 +87,10 @@ def _check_channels(channels: int, path: str, wanted: Wanted) -> None:
 
 
 def decode_tiff(data: bytes, path: str, wanted: Wanted) -> Decoded:
-    """All bands of a TIFF, as samples of one page (interleaved or one plane each) or as pages of one band.
+    """Decode all bands of a TIFF: samples of one page (interleaved or planar), or pages of one band.
 
     Raises:
-        UnreadableImage: damaged, a compression that is not understood, too large, or other channels than are wanted.
+        UnreadableImage: damaged, in an unknown compression, too large, or with other channels than wanted.
     """
     import tifffile
 
@@ -118,7 +118,7 @@ def decode_tiff(data: bytes, path: str, wanted: Wanted) -> Decoded:
 
 
 def count_bands(data: bytes) -> int:
-    """Of a TIFF, as its header says; 0 if that cannot be read."""
+    """Return the number of bands in a TIFF's header; 0 if it cannot be read."""
     import tifffile
 
     try:
@@ -130,7 +130,7 @@ def count_bands(data: bytes) -> int:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep tifffile's messages off the user's screen: what it says of a file becomes the reason, where it matters."""
+    """Silence tifffile's log; its errors become the reason of an UnreadableImage."""
     logger = logging.getLogger("tifffile")
     before, logger.disabled = logger.disabled, True
     try:
@@ -140,7 +140,7 @@ def _silent() -> Iterator[None]:
 
 
 def _check_complete(series: Any, length: int, path: str) -> None:
-    """Refuse a file that ends too early: tifffile gives zeros for what is not there."""
+    """Raise for a truncated file, whose missing pixels tifffile would return as zeros."""
     for page in series.pages:
         ends = [at + count for at, count in zip(page.dataoffsets, page.databytecounts, strict=True)]
         if not all(page.databytecounts) or max(ends, default=length + 1) > length:
@@ -148,7 +148,7 @@ def _check_complete(series: Any, length: int, path: str) -> None:
 
 
 def _axis_of_bands(series: Any, path: str, wanted: Wanted) -> int | None:
-    """The axis beside those of the picture, X and Y as tifffile names them; None if there is none."""
+    """Return the axis of the bands, other than tifffile's X and Y; None without one."""
     shape, axes = series.shape, str(series.axes)
     if "X" not in axes or "Y" not in axes or len(shape) not in (2, 3):
         raise UnreadableImage(path, f"a TIFF of shape {shape} (axes {axes}), should be one picture with bands")

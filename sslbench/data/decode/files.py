@@ -1,4 +1,4 @@
-"""From an encoded file or an array to a picture, equal to Pillow's bit for bit, or refused with a reason."""
+"""Decoding of an encoded file or an array to a picture, equal to Pillow's bit for bit."""
 
 import dataclasses
 import struct
@@ -15,7 +15,7 @@ from sslbench.preprocessing import MAX_PIXELS
 
 try:
     from torchvision.io import ImageReadMode, decode_jpeg
-except ImportError:  # torchvision 0.29 announces that a later version will come without; Pillow gives the same pixels
+except ImportError:  # deprecated by torchvision 0.29; Pillow gives the same pixels
     decode_jpeg = None
 
 __all__ = ["MAX_PIXELS", "Decoded", "UnreadableImage", "Wanted", "decode"]
@@ -25,22 +25,21 @@ _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xC
 
 
 def decode(data: bytes | npt.NDArray[np.uint8], path: str, wanted: Wanted = RGB) -> Decoded:
-    """The picture, by default as RGB, as Pillow's open, exif_transpose and convert('RGB') would give it.
+    """Decode a picture, by default to RGB, as Pillow's open, exif_transpose and convert('RGB') do.
 
     Baseline and progressive JPEG goes through torchvision.io, which is faster and gives the same pixels. PNG does not:
-    torchvision's decoder can crash the process on damaged files and gains little. What differs from Pillow's
+    torchvision's decoder can crash the process on damaged files and gains little. Differences from Pillow's
     convert('RGB'): samples of 16 bits keep their upper 8 (Pillow clips grey ones to white), and float pictures are
-    refused, because nothing says which range they use. NumPy files (.npy, .npz) hold an array (H, W) or
-    (H, W, channels); where other channels than RGB are wanted, TIFF is read with all its bands.
+    refused, because their range is unknown. NumPy files (.npy, .npz) hold an array (H, W) or (H, W, channels); where
+    other channels than RGB are wanted, TIFF is read with all its bands.
 
     Args:
         data: the encoded file; or an array (H, W) or (H, W, channels), uint8.
-        path: what to call the image in messages.
-        wanted: channels, depth and largest size.
+        path: name of the image in messages.
+        wanted: channels, depth and maximum size.
 
     Raises:
-        UnreadableImage: there is no complete picture in `data`, or not one as wanted; no partial picture is ever
-            returned.
+        UnreadableImage: `data` hold no complete picture as wanted; a partial one is never returned.
     """
     if isinstance(data, np.ndarray):
         return from_array(data, path, wanted, alpha=True)
@@ -71,7 +70,7 @@ class _JpegHeader:
 
 
 def _jpeg_header(data: bytes) -> _JpegHeader | None:
-    """What the segments before the first scan say; None unless it is plain 8-bit grey or colour JPEG."""
+    """Parse the segments before the first scan; None unless the data are an 8-bit grey or colour JPEG."""
     if data[:3] != b"\xff\xd8\xff":
         return None
     at, frame, has_metadata = 2, None, False
@@ -92,19 +91,19 @@ def _jpeg_header(data: bytes) -> _JpegHeader | None:
 
 
 def _reduction(header: _JpegHeader, wanted: Wanted) -> int:
-    """8, 4, 2 or 1: the part of its size at which a JPEG is still at least twice as large as it will be resized to.
+    """Return the largest factor (8, 4, 2 or 1) by which a JPEG can be reduced and still be twice its resized size.
 
-    Twice, as Pillow's reducing_gap=2.0 has it: libjpeg cuts high frequencies off where the resize's filter fades them.
+    Twice, as with Pillow's reducing_gap=2.0: libjpeg cuts off high frequencies that the resize's filter attenuates.
     On two detailed photographs the resized pictures were 0.8 to 2.8 levels off on average, with once 1.4 to 5.3.
     """
     if wanted.resize is None or wanted.channels != 3:
         return 1
-    side = wanted.resize if isinstance(wanted.resize, int) else max(wanted.resize)  # it may lie on its side (EXIF)
+    side = wanted.resize if isinstance(wanted.resize, int) else max(wanted.resize)  # EXIF may swap width and height
     return next((part for part in (8, 4, 2) if min(header.width, header.height) >= 2 * part * side), 1)
 
 
 def _decode_jpeg(data: bytes, header: _JpegHeader) -> Decoded | None:
-    """Through torchvision.io; None if it refuses, which leaves the verdict and the reason to Pillow."""
+    """Decode with torchvision.io; return None on failure, so that Pillow decides and gives the reason."""
     try:
         image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
     except RuntimeError:

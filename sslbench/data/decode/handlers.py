@@ -1,12 +1,12 @@
-"""The routed decoder: functions that each decode what they know, asked in turn, the first answer wins.
+"""Routed decoder: handlers that each decode some kinds of files, asked in turn; the first result wins.
 
-The design is that of torchvision's request for comments on decoding (torchvision issue 5075). The user's functions come
-first, then the source's own (an attribute `handlers` of its `Images`), then the default, which reads every picture.
+The design is that of torchvision's request for comments on decoding (torchvision issue 5075). The user's handlers come
+first, then the source's own (`HasHandlers`), then the default one, which reads every picture.
 """
 
 import io
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,24 +26,22 @@ from sslbench.names import did_you_mean, find_object, refuse_named_by_file
 from sslbench.preprocessing import Preprocessing
 
 Handler = Callable[[str, BinaryIO], Any]
-"""(path, file) -> what the file holds, or None when it is for somebody else to decode.
+"""(path, file) -> the decoded content, or None to leave the file to the next handler.
 
-For a picture that is an array (H, W) or (H, W, channels) or a tensor (channels, H, W), of uint8, uint16 or floating
+A picture is an array (H, W) or (H, W, channels) or a tensor (channels, H, W), of uint8, uint16 or floating
 point values from 0 to 1; a Pillow image; or a `Decoded`.
 """
 
 WAYS = ("reference", "fast")
-"""How the default decodes; see `Preprocessing.decoder`."""
+"""Names of the default handler's modes; see `Preprocessing.decoder`."""
 
 
 class Decoder:
-    """Handlers that are asked in turn; it has those that it is given and no others.
-
-    It holds no state, and can be sent to other processes if its handlers can (functions of a module can).
+    """Handlers asked in turn; stateless, and picklable if its handlers are (functions of a module are).
 
     Attributes:
-        handlers: in the order in which they are asked.
-        must_decode: whether a file that none of them takes is an error; if not, it stays as it is.
+        handlers: in the order of asking.
+        must_decode: a file that no handler takes is an error; otherwise it stays undecoded.
     """
 
     def __init__(self, *handlers: Handler, must_decode: bool = True) -> None:
@@ -53,20 +51,20 @@ class Decoder:
     def __call__(
         self, path: str, buffer: bytes | BinaryIO, *, prefix: str = "", include_path: bool = True
     ) -> dict[str, Any]:
-        """What belongs into the dictionary of a sample.
+        """Decode one file into entries of a sample's dictionary.
 
         Args:
-            path: of the file; handlers may go by its suffix.
+            path: of the file; handlers may use its suffix.
             buffer: its content.
-            prefix: of the keys, for samples that hold several files: 'image', 'mask'.
-            include_path: put the path beside it.
+            prefix: of the keys, for samples of several files: 'image', 'mask'.
+            include_path: add the path.
 
         Returns:
-            A handler's dictionary as it is; any other value under the prefix, or 'data' without one; the content
-            itself, undecoded, under 'buffer' ('mask_buffer'); and the path under 'path' ('mask_path').
+            A handler's dictionary unchanged; any other value under the prefix, or 'data' without one; an undecoded
+            content under 'buffer' ('mask_buffer'); and the path under 'path' ('mask_path').
 
         Raises:
-            UnreadableImage: nobody takes the file, and `must_decode` is set; or a handler failed.
+            UnreadableImage: no handler takes the file, and `must_decode` is set; or a handler failed.
         """
         before = f"{prefix}_" if prefix else ""
         handler, value = self.route(path, buffer)
@@ -77,10 +75,10 @@ class Decoder:
         return {**sample, f"{before}path": path} if include_path else sample
 
     def route(self, path: str, buffer: bytes | BinaryIO) -> tuple[Handler | None, Any]:
-        """The handler that takes a file, and what it gave; (None, None) if nobody does and nobody must.
+        """Return the first handler that takes a file, and its result; (None, None) without one if not `must_decode`.
 
         Raises:
-            UnreadableImage: nobody takes the file, and `must_decode` is set; or a handler failed.
+            UnreadableImage: no handler takes the file, and `must_decode` is set; or a handler failed.
         """
         for handler in self.handlers:
             try:
@@ -98,67 +96,86 @@ class Decoder:
         return None, None
 
 
-class Pictures:
-    """The default handler: takes every file, and gives the picture as it is wanted or the reason why there is none."""
+class PictureHandler:
+    """Default handler: decodes any picture file to the wanted channels, depth and size."""
 
     def __init__(self, wanted: Wanted = RGB) -> None:
         self.wanted = wanted
 
     def __call__(self, path: str, buffer: BinaryIO) -> Decoded:
-        """Never None."""
+        """Decode a picture; never returns None."""
         return decode(buffer.read(), path, self.wanted)
 
 
 class PictureDecoder:
-    """From what a source holds to a picture: arrays as they are, files through a `Decoder`.
+    """Decoder of a source's images to pictures: arrays directly, files through a `Decoder`.
 
     Attributes:
-        decoder: for all files.
-        wanted: see there.
-        parts: of several sources at once, that of each.
+        decoder: of files.
+        wanted: channels, depth and maximum size of the pictures.
+        parts: for joined sources, the decoder of each.
     """
 
     def __init__(self, decoder: Decoder, wanted: Wanted = RGB, parts: tuple["PictureDecoder", ...] = ()) -> None:
         self.decoder, self.wanted, self.parts = decoder, wanted, parts
 
     def __call__(self, path: str, data: bytes | npt.NDArray[np.uint8]) -> Decoded:
-        """The picture; what a handler other than the default gave is counted among its conversions.
+        """Decode one image; a handler other than the default one is listed among the conversions.
 
         Raises:
-            UnreadableImage: there is none, or not one as wanted.
-            UsageError: a handler gave something that is no picture.
+            UnreadableImage: the data hold no picture as wanted.
+            UsageError: a handler returned something other than a picture.
         """
-        if isinstance(data, np.ndarray):  # decoded already, there is nothing for a handler to do
+        if isinstance(data, np.ndarray):  # decoded already
             return decode(data, path, self.wanted)
         handler, value = self.decoder.route(path, data)
         if handler is None:
             raise UnreadableImage(path, "left undecoded, and a backbone takes pictures")
-        if isinstance(handler, Pictures):
+        if isinstance(handler, PictureHandler):
             return value  # type: ignore[no-any-return]
         decoded = as_picture(value, path, self.wanted, name_of(handler))
         return Decoded(decoded.image, (f"decoded by {name_of(handler)}", *decoded.conversions), decoded.full)
 
     def wanting(self, wanted: Wanted) -> "PictureDecoder":
-        """The same handlers for pictures that are wanted otherwise."""
-        handlers = [Pictures(wanted) if isinstance(h, Pictures) else h for h in self.decoder.handlers]
+        """Return a decoder with the same handlers for other wanted pictures."""
+        handlers = [PictureHandler(wanted) if isinstance(h, PictureHandler) else h for h in self.decoder.handlers]
         parts = tuple(part.wanting(wanted) for part in self.parts)
         return PictureDecoder(Decoder(*handlers, must_decode=self.decoder.must_decode), wanted, parts)
 
     def same_as(self, other: "PictureDecoder") -> bool:
-        """Whether both give the same pictures."""
-        own, others = ([h for h in d.decoder.handlers if not isinstance(h, Pictures)] for d in (self, other))
+        """Return whether both decode to the same pictures."""
+        own, others = ([h for h in d.decoder.handlers if not isinstance(h, PictureHandler)] for d in (self, other))
         return self.wanted == other.wanted and own == others
 
 
+@runtime_checkable
+class HasHandlers(Protocol):
+    """Additional interface of `Images` in a format of their own: the handlers that decode it."""
+
+    @property
+    def handlers(self) -> Iterable[Handler]:
+        """Handlers asked after the user's."""
+        ...
+
+
+@runtime_checkable
+class Composite(Protocol):
+    """Additional interface of `Images` whose pictures are made of others: crops, channels in several files."""
+
+    def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
+        """Return the picture at `index`, made of pictures that `decoder` reads."""
+        ...
+
+
 def picture_decoder(preprocessing: Preprocessing | None, images: Images) -> PictureDecoder:
-    """The decoder for some images: the user's handlers, the source's, the default.
+    """Return the decoder of a source's images: the user's handlers, the source's, the default one.
 
     Args:
-        preprocessing: whose `decoder` names the handlers; None: RGB of 8 bits without handlers of the user's.
+        preprocessing: its `decoder` names the user's handlers; None: 8-bit RGB without any.
         images: of the source.
 
     Raises:
-        UsageError: a handler's name leads nowhere.
+        UsageError: there is no handler of that name.
     """
     if preprocessing is None:
         return make_decoder((), RGB, images)
@@ -166,34 +183,34 @@ def picture_decoder(preprocessing: Preprocessing | None, images: Images) -> Pict
 
 
 def make_decoder(names: Iterable[str], wanted: Wanted, images: Images) -> PictureDecoder:
-    """The same for pictures as they are `wanted`.
+    """Return the decoder of a source's images for given handlers and wanted pictures.
 
     Args:
-        names: of the user's handlers; 'reference' and 'fast' among them mean nothing here.
-        wanted: see there.
+        names: of the user's handlers; 'reference' and 'fast' are ignored.
+        wanted: channels, depth and maximum size of the pictures.
         images: of the source.
 
     Raises:
-        UsageError: a handler's name leads nowhere.
+        UsageError: there is no handler of that name.
     """
     names = tuple(names)
     parts = (
         tuple(make_decoder(names, wanted, part) for part in images.parts) if isinstance(images, JoinedImages) else ()
     )
-    return PictureDecoder(Decoder(*resolve(names), *handlers_of(images), Pictures(wanted)), wanted, parts)
+    return PictureDecoder(Decoder(*resolve(names), *handlers_of(images), PictureHandler(wanted)), wanted, parts)
 
 
 def handlers_of(images: Images) -> tuple[Handler, ...]:
-    """A source's own handlers, if it has any."""
-    return tuple(getattr(images, "handlers", ()))
+    """Return the source's own handlers; empty without any."""
+    return tuple(images.handlers) if isinstance(images, HasHandlers) else ()
 
 
 def as_picture(value: Any, path: str, wanted: Wanted, handler: str) -> Decoded:
-    """What a handler gave, as a picture.
+    """Convert a handler's result to a picture.
 
     Raises:
-        UnreadableImage: its size or channels are not wanted.
-        UsageError: it is none.
+        UnreadableImage: its size or channels are not as wanted.
+        UsageError: it is no picture.
     """
     if isinstance(value, Decoded):
         return as_wanted(value, path, wanted)
@@ -209,16 +226,17 @@ def as_picture(value: Any, path: str, wanted: Wanted, handler: str) -> Decoded:
         return from_array(value, path, wanted)
     raise UsageError(
         f"the decoder {handler} gave a {type(value).__name__} for {path}, which is no picture",
-        "Return an array (H, W, channels), a tensor (channels, H, W), a Pillow image, or None to leave it to others.",
+        "Return an array (H, W, channels), a tensor (channels, H, W), a Pillow image, or None to leave it to the next
+        handler.",
     )
 
 
 def resolve(decoder: Iterable[str]) -> tuple[Handler, ...]:
-    """The user's handlers among the names in `Preprocessing.decoder`, imported.
+    """Import the user's handlers among the names in `Preprocessing.decoder`.
 
     Raises:
-        UsageError: a name is no way of decoding and no function, both ways are named, or a file names a function that
-            the user does not.
+        UsageError: a name is neither a mode nor a function, both modes are named, or a file names a function that
+        the user does not.
     """
     names = tuple(decoder)
     if len([name for name in names if name in WAYS]) > 1:
@@ -227,10 +245,10 @@ def resolve(decoder: Iterable[str]) -> tuple[Handler, ...]:
 
 
 def identified(decoder: Iterable[str]) -> tuple[str, ...]:
-    """The names with what tells one version of a handler's code from another, so that features are never stale.
+    """Return the names with a digest of each handler's code, so that stored features are never stale.
 
-    'my_pkg.read.dicom' becomes 'my_pkg.read.dicom@3f2a9c01'; `resolve` takes either. One of the two ways is always
-    named.
+    'my_pkg.read.dicom' becomes 'my_pkg.read.dicom@3f2a9c01'; `resolve` takes either. The result always names one of
+    the two modes.
 
     Raises:
         UsageError: as for `resolve`.
@@ -242,7 +260,7 @@ def identified(decoder: Iterable[str]) -> tuple[str, ...]:
 
 
 def name_of(handler: Handler) -> str:
-    """'my_pkg.read.dicom'."""
+    """Return a handler's dotted name: 'my_pkg.read.dicom'."""
     thing = handler if hasattr(handler, "__qualname__") else type(handler)
     return f"{thing.__module__}.{thing.__qualname__}"
 
@@ -274,7 +292,7 @@ def _with_version(name: str) -> str:
 
 
 def _from_its_start(buffer: bytes | BinaryIO) -> BinaryIO:
-    """A file of its own for every handler, or the given one, rewound: what the last one read of it does not matter."""
+    """Return the content as a file positioned at its start, whatever an earlier handler has read."""
     if isinstance(buffer, bytes):
         return io.BytesIO(buffer)
     buffer.seek(0)
@@ -282,10 +300,9 @@ def _from_its_start(buffer: bytes | BinaryIO) -> BinaryIO:
 
 
 def picture_of(images: Images, index: int, decoder: PictureDecoder) -> Decoded:
-    """One picture; of `Images` whose pictures are made of others (crops, several files) as they make it.
+    """Decode one image of a source; composite ones (`Composite`: crops, several files) decode themselves.
 
-    Such `Images` have a method `decoded(index, decoder) -> Decoded`, which reads the others with the decoder. One of
-    several sources is decoded as its own source does it.
+    An image of joined sources is decoded as its own source does it.
 
     Raises:
         UnreadableImage: it cannot be decoded.
@@ -294,5 +311,6 @@ def picture_of(images: Images, index: int, decoder: PictureDecoder) -> Decoded:
     if isinstance(images, JoinedImages):
         part, row = images.located(index)
         return picture_of(images.parts[part], row, decoder.parts[part] if decoder.parts else decoder)
-    made: Callable[[int, PictureDecoder], Decoded] | None = getattr(images, "decoded", None)
-    return made(index, decoder) if made is not None else decoder(images.path(index), images.read(index))
+    if isinstance(images, Composite):
+        return images.decoded(index, decoder)
+    return decoder(images.path(index), images.read(index))

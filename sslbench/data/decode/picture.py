@@ -1,4 +1,4 @@
-"""A decoded picture: what it holds, what it may be, and the one way from an array of pixels to it."""
+"""Decoded picture, its constraints, and its construction from an array of pixels."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ import torch
 
 from sslbench.preprocessing import MAX_PIXELS, Preprocessing
 
-# EXIF orientation -> swap height and width?, then flip along which dimensions of (C, H, W).
+# EXIF orientation -> (swap height and width, then flip these dimensions of (C, H, W)).
 UPRIGHT: dict[int, tuple[bool, tuple[int, ...]]] = {
     2: (False, (2,)),
     3: (False, (1, 2)),
@@ -22,15 +22,15 @@ UPRIGHT: dict[int, tuple[bool, tuple[int, ...]]] = {
 
 
 class UnreadableImage(Exception):  # noqa: N818 (a state of a file, listed and counted, rather than a failure of the program)
-    """A file that holds no complete picture.
+    """File without a complete picture.
 
     Attributes:
-        path: what the image is called.
+        path: name of the image.
         reason: one line, such as 'truncated JPEG'.
     """
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)  # both, so that it survives pickling on its way from a worker
+        super().__init__(path, reason)  # both arguments, so that workers can pickle it
         self.path = path
         self.reason = reason
 
@@ -39,15 +39,15 @@ class UnreadableImage(Exception):  # noqa: N818 (a state of a file, listed and c
 
 
 class UnreadFile(UnreadableImage):
-    """A file that could not be read, or is not the one that was hashed: nothing is known of the picture in it."""
+    """File that could not be read, or has changed since it was hashed; its picture is unknown."""
 
 
 class OtherChannels(UnreadableImage):
-    """A picture whose number of channels is not what the backbone takes.
+    """Picture with another number of channels than the backbone takes.
 
     Attributes:
-        channels: that it has.
-        wanted: that the backbone takes.
+        channels: of the picture.
+        wanted: channels of the backbone's input.
     """
 
     def __init__(self, path: str, channels: int, wanted: int) -> None:
@@ -58,14 +58,14 @@ class OtherChannels(UnreadableImage):
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What pictures are decoded to.
+    """Requested form of decoded pictures.
 
     Attributes:
-        channels: 3: RGB, whatever the file holds; another number: so many as they are in the file.
-        deep: samples of 16 bits are kept where that is possible (arrays, TIFF with other bands); else their upper 8.
-        max_pixels: larger pictures are refused.
-        resize: what the picture is going to be resized to (see `Preprocessing`), for decoders that can decode to less
-            than the full size; None: the full size is wanted.
+        channels: 3: convert to RGB; another number: that many channels, unconverted.
+        deep: keep samples of 16 bits where possible (arrays, TIFF with other bands); otherwise their upper 8.
+        max_pixels: limit of width times height.
+        resize: size of the later resize (see `Preprocessing`), for decoders that can decode at a reduced size; None:
+        full size.
     """
 
     channels: int = 3
@@ -75,7 +75,7 @@ class Wanted:
 
     @classmethod
     def by(cls, preprocessing: Preprocessing) -> "Wanted":
-        """What a backbone needs. For one channel it is RGB, whose luminance is taken on the compute device."""
+        """Return the pictures that a backbone needs; for one channel RGB, whose luminance the compute device takes."""
         channels = preprocessing.channels
         resize = preprocessing.resize if "fast" in preprocessing.decoder else None
         return cls(3 if channels == 1 else channels, True, preprocessing.max_pixels, resize)
@@ -87,7 +87,7 @@ RGB = Wanted()
 
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-    """A picture and what was done to get it.
+    """Decoded picture and its conversions.
 
     Attributes:
         image: (C, H, W), not necessarily contiguous (decoders write rows of interleaved pixels); uint8, or float32 from
@@ -102,10 +102,10 @@ class Decoded:
 
 
 def check_size(width: int, height: int, path: str, max_pixels: int) -> None:
-    """Refuse a picture that is too large, or none at all.
+    """Raise for a picture without pixels, or with more than `max_pixels`.
 
     Raises:
-        UnreadableImage: with the size.
+        UnreadableImage: names the size.
     """
     if width < 1 or height < 1:
         raise UnreadableImage(path, f"a picture of {width} x {height} pixels")
@@ -114,17 +114,17 @@ def check_size(width: int, height: int, path: str, max_pixels: int) -> None:
 
 
 def declared_too_large(error: Exception, path: str, max_pixels: int) -> UnreadableImage:
-    """What Pillow's DecompressionBombError says, in the words of `check_size`."""
+    """Return the error of `check_size` for Pillow's DecompressionBombError."""
     declared = re.search(r"\d+", str(error))
     size = f"{int(declared[0]):,} pixels" if declared else "too many pixels"
     return UnreadableImage(path, f"{size}, more than the limit of {max_pixels:,} (--max-pixels)")
 
 
 def as_wanted(decoded: Decoded, path: str, wanted: Wanted) -> Decoded:
-    """A picture that somebody else decoded, checked, and with 8 bits where no more are wanted.
+    """Check a handler's picture, and convert it to 8 bits unless `wanted.deep`.
 
     Raises:
-        UnreadableImage: too large, or with other channels.
+        UnreadableImage: it is too large, or has other channels.
     """
     channels, height, width = decoded.image.shape
     check_size(width, height, path, wanted.max_pixels)
@@ -144,17 +144,17 @@ def from_array(
     *,
     alpha: bool = False,
 ) -> Decoded:
-    """A picture from an array of pixels, copied.
+    """Make a picture from an array of pixels, copied.
 
     Args:
         array: (H, W) or (H, W, C); uint8, or uint16 with its whole range.
-        path: what to call the image in messages.
-        wanted: see there; grey is made RGB, nothing else is added or left out.
-        conversions: so far.
-        alpha: where RGB is wanted, the fourth of four channels is alpha and may be dropped.
+        path: name of the image in messages.
+        wanted: form of the picture; grey becomes RGB, no other channel is added or dropped.
+        conversions: made before.
+        alpha: the fourth of four channels is alpha, dropped where RGB is wanted.
 
     Raises:
-        UnreadableImage: another shape, type or number of channels, or too large.
+        UnreadableImage: another shape, dtype or number of channels, or too large.
     """
     if array.dtype not in (np.uint8, np.uint16):
         raise UnreadableImage(path, f"an array of {array.dtype}, whose range is not known; should be uint8 or uint16")
@@ -179,10 +179,10 @@ def from_array(
 
 
 def from_fractions(tensor: torch.Tensor, path: str, wanted: Wanted) -> Decoded:
-    """A picture from floating point values of 0 to 1, (H, W) or (C, H, W), as torchvision's transforms have them.
+    """Make a picture from floats in [0, 1], (H, W) or (C, H, W), as torchvision's transforms return them.
 
     Raises:
-        UnreadableImage: another shape or number of channels, too large, or values outside.
+        UnreadableImage: another shape or number of channels, too large, or values outside [0, 1].
     """
     pixels = tensor[None] if tensor.ndim == 2 else tensor
     if pixels.ndim != 3 or 0 in pixels.shape:
@@ -195,14 +195,14 @@ def from_fractions(tensor: torch.Tensor, path: str, wanted: Wanted) -> Decoded:
 
 
 def _tensor(pixels: npt.NDArray[np.generic]) -> torch.Tensor:
-    """(C, H, W) of an array (H, W, C), with its channels interleaved in memory."""
+    """Return an array (H, W, C) as a tensor (C, H, W) with interleaved channels in memory."""
     if pixels.dtype == np.uint16:
         return torch.from_numpy(pixels.astype(np.float32) / 257).permute(2, 0, 1)
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
 def upright(decoded: Decoded, orientation: int) -> Decoded:
-    """The picture turned as its EXIF orientation (1 to 8) says."""
+    """Return the picture turned upright by its EXIF orientation (1 to 8)."""
     if orientation not in UPRIGHT:
         return decoded
     swap, flips = UPRIGHT[orientation]

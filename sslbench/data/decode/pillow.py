@@ -1,4 +1,4 @@
-"""Decoding through Pillow: whole pictures or a reason, no warnings, nothing partial."""
+"""Decoding through Pillow: complete pictures or a reason, no warnings."""
 
 import io
 import struct
@@ -42,12 +42,12 @@ _SIGNATURES = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "B
 
 @contextmanager
 def strict_and_silent(max_pixels: int) -> Iterator[None]:
-    """Our limit, no warnings on the user's screen, no partial pictures even if some library has asked for them."""
+    """Set Pillow's size limit, silence its warnings, and forbid truncated pictures inside the block."""
     before = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ImageFile.LOAD_TRUNCATED_IMAGES = False
-        # Pillow warns from there on, and refuses from twice as many. A lower limit is ours to check: we name the size.
+        # Pillow warns above this limit and raises above its double; `check_size` checks lower ones.
         Image.MAX_IMAGE_PIXELS = max(max_pixels, MAX_PIXELS) // 2
         try:
             yield
@@ -56,22 +56,22 @@ def strict_and_silent(max_pixels: int) -> Iterator[None]:
 
 
 def decode_with_pillow(data: bytes, path: str, wanted: Wanted, scale: int = 1) -> Decoded:
-    """A picture of any kind that Pillow reads; `strict_and_silent` is in effect.
+    """Decode a picture that Pillow can read, inside `strict_and_silent`.
 
     Args:
         data: the encoded file.
-        path: what to call the image in messages.
-        wanted: see there.
-        scale: 2, 4 or 8: a JPEG is decoded at that part of its size, by leaving out high frequencies (libjpeg).
+        path: name of the image in messages.
+        wanted: form of the picture.
+        scale: 2, 4 or 8: decode a JPEG at 1 / scale of its size, without its high frequencies (libjpeg).
 
     Raises:
-        UnreadableImage: there is no complete picture.
+        UnreadableImage: the file holds no complete picture.
     """
     kind = _signature(data) or "image"
     try:
         with Image.open(io.BytesIO(data)) as image:
             kind = image.format or kind
-            if kind == "EPS" or isinstance(image, ImageFile.StubImageFile):  # for EPS Pillow would run Ghostscript
+            if kind == "EPS" or isinstance(image, ImageFile.StubImageFile):  # Pillow would run Ghostscript for EPS
                 raise UnreadableImage(path, f"{kind} is not supported; convert it to JPEG or PNG")
             check_size(*image.size, path, wanted.max_pixels)
             full = (image.height, image.width) if scale > 1 else None
@@ -79,7 +79,7 @@ def decode_with_pillow(data: bytes, path: str, wanted: Wanted, scale: int = 1) -
                 image.draft(None, (image.width // scale, image.height // scale))
             several = kind in _ANIMATED_FORMATS and bool(getattr(image, "is_animated", False))
             codec = str(image.tile)  # emptied by load
-            image.load()  # before the metadata: after a failed load, a second one would give a partial picture
+            image.load()  # before the metadata: after a failed load, a second one would return a partial picture
             _check_bands(image, path, wanted)
             decoded = from_pillow(image, path, wanted, codec)
             conversions = (*decoded.conversions, *(["first of several frames"] if several else []))
@@ -88,26 +88,26 @@ def decode_with_pillow(data: bytes, path: str, wanted: Wanted, scale: int = 1) -
         raise
     except UnidentifiedImageError as error:
         _refuse_bands(data, path, wanted)
-        raise UnreadableImage(path, _what_it_is(data)) from error
+        raise UnreadableImage(path, _file_kind(data)) from error
     except Image.DecompressionBombError as error:
         raise declared_too_large(error, path, max(wanted.max_pixels, MAX_PIXELS)) from error
     except Exception as error:  # decoders raise almost anything on a damaged file
         if "raw mode" in str(error):
             _refuse_bands(data, path, wanted)
-        raise UnreadableImage(path, _why(error, kind)) from error
+        raise UnreadableImage(path, _damage(error, kind)) from error
 
 
 def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") -> Decoded:
-    """A loaded Pillow image.
+    """Convert a loaded Pillow image to a picture.
 
     Args:
         image: of any mode but 32 bits per sample.
-        path: what to call the image in messages.
-        wanted: RGB, else the channels are taken as they are; colour spaces and palettes become RGB in any case.
-        codec: Pillow's name of the layout in the file, from which 16 bits are known.
+        path: name of the image in messages.
+        wanted: form of the picture; colour spaces and palettes become RGB in any case.
+        codec: Pillow's description of the file's layout, which tells 16 bits.
 
     Raises:
-        UnreadableImage: its samples have 32 bits, or it has other channels than are wanted.
+        UnreadableImage: its samples have 32 bits, or it has other channels than wanted.
     """
     mode, conversions = image.mode, []
     alpha = mode in _ALPHA_MODES or "transparency" in image.info
@@ -135,20 +135,20 @@ def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") 
 
 
 def _check_bands(image: Image.Image, path: str, wanted: Wanted) -> None:
-    """Of a TIFF with more bands than it understands, Pillow may show the first alone, as if it were a grey picture."""
+    """Raise for a TIFF of several bands that Pillow reads as a grey picture of the first one."""
     samples = image.tag_v2.get(_SAMPLES_PER_PIXEL, 1) if isinstance(image, TiffImagePlugin.TiffImageFile) else 1
     if isinstance(samples, int) and samples > 1 and len(image.getbands()) == 1:
         raise OtherChannels(path, samples, wanted.channels)
 
 
 def _refuse_bands(data: bytes, path: str, wanted: Wanted) -> None:
-    """Name the true reason for a TIFF that is not damaged, but has bands that Pillow does not know."""
+    """Raise OtherChannels for an intact TIFF whose bands Pillow does not support."""
     if is_tiff(data) and (bands := count_bands(data)) > 1 and bands != wanted.channels:
         raise OtherChannels(path, bands, wanted.channels)
 
 
 def orientation(image: bytes | Image.Image) -> int:
-    """EXIF orientation, 1 to 8; 1 if the metadata is damaged, since the picture itself is not."""
+    """Return the EXIF orientation, 1 to 8; 1 if the metadata is damaged."""
     try:
         opened = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
         value = opened.getexif().get(ExifTags.Base.Orientation, 1)
@@ -157,7 +157,7 @@ def orientation(image: bytes | Image.Image) -> int:
     return value if value in UPRIGHT else 1
 
 
-def _why(error: Exception, kind: str) -> str:
+def _damage(error: Exception, kind: str) -> str:
     message = " ".join(str(error).split())
     if "truncated" in message.lower() or isinstance(error, EOFError):
         return f"truncated {kind}"
@@ -168,8 +168,8 @@ def _signature(data: bytes) -> str | None:
     return next((name for magic, name in _SIGNATURES.items() if data.startswith(magic)), None)
 
 
-def _what_it_is(data: bytes) -> str:
-    """A reason for data that Pillow does not take for an image."""
+def _file_kind(data: bytes) -> str:
+    """Return the reason for data that Pillow does not recognise as an image."""
     if kind := _signature(data):
         return f"damaged {kind}"
     if data[4:8] == b"ftyp":

@@ -1,4 +1,4 @@
-"""How images are read; apart from the decoder, since what lists images should not have to load what decodes them."""
+"""Settings of image reading, apart from the decoder, so that listing images does not load torch."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How images are read where no backbone says what it takes: for training, and to check them.
+    """Settings of image reading without a backbone's preprocessing: in training and in data checks.
 
     Attributes:
-        decoder: names of functions of the user's that decode; see `sslbench.data.decode.handlers`.
-        max_pixels: larger pictures count as unreadable.
+        decoder: names of the user's decoding functions; see `sslbench.data.decode.handlers`.
+        max_pixels: size limit; larger pictures are unreadable.
         start_method: of the worker processes.
     """
 

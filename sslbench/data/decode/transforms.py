@@ -1,4 +1,4 @@
-"""The evaluation transform in two halves: resize and crop beside the decoder, normalisation on the compute device."""
+"""Evaluation transform in two halves: resize and crop in the workers, normalisation on the compute device."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ _PILLOW_MODES = {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resamplin
 def resize_and_crop(
     image: torch.Tensor, preprocessing: Preprocessing, full: tuple[int, int] | None = None
 ) -> torch.Tensor:
-    """The resized and centre-cropped picture, as torchvision's v2 Resize and CenterCrop make it from a Pillow image.
+    """Resize and centre-crop a picture, as torchvision's v2 Resize and CenterCrop do to a Pillow image.
 
     Bilinear and bicubic work on the tensor, which is faster and at most one level away (a resize that changes the
     aspect ratio up to three, with versions of Pillow that swap the horizontal and vertical pass to save time); nearest
@@ -24,14 +24,14 @@ def resize_and_crop(
     Args:
         image: (C, H, W), uint8 or float32 from 0 to 255.
         preprocessing: resize, crop and interpolation are used.
-        full: (height, width) of the picture in the file, where `image` is a reduced one: the result is as large as if
-            it were not.
+        full: (height, width) of the picture in the file, where `image` was decoded at a reduced size; the size of the
+        result depends on it.
 
     Returns:
-        (C, h, w) of the same type, a copy with interleaved channels in memory, as decoders write them.
+        (C, h, w) of the same dtype, a copy with interleaved channels in memory.
 
     Raises:
-        ValueError: as for `check_resized`.
+        ValueError: as in `check_resized`.
     """
     if preprocessing.resize is not None:
         height, width = full or (image.shape[1], image.shape[2])
@@ -41,14 +41,14 @@ def resize_and_crop(
         image = _resize(image, *preprocessing.squash, preprocessing.interpolation)
     if preprocessing.crop is not None:
         image = functional.center_crop(image, list(preprocessing.crop))
-    return image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # a mere view would keep the whole picture alive
+    return image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # a view would keep the whole picture in memory
 
 
 def check_resized(height: int, width: int, preprocessing: Preprocessing) -> tuple[int, int]:
-    """(height, width) after the resize.
+    """Return (height, width) after the resize.
 
     Raises:
-        ValueError: it would be larger than any picture that is decoded (a very long, thin picture).
+        ValueError: the result would exceed the limit of decoded pictures (a very long, thin picture).
     """
     if preprocessing.resize is None:
         return height, width
@@ -59,7 +59,7 @@ def check_resized(height: int, width: int, preprocessing: Preprocessing) -> tupl
 
 
 def resized(height: int, width: int, resize: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) after the resize; the longer side is rounded down, as torchvision does."""
+    """Return (height, width) after the resize; the longer side is rounded down, as in torchvision."""
     if not isinstance(resize, int):
         return resize
     if height <= width:
@@ -84,7 +84,7 @@ def _resize(image: torch.Tensor, height: int, width: int, interpolation: str) ->
 
 
 def _within_range(image: torch.Tensor) -> torch.Tensor:
-    """Filters with negative lobes reach beyond black and white; with 8 bits they are cut off there, and so here."""
+    """Clamp floats to [0, 255], as 8 bits would: filters with negative lobes overshoot."""
     return image.clamp_(0, 255) if image.is_floating_point() else image
 
 
@@ -94,11 +94,11 @@ def normalise(
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.channels_last,
 ) -> torch.Tensor:
-    """(images / 255 - mean) / std, computed in float32 as images * scale + shift on the device the images are on.
+    """Return (images / 255 - mean) / std, computed in float32 as images * scale + shift on the images' device.
 
     Args:
-        images: (B, C, h, w), uint8 or float32 from 0 to 255; of three channels where the preprocessing is for one, the
-            luminance is taken, or the lightness where that is its space.
+        images: (B, C, h, w), uint8 or float32 from 0 to 255. Three channels become one where the preprocessing has
+        one: the luminance, or the lightness if that is its space.
         preprocessing: mean and std are used.
         dtype: of the result.
         memory_format: of the result.
@@ -128,10 +128,10 @@ def normalise(
 
 
 def check_channels(preprocessing: Preprocessing, channels: int = 3) -> None:
-    """Raise when pictures of that many channels are nothing for a backbone with this preprocessing.
+    """Raise if a backbone with this preprocessing does not take pictures of that many channels.
 
     Raises:
-        UsageError: it takes another number of channels; one channel is made of three.
+        UsageError: it takes another number of channels (one channel can be computed from three).
     """
     if preprocessing.channels != channels and (preprocessing.channels, channels) != (1, 3):
         raise UsageError(
@@ -142,7 +142,7 @@ def check_channels(preprocessing: Preprocessing, channels: int = 3) -> None:
 
 
 def luminance(images: torch.Tensor) -> torch.Tensor:
-    """(B, 3, h, w) -> (B, 1, h, w), of uint8 whole numbers as Pillow's convert("L") has them; grey stays what it is."""
+    """Return the luminance of RGB images, (B, 1, h, w); of uint8 integers equal to Pillow's convert("L")."""
     if images.is_floating_point():
         weights = torch.tensor((0.299, 0.587, 0.114), device=images.device).view(1, 3, 1, 1)
         return (images * weights).sum(1, keepdim=True)
@@ -153,9 +153,9 @@ def luminance(images: torch.Tensor) -> torch.Tensor:
 
 
 def lightness(images: torch.Tensor) -> torch.Tensor:
-    """Return L of CIE Lab (sRGB, D65) of RGB or grey images, (B, 1, h, w), its 0 to 100 as 0 to 255.
+    """Return L of CIE Lab (sRGB, D65) of RGB or grey images, (B, 1, h, w), scaled from 0..100 to 0..255.
 
-    Of uint8 whole numbers, as OpenCV's conversion of images of 8 bits has them, which colorization networks are given.
+    For uint8 images rounded, as in OpenCV's 8-bit conversion, the input of colorization networks.
     """
     rgb = images.expand(-1, 3, -1, -1).to(torch.float32) / 255
     linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
@@ -167,18 +167,18 @@ def lightness(images: torch.Tensor) -> torch.Tensor:
 
 
 def equal_size(preprocessing: Preprocessing) -> bool:
-    """Whether pictures of any size come out with one size, so that they can be batched."""
+    """Return whether all pictures get the same size, so that they can be batched."""
     return output_size(preprocessing) is not None
 
 
 def output_size(preprocessing: Preprocessing) -> tuple[int, int] | None:
-    """(height, width) that every picture comes out with; None when it depends on the picture."""
+    """Return (height, width) of every picture; None if it depends on the picture."""
     resize = preprocessing.resize if isinstance(preprocessing.resize, tuple) else None
     return preprocessing.crop or preprocessing.squash or resize
 
 
 def describe(preprocessing: Preprocessing) -> str:
-    """One line for people, such as 'resize 256 bilinear, centre crop 224x224, mean ..., std ... (flag --crop)'."""
+    """Return a one-line description: 'resize shorter side to 256 (bilinear), centre crop 224x224, mean ...'."""
     resize, crop = preprocessing.resize, preprocessing.crop
     parts = []
     if isinstance(resize, int):

@@ -1,4 +1,4 @@
-"""One batch of augmented views, made in a worker process or in this one."""
+"""Batches of augmented views, made in a worker process or in this one."""
 
 import contextlib
 import dataclasses
@@ -28,16 +28,16 @@ from sslbench.errors import DataError, SslbenchError
 
 Indices = npt.NDArray[np.int64]
 Item = tuple[int, Indices] | tuple[int, Indices, Indices]
-"""(epoch, positions in the share[, how often each came before in this epoch])"""
+"""(epoch, positions in the process's share[, earlier occurrences of each in this epoch])"""
 
 MOST_TRIES = 1000
-"""Images that are tried in place of one that cannot be read."""
+"""Maximum number of images tried in place of an unreadable one."""
 
-_AUGMENTATION, _STAND_IN = 1, 2  # tell the random numbers of different uses apart
+_AUGMENTATION, _STAND_IN = 1, 2  # separate random streams
 
 
 def rows_by_origin(origins: Sequence[str]) -> dict[str, Tensor]:
-    """Name of a source -> int64, the rows of a batch that are from it; by name."""
+    """Return the rows of a batch that come from each source, int64, by the sorted names."""
     return {
         name: torch.tensor([row for row, origin in enumerate(origins) if origin == name])
         for name in sorted(set(origins))
@@ -46,16 +46,16 @@ def rows_by_origin(origins: Sequence[str]) -> dict[str, Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class RawBatch:
-    """A batch as it comes from the workers.
+    """Batch of views from the workers, not normalised.
 
     Attributes:
         views: per view (B, C, h, w), channels-last in memory, uint8, or float32 from 0 to 255 where a picture has
-            samples of 16 bits; large views first.
-        labels: int64 (B,), positions in the classes; None unless every image has exactly one.
-        indices: int64 (B,), positions in the source, of the images that are shown.
-        stand_ins: bool (B,), images that are shown in the place of one that could not be read.
-        unreadable: what could not be read on the way.
-        origins: B names, of several sources at once which one each image is from; else empty.
+            16-bit samples; large views first.
+        labels: int64 (B,), class numbers; None unless every image has exactly one class.
+        indices: int64 (B,), positions in the source of the images in the batch.
+        stand_ins: bool (B,), images that replace an unreadable one.
+        unreadable: images that could not be read.
+        origins: for joined sources, the name of each image's source (B names); otherwise empty.
     """
 
     views: tuple[Tensor, ...]
@@ -67,11 +67,11 @@ class RawBatch:
 
     @property
     def replaced(self) -> int:
-        """How many could not be read."""
+        """Number of images that replace an unreadable one."""
         return int(self.stand_ins.sum())
 
     def rows(self, rows: Tensor) -> "RawBatch":
-        """Some of the images: int64 (n,), positions in the batch. What could not be read on the way is left out."""
+        """Return the images at `rows`, int64 (n,) positions in the batch, without the list of unreadable ones."""
         return RawBatch(
             views=tuple(view[rows] for view in self.views),
             labels=None if self.labels is None else self.labels[rows],
@@ -81,51 +81,51 @@ class RawBatch:
         )
 
     def by_origin(self) -> dict[str, "RawBatch"]:
-        """The images of each source, by its name: {"coco": ..., "photos": ...}; without those that have none here."""
+        """Return the images of each source in the batch by its name: {"coco": ..., "photos": ...}."""
         return {name: self.rows(rows) for name, rows in rows_by_origin(self.origins).items()}
 
     def pin_memory(self) -> "RawBatch":
-        """The same in page-locked memory (torch's DataLoader calls this); the indices stay where they are."""
+        """Return the batch with views and labels in page-locked memory (called by torch's DataLoader)."""
         views = tuple(view.pin_memory() for view in self.views)
         return dataclasses.replace(self, views=views, labels=None if self.labels is None else self.labels.pin_memory())
 
 
 def share_of(source: Source, rank: int, world: int) -> Source:
-    """The images of one of several processes: every `world`-th, for each process equally many."""
+    """Return the images of one process: every `world`-th one, equally many for each process."""
     if world == 1:
         return source
     return source.select(np.arange(rank, len(source) // world * world, world))
 
 
 def training_decoder(images: Images, reading: Reading, channels: int) -> PictureDecoder:
-    """The decoder for training on images of so many channels.
+    """Return the decoder for training on images of `channels` channels.
 
-    RGB has 8 bits. Other channels keep 16, where there are: what they measure often fills a small part of that range.
+    RGB has 8 bits. Other channels keep 16 bits: measurements often fill a small part of that range.
 
     Raises:
-        UsageError: a decoder's name leads nowhere.
+        UsageError: there is no decoder of that name.
     """
     wanted = Wanted(3 if channels == 1 else channels, deep=channels != 3, max_pixels=reading.max_pixels)
     return make_decoder(reading.decoder, wanted, images)
 
 
 def as_trained(image: Tensor, channels: int) -> Tensor:
-    """(C, H, W) as it was decoded; of a picture that is to have one channel, the luminance (1, H, W)."""
+    """Return a decoded picture (C, H, W); for one channel its luminance (1, H, W)."""
     return luminance(image[None])[0].to(image.dtype) if channels == 1 else image
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchMaker(Dataset[RawBatch | SslbenchError]):
-    """Makes the batch of an `Item`. Errors for the user are returned: DataLoader would raise them as a traceback.
+    """Dataset that maps an `Item` to its batch. SslbenchErrors are returned, since DataLoader would raise tracebacks.
 
     Attributes:
-        name: of the source.
-        images: of this process.
+        name: name of the source.
+        images: images of this process.
         labels: int64, one per image, or None.
-        views: (side, function that makes it) per view.
+        views: (side, function that makes it) of each view.
         seed: of the augmentation.
-        rank: of the process.
-        world: processes; image i of this one is number rank + world * i in the source.
+        rank: rank of the process.
+        world: number of processes; image i of this one is number rank + world * i in the source.
         decoder: of the images.
         channels: of the views.
     """
@@ -152,7 +152,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         reading: Reading = DEFAULT,
         channels: int = 3,
     ) -> "BatchMaker":
-        """For the images of one process."""
+        """Return the maker of batches of one process's images."""
         decoder = training_decoder(share.images, reading, channels)
         labels = np.asarray(share.labels.values, dtype=np.int64) if share.labels.kind == "single" else None
         views = tuple((view.size, make_view(view)) for view in augment.expanded())
@@ -160,7 +160,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
 
     def __getitem__(self, item: Item) -> RawBatch | SslbenchError:
         try:
-            with _random_state_put_back():
+            with _restored_random_state():
                 return self._batch(*item)
         except SslbenchError as error:
             return error
@@ -196,7 +196,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             return None
 
     def _stand_in(self, epoch: int, position: int, taken: set[int], unreadable: list[Unreadable]) -> tuple[int, Tensor]:
-        """A readable image that is not in the batch yet."""
+        """Return a readable image that is not in the batch yet, and its position."""
         n = len(self.images)
         generator = np.random.default_rng((_STAND_IN, self.seed, epoch, self._index(position)))
         for candidate in generator.choice(n, min(n, MOST_TRIES), replace=False).tolist():
@@ -218,9 +218,9 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         return self.rank + self.world * position
 
     def _seed(self, epoch: int, position: int, before: int) -> None:
-        """Seeds torch, numpy and random, which a view may draw from, for one image in one epoch.
+        """Seed torch, numpy and random for the views of one image in one epoch.
 
-        An image that comes again in the same epoch has other views.
+        Repetitions of an image in the same epoch have other views.
         """
         again = (before,) if before else ()
         sequence = np.random.SeedSequence((_AUGMENTATION, self.seed, epoch, self._index(position), *again))
@@ -231,8 +231,8 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
 
 
 @contextlib.contextmanager
-def _random_state_put_back() -> Iterator[None]:
-    """Without workers the global generators are the caller's: they go on as if nothing had been drawn."""
+def _restored_random_state() -> Iterator[None]:
+    """Restore the global random states after the block: without workers they belong to the caller."""
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -243,11 +243,11 @@ def _random_state_put_back() -> Iterator[None]:
 
 
 def start_worker(worker: int) -> None:
-    """One thread per worker, and no reaction to signals that are meant for the training process.
+    """Limit a worker to one thread, and make it ignore signals meant for the training process.
 
-    Ctrl-C, and the signals by which a cluster announces the end of a job, reach all processes at once. The training
-    process finishes its step, saves and ends the workers; it could not if they were gone. When it has ended without
-    that, they notice within seconds (DataLoader sees to it).
+    Ctrl-C and the signals that announce the end of a cluster job reach all processes at once. The training process
+    needs its workers to finish the step and save, and then ends them. If it dies first, DataLoader ends them in
+    seconds.
     """
     import cv2
 
@@ -260,10 +260,10 @@ def start_worker(worker: int) -> None:
     if parent is not None and hasattr(signal, "sigwaitinfo"):
         # Blocked rather than ignored: multiprocessing itself ends workers that hang by SIGTERM.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_when_told, args=(parent.pid,), daemon=True).start()
+        threading.Thread(target=_exit_on_parents_signal, args=(parent.pid,), daemon=True).start()
 
 
-def _end_when_told(parent: int | None) -> None:
+def _exit_on_parents_signal(parent: int | None) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Batches of decoded pictures from worker processes: in order, each sample exactly once, memory flat in N."""
+"""Batches of decoded pictures from worker processes: in order, each sample exactly once, memory independent of N."""
 
 import dataclasses
 from collections import Counter
@@ -29,17 +29,18 @@ _SCAN_CHUNK = 64
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Some consecutive samples of those that were asked for.
+    """Batch of consecutive samples of the requested ones.
 
     Attributes:
-        indices: int64 (B,), positions in the source, in the order asked for; without the unreadable ones.
+        indices: int64 (B,), positions in the source, in the requested order, without the unreadable ones.
         images: (B, C, h, w), channels-last in memory: uint8, or float32 from 0 to 255 where samples have 16 bits;
             (0, 3, 0, 0) when no image of the batch is readable.
-        unreadable: the samples that are missing from `indices`.
-        conversions: how many pictures were converted in which way.
-        other_channels: (path, channels) of the first of the `unreadable` that has other channels than are wanted.
-        unread: positions in the source of those of the `unreadable` whose file could not be read, or has changed since
-            it was hashed: it may be readable another time.
+        unreadable: the samples missing from `indices`.
+        conversions: number of pictures by conversion.
+        other_channels: (path, channels) of the first of the `unreadable` with other channels than wanted.
+        unread: positions in the source of those of the `unreadable` whose file could not be read or has changed since
+            it
+        was hashed; it may be readable another time.
     """
 
     indices: npt.NDArray[np.int64]
@@ -50,7 +51,7 @@ class Batch:
     unread: tuple[int, ...] = ()
 
     def pin_memory(self) -> "Batch":
-        """The same with its images in page-locked memory (torch's DataLoader calls this)."""
+        """Return the batch with its images in page-locked memory (called by torch's DataLoader)."""
         return dataclasses.replace(self, images=self.images.pin_memory())
 
 
@@ -63,24 +64,23 @@ def batches(
     workers: int,
     start_method: StartMethod = "auto",
 ) -> Iterator[Batch]:
-    """The pictures of some samples, resized and cropped, in the order of `indices`.
+    """Iterate over batches of resized and cropped pictures, in the order of `indices`.
 
     Args:
-        source: where they come from.
+        source: source of the images.
         indices: (n,) distinct positions in the source, in any order.
-        preprocessing: decoder, channels, resize, crop and interpolation are used; normalisation is left to the compute
-            device.
-        batch_size: samples per batch, unreadable ones counted; the last batch may be smaller.
-        workers: processes that read and decode; 0 does it in this process.
+        preprocessing: of the backbone; normalisation is left to the compute device.
+        batch_size: samples per batch, including unreadable ones; the last batch may be smaller.
+        workers: number of processes that read and decode; 0: this process does.
         start_method: of the workers.
 
     Raises:
-        DataError: pictures come out with different sizes, or a worker was killed.
-        UsageError: a decoder's name leads nowhere.
+        DataError: the pictures have different sizes, or a worker was killed.
+        UsageError: there is no decoder of that name.
     """
     chunks = _chunks(source, indices, batch_size)
     first: tuple[tuple[int, int], str] | None = None
-    items = run(_Load(source.images, chunks, preprocessing), workers, start_method=start_method)
+    items = run(_BatchDataset(source.images, chunks, preprocessing), workers, start_method=start_method)
     for chunk, batch in zip(chunks, items, strict=True):
         _check_complete(chunk, batch.indices, batch.unreadable)
         if len(batch.indices):
@@ -100,22 +100,21 @@ def scan(
     preprocessing: Preprocessing | None = None,
     reading: Reading = DEFAULT,
 ) -> list[Unreadable]:
-    """Decodes every picture and returns the unreadable ones, in the order of `indices`.
+    """Decode every picture and return the unreadable ones, in the order of `indices`.
 
     Args:
-        source: where they come from.
+        source: source of the images.
         indices: (n,) distinct positions in the source.
         workers: as in `batches`.
-        progress: called now and then with (samples done, samples in all).
-        preprocessing: of the backbone that is to take them: its decoder, channels and limits count. None: pictures may
-            have any number of channels.
-        reading: how workers are started; without a preprocessing also the decoder and its limit.
+        progress: called with (samples done, total).
+        preprocessing: of the backbone, whose decoder, channels and limits apply. None: any number of channels.
+        reading: start method of the workers; without a preprocessing also the decoder and its limit.
     """
     chunks = _chunks(source, by_shard(source.images, indices), _SCAN_CHUNK)
     found: list[Unreadable] = []
     done = 0
-    items = run(_Check(source.images, chunks, preprocessing, reading), workers, start_method=reading.start_method)
-    for chunk, unreadable in zip(chunks, items, strict=True):
+    items = run(_UnreadableDataset(source.images, chunks, preprocessing, reading), workers,
+    start_method=reading.start_method) for chunk, unreadable in zip(chunks, items, strict=True):
         found.extend(unreadable)
         done += len(chunk)
         if progress is not None:
@@ -135,8 +134,8 @@ def _chunks(source: Source, indices: npt.NDArray[np.int64], size: int) -> list[n
     return [chosen[start : start + size] for start in range(0, len(chosen), size)]
 
 
-class _Load(Dataset[Batch | SslbenchError]):
-    """Item i is batch i. Errors for the user are returned, since DataLoader would raise them as text of a traceback."""
+class _BatchDataset(Dataset[Batch | SslbenchError]):
+    """Dataset of batches. SslbenchErrors are returned, since DataLoader would raise them as text of a traceback."""
 
     def __init__(self, images: Images, chunks: list[npt.NDArray[np.int64]], preprocessing: Preprocessing) -> None:
         self.images, self.chunks, self.preprocessing = images, chunks, preprocessing
@@ -192,8 +191,8 @@ def _stack(pictures: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack([picture.permute(1, 2, 0) for picture in pictures]).permute(0, 3, 1, 2)
 
 
-class _Check(Dataset[list[Unreadable] | SslbenchError]):
-    """Item i lists the unreadable pictures of chunk i."""
+class _UnreadableDataset(Dataset[list[Unreadable] | SslbenchError]):
+    """Dataset of the unreadable pictures of each chunk."""
 
     def __init__(
         self,
@@ -242,15 +241,15 @@ class _Check(Dataset[list[Unreadable] | SslbenchError]):
 
 
 def read(images: Images, index: int, decoder: PictureDecoder | None = None) -> Decoded:
-    """One decoded picture.
+    """Read and decode one image.
 
     Args:
-        images: of a source.
-        index: of the image.
-        decoder: see `picture_decoder`; None: RGB of 8 bits, as the source decodes it.
+        images: images of a source.
+        index: position of the image.
+        decoder: see `picture_decoder`; None: 8-bit RGB, with the source's own handlers.
 
     Raises:
-        UnreadableImage: its file cannot be read (`UnreadFile`) or decoded.
+        UnreadableImage: the file cannot be read (`UnreadFile`) or decoded.
     """
     path = images.path(index)
     try:

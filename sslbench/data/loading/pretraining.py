@@ -1,7 +1,7 @@
-"""The data stream of pretraining: shuffled, augmented batches that do not depend on workers, and can start anywhere.
+"""Data stream of pretraining: shuffled, augmented batches, independent of the workers, from any position on.
 
-Everything random is drawn from (seed, epoch, rank) for the order and from (seed, epoch, index) for the augmentation, so
-there is no state to be saved: a position says it all.
+The order is drawn from (seed, epoch, rank) and the augmentation from (seed, epoch, index), so the position in the
+stream is the only state to save.
 """
 
 import dataclasses
@@ -36,20 +36,20 @@ _log = logging.getLogger("sslbench")
 
 
 class TrainingData:
-    """Augmented views of a source, for one of several processes, as one endless stream of batches.
+    """Endless stream of batches of augmented views, for one of several processes.
 
-    A process has the images rank, rank + world, rank + 2 * world, ... and all processes have equally many; up to
-    world - 1 images at the end of the source belong to nobody. Each process shuffles its own images every epoch, and an
-    epoch consists of full batches only: the images left over are others each time.
+    A process has the images rank, rank + world, rank + 2 * world, ...; all have equally many, and up to world - 1
+    images at the end of the source are unused. Each process shuffles its images every epoch. An epoch has full batches
+    only, so the images left out differ between epochs.
 
-    An image that cannot be read is replaced by another one of the same process that is not in the batch. The choice
-    follows from (seed, epoch, index). How often that happened stands in each batch; each file is logged once.
+    An unreadable image is replaced by another one of the same process that is not in the batch, chosen by (seed, epoch,
+    index). Each batch has the number of replacements; each file is logged once.
 
-    Of several sources at once (`joined.join`, or what `open_data` makes of a YAML file that lists them), each batch
-    names the source of every image in `RawBatch.origins`, and `batch.by_origin()` is {"coco": ..., "photos": ...}.
+    For joined sources (`joined.join`, or a YAML file that lists several), `RawBatch.origins` names the source of every
+    image, and `batch.by_origin()` is {"coco": ..., "photos": ...}.
 
     Attributes:
-        steps_per_epoch: full batches in one epoch.
+        steps_per_epoch: number of batches in one epoch.
     """
 
     def __init__(  # noqa: PLR0913  what is read, how, and for which of the processes
@@ -68,7 +68,7 @@ class TrainingData:
         shard_window: int = WINDOW,
         channels: int = 3,
     ) -> None:
-        """Checks that there is something to train on; reads no image yet.
+        """Check the settings; no image is read yet.
 
         Args:
             source: the images.
@@ -77,18 +77,19 @@ class TrainingData:
             rank: of this process.
             world: processes.
             seed: of the order and the augmentation.
-            workers: processes that decode and augment; 0 does it in this process.
-            prefetch: batches that each worker prepares ahead.
-            reading: the decoder, its limit, and how the workers are started.
-            sampler: the order of the images; see `samplers.epoch_order`. 'balanced' needs one class per image,
-                'weighted' several sources. 'auto' is 'weighted' where the source comes with weights, else 'shuffled'.
-            shard_window: shards that sampler 'shards' mixes.
+            workers: number of processes that decode and augment; 0: this process does.
+            prefetch: batches that each worker loads ahead.
+            reading: the decoder, its limit, and the workers' start method.
+            sampler: order of the images; see `samplers.epoch_order`. 'balanced' needs one class per image,
+            'weighted' several sources. 'auto': 'weighted' if the source has weights, otherwise 'shuffled'.
+            shard_window: number of shards that sampler 'shards' mixes.
             channels: of the views; see `picture.Wanted`. One: the luminance of RGB.
 
         Raises:
-            DataError: there is no image, or one.
-            UsageError: a batch is larger than what one process has, the seed is negative, a decoder's name leads
-                nowhere, or views of other channels than three are to have changes of colour.
+            DataError: there are fewer than two images.
+            UsageError: a batch is larger than one process's share, the seed is negative, a decoder is unknown, or
+                colour
+            changes are requested for images that are not RGB.
         """
         if not (0 <= rank < world and workers >= 0 and prefetch >= 1):
             raise ValueError(f"rank {rank} of {world}, {workers} workers, {prefetch} batches ahead")
@@ -97,7 +98,7 @@ class TrainingData:
         check_order(source, chosen, shard_window)
         if channels != 3 and (colours := without_colours(augment)[1]):
             raise UsageError(
-                f"augment: {', '.join(colours)}: for red, green and blue alone; these images have {channels}"
+                f"augment: {', '.join(colours)}: for RGB images only; these have {counted(channels, 'channel')}"
             )
         share = share_of(source, rank, world)
         self._maker = BatchMaker.of(
@@ -114,10 +115,10 @@ class TrainingData:
         self.steps_per_epoch = len(source) // world // batch_size
 
     def batches(self, start: int, stop: int) -> Generator[RawBatch]:
-        """The batches at the positions start, start + 1, ..., stop - 1 since the beginning of training.
+        """Iterate over the batches start, start + 1, ..., stop - 1 of the training.
 
-        Batch `position` is the same in every run with this seed, whatever `start` and the workers. Workers live as long
-        as the iterator; the next epoch is prepared while the last one ends.
+        A batch depends on its position and the seed, not on `start` or the workers. The workers live as long as the
+        iterator, and load the next epoch while the last one ends.
 
         Raises:
             DataError: too few images can be read, or a worker was killed.
@@ -125,7 +126,7 @@ class TrainingData:
         if not 0 <= start <= stop:
             raise ValueError(f"batches {start} to {stop}")
         maker = self._maker
-        plan = _Plan(
+        plan = _ShareSampler(
             len(maker.images),
             self._batch_size,
             maker.seed,
@@ -162,21 +163,21 @@ class TrainingData:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan(Sampler[Item]):
-    """What each batch consists of, in turn: (epoch, positions in the share). Keeps the order of one epoch.
+class _ShareSampler(Sampler[Item]):
+    """Sampler of batches: (epoch, positions in the process's share); holds the order of one epoch.
 
     Attributes:
-        n: images of this process.
-        batch_size: per batch.
+        n: number of images of this process.
+        batch_size: images per batch.
         seed: of the order.
         rank: of this process.
         start: position of the first batch.
         stop: position after the last one.
         sampler: of the order.
-        classes: of the images, or their origins, for samplers that look at them.
-        shards: of the images, likewise.
-        window: shards that are mixed.
-        weights: of the origins.
+        classes: class or origin of each image, for the samplers that use it.
+        shards: shard of each image, likewise.
+        window: number of shards that are mixed.
+        weights: weight of each origin.
     """
 
     n: int

@@ -1,8 +1,8 @@
-"""Augmented views with labels for training on top of a frozen backbone: the same batches for any number of processes.
+"""Augmented, labelled views for training a probe on a frozen backbone: the same batches for any number of processes.
 
 `TrainingData` gives every process images of its own. Here all processes share one order, and each takes its part of
-every batch, so one process and eight see the same images in the same update. Everything random is drawn from (seed,
-epoch) for the order and from (seed, epoch, index) for the augmentation: a position says it all.
+every batch, so one process and eight see the same images in the same update. The order is drawn from (seed, epoch),
+the augmentation from (seed, epoch, index); the position in the stream is the only state.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ from sslbench.data.wording import counted
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
 
-_ORDER = 0  # tells the random numbers of the order from those of the augmentation
+_ORDER = 0  # random stream of the order, apart from that of the augmentation
 
 
 class EpochBatches:
-    """Batches of one view per image, in pieces; an epoch consists of full batches, the images left over vary.
+    """Batches of one view per image, split into pieces; an epoch has full batches only, so the images left out vary.
 
     Attributes:
-        steps_per_epoch: batches in one epoch.
-        batch_size: images per batch, of all processes together.
+        steps_per_epoch: number of batches in one epoch.
+        batch_size: images per batch, over all processes.
     """
 
     def __init__(  # noqa: PLR0913  what is read, how, and for which of the processes
@@ -49,23 +49,22 @@ class EpochBatches:
         workers: int = 0,
         reading: Reading = DEFAULT,
     ) -> None:
-        """Checks that there is a full batch; reads no image yet.
+        """Check the settings; no image is read yet.
 
         Args:
             source: the images of all processes.
-            view: what is done to each image, or a function from uint8 (3, H, W) to uint8 (3, size, size).
-            size: side of the view.
-            batch_size: images per batch, all processes together.
-            piece: a process gets its part of a batch in pieces of at most so many images, so that memory does not grow
-                with the batch.
+            view: settings of the view, or a function from uint8 (3, H, W) to uint8 (3, size, size).
+            size: side of the view in pixels.
+            batch_size: images per batch, over all processes.
+            piece: maximum number of images in a piece of a process's part of a batch, which bounds the memory.
             seed: of the order and the augmentation.
-            share: number of this process, and how many there are.
-            workers: processes that decode and augment; 0: this one.
-            reading: the decoder, its limit, and how the workers are started.
+            share: (rank, number of processes).
+            workers: number of processes that decode and augment; 0: this process does.
+            reading: the decoder, its limit, and the workers' start method.
 
         Raises:
-            UsageError: a batch is larger than the source, or smaller than the number of processes; a decoder's name
-                leads nowhere.
+            UsageError: a batch is larger than the source or smaller than the number of processes; or a decoder is
+            unknown.
         """
         if batch_size > len(source):
             raise UsageError(
@@ -87,13 +86,13 @@ class EpochBatches:
         self.steps_per_epoch = len(source) // batch_size
 
     def batches(self, start: int, stop: int) -> Generator[tuple[RawBatch, ...]]:
-        """This process's part of the batches at the positions start, ..., stop - 1, each in pieces.
+        """Iterate over this process's part of the batches start, ..., stop - 1, each as a tuple of pieces.
 
         Raises:
-            DataError: a worker was killed, or hardly any image can be read.
+            DataError: a worker was killed, or too few images can be read.
         """
-        plan = _Plan(len(self._maker.images), self.batch_size, self._maker.seed, self._share, self._pieces, start, stop)
-        items = loader.run(
+        plan = _PieceSampler(len(self._maker.images), self.batch_size, self._maker.seed, self._share, self._pieces,
+        start, stop) items = loader.run(
             self._maker, self._workers, sampler=plan, start=start_worker, start_method=self._start_method
         )
         while pieces := tuple(itertools.islice(items, self._pieces)):
@@ -101,8 +100,8 @@ class EpochBatches:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan(Sampler[Item]):
-    """What each piece consists of, in turn: (epoch, positions in the source)."""
+class _PieceSampler(Sampler[Item]):
+    """Sampler of pieces: (epoch, positions in the source)."""
 
     n: int
     batch_size: int
@@ -129,7 +128,7 @@ class _Plan(Sampler[Item]):
 
 
 def evaluation_view(preprocessing: Preprocessing, flip: float) -> Callable[[Tensor], Tensor]:
-    """The evaluation transform, flipped now and then, as a function that can be sent to other processes.
+    """Return the evaluation transform with random flips, as a picklable function.
 
     Args:
         preprocessing: resize, squash, crop and interpolation are used.

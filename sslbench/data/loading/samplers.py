@@ -1,4 +1,4 @@
-"""In which order training shows its images: a function of (seed, epoch, process), so there is no state to save."""
+"""Order of the images in training: a function of (seed, epoch, rank), without state to save."""
 
 import logging
 from typing import Literal, get_args
@@ -14,22 +14,22 @@ from sslbench.names import did_you_mean
 SamplerName = Literal["shuffled", "balanced", "stratified", "weighted", "shards"]
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
 AskedSampler = Literal["auto", "shuffled", "balanced", "stratified", "weighted", "shards"]
-"""'auto': weighted where the data come with weights, else shuffled."""
+"""'auto': 'weighted' if the data have weights, otherwise 'shuffled'."""
 
 REPEATING: tuple[SamplerName, ...] = ("balanced", "weighted")
-"""Those that may show an image more than once in an epoch."""
+"""Samplers that may repeat an image within an epoch."""
 
 Indices = npt.NDArray[np.int64]
 
-_ORDER, _SHARDS = 0, 3  # tell the random numbers of the order from those of the augmentation
+_ORDER, _SHARDS = 0, 3  # random streams, apart from those of the augmentation
 _log = logging.getLogger("sslbench")
 
 
 def choose_sampler(asked: str, source: Source, world: int = 1) -> SamplerName:
-    """The sampler that is meant, after `check_sampler`; if it does not heed weights that the data have, it is said.
+    """Return the requested sampler; warn if it ignores the data's weights.
 
     Raises:
-        UsageError: see there.
+        UsageError: as in `check_sampler`, or a process has no image of some origin.
     """
     if asked == "auto":
         asked = "weighted" if source.weights else "shuffled"
@@ -37,15 +37,16 @@ def choose_sampler(asked: str, source: Source, world: int = 1) -> SamplerName:
     if sampler == "weighted":
         _check_origins(source, world)
     elif source.weights:
-        _log.warning("%s: its weights are not used: sampler=%s was asked for", source.name, sampler)
+        _log.warning("%s: its weights are not used by sampler=%s", source.name, sampler)
     return sampler
 
 
 def check_sampler(sampler: str, source: Source) -> SamplerName:
-    """Whether there is such a sampler, and the labels that it needs.
+    """Return the sampler of that name, after a check that the source has the labels that it needs.
 
     Raises:
-        UsageError: it has another name, or an image has not exactly one class, or there is one source only.
+        UsageError: there is no such sampler, the images do not have exactly one class each, or there is one source
+            only.
     """
     known = next((name for name in SAMPLERS if name == sampler), None)
     if known is None:
@@ -59,15 +60,15 @@ def check_sampler(sampler: str, source: Source) -> SamplerName:
         raise UsageError(
             f"sampler={sampler} needs images with one class each, and {source.name} has "
             + ("none" if source.labels.kind == "none" else f"labels of the kind '{source.labels.kind}'"),
-            "Leave sampler away: every image is shown once per epoch, in a random order.",
+            "Without sampler=, every image is shown once per epoch, in random order.",
         )
     return known
 
 
 def origins_of(source: Source) -> tuple[Indices, npt.NDArray[np.float64]]:
-    """Of a source made of several: int64 (N,), the number of each image's origin, and (origins,) their weights.
+    """Return the origin number of each image of joined sources, int64 (N,), and the origins' weights.
 
-    Origins are numbered in the order of their names; one without a weight has 1.
+    Origins are numbered in the order of their names; the default weight is 1.
     """
     column = source.attributes[ORIGIN]
     names = sorted({*column, *source.weights})
@@ -77,7 +78,7 @@ def origins_of(source: Source) -> tuple[Indices, npt.NDArray[np.float64]]:
 
 
 def _check_origins(source: Source, world: int) -> None:
-    """Every process has images of every origin, or none of them could keep to the weights."""
+    """Raise unless every process has images of every origin, which the weights need."""
     codes, weights = origins_of(source)
     usable = codes[: len(codes) // world * world]
     names = sorted({*source.attributes[ORIGIN], *source.weights})
@@ -88,7 +89,7 @@ def _check_origins(source: Source, world: int) -> None:
             n = int((codes == names.index(name)).sum())
             raise UsageError(
                 f"sampler=weighted: of {source.name}, {name} has {n:,} images for {world:,} processes",
-                "Every process needs one of each source: take fewer processes or a larger --limit, or leave it out.",
+                "Every process needs an image of each source: use fewer processes or a larger --limit, or drop it.",
             )
 
 
@@ -104,10 +105,10 @@ def epoch_order(  # noqa: PLR0913  what the samplers look at, and where the numb
     window: int = WINDOW,
     weights: npt.NDArray[np.float64] | None = None,
 ) -> Indices:
-    """The images of one epoch of one process.
+    """Return the order of one process's images in one epoch, int64 (n,).
 
     - 'shuffled': every image once, in random order.
-    - 'stratified': every image once, in a random order in which every stretch has nearly the classes' shares.
+    - 'stratified': every image once, in a random order in which every stretch nearly has the classes' shares.
     - 'balanced': every class equally often (to within one image), and within a class every image equally often (to
       within one): images of rare classes come several times, some of frequent classes not in this epoch.
     - 'weighted': every origin in proportion to its weight (to within one image, and exactly over many epochs), and
@@ -117,18 +118,19 @@ def epoch_order(  # noqa: PLR0913  what the samplers look at, and where the numb
       all fit on this machine: neighbours are less mixed than by 'shuffled', as in webdataset's shuffle buffer.
 
     Args:
-        sampler: which.
-        n: images of the process.
-        classes: int64 (n,), the class of each, for 'weighted' the origin; needed for these, 'balanced', 'stratified'.
-        seed: of the run.
-        epoch: another one gives another order.
-        rank: of the process, which balances its own images.
-        shards: int64 (n,), the shard of each; needed for 'shards'.
-        window: shards that 'shards' mixes.
-        weights: float64, of each origin, by its number; None: all the same.
+        sampler: name of the sampler.
+        n: number of images of the process.
+        classes: int64 (n,), class of each image, for 'weighted' its origin; used by 'balanced', 'stratified',
+            'weighted'.
+        seed: seed of the run.
+        epoch: number of the epoch; each has its own order.
+        rank: rank of the process, which balances its own images.
+        shards: int64 (n,), shard of each image; used by 'shards'.
+        window: number of shards that 'shards' mixes.
+        weights: float64, weight of each origin; None: equal weights.
 
     Returns:
-        int64 (n,), positions among the images of the process.
+        Positions among the images of the process.
     """
     rng = np.random.default_rng((_ORDER, seed, epoch, rank))
     if sampler == "shuffled":
@@ -157,9 +159,10 @@ def epoch_order(  # noqa: PLR0913  what the samplers look at, and where the numb
 
 
 def _quotas(n: int, weights: npt.NDArray[np.float64], rng: np.random.Generator) -> Indices:
-    """Whole numbers with the sum n: the exact shares rounded up or down, so that their means are the shares.
+    """Return integers with sum n, each share rounded up or down so that its mean is exact.
 
-    Systematic sampling: the shares lie end to end, and marks at a distance of one, from a random start, count for each.
+    Systematic sampling: the shares lie end to end, and each counts the unit marks, from a random start, that it
+    contains.
     """
     ends = np.cumsum(weights) / weights.sum() * n
     ends[-1] = n
@@ -168,9 +171,9 @@ def _quotas(n: int, weights: npt.NDArray[np.float64], rng: np.random.Generator) 
 
 
 def _turns(shards: Indices, seed: int, epoch: int) -> Indices:
-    """For each image the turn of its shard, 0, 1, ...; without the rank: processes of one machine share the copies."""
+    """Return the turn of each image's shard, 0, 1, ...; equal on all ranks, which share the copies."""
     present, number = np.unique(shards, return_inverse=True)
-    # The k-th shard gets the k-th number, whatever other shards a process has images of.
+    # The k-th shard gets the k-th random number, whatever other shards a process has.
     drawn = np.random.default_rng((_SHARDS, seed, epoch)).random(int(present.max(initial=-1)) + 1)[present]
     turns = np.empty(len(present), dtype=np.int64)
     turns[np.argsort(drawn)] = np.arange(len(present))
@@ -182,7 +185,7 @@ def _equally_often(rows: Indices, n: int, rng: np.random.Generator) -> Indices:
 
 
 def occurrences(order: Indices) -> Indices:
-    """For every entry how often the same image came before in the epoch, so that its views can be others each time."""
+    """Return the number of earlier occurrences of each entry in the epoch, so that repeated images get other views."""
     by_image = np.argsort(order, kind="stable")
     starts = np.flatnonzero(np.diff(order[by_image], prepend=-1))
     lengths = np.diff(np.append(starts, len(order)))

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of every channel, from a sample of the images: what normalises them."""
+"""Per-channel mean and standard deviation of a sample of the images, for normalisation."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from sslbench.data.loading.batch import as_trained, training_decoder
 from sslbench.data.source import Source
 
 SAMPLE = 512
-"""Images that are enough: a channel's mean is then known to a few hundredths of its deviation."""
+"""Default number of images: the standard error of a channel's mean is then a few hundredths of its deviation."""
 
 _DIGITS = 5
 _TRIES = 16
@@ -20,13 +20,13 @@ _TRIES = 16
 
 @dataclasses.dataclass(frozen=True)
 class ChannelStatistics:
-    """What was found.
+    """Statistics of every channel over a sample of images.
 
     Attributes:
-        mean: per channel, values scaled to 0..1.
-        std: per channel, over all pixels of all images; 1 where a channel is the same everywhere.
-        images: that were read.
-        constant: numbers of the channels that are the same everywhere, from 0.
+        mean: per channel, of values scaled to 0..1.
+        std: per channel, over all pixels of all images; 1 for a constant channel.
+        images: number of images read.
+        constant: numbers of the constant channels, from 0.
     """
 
     mean: tuple[float, ...]
@@ -36,12 +36,12 @@ class ChannelStatistics:
 
 
 def first_look(source: Source, channels: int, *, reading: Reading = DEFAULT) -> tuple[str, int] | None:
-    """(path, channels) of an image with others than are wanted, if none of the first few has those; else None.
+    """Return (path, channels) of an image with other channels, if none of a few images has `channels`; else None.
 
-    Single images with other channels are left to training, which replaces them as it does unreadable ones.
+    Training replaces single images with other channels, as it does unreadable ones.
 
     Raises:
-        UsageError: a decoder's name leads nowhere.
+        UsageError: there is no decoder of that name.
     """
     decoder = training_decoder(source.images, reading, channels)
     other: tuple[str, int] | None = None
@@ -60,20 +60,20 @@ def first_look(source: Source, channels: int, *, reading: Reading = DEFAULT) -> 
 def measure(
     source: Source, channels: int, *, reading: Reading = DEFAULT, sample: int = SAMPLE, seed: int = 0
 ) -> ChannelStatistics:
-    """Of at most `sample` images, drawn at random; every image counts the same, whatever its size.
+    """Return the statistics of at most `sample` random images; every image has the same weight, whatever its size.
 
-    Images that cannot be read are left out. The same data and seed give the same numbers: they are rounded to five
-    digits.
+    Unreadable images are left out. The numbers are rounded to five digits, so that the same data and seed give the
+    same.
 
     Args:
         source: the images.
-        channels: that they have; 1: the luminance of RGB.
-        reading: how they are decoded.
-        sample: images to read.
-        seed: of the choice.
+        channels: number of channels; 1: the luminance of RGB.
+        reading: the decoder and its limit.
+        sample: number of images to read.
+        seed: of the sample.
 
     Raises:
-        UsageError: a decoder's name leads nowhere.
+        UsageError: there is no decoder of that name.
     """
     decoder = training_decoder(source.images, reading, channels)
     n = len(source)
