@@ -157,7 +157,7 @@ def test_unlabelled_data_are_fine_to_pretrain_on(check, photos):
         (flat / f"{i}.png").write_bytes(file.read_bytes())
     code, out = check(flat)
     assert code == 0
-    assert "no labels: it can be used to pretrain and to extract, not to evaluate" in out
+    assert "no labels: usable for pretraining and extraction, not for evaluation" in out
 
 
 @pytest.mark.parametrize(

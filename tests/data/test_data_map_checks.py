@@ -100,7 +100,7 @@ def test_values_that_are_no_class(check, data):
     mask(data / "masks" / "train" / "1.png", halves(7, 1, at=1))
     code, out = check(data)
     assert code == 1
-    assert "1 value in the maps that no class has: 7 (48 pixels in 1 map: " in out and "train/1.png)" in out
+    assert "1 value in the maps without a class: 7 (48 pixels in 1 map: " in out and "train/1.png)" in out
 
 
 def test_maps_of_another_size(check, data):
@@ -159,8 +159,8 @@ def test_classes_without_pixels_and_pixels_that_do_not_count(check, data):
         mask(data / "masks" / "train" / f"{i}.png", halves(0, 255, at=10))
     code, out = check(f"{data}?ignore=255")
     assert code == 1
-    assert "warning: " in out and "79.2% of the pixels do not count" in out
-    assert "(train): every pixel that counts is of the class 'sky'" in out
+    assert "warning: " in out and "79.2% of the pixels are ignored" in out
+    assert "(train): every pixel that is not ignored is of the class 'sky'" in out
     assert "(train): 3 classes without a pixel: road, tree, car" in out
     assert "(val) has pixels of classes without one in" in out and "road, tree; they cannot be learnt" in out
 
@@ -258,7 +258,7 @@ def test_panoptic_findings(check, tmp_path):
     assert "1 crowd (iscrowd), of the class but no instances" in out
     code, out = check(panoptic(tmp_path / "other", [{"id": 300, "category_id": 8}], ids, isthing=None))
     assert code == 1 and "the PNG has segments that segments_info lacks: 600 (1,152 pixels)" in out
-    assert "that no class has: 8 (1,152 pixels in 1 map" in out
+    assert "without a class: 8 (1,152 pixels in 1 map" in out
     assert "categories without isthing, taken for things: sky" in out
 
 

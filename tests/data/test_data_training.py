@@ -140,7 +140,7 @@ def test_each_epoch_shows_every_process_its_own_images_once_in_a_new_order(world
 @given(n=st.integers(2, 60), size=st.integers(1, 60), start=st.integers(0, 40), length=st.integers(0, 40))
 def test_any_stretch_of_the_plan_is_that_stretch_of_the_whole(n, size, start, length):
     size = min(size, n)
-    plan = partial(pretraining._Plan, n, size, 7, 0)
+    plan = partial(pretraining._ShareSampler, n, size, 7, 0)
     whole = list(plan(0, start + length))
     part = list(plan(start, start + length))
     assert len(part) == len(plan(start, start + length)) == length

@@ -182,7 +182,7 @@ def test_embeddings_made_elsewhere_are_judged_by_themselves(tmp_path):
 def test_collapsed_embeddings_are_not_judged(tmp_path):
     test = np.ones((50, 8))
     (result,) = embeddings(tmp_path, np.ones((200, 8)), test)
-    assert result.overlaps.n == 0 and "all the same" in result.overlaps.problem
+    assert result.overlaps.n == 0 and "all equal" in result.overlaps.problem
 
 
 def test_the_leaderboard_says_it(photos):

@@ -157,7 +157,7 @@ class TestRecipes:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            ({"augment.views": [{"count": 2, "size": 16, "grayscale": 0.2}]}, "grayscale: for red, green and blue"),
+            ({"augment.views": [{"count": 2, "size": 16, "grayscale": 0.2}]}, "grayscale: for RGB images only"),
             ({"augment.mean": [0.1, 0.2]}, "augment.mean has 2 values.*takes images of 4 channels"),
             ({"augment.std": [0.1, 0.2, 0.1]}, "augment.std has 3 values.*takes images of 4 channels"),
         ],
@@ -267,7 +267,7 @@ class TestBands:
     def test_colours_are_not_silently_lost_when_the_stream_is_used_directly(self, tmp_path):
         arrays(tmp_path, 4, count=4)
         (source,) = open_data(str(tmp_path)).values()
-        with pytest.raises(UsageError, match=r"jitter\.saturation: for red, green and blue alone"):
+        with pytest.raises(UsageError, match=r"jitter\.saturation: for RGB images only"):
             TrainingData(source, Augment((COLOURFUL,)), batch_size=2, channels=4)
 
 

@@ -1,1 +1,1 @@
-"""Checks of a data set before it costs a day: labels, copies, boxes, label maps; the page and sheets that show them."""
+"""Checks of a data set: labels, duplicates, boxes, label maps; the report page and contact sheets."""

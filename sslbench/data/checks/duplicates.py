@@ -1,4 +1,4 @@
-"""Images that are there more than once: exactly, by their content's hash, and nearly, by vectors that describe them."""
+"""Duplicate images: exact ones by the digest of their content, near ones by vectors that describe them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -20,19 +20,19 @@ _Contents = tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]
 
 
 def exact_copies(train: Source, test: Source) -> list[Finding]:
-    """What is in both parts, and what is in one of them more than once; every file is read that was not hashed yet."""
+    """Return findings about images that are in both parts, or repeated in one; files not hashed yet are read."""
     in_train, in_test = _contents(train), _contents(test)
     overlap = _overlap(train, test, _shared(in_train, in_test), len(in_test[0]))
     return [*overlap, *_duplicates(train, in_train), *_duplicates(test, in_test)]
 
 
 def exact_pairs(train: Source, test: Source) -> list[tuple[int, int]]:
-    """(position in test, first position in train) of every image of test whose content is in train too."""
+    """Return (position in test, first position in train) of every test image whose content is in train too."""
     return _shared(_contents(train), _contents(test))
 
 
 def _contents(source: Source) -> _Contents:
-    """Positions and digests of the images that have content, a digest as one value of two 64-bit numbers."""
+    """Return the positions and digests (as two 64-bit numbers) of the images with content."""
     digests = source.images.digests()
     keys = np.ascontiguousarray(digests).view([("a", "<u8"), ("b", "<u8")]).reshape(-1)
     nothing = np.frombuffer(EMPTY_DIGEST + UNREADABLE_DIGEST, dtype=keys.dtype)
@@ -100,22 +100,22 @@ def near_copies(
     threshold: float,
     by: str,
 ) -> tuple[list[Finding], tuple[Pair, ...]]:
-    """What looks nearly alike in both parts or in one of them, and is no exact copy; see `near.near_pairs`.
+    """Find near duplicates across the parts and within each, without the exact ones; see `near.near_pairs`.
 
     Args:
         train: N images.
         test: M images.
-        vectors: (N, D) and (M, D), what describes them.
-        threshold: cosine of the whitened vectors from which on two images may be copies.
-        by: what the vectors are, for the message.
+        vectors: (N, D) and (M, D), descriptors of the images.
+        threshold: minimum cosine of the whitened vectors of near duplicates.
+        by: name of the descriptors in messages.
 
     Returns:
-        What is worth saying, and the pairs of rows in test and train, exact copies among them.
+        The findings, and the pairs of rows in test and train, including exact duplicates.
     """
     in_train, in_test = vectors
     near = near_pairs(in_test, in_train, threshold=threshold)
     if near.problem:
-        return [Finding("note", f"images nearly the same cannot be told by {by}: {near.problem}")], ()
+        return [Finding("note", f"near duplicates cannot be found by {by}: {near.problem}")], ()
     keys = [part.images.digests() for part in (train, test)]
     across = [p for p in near.pairs if (keys[1][p.first] != keys[0][p.second]).any()]
     findings = []
@@ -146,16 +146,16 @@ def _listed(shown: list[str], n: int) -> str:
 
 
 def small_pictures(source: Source, *, workers: int, reading: Reading, side: int = 16) -> npt.NDArray[np.float16]:
-    """Every image as side x side RGB pixels: what still looks alike after another encoding or another size.
+    """Return every image as side x side RGB pixels, which another encoding or size hardly changes.
 
     Args:
-        source: N images; all are decoded.
-        workers: processes that decode.
+        source: N images, which are all decoded.
+        workers: number of decoding processes.
         reading: the decoder and its limit.
-        side: pixels.
+        side: in pixels.
 
     Returns:
-        (N, side * side * 3); NaN for an image that cannot be read.
+        (N, side * side * 3); NaN for an unreadable image.
     """
     preprocessing = Preprocessing(
         resize=(side, side), crop=None, decoder=reading.decoder or ("reference",), max_pixels=reading.max_pixels
@@ -171,15 +171,15 @@ HEADER = ("test", "train", "how", "cosine", "test_path", "train_path")
 
 
 class Suspect(NamedTuple):
-    """One image of test and the image of train that it may be a copy of.
+    """Test image and the train image that it may duplicate.
 
     Attributes:
-        test: its id.
-        train: the other's id.
-        how: 'exact': the same content; 'near': vectors that describe them are alike.
-        cosine: of those vectors, whitened; 1 for the same content.
-        test_path: where it lies; empty if that is not known.
-        train_path: where the other lies.
+        test: id of the test image.
+        train: id of the train image.
+        how: 'exact': equal content; 'near': similar vectors.
+        cosine: of the whitened vectors; 1 for equal content.
+        test_path: path of the test image; '' if unknown.
+        train_path: path of the train image.
     """
 
     test: str
@@ -193,13 +193,13 @@ class Suspect(NamedTuple):
 def suspects(
     train: Source, test: Source, near: Iterable[tuple[str, str, float]], *, exact: bool = True
 ) -> list[Suspect]:
-    """All pairs, in order of the images of test; each of them once, and by its content if that is the same.
+    """Return one pair per suspected test image, in order of the test ids; exact duplicates take precedence.
 
     Args:
         train: N images.
         test: M images.
-        near: (id in test, id in train, cosine) of images that look alike.
-        exact: look for the same content too; every file is read that was not hashed yet.
+        near: (id in test, id in train, cosine) of near duplicates.
+        exact: look for equal content too; files not hashed yet are read.
     """
     found = {}
     in_test, in_train = ({name: i for i, name in enumerate(part.ids)} for part in (test, train))
@@ -212,10 +212,10 @@ def suspects(
 
 
 def named(pairs: Iterable[Pair], test_ids: Sequence[str], train_ids: Sequence[str]) -> list[tuple[str, str, float]]:
-    """Pairs of rows as pairs of ids: test first."""
+    """Return pairs of rows as (test id, train id, cosine)."""
     return [(test_ids[pair.first], train_ids[pair.second], pair.cosine) for pair in pairs]
 
 
 def as_csv(found: Iterable[Suspect]) -> str:
-    """A table with one line per pair."""
+    """Return the pairs as CSV, one line each."""
     return csv_text([HEADER, *found])

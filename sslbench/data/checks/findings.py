@@ -1,4 +1,4 @@
-"""What a check of data found."""
+"""Findings of data checks."""
 
 import dataclasses
 from typing import Literal
@@ -6,12 +6,12 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was found: an error stops the evaluation, a warning may make its number misleading."""
+    """Result of a check: an error stops the evaluation, a warning means that its number may mislead."""
 
     level: Literal["error", "warning", "note"]
     message: str
 
 
 def by_level(findings: list[Finding]) -> list[Finding]:
-    """The same without repetitions, errors first and notes last."""
+    """Return the distinct findings, errors first and notes last."""
     return sorted(dict.fromkeys(findings), key=lambda finding: ("error", "warning", "note").index(finding.level))

@@ -1,4 +1,4 @@
-"""Pictures with their label maps in colours, to see at a glance whether the classes lie where they should."""
+"""Images overlaid with their coloured label maps, for visual inspection."""
 
 import colorsys
 
@@ -20,7 +20,7 @@ _GOLDEN = 0.618033988749895
 
 
 def class_colours(n: int) -> npt.NDArray[np.uint8]:
-    """(n, 3) colours that differ, the same at every call: hues by the golden ratio, in three brightnesses."""
+    """Return n distinct, deterministic colours, uint8 (n, 3): hues by the golden ratio, in three brightnesses."""
     rows = [colorsys.hsv_to_rgb(i * _GOLDEN % 1, 0.9 - 0.2 * (i % 2), (0.95, 0.6, 0.8)[i % 3]) for i in range(n)]
     return np.round(255 * np.array(rows).reshape(n, 3)).astype(np.uint8)
 
@@ -28,17 +28,17 @@ def class_colours(n: int) -> npt.NDArray[np.uint8]:
 def overlays(
     checked: CheckedMaps, split: str, *, classes: int, each: int, side: int = 128, seed: int = 0
 ) -> dict[str, list[Thumbnail]]:
-    """Class -> its colour, and images with their maps drawn over them beside the images as they are.
+    """Return for each class its colour, and images beside their overlaid maps.
 
-    White pixels do not count, black ones have values that no class has.
+    White pixels are ignored ones, black pixels have values of no class.
 
     Args:
-        checked: what was checked; images come from the maps that were read.
-        split: of the images.
-        classes: at most so many classes, those with most pixels.
-        each: images per class.
-        side: longest side of an image in pixels.
-        seed: of the draw.
+        checked: result of the check; the images are those whose maps were read.
+        split: name of the split.
+        classes: maximum number of classes; those with most pixels are shown.
+        each: maximum number of images per class.
+        side: longer side of an image in pixels.
+        seed: of the choice of images.
     """
     part, present = checked.parts[split], checked.present[split]
     rng, colours = np.random.default_rng(seed), class_colours(len(part.classes))

@@ -1,4 +1,4 @@
-"""Checks of images with label maps before anything is trained or scored on them."""
+"""Checks of images with label maps."""
 
 import dataclasses
 import itertools
@@ -21,20 +21,20 @@ from sslbench.data.wording import counted, some
 from sslbench.names import did_you_mean
 
 MANY_IGNORED = 0.5
-"""From this share of pixels that do not count on, it is worth a warning."""
+"""Share of ignored pixels that calls for a warning."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PartCounts:
-    """What the maps of one split hold.
+    """Counts over the label maps of one split.
 
     Attributes:
-        read: maps that were read.
-        pixels: (C,) of each class.
-        images: (C,) images with at least one pixel of it.
-        ignored: pixels that do not count.
-        unknown: pixels of values that are no class.
-        instances: how many; None if nothing tells them apart.
+        read: number of maps read.
+        pixels: (C,) pixels of each class.
+        images: (C,) images with at least one pixel of each class.
+        ignored: ignored pixels.
+        unknown: pixels with values of no class.
+        instances: number of instances; None for maps without instances.
     """
 
     read: int
@@ -46,23 +46,23 @@ class PartCounts:
 
     @property
     def total(self) -> int:
-        """All pixels."""
+        """Number of all pixels."""
         return int(self.pixels.sum()) + self.ignored + self.unknown
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CheckedMaps:
-    """What a check found.
+    """Result of a check of label maps.
 
     Attributes:
-        spec: what the user gave.
+        spec: data location, as the user gave it.
         parts: split -> source.
-        counts: split -> what was counted.
-        present: split -> position of an image -> positions of the classes in its map, of the maps that were read.
+        counts: split -> counts.
+        present: split -> position of an image -> numbers of the classes in its map, for the maps that were read.
         findings: errors first.
-        unreadable: images and maps that cannot be read: path, reason.
-        copies: equal images were looked for.
-        reading: how pictures are read.
+        unreadable: path and reason of unreadable images and maps.
+        copies: duplicates were looked for.
+        reading: the decoder and its limit.
     """
 
     spec: str
@@ -84,14 +84,14 @@ def check_maps(
     workers: int,
     reading: Reading,
 ) -> CheckedMaps:
-    """Checks all splits of a data location.
+    """Check all splits of a data location.
 
     Args:
-        spec: what the user gave.
-        parts: as `open_label_maps` gives them.
-        copies: look for images of equal content; every image and map is read that was not hashed before.
-        read: images and maps of each split that are read, spread over it; None for all.
-        workers: processes that decode.
+        spec: data location, as the user gave it.
+        parts: result of `open_label_maps`.
+        copies: look for duplicates; images and maps not hashed yet are read.
+        read: number of evenly spaced images and maps to read per split; None: all.
+        workers: number of decoding processes.
         reading: the decoder and its limit.
     """
     findings: list[Finding] = []
@@ -111,14 +111,14 @@ def check_maps(
     findings += [Finding("error", f"{path}: {reason}") for path, reason in unreadable]
     findings += [*_across(parts, counts), *(_copies(parts) if copies else ())]
     if not copies:
-        findings.append(Finding("note", "images of equal content were not looked for (--copies)"))
+        findings.append(Finding("note", "duplicate images were not looked for (--copies)"))
     return CheckedMaps(
         spec, dict(parts), counts, present, tuple(by_level(findings)), tuple(unreadable), copies, reading
     )
 
 
 def plain(part: LabelMapSource) -> Source:
-    """The images alone."""
+    """Return the images without their maps."""
     return Source(part.name, part.ids, no_labels(len(part)), part.images, part.notes)
 
 
@@ -180,7 +180,7 @@ def _listed(
 
 
 def _unknown(part: LabelMapSource, facts: Sequence[MapFacts]) -> list[Finding]:
-    """Values that are no class: which, how often, where."""
+    """Return an error that lists values of no class with their counts and maps; empty without any."""
     pixels: Counter[int] = Counter()
     where: dict[int, list[str]] = {}
     for fact in facts:
@@ -197,9 +197,9 @@ def _unknown(part: LabelMapSource, facts: Sequence[MapFacts]) -> list[Finding]:
         )
     known = some([part.coding.text(value) for value in sorted(part.coding.values)], 6)
     message = (
-        f"{part.name}: {counted(len(pixels), 'value')} in the maps that no class has: {some(lines, 5)}"
+        f"{part.name}: {counted(len(pixels), 'value')} in the maps without a class: {some(lines, 5)}"
         + (f" and {len(pixels) - 5:,} more" if len(pixels) > 5 else "")
-        + f"; the classes have {known} (?ignore=VALUE leaves it out)"
+        + f"; the classes have {known} (?ignore=VALUE ignores one)"
     )
     return [Finding("error", message)]
 
@@ -209,14 +209,14 @@ def _about_pixels(part: LabelMapSource, facts: Sequence[MapFacts], counts: PartC
     share = counts.ignored / max(counts.total, 1)
     if counts.ignored:
         level = "warning" if share >= MANY_IGNORED else "note"
-        message = f"{part.name}: {share:.1%} of the pixels do not count"
+        message = f"{part.name}: {share:.1%} of the pixels are ignored"
         found.append(Finding("warning" if level == "warning" else "note", message))
     blank = [fact.path for fact in facts if not fact.pixels.any() and not fact.unknown]
     if blank:
         found.append(Finding("warning", f"{part.name}: {counted(len(blank), 'map')} without any class: {some(blank)}"))
-    alone = np.flatnonzero(counts.pixels)
-    if len(alone) == 1 and len(part.classes) > 1:
-        message = f"{part.name}: every pixel that counts is of the class '{part.classes[alone[0]]}'"
+    present = np.flatnonzero(counts.pixels)
+    if len(present) == 1 and len(part.classes) > 1:
+        message = f"{part.name}: every pixel that is not ignored is of the class '{part.classes[present[0]]}'"
         found.append(Finding("error" if counts.read == len(part) else "warning", message))
     if counts.read == len(part):
         empty = [name for name, n in zip(part.classes, counts.pixels.tolist(), strict=True) if not n]
@@ -231,7 +231,7 @@ def _about_pixels(part: LabelMapSource, facts: Sequence[MapFacts], counts: PartC
 
 
 def _across(parts: Mapping[str, LabelMapSource], counts: Mapping[str, PartCounts]) -> list[Finding]:
-    """Classes that splits do not share, or that only one of them has pixels of."""
+    """Return findings about classes that differ between splits, or that train has no pixels of."""
     if "train" not in parts:
         return []
     train, found = parts["train"], []
@@ -255,7 +255,7 @@ def _across(parts: Mapping[str, LabelMapSource], counts: Mapping[str, PartCounts
 
 
 def _copies(parts: Mapping[str, LabelMapSource]) -> list[Finding]:
-    """Images of equal content in two splits or in one, with other maps or not."""
+    """Return findings about duplicate images in two splits or in one, with equal or different maps."""
     sources = [_with_maps_as_labels(part) for part in parts.values()]
     if len(sources) == 1:
         return exact_copies(sources[0], sources[0].select([]))
@@ -264,7 +264,7 @@ def _copies(parts: Mapping[str, LabelMapSource]) -> list[Finding]:
 
 
 def _with_maps_as_labels(part: LabelMapSource) -> Source:
-    """The images; two have the same label if they have the same map."""
+    """Return the images with a label for each distinct map."""
     digests = np.ascontiguousarray(part.maps.digests()).view("V16").reshape(-1)
     _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
     names = tuple(part.maps.path(int(i)) for i in first)

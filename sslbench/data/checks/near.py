@@ -1,4 +1,4 @@
-"""Images that are nearly the same, by vectors that describe them: the pixels of a small picture, or features."""
+"""Near duplicates by descriptors of the images: the pixels of a small picture, or features."""
 
 import dataclasses
 from typing import NamedTuple
@@ -8,26 +8,26 @@ import numpy.typing as npt
 import torch
 
 THRESHOLD = 0.85
-"""Cosine of the whitened vectors from which on two images may be copies of each other."""
+"""Minimum cosine of the whitened vectors of near duplicates."""
 
 RATIO = 0.5
-"""A copy is at most so far away as the nearest other image, times this."""
+"""Maximum ratio of the distance of a duplicate to that of the nearest other image."""
 
 PLAIN = 0.8
-"""Cosine that the vectors of a copy have at least when they are centred only."""
+"""Minimum cosine of the centred, not whitened vectors of near duplicates."""
 
 _NEIGHBOURS = 8
 _COMPONENTS = 64
 _ROWS_PER_COMPONENT = 4
 _SAMPLE = 10_000
 _SAMPLE_VALUES = 20_000_000
-_FLAT = 1e-6  # a component with less than this part of the largest one's standard deviation is rounding
+_FLAT = 1e-6  # relative standard deviation below which a component is rounding error
 _BLOCK = (512, 32_768)
 _CHUNK = 8192
 
 
 class Pair(NamedTuple):
-    """Two images that look alike: their rows in the two arrays, and the cosine of their whitened vectors."""
+    """Near duplicates: their rows in the two arrays, and the cosine of their whitened vectors."""
 
     first: int
     second: int
@@ -36,12 +36,12 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Near:
-    """What a search found.
+    """Result of a search for near duplicates.
 
     Attributes:
-        pairs: at most one per row of the first array, in order of its rows.
-        crowded: rows to which so many others look the same that none of them can be called a copy.
-        problem: why nothing can be said; empty if something can.
+        pairs: at most one per row of the first array, in its order.
+        crowded: number of rows with so many similar ones that none counts as a duplicate.
+        problem: reason of a failed search; otherwise empty.
     """
 
     pairs: tuple[Pair, ...] = ()
@@ -56,32 +56,40 @@ def near_pairs(
     threshold: float = THRESHOLD,
     device: str = "cpu",
 ) -> Near:
-    """For every row of `first` the row of `second` that it may be a copy of.
+    """Find for every row of `first` the row of `second` that it may duplicate.
 
     The vectors are whitened: reduced to their 64 principal components at most, each divided by its standard deviation.
-    What most images have in common (a bright sky, features behind a ReLU) then counts no more than what few have. On
+    Properties of most images (a bright sky, features behind a ReLU) then have no more weight than rare ones. On
     8,068 train and 1,017 test images of CIFAR-10, as 8 x 8 pixels, ten test images that were resized and encoded again
     as JPEG had at least 0.99 with their copies; five more pairs were found, which show the same picture twice. Features
     that know classes tell copies less well: those of a supervised ResNet-20 found none of the ten.
 
-    The nearest row counts as a copy if its cosine reaches the threshold and it is at most half as far away as the
-    nearest row that is no copy of it in turn: where classes or whole collections look alike, near means little (cf.
-    Lowe 2004, section 7.1). Rows to which all of their eight nearest look the same are left undecided. Both must be
-    alike without whitening too, for the components of a few images see a part of each only.
+    The nearest row counts as a duplicate if its cosine reaches the threshold and its distance is at most half of that
+    of the nearest row that does not duplicate it in turn (cf. Lowe 2004, section 7.1), since whole classes or
+    collections may be similar. Rows whose eight nearest ones are all similar are left undecided. Both must be
+    similar without whitening too, since the components of a few images cover a part of each only.
 
     Args:
-        first: (N, D), may be memory-mapped; a row that is not finite is like no other.
+        first: (N, D), may be memory-mapped; rows with non-finite values match nothing.
         second: (M, D); None compares `first` with itself, every pair once and no row with itself.
-        threshold: cosine from which on a pair counts.
-        device: of torch, where rows are compared.
+        threshold: minimum cosine of a pair.
+        device: torch device of the comparison.
 
     Returns:
-        The pairs; or the problem: all vectors are the same, or most rows are crowded.
+        The pairs; or the problem: all vectors are equal, or most rows are crowded.
+
+        Examples:
+            >>> rng = np.random.default_rng(0)
+            >>> train = rng.normal(size=(200, 16))
+            >>> test = rng.normal(size=(5, 16))
+            >>> test[3] = train[7]
+            >>> [(pair.first, pair.second) for pair in near_pairs(test, train).pairs]
+            [(3, 7)]
     """
     arrays = [first] if second is None else [first, second]
     fitted = _whitening(arrays)
     if fitted is None:
-        return Near(problem="their vectors are all the same, or not finite")
+        return Near(problem="their vectors are all equal, or not finite")
     rows = _whitened(first, *fitted)
     other = rows if second is None else _whitened(second, *fitted)
     if not len(rows) or len(other) < (2 if second is None else 1):
@@ -89,22 +97,24 @@ def near_pairs(
     cosines, places = _nearest(rows, other, itself=second is None, device=device)
     hits, crowded = _copies(cosines, places, other, threshold)
     if crowded.sum() > 0.5 * len(rows):
-        problem = f"to {crowded.mean():.0%} of the images the {_NEIGHBOURS} nearest others look all the same"
+        problem = f"to {crowded.mean():.0%} of the images the {_NEIGHBOURS} nearest others are all similar"
         return Near((), int(crowded.sum()), problem)
     chosen = np.flatnonzero(hits)
-    chosen = chosen[_plainly_alike(first, first if second is None else second, chosen, places[chosen, 0], fitted[0])]
+    chosen = chosen[
+        _similar_unwhitened(first, first if second is None else second, chosen, places[chosen, 0], fitted[0])
+    ]
     found = [Pair(row, int(places[row, 0]), float(cosines[row, 0])) for row in chosen.tolist()]
     return Near(tuple(found if second is not None else _each_once(found)), int(crowded.sum()))
 
 
-def _plainly_alike(
+def _similar_unwhitened(
     first: npt.NDArray[np.floating],
     second: npt.NDArray[np.floating],
     rows: npt.NDArray[np.int64],
     others: npt.NDArray[np.int64],
     centre: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.bool_]:
-    """Which rows have a high cosine before they are whitened."""
+    """Return the mask of the pairs with a high cosine before whitening."""
     alike = np.zeros(len(rows), dtype=np.bool_)
     for start in range(0, len(rows), _CHUNK):
         part = slice(start, start + _CHUNK)
@@ -123,7 +133,7 @@ _Whitening = tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]
 
 
 def _whitening(arrays: list[npt.NDArray[np.floating]]) -> _Whitening | None:
-    """The centre (D,) and the projection (D, K) of a sample of all rows; None if nothing varies."""
+    """Return the centre (D,) and the whitening projection (D, K) of a sample of the rows; None if nothing varies."""
     from sklearn.utils.extmath import randomized_svd
 
     total, dimension = sum(map(len, arrays)), arrays[0].shape[1]
@@ -152,7 +162,7 @@ def _whitening(arrays: list[npt.NDArray[np.floating]]) -> _Whitening | None:
 def _whitened(
     vectors: npt.NDArray[np.floating], centre: npt.NDArray[np.float64], projection: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
-    """(N, K) of length 1; zero, and so similar to nothing, for a vector that is the centre itself or is not finite."""
+    """Return the whitened vectors, (N, K) of length 1; zero for a vector equal to the centre or not finite."""
     unit = np.zeros((len(vectors), projection.shape[1]), dtype=np.float32)
     for start in range(0, len(vectors), _CHUNK):
         chunk = np.asarray(vectors[start : start + _CHUNK], dtype=np.float64) - centre
@@ -166,7 +176,7 @@ def _whitened(
 def _nearest(
     rows: npt.NDArray[np.float32], other: npt.NDArray[np.float32], *, itself: bool, device: str
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """The most similar rows of `other`, best first: (N, k) cosines and places; memory does not grow with N x M."""
+    """Return the most similar rows of `other`, best first: (N, k) cosines and rows; in memory independent of N x M."""
     k = min(_NEIGHBOURS, len(other) - itself)
     all_rows = torch.from_numpy(rows).to(device)
     columns = torch.from_numpy(other).to(device)
@@ -195,7 +205,7 @@ def _copies(
     other: npt.NDArray[np.float32],
     threshold: float,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which rows have a copy, and which are crowded."""
+    """Return the masks of the rows with a duplicate and of the crowded rows."""
     hits, crowded = np.zeros((2, len(cosines)), dtype=np.bool_)
     near = np.flatnonzero(cosines[:, 0] >= threshold)
     for start in range(0, len(near), _CHUNK):

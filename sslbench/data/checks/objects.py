@@ -1,4 +1,4 @@
-"""Checks of images with boxes before a detector is trained on them."""
+"""Checks of images with boxes."""
 
 import numpy as np
 
@@ -10,19 +10,18 @@ from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted, some
 
 TINY = 2.0
-"""Pixels; a box with a side below it can hardly be found."""
+"""Side in pixels below which a box is hardly detectable."""
 
 
 def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = True) -> list[Finding]:
-    """Everything found about two parts of images with boxes, errors first.
+    """Return all findings about two parts of images with boxes, errors first.
 
-    Boxes outside of their image, without area or clipped were noted when the data were opened; here they are
-    warnings, since a score changes with them.
+    Notes about boxes outside of their image, without area or clipped become warnings, since they change a score.
 
     Args:
         train: to train on.
         test: to score on.
-        copies: as in `preflight.check`.
+        copies: as in `samples.check`.
     """
     images = check(as_source(train), as_source(test), copies=copies)
     findings = [Finding("warning" if is_odd(f.message) else f.level, f.message) for f in images]
@@ -32,7 +31,7 @@ def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = Tru
 
 
 def as_source(part: ObjectSource) -> Source:
-    """The same images with the classes of their objects as several labels each."""
+    """Return the images with the classes of their objects as multi-label labels."""
     values = np.zeros((len(part), len(part.classes)), dtype=np.int8)
     for row, objects in zip(values, part.objects, strict=True):
         row[objects.classes] = 1

@@ -1,4 +1,4 @@
-"""What a check of data found as one self-contained HTML page: findings, counts, pictures of every class."""
+"""Report of a data check as a self-contained HTML page: findings, counts, pictures of every class."""
 
 import base64
 import io
@@ -21,16 +21,16 @@ def write_page(
     pictures: Mapping[str, Mapping[str, Sequence[Thumbnail]]],
     unit: str = "images",
 ) -> None:
-    """Writes the page; it needs nothing else, and appears when it is complete.
+    """Write the report as one self-contained file, atomically.
 
     Args:
         path: of the page.
-        title: what was checked.
+        title: title of the page.
         about: lines below the title.
         findings: errors first.
         counts: column ('train', 'test') -> class -> number.
         pictures: part -> class -> pictures.
-        unit: what is counted.
+        unit: name of the counted things.
     """
     import jinja2
 

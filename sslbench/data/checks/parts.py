@@ -1,4 +1,4 @@
-"""A whole check of a data location: both parts opened, what was found, and counts per class."""
+"""Complete check of a data location: both parts, findings, and counts per class."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -21,12 +21,12 @@ from sslbench.data.splits import TrainTest, train_test
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """The parts of a data location.
+    """Opened parts of a data location.
 
     Attributes:
-        spec: what the user gave.
-        data: train and test; classes of boxes are several labels of an image.
-        objects: the same with boxes, if they were asked for.
+        spec: data location, as the user gave it.
+        data: train and test; the classes of an image's boxes are its labels.
+        objects: the parts with boxes; None for plain labels.
     """
 
     spec: str
@@ -36,17 +36,17 @@ class Opened:
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-        opened: what was checked.
+        opened: the checked parts.
         findings: errors first.
         counts: 'train' and 'test' -> class -> images (with boxes: objects).
-        decoded: images that were decoded, of all.
-        unreadable: those that cannot be: path, reason.
-        copies: equal images were looked for.
-        reading: how images are decoded.
-        near: rows of test and train that are nearly the same, as far as that was looked for.
+        decoded: number of decoded images.
+        unreadable: path and reason of unreadable images.
+        copies: duplicates were looked for.
+        reading: the decoder and its limit.
+        near: rows of near duplicates in test and train.
     """
 
     opened: Opened
@@ -60,23 +60,23 @@ class Checked:
 
     @property
     def parts(self) -> dict[str, Source]:
-        """Train and test by these names."""
+        """Sources of 'train' and 'test'."""
         return {"train": self.opened.data.train, "test": self.opened.data.test}
 
     def boxes(self, part: str) -> Boxes | None:
-        """Per image of a part, if boxes were asked for."""
+        """Return the boxes of each image of a part; None for plain labels."""
         objects = self.opened.objects
         if objects is None:
             return None
         return [image.boxes for image in (objects.train if part == "train" else objects.test).objects]
 
     def with_near(self, more: Sequence[Finding], near: Iterable[Pair]) -> "Checked":
-        """The same with what was found about images that are nearly the same."""
+        """Return the result with the findings about near duplicates added."""
         findings = tuple(by_level([*self.findings, *more]))
         return dataclasses.replace(self, findings=findings, near=(*self.near, *near))
 
     def overlaps(self) -> list[Suspect]:
-        """Images of test that are suspected to be in train too."""
+        """Return the test images suspected to be in train too."""
         train, test = self.opened.data.train, self.opened.data.test
         return suspects(train, test, named(self.near, test.ids, train.ids), exact=self.copies)
 
@@ -90,7 +90,7 @@ def open_parts(
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> Opened:
-    """Both parts, as `splits.train_test` finds them."""
+    """Open both parts with `splits.train_test`."""
     parts = train_test(
         data,
         test_data,
@@ -103,19 +103,19 @@ def open_parts(
 
 
 def open_with_boxes(data: str, test_data: str | None, *, seed: int, test_fraction: float) -> Opened:
-    """Both parts with their boxes, as `objects.split_objects` finds them."""
+    """Open both parts with their boxes, with `open_objects.split_objects`."""
     objects = split_objects(data, test_data, seed=seed, test_fraction=test_fraction)
     return Opened(data, TrainTest(as_source(objects.train), as_source(objects.test), objects.how), objects)
 
 
 def check_parts(opened: Opened, *, copies: bool, decode: int | None, workers: int, reading: Reading) -> Checked:
-    """Checks labels, splits and boxes, and decodes images.
+    """Check labels, splits and boxes, and decode images.
 
     Args:
         opened: the parts.
-        copies: look for images of equal content; every file is read that was not hashed before.
-        decode: images of each part that are decoded, spread over it; None for all.
-        workers: processes that decode.
+        copies: look for duplicates; files not hashed yet are read.
+        decode: number of evenly spaced images to decode per part; None: all.
+        workers: number of decoding processes.
         reading: the decoder and its limit.
     """
     both, objects = opened.data, opened.objects
@@ -126,7 +126,7 @@ def check_parts(opened: Opened, *, copies: bool, decode: int | None, workers: in
         unlabelled = both.train.labels.kind == both.test.labels.kind == "none"
         findings = check(both.train, both.test, labels=not unlabelled, copies=copies)
         if unlabelled:
-            findings.append(Finding("note", "no labels: it can be used to pretrain and to extract, not to evaluate"))
+            findings.append(Finding("note", "no labels: usable for pretraining and extraction, not for evaluation"))
         tallies = [_counts(part) for part in (both.train, both.test)]
     findings += [Finding("note", note) for note in both.notes]
     decoded, unreadable = 0, []
@@ -137,7 +137,7 @@ def check_parts(opened: Opened, *, copies: bool, decode: int | None, workers: in
     total = len(both.train) + len(both.test)
     findings += [Finding("error", f"{path}: {reason}") for _, path, reason in unreadable]
     if not copies:
-        message = f"images of equal content were not looked for: {total:,} files would be read (--copies)"
+        message = f"duplicate images were not looked for: {total:,} files would be read (--copies)"
         findings.append(Finding("note", message))
     named = {
         name: dict(zip(part.labels.classes, tally, strict=False))
@@ -152,7 +152,7 @@ def _counts(part: Source) -> list[int]:
 
 
 def spread(n: int, wanted: int | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Positions of `wanted` of n samples, spread over them; None for all."""
+    """Return `wanted` evenly spaced positions of n samples; all of them if None."""
     if wanted is None or wanted >= n:
         return np.arange(n, dtype=np.int64)
     return np.unique(np.linspace(0, n - 1, wanted).astype(np.int64))

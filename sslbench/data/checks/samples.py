@@ -1,4 +1,4 @@
-"""Checks of labels and splits before anything is scored: what would make a number wrong, or surprising."""
+"""Checks of labels and splits for problems that make a score wrong or surprising."""
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -17,20 +17,20 @@ from sslbench.errors import DataError
 __all__ = ["Finding", "check", "raise_on_errors"]
 
 IMBALANCE = 10
-"""From this ratio of the largest to the smallest class on, it is worth a note."""
+"""Ratio of the largest to the smallest class that calls for a note."""
 
 FEW = 20
-"""With fewer images than this, nothing is said about labels that look like names."""
+"""Minimum number of images for the check of labels that look like names."""
 
 
 def check(train: Source, test: Source, *, labels: bool = True, copies: bool = True) -> list[Finding]:
-    """Everything found about two parts, errors first; works before and after `match_classes`.
+    """Return all findings about two parts, errors first; works before and after `match_classes`.
 
     Args:
         train: to fit on.
         test: to score on.
-        labels: they will be used; without, nothing is said about classes.
-        copies: look for images of equal content, for which every file is read that was not hashed before.
+        labels: check the classes; False if the labels are not used.
+        copies: look for duplicates; files not hashed yet are read.
     """
     empty = [part for part in (train, test) if not len(part)]
     if empty:
@@ -47,10 +47,10 @@ def check(train: Source, test: Source, *, labels: bool = True, copies: bool = Tr
 
 
 def raise_on_errors(findings: Sequence[Finding]) -> None:
-    """Stop if there is an error among the findings.
+    """Raise if there are errors among the findings.
 
     Raises:
-        DataError: with all of them, one per line.
+        DataError: lists all errors, one per line.
     """
     errors = [finding.message for finding in findings if finding.level == "error"]
     if errors:
@@ -72,23 +72,23 @@ def _single_classes(train: Source, test: Source) -> list[Finding]:
     findings = []
     if len(there) == 1:
         name = next(iter(there))
-        message = f"{train.name} has one class, '{name}': with nothing to tell apart there is nothing to measure"
+        message = f"{train.name} has one class, '{name}': there is nothing to distinguish"
         findings.append(Finding("error", message))
     untrained = [name for name, n in in_test.items() if n and not counts.get(name) and name in counts]
     if untrained:
         message = f"{test.name} has images of classes without an image in {train.name}: {some(untrained, 5)}"
         findings.append(Finding("error", message))
-    alone = [name for name, n in there.items() if n == 1]
-    if len(alone) == len(there) > 1:
+    singletons = [name for name, n in there.items() if n == 1]
+    if len(singletons) == len(there) > 1:
         findings.append(Finding("warning", f"{train.name} has one image per class"))
-    elif alone:
-        findings.append(Finding("note", f"{train.name} has one image only of: {some(alone, 5)}"))
+    elif singletons:
+        findings.append(Finding("note", f"{train.name} has one image only of: {some(singletons, 5)}"))
     findings += _names_as_labels(train, len(there))
     return findings + _imbalance(train, there)
 
 
 def _names_as_labels(source: Source, classes: int) -> list[Finding]:
-    """A column of ids or file names, taken for the labels."""
+    """Return a warning if the labels look like ids or file names."""
     if len(source) < FEW:
         return []
     names = (PurePosixPath(sample_id) for sample_id in source.ids)
@@ -147,7 +147,7 @@ def _case(source: Source) -> list[Finding]:
 
 
 def _numbers(train: Source, test: Source) -> list[Finding]:
-    """A number that does not vary cannot be predicted, and R2 is not defined where it does not vary in test."""
+    """Return findings about constant targets: they cannot be predicted, and R2 is undefined if constant in test."""
     findings = []
     levels: tuple[tuple[Literal["error", "warning"], Source], ...] = (("error", train), ("warning", test))
     for level, part in levels:

@@ -1,4 +1,4 @@
-"""A few small pictures of every class, to see at a glance what lies under a name."""
+"""Contact sheets: a few thumbnails of every class."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,17 @@ _GAP, _NAME = 4, 180
 _PAPER, _INK, _BOX = (255, 255, 255), (40, 40, 40), (230, 30, 30)
 
 Boxes = Sequence[npt.NDArray[np.float32]]
-"""Per image x1, y1, x2, y2 in its pixels, (n, 4)."""
+"""Boxes of each image: (n, 4), x1, y1, x2, y2 in pixels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Thumbnail:
-    """One small picture.
+    """Thumbnail of an image.
 
     Attributes:
         picture: RGB.
-        path: what it is called.
-        text: its whole label.
+        path: name of the image.
+        text: complete label.
     """
 
     picture: Image.Image
@@ -37,13 +37,13 @@ class Thumbnail:
 
 
 def chosen_by_class(source: Source, *, classes: int, each: int, seed: int = 0) -> dict[str, list[int]]:
-    """Positions of some images of every class: class -> at most `each` positions, drawn by chance, ascending.
+    """Choose random images of every class: class -> at most `each` positions, ascending.
 
     Args:
-        source: unlabelled data and numbers to predict have one group, called ''.
-        classes: at most so many classes; if there are more, they are spread over the list of them.
-        each: images per class.
-        seed: of the draw.
+        source: the images; unlabelled ones and regression targets form one group, ''.
+        classes: maximum number of classes, evenly spaced in the list of all.
+        each: maximum number of images per class.
+        seed: of the choice.
     """
     rng = np.random.default_rng(seed)
     labels = source.labels
@@ -69,14 +69,14 @@ def thumbnails(
     side: int = 96,
     boxes: Boxes | None = None,
 ) -> dict[str, list[Thumbnail]]:
-    """The pictures of `chosen_by_class`, made small; those that cannot be read are left out.
+    """Return the thumbnails of the chosen images, without unreadable ones.
 
     Args:
-        source: where they come from.
+        source: source of the images.
         chosen: group -> positions.
         reading: the decoder and its limit.
-        side: longest side in pixels.
-        boxes: of every image of the source, drawn in.
+        side: longer side in pixels.
+        boxes: of every image of the source, to draw.
     """
     decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), source.images)
     made: dict[int, Thumbnail | None] = {}
@@ -111,12 +111,12 @@ def _thumbnail(
 
 
 def class_sheet(shown: Mapping[str, Sequence[Thumbnail]], counts: Mapping[str, str], path: Path) -> None:
-    """Writes a PNG: one row per class with its name, its count and its pictures.
+    """Write a PNG with one row per class: its name, count and pictures.
 
     Args:
         shown: class -> pictures.
-        counts: class -> what to write below its name; may lack some.
-        path: of the PNG; it appears when it is complete.
+        counts: class -> text below its name; may lack classes.
+        path: of the PNG, written atomically.
     """
     heights = [max([t.picture.height for t in row] + [32]) for row in shown.values()]
     widths = [sum(t.picture.width + _GAP for t in row) for row in shown.values()]

@@ -226,8 +226,7 @@ def as_picture(value: Any, path: str, wanted: Wanted, handler: str) -> Decoded:
         return from_array(value, path, wanted)
     raise UsageError(
         f"the decoder {handler} gave a {type(value).__name__} for {path}, which is no picture",
-        "Return an array (H, W, channels), a tensor (channels, H, W), a Pillow image, or None to leave it to the next
-        handler.",
+        "Return an array (H, W, channels), a tensor (channels, H, W), a Pillow image, or None for the next handler.",
     )
 
 

@@ -1,1 +1,1 @@
-"""Writing any source as a kwcoco manifest, with the images that lie inside containers as files."""
+"""Export of any source as a kwcoco manifest; images inside containers are extracted to files."""

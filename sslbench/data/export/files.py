@@ -1,4 +1,4 @@
-"""Where the images of a source lie as files; images inside containers are written to a folder."""
+"""Image files of a source; images inside containers are extracted to a folder."""
 
 import io
 import os
@@ -23,40 +23,40 @@ _SIGNATURES = (
 
 
 class Extractor:
-    """Gives the file of each image, and writes those that have none.
+    """Provider of the file of each image, which extracts those that have none.
 
     Attributes:
-        written: files that were written.
+        written: number of extracted files.
     """
 
     def __init__(self, folder: Path | None, *, start: Path | None) -> None:
-        """`folder` takes the extracted images; paths are given relative to `start`, or absolute without one."""
+        """Set the folder of extracted images, and the base of relative paths; absolute paths without one."""
         self._folder, self._start = folder, start
         self._taken: set[str] = set()
         self.written = 0
 
     def check(self, name: str, split: str, images: Images) -> None:
-        """Before anything is written.
+        """Raise if images have to be extracted and cannot be.
 
         Raises:
-            UsageError: images have to be extracted and no folder is given, or it holds such a split already.
+            UsageError: no folder is given, or it already holds the split.
         """
         if isinstance(images, AssetImages) or all(isinstance(part, Files) for part in sources_of(images)):
             return
         if self._folder is None:
             raise UsageError(
-                f"the images of {name} are no files of their own, and a manifest lists files",
-                "Say where to extract them: --extract FOLDER",
+                f"the images of {name} are not single files, and a manifest lists files",
+                "Extract them to a folder with --extract FOLDER.",
             )
         target = self._folder / split
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{target} exists already and is not empty", "Give another folder.")
 
     def file(self, source: Source | ObjectSource, split: str, index: int) -> str:
-        """The file of one image, which is written if it is none.
+        """Return the path of an image's file in the manifest, extracting it if necessary.
 
         Raises:
-            DataError: it cannot be read or written.
+            DataError: the image cannot be read, or the file cannot be written.
         """
         images, row = located(source.images, index)
         if isinstance(images, Files):
@@ -76,27 +76,27 @@ class Extractor:
         return self.shown(target)
 
     def _name(self, split: str, sample: str, suffix: str) -> str:
-        """The id as a path below the folder, with a suffix that fits, and other than all before."""
+        """Return the id as a unique path below the folder, with a suffix that fits the content."""
         name = safe_name(sample) or sample.replace("/", "_").replace("..", "_")
         if not (is_image(name) or name.lower().endswith((".npy", ".npz"))):
             name += suffix
         stem, kept = PurePosixPath(name).with_suffix(""), PurePosixPath(name).suffix
         k = 1
-        while f"{split}/{name}".casefold() in self._taken:  # some file systems do not tell A from a
+        while f"{split}/{name}".casefold() in self._taken:  # some file systems ignore case
             k += 1
             name = f"{stem}-{k}{kept}"
         self._taken.add(f"{split}/{name}".casefold())
         return name
 
     def shown(self, file: Path) -> str:
-        """A file as the manifest names it."""
+        """Return the path of a file in the manifest."""
         if self._start is None:
             return os.path.abspath(file)  # noqa: PTH100 - links stay as they are
         return Path(os.path.relpath(file, self._start)).as_posix()
 
 
 def _content(image: bytes | npt.NDArray[np.uint8]) -> tuple[bytes, str]:
-    """What is written, and the suffix for it."""
+    """Return the content of the file to write, and its suffix."""
     if isinstance(image, bytes):
         return image, next((suffix for start, suffix in _SIGNATURES if image.startswith(start)), ".img")
     file = io.BytesIO()

@@ -1,9 +1,8 @@
-"""Any source as a kwcoco manifest: one file that lists the images, their labels and their splits.
+"""Export of any source as a kwcoco manifest: one file that lists the images, their labels and their splits.
 
-An image keeps its id under `sslbench_id`; the numbers under `id` count the images in order of split and id, as COCO
-wants numbers. What the labels were, the classes that no image has, and what a seeded split keeps together stand under
-`info`; an image in several files keeps them as `assets`. Opened again, the manifest gives the same ids, labels, groups
-and image contents, so that features that were extracted before are found again.
+`sslbench_id` has the id of an image; `id` counts the images in order of split and id, since COCO needs numbers. `info`
+has the label kind, all classes, and the attribute that seeded splits group by; `assets` the files of an image in
+several. The manifest opens with the same ids, labels, groups and image contents, so that stored features are reused.
 """
 
 import dataclasses
@@ -30,13 +29,13 @@ Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
-    """What was written.
+class ExportSummary:
+    """Counts of an export.
 
     Attributes:
-        images: per split.
-        annotations: in all.
-        extracted: image files that were written.
+        images: number of images per split.
+        annotations: number of annotations.
+        extracted: number of extracted image files.
     """
 
     images: dict[str, int]
@@ -51,21 +50,20 @@ def write_kwcoco(
     extract: Path | None = None,
     absolute: bool = False,
     overwrite: bool = False,
-) -> Written:
-    """Writes the manifest of a source.
+) -> ExportSummary:
+    """Write a kwcoco manifest of a source.
 
     Args:
-        sources: split -> source as `open_data` gives them: one annotation without a box for each label of an image; or
-            as `open_objects` gives them: one for each object.
+        sources: result of `open_data`, with one annotation without a box per label of an image; or of `open_objects`,
+        with one per object.
         out: `NAME.kwcoco.json`, `NAME.json` or `NAME.kwcoco.zip`.
-        extract: a folder for images that are no files of their own; as `SPLIT/ID`, byte for byte, arrays as PNG.
-        absolute: write absolute paths; else paths are relative to the manifest.
-        overwrite: replace a manifest that exists.
+        extract: folder for images inside containers: `SPLIT/ID`, byte for byte, arrays as PNG.
+        absolute: write absolute paths instead of paths relative to the manifest.
+        overwrite: replace an existing manifest.
 
     Raises:
-        UsageError: the name of the manifest has another suffix, it exists, or images lie in a container and no folder
-            is given for them.
-        DataError: an image cannot be read (when it is extracted).
+        UsageError: the manifest has another suffix or exists, or images have to be extracted and no folder is given.
+        DataError: an image to extract cannot be read.
     """
     if not out.name.lower().endswith(SUFFIXES):
         raise UsageError(f"{out} should end in .kwcoco.json, .json or .kwcoco.zip")
@@ -79,7 +77,7 @@ def write_kwcoco(
     content = _content(sources, places)
     _write(out, content)
     n = {split: len(source) for split, source in sources.items()}
-    return Written(n, len(content["annotations"]), places.written)
+    return ExportSummary(n, len(content["annotations"]), places.written)
 
 
 def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places: Extractor) -> dict[str, Any]:
@@ -104,7 +102,7 @@ def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places:
                 found = _labels(source.labels, i)
             if row.get(VIDEO) and (source.grouped_by == VIDEO or FRAME in source.attributes):
                 row["video_id"] = videos.setdefault(row[VIDEO], len(videos) + 1)
-                row[FRAME] = _whole(row.get(FRAME), len(images))
+                row[FRAME] = _frame_number(row.get(FRAME), len(images))
             images.append(row)
             for name, annotation in found:
                 number = {"id": len(annotations) + 1, "image_id": row["id"], "category_id": numbers[name]}
@@ -119,7 +117,7 @@ def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places:
 
 
 def _files(source: Source | ObjectSource, split: str, index: int, places: Extractor) -> Row:
-    """The file of an image, or its files with their channels."""
+    """Return the entries of a row for an image's file, or for its files with their channels."""
     images = source.images
     if not isinstance(images, AssetImages):
         return {"file_name": places.file(source, split, index)}
@@ -134,13 +132,13 @@ def _files(source: Source | ObjectSource, split: str, index: int, places: Extrac
     return row
 
 
-def _whole(text: str | None, otherwise: int) -> int:
-    """A number that was an attribute; kwcoco wants every frame to have one."""
+def _frame_number(text: str | None, otherwise: int) -> int:
+    """Return the frame number of an attribute, or `otherwise`; kwcoco needs one for every frame."""
     return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else otherwise
 
 
 def _category_numbers(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> dict[str, int]:
-    """Class -> number; of a source with objects the numbers that it had, if its splits agree on them."""
+    """Return class -> number; for objects the original numbers, if the splits agree on them."""
     pairs: dict[str, int] = {}
     for source in sources.values():
         if isinstance(source, ObjectSource):
@@ -160,7 +158,7 @@ def _class_names(labels: Labels) -> Sequence[str]:
 
 
 def _labels(labels: Labels, index: int) -> Iterator[tuple[str, Row]]:
-    """The class names of one image, and what else stands in the annotation."""
+    """Iterate over the class names of one image, with the other entries of their annotations."""
     if labels.kind == "single":
         yield labels.classes[int(labels.values[index])], {}
     elif labels.kind == "multi":
@@ -195,7 +193,7 @@ def _info(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> list[Ro
 
 
 def _write(out: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write the manifest atomically."""
     try:
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
             new = Path(folder) / "data.kwcoco.json"
@@ -212,7 +210,7 @@ def _write(out: Path, content: dict[str, Any]) -> None:
 
 
 def _dump(content: dict[str, Any], write: Any) -> None:
-    """A row on each line: it can be read, searched and compared by eye."""
+    """Write JSON with one row per line, readable by people and line-based tools."""
     write("{\n")
     for i, (key, rows) in enumerate(content.items()):
         lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)

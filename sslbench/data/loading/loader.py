@@ -113,8 +113,10 @@ def scan(
     chunks = _chunks(source, by_shard(source.images, indices), _SCAN_CHUNK)
     found: list[Unreadable] = []
     done = 0
-    items = run(_UnreadableDataset(source.images, chunks, preprocessing, reading), workers,
-    start_method=reading.start_method) for chunk, unreadable in zip(chunks, items, strict=True):
+    items = run(
+        _UnreadableDataset(source.images, chunks, preprocessing, reading), workers, start_method=reading.start_method
+    )
+    for chunk, unreadable in zip(chunks, items, strict=True):
         found.extend(unreadable)
         done += len(chunk)
         if progress is not None:

@@ -91,8 +91,10 @@ class EpochBatches:
         Raises:
             DataError: a worker was killed, or too few images can be read.
         """
-        plan = _PieceSampler(len(self._maker.images), self.batch_size, self._maker.seed, self._share, self._pieces,
-        start, stop) items = loader.run(
+        plan = _PieceSampler(
+            len(self._maker.images), self.batch_size, self._maker.seed, self._share, self._pieces, start, stop
+        )
+        items = loader.run(
             self._maker, self._workers, sampler=plan, start=start_worker, start_method=self._start_method
         )
         while pieces := tuple(itertools.islice(items, self._pieces)):

@@ -1,4 +1,4 @@
-"""Which samples are trained on and which are scored: by the data's own splits, or by a seeded stratified split."""
+"""Train and test parts of data: their own splits, or a seeded stratified split."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ class TrainTest:
     Attributes:
         train: to fit on.
         test: to score on.
-        how: how the two came about, for messages and results: 'train/ against val/'.
-        notes: what may surprise about it, one sentence each.
-        whole: the source that both were cut from, when they were: its features serve both, at any seed of the split.
+        how: origin of the two parts, for messages and results: 'train/ against val/'.
+        notes: surprising facts about the parts, one sentence each.
+        whole: the source that both were cut from, if any: its features serve both, at any seed of the split.
     """
 
     train: Source
@@ -49,29 +49,29 @@ def train_test(
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
 ) -> TrainTest:
-    """The two parts of one data location, or of two.
+    """Open one data location, or two, and return the train and the test part.
 
     Args:
-        data: as `open_data` takes it. Its train split if it has one, else all of it.
-        test_data: of this the test split, else val, else all. Without it, `data`'s own test split (else val); if
-            `data` has no splits, a seeded split that keeps the share of every class, and samples of one group together
-            (`Source.grouped_by`).
-        seed: of the split; it depends on nothing else but ids, labels and groups.
-        test_fraction: share of the samples that becomes the test part in a seeded split.
+        data: see `open_data`. Its train split if it has one, otherwise all of it.
+        test_data: its test split, otherwise val, otherwise all. Without it, `data`'s own test split (otherwise val);
+        if `data` has no splits, a seeded split that is stratified by class and keeps groups together
+        (`Source.grouped_by`).
+        seed: of the split, which otherwise depends on ids, labels and groups only.
+        test_fraction: share of the test part in a seeded split.
         image_column: as in `open_data`.
         label_column: as in `open_data`.
-        attribute_columns: as in `open_data`, of the location that the test part comes from.
+        attribute_columns: as in `open_data`, of the location of the test part.
         value_columns: as in `open_data`.
 
     Raises:
-        UsageError: a location does not exist or has no part that could serve, or the fraction is not in (0, 1).
+        UsageError: a location does not exist or has no suitable split, or the fraction is not in (0, 1).
         DataError: a location cannot be used, or is too small to split.
     """
-    alone = test_data is None
+    single = test_data is None
     further: dict[str, Any] = {"attribute_columns": attribute_columns}
     columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
     columns["value_columns"] = value_columns
-    sources = open_data(data, **columns, **(further if alone else {}))
+    sources = open_data(data, **columns, **(further if single else {}))
     if test_data is None:
         return _from_one(data, sources, seed, test_fraction)
     others = open_data(test_data, **columns, **further)
@@ -116,9 +116,9 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     fit, held = holdout(source.labels, test_fraction, seed, groups=groups)
     if groups is not None and not (len(fit) and len(held)):
         raise DataError(
-            f"{source.name}: its {len(source)} images cannot be split without tearing apart those of one "
+            f"{source.name}: its {len(source)} images cannot be split without separating those of one "
             f"{source.grouped_by} (of these it has {groups.max() + 1:,})",
-            "Every class of the test part needs two of them; or give the test images with --test-data.",
+            "Every class of the test part needs two groups; or give the test images with --test-data.",
         )
     if not len(fit) or not len(held):
         raise DataError(
@@ -135,18 +135,27 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
 
 
 def holdout(labels: Labels, fraction: float, seed: int, *, groups: Indices | None = None) -> tuple[Indices, Indices]:
-    """A seeded stratified split of samples: (fit, held), int64 positions, each ascending.
+    """Split samples into a fit and a held-out part, stratified by class: int64 positions, ascending.
 
-    Every class keeps its share as nearly as whole samples allow, and a class with at least two is on both
-    sides. A class with one sample is in `fit`. Multi-label: classes are dealt out rarest first, after Sechidis
-    et al. 2011 (On the stratification of multi-label data), and a class is on both sides where that is possible.
+    Every class keeps its share up to rounding; a class with two samples or more is in both parts, a class with one in
+    the fit part. Multi-label: classes are assigned rarest first (Sechidis et al. 2011, On the stratification of
+    multi-label data), and are in both parts where possible.
 
     Args:
         labels: of the N samples.
-        fraction: share of `held`, in (0, 1).
-        seed: another one gives another split.
-        groups: (N,) the number of each sample's group; those of one group stay on one side, and every class is in
-            `fit`. None: samples stand for themselves.
+        fraction: share of the held-out part, in (0, 1).
+        seed: of the split.
+        groups: int64 (N,), group of each sample; a group stays in one part, and every class is in the fit part. None:
+        no groups.
+
+    Returns:
+            (fit, held out).
+
+    Examples:
+            >>> from sslbench.data.labels import single_labels
+            >>> fit, held = holdout(single_labels(["cat"] * 8 + ["dog"] * 4), 0.25, seed=0)
+            >>> len(fit), len(held), int((held >= 8).sum())  # 2 cats and 1 dog are held out
+            (9, 3, 1)
 
     Raises:
         UsageError: the fraction is not between 0 and 1.
@@ -162,7 +171,7 @@ def holdout(labels: Labels, fraction: float, seed: int, *, groups: Indices | Non
 
 
 def limit(source: Source, n: int, seed: int) -> Source:
-    """`n` samples that keep the share of every class, ascending; the source itself if it has no more than that.
+    """Return `n` samples, stratified by class, in order; the source itself if it has no more than `n`.
 
     Raises:
         UsageError: n is below one.
@@ -177,19 +186,18 @@ def limit(source: Source, n: int, seed: int) -> Source:
 
 
 def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple[Source, Source]:
-    """Both sources with the same classes in train's order, matched by name; only the test labels change.
+    """Return both sources with train's classes in train's order, matched by name; only the test labels change.
 
-    A class that test lacks becomes a note of `test`. One of several labels that test does not list is ignored there, as
-    in lists of several sources (`labels.among_classes`).
+    Classes without a test sample become a note of `test`. A multi-label class that test does not list is ignored there,
+    as in joined sources (`labels.among_classes`).
 
     Args:
         train: to fit on.
         test: to score on.
-        subset: test keeps the classes that it has samples of only, in train's order, and no other will be predicted.
+        subset: test keeps only the classes that it has samples of, in train's order; no other class is predicted.
 
     Raises:
-        DataError: a part has no labels, one is single-label and the other multi-label, or test has a class that train
-            does not know.
+        DataError: a part has no labels, the label kinds differ, or test has a class that train lacks.
     """
     problems = label_problems(train, test)
     if problems:
@@ -223,10 +231,10 @@ def _of_present_classes(labels: Labels) -> Labels:
 
 
 def name_numbered(train: Source, test: Source) -> Source:
-    """The test source whose classes are numbers, as ImageNetV2's folders are, with the i-th of train's sorted classes.
+    """Return a test source whose classes are numbers (as ImageNetV2's folders are) with train's sorted class names.
 
     Raises:
-        DataError: a class of test is no number, or there are not so many classes in train.
+        DataError: a class of test is no number, or exceeds the number of train's classes.
     """
     ordered = sorted(train.labels.classes)
     odd = [name for name in test.labels.classes if not (name.isdecimal() and int(name) < len(ordered))]
@@ -240,7 +248,7 @@ def name_numbered(train: Source, test: Source) -> Source:
 
 
 def label_problems(train: Source, test: Source) -> list[str]:
-    """What keeps the labels of the two parts from being scored against each other, one sentence each."""
+    """Return the reasons, one sentence each, why train's labels cannot be scored against test's; empty if they can."""
     unlabelled = [part.name for part in (train, test) if part.labels.kind == "none"]
     if unlabelled:
         verb = "has" if len(unlabelled) == 1 else "have"
@@ -273,7 +281,7 @@ def _nearest(name: str, classes: tuple[str, ...]) -> str:
 
 
 def absent_from_test(train: Source, test: Source) -> str | None:
-    """One sentence naming the classes that train has samples of and test has not, if there are any."""
+    """Return a sentence that names the classes with samples in train but not in test; None without any."""
     if train.labels.kind == "value":
         return None
     there = set(_present(test))
@@ -285,7 +293,7 @@ def absent_from_test(train: Source, test: Source) -> str | None:
 
 
 def not_listed(train: Source, test: Source) -> str | None:
-    """Return one sentence naming the classes of several labels that test does not list, if there are any."""
+    """Return a sentence that names the multi-label classes that test does not list; None without any."""
     listed = set(test.labels.classes)
     unlisted = [name for name in train.labels.classes if name not in listed]
     if test.labels.kind != "multi" or not unlisted:

@@ -1,4 +1,4 @@
-"""Which images with objects are trained on and which are scored."""
+"""Train and test parts of images with objects."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ class TrainTestObjects:
     Attributes:
         train: to fit on.
         test: to score on.
-        how: how the two came about, for messages and results.
-        notes: what may surprise about it, one sentence each; those of the two sources stand in them.
+        how: origin of the two parts, for messages and results.
+        notes: surprising facts about the parts, one sentence each, beside the notes of the sources.
     """
 
     train: ObjectSource
@@ -40,7 +40,7 @@ def split_objects_of(
     seed: int,
     test_fraction: float,
 ) -> TrainTestObjects:
-    """The parts of what was opened; see `sslbench.data.open_objects.split_objects`."""
+    """Return the parts of opened sources; see `sslbench.data.open_objects.split_objects`."""
     if others is not None and test_spec is not None:
         train = _part(spec, sources, ("train", "all"))
         test = _part(test_spec, others, ("test", "val", "all"))
@@ -90,7 +90,7 @@ def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObject
     if min(len(fit), len(held)) < _FEWEST:
         raise DataError(
             f"{source.name} has {counted(len(source), 'image')}, too few to split into train and test"
-            + (f" without tearing apart those of one {source.grouped_by}" if grouped else ""),
+            + (f" without separating those of one {source.grouped_by}" if grouped else ""),
             "Both parts need two images or more; or give the test images with --test-data.",
         )
     percent = round(100 * len(held) / len(source))
@@ -101,10 +101,10 @@ def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObject
 
 
 def _matched(parts: TrainTestObjects) -> TrainTestObjects:
-    """Both parts with the classes of train that have objects, in train's order.
+    """Return both parts with the classes of train that have objects, in train's order.
 
     Raises:
-        DataError: a part is too small or empty, or test has a class that train has no object of.
+        DataError: a part is too small or empty, or test has a class without an object in train.
     """
     train, test = parts.train, parts.test
     for part in (train, test):
@@ -140,7 +140,7 @@ def _matched(parts: TrainTestObjects) -> TrainTestObjects:
 
 
 def _kept(train: ObjectSource, names: tuple[str, ...], numbers: tuple[int, ...]) -> ObjectSource:
-    """Train without the crowds of classes that have nothing else."""
+    """Return train without the crowds of classes that have no other objects."""
     known = {i for i, name in enumerate(train.classes) if name in names}
     objects: list[Objects] = []
     changed = False

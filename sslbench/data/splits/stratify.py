@@ -1,4 +1,4 @@
-"""Choosing some of the samples so that every class keeps its share."""
+"""Stratified choice of samples: every class keeps its share."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,14 +10,14 @@ _ATTEMPTS = 10
 
 
 def choose(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool) -> _Mask:
-    """Which of N samples are chosen: (N,) bool.
+    """Return the mask of the chosen samples: (N,) bool.
 
     Args:
         labels: of the N samples.
-        n: how many to choose. With `both_sides` the result may differ from it by what that rule costs.
-        rng: the only source of chance.
+        n: number to choose; with `both_sides` the result may differ from it.
+        rng: source of the random numbers.
         both_sides: a class with at least two samples has one chosen and one not, and the only sample of a class is not
-            chosen; otherwise exactly `n` are chosen, and every class has one if there are that many.
+        chosen; otherwise exactly `n` are chosen, at least one per class if `n` allows.
     """
     if labels.kind == "single":
         return _choose_single(labels, n, rng, both_sides=both_sides)
@@ -48,19 +48,19 @@ def _apportion(
     high: npt.NDArray[np.int64],
     rng: np.random.Generator,
 ) -> npt.NDArray[np.int64]:
-    """How many of each class: in proportion to `counts`, within [low, high], `n` in all if the bounds let it be.
+    """Return the number to choose of each class: in proportion to `counts`, within [low, high], `n` in sum if possible.
 
-    Largest remainder; ties are broken by chance, or else they would always favour the first classes.
+    Largest-remainder method; random tie-breaking, which does not favour the first classes.
     """
     exact = counts * (n / max(counts.sum(), 1))
     quota: npt.NDArray[np.int64] = np.clip(np.floor(exact).astype(np.int64), low, high)
     while (short := n - int(quota.sum())) != 0:
-        room = quota < high if short > 0 else quota > low
-        if not room.any():
+        adjustable = quota < high if short > 0 else quota > low
+        if not adjustable.any():
             break
-        wish = (exact - quota if short > 0 else quota - exact) + rng.random(len(counts)) * 1e-9
-        wish[~room] = -np.inf
-        quota[np.argsort(-wish)[: min(abs(short), int(room.sum()))]] += np.sign(short)
+        priority = (exact - quota if short > 0 else quota - exact) + rng.random(len(counts)) * 1e-9
+        priority[~adjustable] = -np.inf
+        quota[np.argsort(-priority)[: min(abs(short), int(adjustable.sum()))]] += np.sign(short)
     return quota
 
 
@@ -68,7 +68,7 @@ def _choose_multi(positives: _Mask, n: int, rng: np.random.Generator, *, both_si
     best, best_missing = np.zeros(len(positives), dtype=bool), np.inf
     several = positives.sum(axis=0) > 1
     for _ in range(_ATTEMPTS):
-        chosen = _deal(positives, n, rng)
+        chosen = _assign(positives, n, rng)
         if not both_sides:
             chosen = _exactly(chosen, n, rng)
         sides = positives[chosen].any(axis=0) & positives[~chosen].any(axis=0)
@@ -80,8 +80,8 @@ def _choose_multi(positives: _Mask, n: int, rng: np.random.Generator, *, both_si
     return best
 
 
-def _deal(positives: _Mask, n: int, rng: np.random.Generator) -> _Mask:
-    """Class by class, the rarest first: its samples that are still free are dealt so that the class gets its share."""
+def _assign(positives: _Mask, n: int, rng: np.random.Generator) -> _Mask:
+    """Assign samples class by class, rarest first, so that each class gets its share of the chosen ones."""
     share = n / max(len(positives), 1)
     totals = positives.sum(axis=0)
     chosen, free = np.zeros(len(positives), dtype=bool), np.ones(len(positives), dtype=bool)
@@ -97,7 +97,7 @@ def _deal(positives: _Mask, n: int, rng: np.random.Generator) -> _Mask:
 
 
 def _exactly(chosen: _Mask, n: int, rng: np.random.Generator) -> _Mask:
-    """The same, with some samples added or removed by chance until there are `n`."""
+    """Add or remove random samples until `n` are chosen."""
     excess = int(chosen.sum()) - n
     changed = chosen.copy()
     changed[rng.permutation(np.flatnonzero(chosen == (excess > 0)))[: abs(excess)]] = excess < 0

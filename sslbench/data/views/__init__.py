@@ -1,6 +1,6 @@
-"""Augmented views of an image: what is drawn at random and how strongly, and the function that draws it.
+"""Settings of augmented views; they import neither torch nor OpenCV, so that they are listed quickly.
 
-The settings alone import neither torch nor OpenCV, so that they can be listed in a moment.
+`ops` computes the views.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Blur:
 
 @dataclasses.dataclass(frozen=True)
 class Solarize:
-    """Values from a threshold on are inverted."""
+    """Solarisation: values from a threshold on are inverted."""
 
     p: float = setting(0.0, "probability")
     threshold: int | Literal["random"] = setting(
@@ -78,10 +78,10 @@ class Solarize:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """How one view is made: a random resized crop, a flip, then colour changes.
+    """Recipe of one view: a random resized crop, a flip, then colour changes.
 
-    Where the flip stands makes no difference: crops are drawn symmetrically, and what follows treats left and right
-    alike. (It would matter after a rotation, which is why rotations are done on the finished views.)
+    The place of the flip makes no difference, since crops are drawn symmetrically and the colour changes treat left and
+    right alike. (A rotation would not commute with it, so rotations are done on finished views.)
     """
 
     count: int = setting(1, "views of this kind per image")
@@ -111,7 +111,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """The views of every image, and what normalises them afterwards on the training device."""
+    """Views of every image, and their normalisation on the training device."""
 
     views: tuple[View, ...] = setting((View(count=2),), "kinds of views")
     size: int | None = setting(None, "replaces the size of the large views; null leaves it", unit="pixels")
@@ -142,9 +142,9 @@ class Augment:
             )
 
     def expanded(self) -> tuple[View, ...]:
-        """One `View` with count 1 per view of an image, in the order of a batch: large ones first, as they are listed.
+        """Return one `View` with count 1 per view of an image, in the order of a batch: large ones first.
 
-        Large are the views of the largest size that `views` names.
+        Large views are those of the largest size in `views`.
         """
         large, small = self._kinds()
         return tuple(dataclasses.replace(view, count=1) for view in (*large, *small) for _ in range(view.count))
@@ -162,12 +162,12 @@ class Augment:
 
 
 def without_colours(augment: Augment) -> tuple[Augment, tuple[str, ...]]:
-    """The views without the changes that mean red, green and blue: what is left is made of any channels.
+    """Return the views without the colour changes that need RGB; the others work on any channels.
 
-    Brightness, contrast, blur and solarisation act on every channel by itself, and stay.
+    Brightness, contrast, blur and solarisation act on every channel separately, and stay.
 
     Returns:
-        The views, and the names of what was left out: 'jitter.hue', 'jitter.saturation', 'grayscale'.
+        The views, and the names of the removed changes: 'jitter.hue', 'jitter.saturation', 'grayscale'.
     """
     dropped: dict[str, None] = {}
     views = []

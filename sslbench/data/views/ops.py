@@ -1,12 +1,11 @@
-"""One augmented view of a picture, on one core as fast as the published random changes allow.
+"""Computation of one augmented view of a picture on one core.
 
 The resize is torchvision's on the tensor; colour and blur are OpenCV's on interleaved bytes. For a view of 224 pixels
 on one core that was 10 times faster than Pillow for hue, 4 to 20 times for blur (by sigma) and nearly 3 times for the
 resize; tensors were slower than Pillow for hue and blur. The blur is also nearer to a Gaussian than Pillow's, which
 imitates one by box filters; hue is about as near as Pillow's.
 
-That is for three channels of 8 bits. Other numbers of channels, and samples of 16 bits (float32 from 0 to 255), go
-through `_band_ops`.
+This holds for 8-bit RGB. `bands` has the functions for other channels and for 16-bit samples (float32 from 0 to 255).
 """
 
 import functools
@@ -22,7 +21,7 @@ from torchvision.transforms.v2 import InterpolationMode, functional
 from sslbench.data.views import Blur, Jitter, Solarize, View, bands
 
 Pixels = npt.NDArray[np.uint8]
-"""(h, w, 3), contiguous; or another number of channels, or float32, where a function says so."""
+"""(h, w, 3) uint8, contiguous; other channels or float32 where a function says so."""
 
 _MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 _CROP_ATTEMPTS = 10
@@ -32,9 +31,9 @@ _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow and torchvision
 
 
 class Uniform:
-    """Uniform random numbers of one view, drawn together from torch's default generator: one call costs as much as 40.
+    """Uniform random numbers of one view, drawn at once from torch's default generator: 40 cost as much as one.
 
-    Drawing always the same number keeps the views of one picture independent of what was drawn for the others.
+    The constant number of draws keeps the views of a picture independent of each other's settings.
     """
 
     def __init__(self) -> None:
@@ -46,14 +45,14 @@ class Uniform:
 
 
 def augment(view: View, image: torch.Tensor) -> torch.Tensor:
-    """One view: (C, H, W) to (C, size, size) of the same type, with interleaved channels in memory."""
+    """Return one view of a picture: (C, H, W) to (C, size, size) of the same dtype, channels interleaved in memory."""
     draw = Uniform()
     top, left, height, width = crop_box(image.shape[1], image.shape[2], view.scale, view.ratio, draw)
     crop = image[:, top : top + height, left : left + width]
     resized = functional.resize(crop, [view.size, view.size], interpolation=_MODES[view.interpolation], antialias=True)
     pixels = np.ascontiguousarray(resized.permute(1, 2, 0).numpy())
     if pixels.dtype != np.uint8:
-        pixels = pixels.clip(0, 255)  # the bicubic filter reaches beyond
+        pixels = pixels.clip(0, 255)  # the bicubic filter overshoots
     if draw() < view.flip:
         pixels = np.asarray(cv2.flip(pixels, 1), dtype=np.uint8) if _is_rgb(pixels) else bands.flip(pixels)
     for colour in view.order:
@@ -64,10 +63,10 @@ def augment(view: View, image: torch.Tensor) -> torch.Tensor:
 def crop_box(
     height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], draw: Uniform
 ) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a random crop, distributed as in torchvision's RandomResizedCrop.
+    """Return (top, left, height, width) of a random crop, distributed as in torchvision's RandomResizedCrop.
 
-    Ten times an area and an aspect ratio are drawn; if none fits into the picture, the largest central crop with an
-    allowed ratio is taken.
+    Up to ten areas and aspect ratios are drawn; if none fits into the picture, the largest central crop with an allowed
+    ratio is taken.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_ATTEMPTS):
@@ -86,16 +85,16 @@ def crop_box(
 
 
 def adjust_brightness(pixels: Pixels, factor: float) -> Pixels:
-    """Every value times `factor`, as Pillow's ImageEnhance.Brightness; any channels."""
+    """Multiply every value by `factor`, as Pillow's ImageEnhance.Brightness does; any channels."""
     if not _is_rgb(pixels):
         return bands.brightness(pixels, factor)
     return _look_up(pixels, _LEVELS * factor)
 
 
 def adjust_contrast(pixels: Pixels, factor: float) -> Pixels:
-    """Distances from the mean grey of the picture times `factor`, as Pillow's ImageEnhance.Contrast.
+    """Multiply the distances from the picture's mean grey by `factor`, as Pillow's ImageEnhance.Contrast does.
 
-    Of other channels than RGB each has its own mean.
+    Channels other than RGB each have their own mean.
     """
     if not _is_rgb(pixels):
         return bands.contrast(pixels, factor)
@@ -104,31 +103,31 @@ def adjust_contrast(pixels: Pixels, factor: float) -> Pixels:
 
 
 def adjust_saturation(pixels: Pixels, factor: float) -> Pixels:
-    """Distances from each pixel's own grey times `factor`; ImageEnhance.Color within one level."""
+    """Multiply the distances from each pixel's grey by `factor`; equal to ImageEnhance.Color within one level."""
     matrix = factor * np.eye(3) + (1 - factor) * np.array(_LUMA)[None, :]
     return np.asarray(cv2.transform(pixels, matrix.astype(np.float32)), dtype=np.uint8)
 
 
 def adjust_hue(pixels: Pixels, turns: float) -> Pixels:
-    """Hue shifted by a part of the colour circle, with 8 bits for hue and saturation as in Pillow's HSV."""
+    """Shift the hue by a part of the colour circle, with 8 bits for hue and saturation as in Pillow's HSV."""
     hsv = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV_FULL), dtype=np.uint8)
     hsv[:, :, 0] += np.uint8(round(turns * 256) % 256)  # wraps around, as hue does
     return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL), dtype=np.uint8)
 
 
 def to_grayscale(pixels: Pixels) -> Pixels:
-    """Luma in all three channels."""
+    """Replace all three channels by the luma."""
     grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
     return np.asarray(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), dtype=np.uint8)
 
 
 def gaussian_blur(pixels: Pixels, sigma: float, kernel: int | None = None) -> Pixels:
-    """Convolution with a Gaussian of `sigma` pixels, mirrored at the borders.
+    """Convolve with a Gaussian of `sigma` pixels and mirrored borders.
 
     Args:
         pixels: (h, w, C).
         sigma: standard deviation in pixels.
-        kernel: largest side of the kernel. 3 sigma to either side are enough: with 8 bits, more changes nothing.
+        kernel: maximum side of the kernel; more than 3 sigma to either side changes no 8-bit value.
     """
     reach = math.ceil(3 * sigma)
     if kernel is not None:
@@ -140,14 +139,14 @@ def gaussian_blur(pixels: Pixels, sigma: float, kernel: int | None = None) -> Pi
 
 
 def invert_from(pixels: Pixels, threshold: int) -> Pixels:
-    """Solarise: values of at least `threshold` are inverted, as Pillow's ImageOps.solarize; any channels."""
+    """Invert the values of at least `threshold`, as Pillow's ImageOps.solarize does; any channels."""
     if not _is_rgb(pixels):
         return bands.invert_from(pixels, threshold)
     return _look_up(pixels, np.where(threshold <= _LEVELS, 255 - _LEVELS, _LEVELS))
 
 
 def _is_rgb(pixels: npt.NDArray[np.generic]) -> bool:
-    """Three channels of 8 bits."""
+    """Return whether the picture is 8-bit RGB."""
     return pixels.shape[2] == 3 and pixels.dtype == np.uint8
 
 
@@ -203,11 +202,11 @@ _COLOURS: dict[str, Callable[[Pixels, View, Uniform], Pixels]] = {
 
 
 def make_view(view: View) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function that makes one view of a picture; it can be sent to other processes.
+    """Return a picklable function that computes one view of a picture.
 
-    It takes uint8 (C, H, W), or float32 from 0 to 255 for samples of 16 bits, best with interleaved channels in memory
-    as decoders write them, and returns (C, size, size) of the same type, interleaved. Changes of colour need three
-    channels of 8 bits (see `without_colours`). It draws from torch's default generator: the same number of random
-    numbers for every picture, whatever happens to it.
+    Its input is uint8 (C, H, W), or float32 from 0 to 255 for 16-bit samples, fastest with interleaved channels in
+    memory, as decoders write them; its result is (C, size, size) of the same dtype, interleaved. Colour changes need
+    8-bit RGB (see `without_colours`). It draws the same number of random numbers for every picture, from torch's
+    default generator.
     """
     return functools.partial(augment, view)

@@ -1,4 +1,4 @@
-"""Patches, permutations, rotations and Lab colours: what methods that solve a puzzle feed their network."""
+"""Inputs of pretext tasks: jigsaw patches and permutations, rotations (RotNet), Lab colours (colorization)."""
 
 import itertools
 import math
@@ -15,17 +15,17 @@ from torchvision.transforms.v2 import functional
 from sslbench.errors import UsageError
 
 _LONGEST = 10
-"""Pieces whose orders are listed one by one: 10! = 3.6 million."""
+"""Maximum number of pieces whose permutations are enumerated: 10! = 3.6 million."""
 
 
 def cut_patches(image: Tensor, count: int, jitter: int, offsets: npt.NDArray[np.int64]) -> Tensor:
-    """Square patches, one from each cell of a grid, at an offset within the cell (Noroozi and Favaro 2016; VISSL).
+    """Cut one square patch from each cell of a grid, at an offset within the cell (Noroozi and Favaro 2016; VISSL).
 
     Args:
-        image: (3, H, W) with W >= H; the grid is as wide as it is high, so the rest of a wider image is not used.
-        count: patches, a square number.
-        jitter: patches are that much smaller than their cell.
-        offsets: int (2, side, side), each 0 to jitter: [0, i, j] in x, [1, i, j] in y, of the cell in column i, row j.
+        image: (3, H, W) with W >= H; the grid is square, so the rest of a wider image is unused.
+        count: number of patches, a square number.
+        jitter: difference between the sides of a cell and of a patch, in pixels.
+        offsets: int (2, side, side), each 0 to jitter: x [0, i, j] and y [1, i, j] of the cell in column i, row j.
 
     Returns:
         (count, 3, p, p) with p = H // side - jitter, column by column.
@@ -47,12 +47,12 @@ def cut_patches(image: Tensor, count: int, jitter: int, offsets: npt.NDArray[np.
 
 
 def shuffle_patches(patches: Tensor, permutation: npt.NDArray[np.int64]) -> Tensor:
-    """The patch permutation[k] at place k, counted from 0."""
+    """Return the patches in the order of a permutation, counted from 0."""
     return patches[torch.from_numpy(np.asarray(permutation, dtype=np.int64))]
 
 
 def counted_from_zero(permutations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Permutations (n, pieces) as they lie in files, where some count from 1.
+    """Return permutations (n, pieces) counted from 0; files may count from 1.
 
     Raises:
         UsageError: a row is no permutation.
@@ -66,19 +66,19 @@ def counted_from_zero(permutations: npt.NDArray[np.int64]) -> npt.NDArray[np.int
 def distant_permutations(
     n: int, pieces: int, *, first: int, choose: Literal["mean", "min"] = "mean"
 ) -> npt.NDArray[np.int64]:
-    """Permutations far from each other, chosen greedily (Noroozi and Favaro 2016, algorithm 1; VISSL's script).
+    """Choose permutations far from each other, greedily (Noroozi and Favaro 2016, algorithm 1; VISSL's script).
 
     Args:
-        n: how many.
-        pieces: of the puzzle.
-        first: place of the first one among all permutations in lexicographic order.
-        choose: the next one has the largest mean, or smallest, Hamming distance to those chosen; the first such one.
+        n: number of permutations.
+        pieces: number of pieces of the puzzle.
+        first: number of the first one, in lexicographic order of all permutations.
+        choose: the next one maximises the mean, or the minimum, Hamming distance to those chosen; ties go to the first.
 
     Returns:
         int64 (n, pieces), counted from 0.
 
     Raises:
-        UsageError: there are not so many permutations, or too many to be listed.
+        UsageError: there are fewer permutations than `n`, or too many to enumerate.
     """
     if pieces > _LONGEST:
         raise UsageError(f"permutations of {pieces} pieces are too many to choose from; at most {_LONGEST} pieces")
@@ -98,12 +98,13 @@ def distant_permutations(
 
 
 def rotate(image: Tensor, label: int, count: int = 4) -> Tensor:
-    """The picture turned counter-clockwise by 360 * label / count degrees: what RotNet's labels mean.
+    """Rotate a picture counter-clockwise by 360 * label / count degrees, RotNet's label.
 
     Args:
-        image: uint8 (3, h, w). Quarter turns are exact; other angles keep the frame, nearest pixel, black outside.
+        image: uint8 (3, h, w). Quarter turns are exact; other angles keep the frame, use the nearest pixel, and fill
+            black.
         label: 0 to count - 1.
-        count: angles in all.
+        count: number of angles.
     """
     if (4 * label) % count == 0:
         return torch.rot90(image, 4 * label // count, (1, 2))
@@ -114,7 +115,7 @@ def rotate(image: Tensor, label: int, count: int = 4) -> Tensor:
 
 
 def to_lab(image: Tensor) -> Tensor:
-    """CIE Lab by OpenCV's 8-bit conversion, centred: L in -50..50, a and b in -128..127 (VISSL's colorization input).
+    """Convert to CIE Lab by OpenCV's 8-bit conversion, centred: L in -50..50, a, b in -128..127 (VISSL's colorization).
 
     Args:
         image: uint8 RGB (3, h, w).

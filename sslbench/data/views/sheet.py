@@ -1,4 +1,4 @@
-"""A picture of augmented views, to see at a glance what a method is trained on."""
+"""Contact sheet of augmented views, to inspect a method's input."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sslbench.weights.save import new_file
 
-_LEGIBLE = 96  # pixels; smaller views are enlarged by a whole factor, all by the same
+_LEGIBLE = 96  # pixels; smaller views are all enlarged by the same integer factor
 _GAP = 6
 _HEADING = 30
 _MARGIN = 36
@@ -18,12 +18,12 @@ _LONGEST = 20_000
 
 
 def contact_sheet(views: Sequence[Tensor], path: Path, *, rows: int = 8) -> None:
-    """Writes a PNG: one image per row, one view per column, sizes in proportion to each other.
+    """Write a PNG with one image per row and one view per column, sizes to scale.
 
     Args:
         views: per view uint8 (B, 3, h, w), not normalised.
-        path: of the PNG; it appears when it is complete.
-        rows: images that are shown, at most.
+        path: of the PNG, written atomically.
+        rows: maximum number of images.
 
     Raises:
         ValueError: there are no views, or they are not of equally many images.
