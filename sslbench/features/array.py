@@ -1,4 +1,4 @@
-"""Features in memory (or memory-mapped), with the labels that protocols score them against."""
+"""Features in memory or memory-mapped, with their labels."""
 
 import dataclasses
 import tokenize
@@ -10,21 +10,27 @@ import numpy.typing as npt
 from sslbench.data.source import Labels
 
 UNREADABLE_HEADER = (ValueError, OverflowError, EOFError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError)
-"""Errors of numpy about a damaged .npy header, which it parses as Python."""
+"""Errors of numpy on a damaged .npy header, which it parses as a Python literal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """One layer's features of N samples.
+    """Features of N samples from one layer.
 
     Attributes:
-        x: (N, D), float32 or float16, possibly memory-mapped and read-only: protocols never write into it.
+        x: (N, D), float32 or float16, possibly memory-mapped and read-only.
         labels: of the N samples.
         ids: of the N samples, ascending.
-        attributes: further columns, name -> one text per sample; only of features that come with a table of labels.
-        groups: int64 (N,), the number of each sample's group (a video, a patient, the image a crop is from): samples of
-            one group are never separated by a choice, and intervals resample whole groups. None: every sample stands
-            for itself.
+        attributes: further columns of a table of labels, name -> one text per sample.
+        groups: int64 (N,), group of each sample (a video, a patient, the image of a crop). Hold-outs and folds never
+        separate a group, and intervals resample whole groups. None: no groups.
+
+    Examples:
+        >>> from sslbench.data.labels import single_labels
+        >>> labels = single_labels(["cat", "dog", "cat"])
+        >>> features = Features(np.eye(3, dtype=np.float32), labels, ("a", "b", "c"))
+        >>> features.select(np.array([0, 2])).ids
+        ('a', 'c')
     """
 
     x: npt.NDArray[np.floating]
@@ -44,11 +50,11 @@ class Features:
 
     @property
     def n_groups(self) -> int | None:
-        """How many groups there are; None without any."""
+        """Number of groups; None without groups."""
         return None if self.groups is None else len(np.unique(self.groups))
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Features":
-        """Some of the rows, copied."""
+        """Return a copy of the rows at `indices`."""
         attributes = {name: tuple(column[i] for i in indices) for name, column in self.attributes.items()}
         groups = None if self.groups is None else self.groups[indices]
         ids = tuple(self.ids[i] for i in indices)

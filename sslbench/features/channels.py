@@ -1,4 +1,4 @@
-"""Images with other channels than the backbone takes: said at once, and with what can be done about it."""
+"""Early check of the images' channels against the backbone's, with the remedy."""
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.stems import with_channels
@@ -7,12 +7,12 @@ from sslbench.errors import UsageError
 
 
 def check_first(batch: Batch, backbone: Backbone) -> None:
-    """Raise when the first batch has no image that the backbone can take, and there are some of other channels.
+    """Raise if no image of the first batch is readable and some have other channels than the backbone takes.
 
-    Single images with other channels are left to the extraction, which counts them as unreadable.
+    The extraction counts single images with other channels as unreadable.
 
     Raises:
-        UsageError: names one image, its channels, and a backbone for them.
+        UsageError: names an image, its channels, and a backbone for them.
     """
     if len(batch.indices) or batch.other_channels is None:
         return

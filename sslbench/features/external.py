@@ -1,4 +1,4 @@
-"""Embeddings made elsewhere: an array file and a CSV with the label of each row."""
+"""Features computed by other programs: an array file and a CSV with the label of each row."""
 
 import csv
 import dataclasses
@@ -24,12 +24,12 @@ class FeaturePair:
     """Train and test features with matching classes.
 
     Attributes:
-        train: to fit on.
-        test: to score.
-        how: one sentence on how the two came about.
-        fingerprints: hash of features, ids and labels of either part, 32 hex digits.
-        name: what the user called the file.
-        whole: all rows, where they were split for want of parts of their own.
+        train: features to fit on.
+        test: features to score.
+        how: origin of the two parts, in words.
+        fingerprints: hash of the features, ids and labels of train and of test, 32 hex digits each.
+        name: name of the file.
+        whole: all rows, if the parts are a seeded split of them.
     """
 
     train: Features
@@ -41,13 +41,13 @@ class FeaturePair:
 
 
 def read_unlabelled(features: Path) -> FeaturePair:
-    """Reads one file without labels, for protocols that need none: both parts are all of its rows.
+    """Read one file of features without labels; both parts are all of its rows.
 
     Args:
         features: as for `read_train_test`.
 
     Raises:
-        UsageError: the file is missing or is not what it should be.
+        UsageError: the file is missing or holds no suitable array.
     """
     x = _read_array(features)
     whole = Features(x, no_labels(len(x)), tuple(f"{i:09d}" for i in range(len(x))))
@@ -66,25 +66,35 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
     value_columns: Sequence[str] = (),
     attribute_columns: Sequence[str] = (),
 ) -> FeaturePair:
-    """Reads one pair of files and splits it, or two pairs.
+    """Read features and labels: one pair of files, which is split, or one pair for each part.
 
     Args:
-        features: .npy (N, D), or .npz with one such array or one called 'features'.
-        labels: .csv with a header and one line per row: the label column, and where present 'id' and 'split'
-            ('train' or 'test'). Behind its name may stand '?group=COLUMN': rows with the same value there belong
-            together (see `Features.groups`); an empty cell is a group of its own.
-        test_features: of the test part, when it is in files of its own.
-        test_labels: of the test part.
-        label_column: its name; 'label', 'class' or 'target' when None.
-        test_fraction: part of the rows to test on when nothing says which.
+        features: .npy (N, D), or .npz with one such array or one named 'features'.
+        labels: .csv with a header and one line per row: the label column, and optionally 'id' and 'split' ('train' or
+        'test'). A suffix '?group=COLUMN' names the column of groups (see `Features.groups`); each empty cell is a
+        group of its own.
+        test_features: features of the test part, if in a file of its own.
+        test_labels: labels of the test part.
+        label_column: name of the label column; None: 'label', 'class' or 'target'.
+        test_fraction: share of the test part in a seeded split.
         seed: of that split.
-        value_columns: columns of numbers to predict, in place of a label column.
-        attribute_columns: further columns to keep as the features' attributes; a feature store's index.csv has those of
-            `sslbench extract --groups`.
+        value_columns: columns of regression targets, in place of a label column.
+        attribute_columns: further columns to keep as attributes, such as those of `sslbench extract --groups`.
 
     Raises:
-        UsageError: a file is missing or is not what it should be.
-        DataError: the rows do not fit together.
+        UsageError: a file is missing or its content is unsuitable.
+        DataError: the rows of the files do not match.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     x, y = Path(folder) / "x.npy", Path(folder) / "y.csv"
+        ...     np.save(x, np.ones((4, 2), dtype=np.float32))
+        ...     rows = ["label,split", "cat,train", "dog,train", "cat,test", "dog,test"]
+        ...     _ = y.write_text(chr(10).join(rows))
+        ...     pair = read_train_test(x, y, None, None, label_column=None, test_fraction=0.5, seed=0)
+        >>> pair.train.x.shape, pair.test.labels.classes, pair.how
+        ((2, 2), ('cat', 'dog'), 'the split column of the labels')
     """
     x = _read_array(features)
     table = _read_labels(labels, label_column, value_columns, len(x), features, attribute_columns)
@@ -117,7 +127,7 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """The lines of a CSV of labels: class names, or (N, C) numbers in their place."""
+    """Lines of a CSV of labels: class names, or regression targets (N, C) in their place."""
 
     label: list[str]
     values: npt.NDArray[np.float64] | None
@@ -136,7 +146,7 @@ def _read_array(path: Path) -> npt.NDArray[np.floating]:
         if not isinstance(content, np.ndarray):
             content = content[_key_of_features(path, list(content.keys()))]
     except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
-        raise UsageError(f"{path} cannot be read as a numpy array: {error}") from error
+        raise UsageError(f"{path} cannot be read as a NumPy array: {error}") from error
     if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
         raise UsageError(f"{path}: should be a float array (N, D), is {content.dtype} {content.shape}")
     if not content.size:
@@ -191,7 +201,7 @@ def _read_labels(
 
 
 def _without_group(given: Path) -> tuple[Path, str]:
-    """The file, and the column that is named behind a '?group='."""
+    """Split '?group=COLUMN' off the path, and return the file and the column ('' without one)."""
     name, mark, option = given.name.partition("?")
     key, _, column = option.partition("=")
     if given.is_file() or not mark:
@@ -211,7 +221,7 @@ def _column(path: Path, name: str, header: Sequence[str], lines: Sequence[Mappin
 
 
 def _numbers(path: Path, names: Sequence[str], lines: Sequence[Mapping[str, str]]) -> npt.NDArray[np.float64]:
-    """(N, C) the columns as numbers."""
+    """Return the columns as numbers, (N, C)."""
     values = np.empty((len(lines), len(names)))
     for c, name in enumerate(names):
         if name not in lines[0]:
@@ -238,8 +248,8 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
     fit, held = holdout(labels, fraction, seed, groups=table.groups)
     if table.groups is not None and not (len(fit) and len(held)):
         raise DataError(
-            f"the {len(table.label)} rows cannot be split without tearing apart those of one {table.grouped_by}",
-            "Every class of the test part needs two of them; or say in a column 'split' what is train and test.",
+            f"the {len(table.label)} rows cannot be split without separating those of one {table.grouped_by}",
+            "Every class of the test part needs two groups; or add a column 'split' with train and test.",
         )
     kind, share = "stratified" if table.values is None else "random", len(held) / max(1, len(splits))
     share = fraction if table.groups is None else share

@@ -1,7 +1,7 @@
-"""From images to features: each image decoded and encoded once for all layers, each row written once.
+"""Extraction of features: each image is decoded and encoded once for all layers, each row written once.
 
-Any number of processes may run the same extraction (torchrun, srun), and a run that was killed continues
-(features/extract.py).
+`extract` is the entry point; `Job` encodes the rows of one process. Any number of processes may run the same extraction
+(torchrun, srun), and a killed run continues.
 """
 
 import collections
@@ -40,26 +40,26 @@ from sslbench.identity import FeatureKey
 log = logging.getLogger("sslbench")
 
 Progress = Callable[[int, int], None]
-"""Called with (images done, images in all) now and then."""
+"""Callback with (images done, total)."""
 
 MANY_UNREAD = 100
-"""After so many images that could be hashed and cannot be read, the disk or network is taken to be gone."""
-FLUSH_SECONDS = 5.0  # at most this much work is lost when a run is killed
-STALL_SECONDS = 600.0  # processes that wait for each other give up after this long without any progress
+"""Number of hashed but unreadable images after which the disk or network is considered gone."""
+FLUSH_SECONDS = 5.0  # maximum loss of work when a run is killed
+STALL_SECONDS = 600.0  # maximum wait for other processes without any progress
 
 
 @dataclasses.dataclass(frozen=True)
 class ExtractSettings:
-    """How features are extracted; only `precision` and `dtype` have an influence on them.
+    """Settings of an extraction; only `precision` and `dtype` change the features.
 
     Attributes:
-        device: where the backbone runs.
-        precision: of the computation.
-        dtype: of the stored features.
+        device: device of the backbone.
+        precision: precision of the computation.
+        dtype: dtype of the stored features.
         batch_size: images per forward pass.
-        workers: processes that decode; 0 decodes in this one.
-        on_error: 'stop' raises after listing all unreadable images, 'skip' leaves their rows out.
-        start_method: how those processes are started.
+        workers: number of decoding processes; 0: decode in this one.
+        on_error: 'stop' raises with a list of all unreadable images, 'skip' leaves their rows out.
+        start_method: start method of the workers.
     """
 
     device: torch.device
@@ -72,7 +72,7 @@ class ExtractSettings:
 
 
 class Job:
-    """The rows of one process, for the layers that are not stored yet."""
+    """Extraction of the rows of one process, for the layers that are not stored yet."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Job:
         self.encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
 
     def run(self, progress: Progress | None) -> tuple[int, collections.Counter[str]]:
-        """Encode this process's rows that are not done yet; return how many, and the conversions."""
+        """Encode this process's pending rows, and return their number and the conversions."""
         partials = self._open_files()
         if partials is None:
             return 0, collections.Counter()
@@ -106,12 +106,12 @@ class Job:
             _flush(partials)
             raise
         if self.encode.state_sha256() != frozen:
-            # Rows that were marked on the way are wrong too: what was written so far must not be continued.
+            # Rows already marked as done are wrong too, so the partial files must not be continued.
             for partial in partials:
                 remove(partial.complete)
             raise BackboneError(
                 f"{self.backbone.name} changed while it was evaluated: parameters or BatchNorm statistics moved",
-                "Its forward pass should not put a part into training mode or write into weights.",
+                "Its forward pass should not switch to training mode or modify weights.",
             )
         _flush(partials)
         return len(pending), conversions
@@ -119,7 +119,7 @@ class Job:
     def _encode(
         self, partials: Sequence[PartialLayer], pending: npt.NDArray[np.int64], total: int, progress: Progress | None
     ) -> collections.Counter[str]:
-        """Encode some rows, of the `total` of this process; return the conversions."""
+        """Encode the pending rows of the `total` of this process, and return the conversions."""
         conversions: collections.Counter[str] = collections.Counter()
         unread: list[loader.Unreadable] = []
         last_flush = time.perf_counter()
@@ -162,10 +162,10 @@ class Job:
         return conversions
 
     def _check_hashed(self, batch: loader.Batch) -> None:
-        """Refuse images that can be read although their digest says that they could not be: their content has no key.
+        """Raise if images are readable now that were not when they were hashed: the key does not cover their content.
 
         Raises:
-            DataError: there is one.
+            DataError: lists them.
         """
         unknown = batch.indices[~self.digests[batch.indices].any(axis=1)]
         if len(unknown):
@@ -173,13 +173,15 @@ class Job:
             raise unread_error(self.source, [(path, "could not be read when it was hashed") for path in paths])
 
     def _verify(self, partials: Sequence[PartialLayer], rows: npt.NDArray[np.int64]) -> None:
-        """Have rows that a former run has written and that are damaged made again."""
+        """Mark damaged rows of an earlier run as pending."""
         for partial in partials:
             if lost := partial.verify(rows):
-                log.warning(f"{partial.complete.name}: {lost:,} rows of the run before are damaged, and are made again")
+                log.warning(
+                    f"{partial.complete.name}: {lost:,} rows of the run before are damaged, and are computed again"
+                )
 
     def finish(self, key: FeatureKey, split: str) -> None:
-        """Wait for the other processes' rows, then make the files visible."""
+        """Wait for the other processes' rows, then publish the layers."""
         partials, world = self._opened_files(), self.process.world
         if partials is None:
             raise StoreError(f"unfinished features in {self.entry.folder} are gone", "Run the same command again.")
@@ -195,8 +197,8 @@ class Job:
         for partial in partials:
             if damaged := partial.verify(np.arange(len(self.source))):
                 raise StoreError(
-                    f"{damaged:,} rows of {partial.complete} are not what was written",
-                    "Is the disk damaged? Run the same command again: these rows are made again.",
+                    f"{damaged:,} rows of {partial.complete} are damaged",
+                    "Check the disk, and run the same command again: it computes these rows again.",
                 )
         bad = np.flatnonzero(partials[0].states() == UNREADABLE)
         found = self._scan(bad)
@@ -204,14 +206,14 @@ class Job:
         if readable := sorted(set(bad.tolist()) - {i for i, *_ in found}):
             for partial in partials:
                 partial.reset(np.array(readable))
-            problem = f"{len(readable)} images of {self.source.name} could not be read before and can be now"
-            raise StoreError(problem, "Run the same command again when nothing writes to them.")
+            problem = f"{len(readable)} images of {self.source.name} could not be read before and are readable now"
+            raise StoreError(problem, "Run the same command again once nothing writes to them.")
         store.write_description(self.entry, key, self.source, split, skipped, self.digests)
         for partial in partials:
             partial.publish(bad)
 
     def _features(self, images: torch.Tensor) -> list[npt.NDArray[np.float32]]:
-        """One array (B, D) per layer, of images (B, C, H, W) as the loader gives them."""
+        """Return one array (B, D) per layer for a loader's images (B, C, H, W)."""
         dtype = DTYPES[self.settings.precision]
         device = self.settings.device
         inputs = transforms.normalise(
@@ -221,9 +223,9 @@ class Job:
         return [outputs[layer.text].float().cpu().numpy() for layer in self.layers]
 
     def _open_files(self) -> list[PartialLayer] | None:
-        """Return the unfinished layers, which the first process makes.
+        """Return the unfinished layers, whose files the first process creates.
 
-        None when the first process has finished already: it continued a run in which only its own rows were left.
+        None if the first process has finished already, because only its own rows were left.
         """
         if self.process.rank == 0:
             self._create_files()
@@ -232,7 +234,7 @@ class Job:
         return None if self._complete() else self._opened_files()
 
     def _opened_files(self) -> list[PartialLayer] | None:
-        """Return the unfinished layers; None if one of them is not there."""
+        """Return the unfinished layers; None if one has no valid files."""
         found = [self._opened(layer) for layer in self.layers]
         partials = [partial for partial in found if partial is not None]
         return partials if len(partials) == len(found) else None
@@ -252,13 +254,13 @@ class Job:
         for layer in missing:
             if rows_file(self.entry.layer_file(layer.text)).exists():
                 log.warning(
-                    f"{self.source.name}: the unfinished features of {layer.text} are damaged, so they are made again"
+                    f"{self.source.name}: the unfinished features of {layer.text} are damaged and are computed again"
                 )
             shape = (len(self.source), widths[layer.text])
             create(self.entry.layer_file(layer.text), shape, np.dtype(self.settings.dtype))
 
     def _widths(self) -> dict[str, int]:
-        """Features per image of each layer, from one image of zeros: a layer that does not work shows here."""
+        """Return the number of features per image of each layer, found with one image of zeros."""
         size = transforms.output_size(self.backbone.preprocessing)
         if size is not None:
             channels = Wanted.by(self.backbone.preprocessing).channels
@@ -269,14 +271,14 @@ class Job:
             )
             if not len(first.indices):
                 raise DataError(
-                    f"the first image of {self.source.name} cannot be read, and its size decides that of all"
+                    f"the first image of {self.source.name} cannot be read, and its size determines that of all"
                 )
             images = first.images
         return {layer.text: f.shape[1] for layer, f in zip(self.layers, self._features(images), strict=True)}
 
     def _all_unreadable(self, first: Sequence[loader.Unreadable]) -> DataError:
-        """Return the error that lists all unreadable images of this process, of which some are known."""
-        log.warning(f"{self.source.name}: an image cannot be read; looking for all that cannot")
+        """Return the error that lists all unreadable images of this process, given the first ones."""
+        log.warning(f"{self.source.name}: an image cannot be read; looking for all unreadable ones")
         found = self._scan(np.arange(self.process.rank, len(self.source), self.process.world))
         both = {index: (path, reason) for index, path, reason in (*first, *found)}
         return unreadable_error(self.source, [both[index] for index in sorted(both)])
@@ -297,7 +299,7 @@ class Job:
     def _wait(
         self, ready: Callable[[], bool], amount: Callable[[], int], waited_for: Callable[[], Sequence[int]]
     ) -> None:
-        """Waits for what the processes `waited_for` write; gives up when `amount` stays the same for STALL_SECONDS."""
+        """Wait until `ready`; raise if `amount` does not change for STALL_SECONDS or a process is absent."""
         last, since = amount(), time.monotonic()
         while not ready():
             time.sleep(0.05)
@@ -309,8 +311,8 @@ class Job:
                 self.run_presence.refuse_absent(waited_for())
             if now == last and time.monotonic() - since > STALL_SECONDS:
                 raise StoreError(
-                    f"another process of this run stopped writing features into {self.entry.folder}",
-                    "Look at that process's output; run the same command again to continue.",
+                    f"another process of this run no longer writes features into {self.entry.folder}",
+                    "See that process's output; run the same command again to continue.",
                 )
 
 
@@ -321,15 +323,15 @@ def _flush(partials: Sequence[PartialLayer]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Extraction:
-    """Features of one source, and what it took to get them.
+    """Features of one source, with counts of the extraction.
 
     Attributes:
-        features: layer -> features; without the rows of unreadable images. Empty on processes other than the first.
-        entry: where they are stored.
-        decoded: images that this process decoded now (0: everything was in the store).
+        features: layer -> features, without the rows of unreadable images. Empty on all processes but the first.
+        entry: entry of the store.
+        decoded: number of images that this process decoded (0: everything was stored).
         seconds: wall time of the extraction, 0.0 when nothing was decoded.
-        unreadable: samples that were left out: id, path, reason.
-        conversions: how many images were converted in which way ('grey to RGB': 12), of those decoded now.
+        unreadable: id, path and reason of the samples left out.
+        conversions: number of decoded images by conversion ('grey to RGB': 12).
     """
 
     features: dict[str, Features]
@@ -341,31 +343,31 @@ class Extraction:
 
 
 def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> FeatureKey:
-    """Return the key of this backbone's features of this source in the store."""
+    """Return the store's key of a backbone's features of a source."""
     return FeatureKey(
         weights=backbone.weights_sha256,
         backbone={**backbone.identity, "name": backbone.name},
         images=source.images_fingerprint(),
-        preprocessing=_what_decides_pixels(backbone, source),
+        preprocessing=_preprocessing_key(backbone, source),
         precision=settings.precision,
         dtype=settings.dtype,
     )
 
 
-def _what_decides_pixels(backbone: Backbone, source: Source) -> dict[str, object]:
+def _preprocessing_key(backbone: Backbone, source: Source) -> dict[str, object]:
     own = [versioned_name(handler) for handler in handlers_of(source.images)]
     return {**backbone.preprocessing.values(), **({"source decodes": own} if own else {})}
 
 
 def check_shared(backbone: Backbone) -> None:
-    """Refuse several processes for a backbone without an identity: they would not find each other's work.
+    """Raise if several processes run a backbone without an identity: they could not share their rows.
 
     Raises:
-        BackboneError: there are several.
+        BackboneError: there are several processes and no identity.
     """
     if this_process().world > 1 and not backbone.known:
         raise BackboneError(
-            f"what {backbone.name} computes has no identity, so processes cannot share the work", "Run one process."
+            f"{backbone.name} has no identity, so processes cannot share its features", "Run one process."
         )
 
 
@@ -379,22 +381,22 @@ def extract(
     split: str,
     progress: Progress | None = None,
 ) -> Extraction:
-    """Features of all samples of a source, from the store where they are there already.
+    """Return the features of all samples of a source, extracting only those that are not stored.
 
     Args:
-        backbone: evaluated as it is; never changed.
+        backbone: the backbone, which is not changed.
         source: N samples.
-        layers: taken in one pass; those that are stored already are not computed again.
-        settings: see there.
+        layers: layers to extract in one pass; stored ones are read.
+        settings: settings of the extraction.
         root: folder of the feature store.
-        split: 'train', 'test' or what the source is called, for index.csv.
-        progress: called with (images done, images in all) now and then.
+        split: name of the split for index.csv: 'train', 'test', ...
+        progress: called with (images done, total).
 
     Raises:
-        DataError: unreadable images and `on_error` is 'stop'; the message lists them.
+        DataError: there are unreadable images and `on_error` is 'stop'; the message lists them.
         BackboneError: see `check_shared`.
-        UsageError: the images have other channels than the backbone takes, or a decoder's name leads nowhere.
-        StoreError: the store is damaged, or another process of this run stopped writing.
+        UsageError: the images have other channels than the backbone takes, or a decoder is unknown.
+        StoreError: the store is damaged, or another process of this run stopped.
     """
     check_shared(backbone)
     key = store_key(backbone, source, settings)
@@ -407,7 +409,7 @@ def extract(
             missing = [layer for layer in layers if not entry.has(layer.text)]
             if missing or process.rank != 0:
                 if process.rank == 0:
-                    _say_why(root, entry, key, source, missing)
+                    _log_reason(root, entry, key, source, missing)
                 started = time.perf_counter()
                 job = Job(backbone, source, missing, settings, entry, process, _digests(source, key))
                 with job.presence.announced():
@@ -418,7 +420,7 @@ def extract(
     if process.rank != 0:
         return Extraction({}, entry, decoded, seconds, [], dict(conversions))
     for layer in layers:
-        remove(entry.layer_file(layer.text))  # what a run has left that was killed right after it had published
+        remove(entry.layer_file(layer.text))  # left by a run killed right after publishing
     store.update_index(entry, source, split)
     unreadable = entry.unreadable()
     if unreadable and settings.on_error == "stop":
@@ -429,18 +431,18 @@ def extract(
 
 @contextlib.contextmanager
 def _kept_on_interrupt() -> Iterator[None]:
-    """Add to Ctrl-C that nothing is lost."""
+    """Add to a KeyboardInterrupt that the rows extracted so far are kept."""
     try:
         yield
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt("what was extracted is kept, and the same command continues") from error
+        raise KeyboardInterrupt("the features extracted so far are kept, and the same command continues") from error
 
 
 def _digests(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:
-    """Return the digests of the images, (N, 16): those that the key was made from.
+    """Return the digests of the images, (N, 16), after a check that they match the key.
 
     Raises:
-        DataError: an image has changed since.
+        DataError: an image has changed since the key was computed.
     """
     digests = source.images.digests()
     if source.fingerprint_of(digests) != key.images:
@@ -450,7 +452,7 @@ def _digests(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:
     return digests
 
 
-def _say_why(root: Path, entry: store.Entry, key: FeatureKey, source: Source, missing: Sequence[Layer]) -> None:
+def _log_reason(root: Path, entry: store.Entry, key: FeatureKey, source: Source, missing: Sequence[Layer]) -> None:
     if entry.layers():
         stored = ", ".join(entry.layers())
         log.info(

@@ -1,7 +1,7 @@
-"""One layer's features while they are extracted: the rows in `.partial`, the state and checksum of each in `.progress`.
+"""Partially extracted layer: the rows in `.partial`, the state and checksum of each in `.progress`.
 
-Rows are written into the file and never through a memory map: a full disk is then an error that names the file, not a
-signal that ends the process, and processes on several machines write their own bytes only.
+Rows are written with pwrite, not through a memory map: a full disk then raises an error instead of a signal, and
+processes on several machines write only their own bytes.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ PENDING, DONE, UNREADABLE = 0, 1, 2
 """States of a row."""
 
 RECORD = np.dtype([("state", "u1"), ("checksum", "<u4")])
-"""A row's entry in the file of progress: its state, and the CRC-32 of its bytes once it is done."""
+"""Record of a row in `.progress`: its state, and the CRC-32 of its bytes once it is done."""
 
 _BLOCK_BYTES = 1 << 24
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class PartialLayer:
-    """The rows of one layer that are written, by any number of processes, each its own.
+    """Files of a layer into which any number of processes write, each its own rows.
 
     Attributes:
-        complete: the file that the rows are in when all are done.
+        complete: path of the complete .npy file.
         shape: (N, D).
-        dtype: of the rows.
+        dtype: dtype of the rows.
     """
 
     def __init__(self, complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating], start: int) -> None:
@@ -48,10 +48,10 @@ class PartialLayer:
         self._unmarked: list[tuple[Indices, npt.NDArray[np.void]]] = []
 
     def write(self, indices: Indices, rows: npt.NDArray[np.floating]) -> None:
-        """Write rows (B, D); they count as done from the next `flush` on.
+        """Write rows (B, D); the next `flush` marks them as done.
 
         Raises:
-            StoreError: they cannot be written.
+            StoreError: the file cannot be written.
         """
         rows = np.ascontiguousarray(rows, dtype=self.dtype)
         records = np.empty(len(indices), dtype=RECORD)
@@ -61,16 +61,16 @@ class PartialLayer:
         self._unmarked.append((indices, records))
 
     def skip(self, indices: Indices) -> None:
-        """Note rows whose image cannot be decoded."""
+        """Record rows whose image cannot be decoded; the next `flush` marks them."""
         records = np.zeros(len(indices), dtype=RECORD)
         records["state"] = UNREADABLE
         self._unmarked.append((indices, records))
 
     def flush(self) -> None:
-        """Mark what was written since the last call; the rows are on disk before.
+        """Mark the rows written since the last call, after syncing them to disk.
 
         Raises:
-            StoreError: they cannot be written.
+            StoreError: the file cannot be written.
         """
         if not self._unmarked:
             return
@@ -81,14 +81,14 @@ class PartialLayer:
         self._unmarked.clear()
 
     def states(self) -> npt.NDArray[np.uint8]:
-        """Return the state of every row, uint8 (N,), as all processes have marked them so far."""
+        """Return the state of every row, uint8 (N,), as marked by all processes so far."""
         return self._records()["state"]
 
     def verify(self, indices: Indices) -> int:
-        """Make those rows pending that are marked as done and are not what was written, or have no known state.
+        """Mark rows as pending whose checksum is wrong or whose state is unknown.
 
         Returns:
-            How many there were.
+            Number of these rows.
 
         Raises:
             StoreError: the files cannot be read or written.
@@ -106,18 +106,18 @@ class PartialLayer:
         return len(lost)
 
     def reset(self, indices: Indices) -> None:
-        """Make rows pending.
+        """Mark rows as pending.
 
         Raises:
-            StoreError: the file of progress cannot be written.
+            StoreError: `.progress` cannot be written.
         """
         self._mark(indices, np.zeros(len(indices), dtype=RECORD))
 
     def publish(self, skipped: Indices) -> None:
-        """Make the complete file visible, without the rows in `skipped`, in one step.
+        """Publish the complete file atomically, without the rows in `skipped`.
 
         Raises:
-            StoreError: a compact copy is needed and cannot be written.
+            StoreError: the copy without the skipped rows cannot be written.
         """
         if len(skipped):
             kept = np.setdiff1d(np.arange(self.shape[0]), skipped)
@@ -135,7 +135,7 @@ class PartialLayer:
         remove(self.complete)
 
     def _blocks(self, indices: Indices) -> Iterator[tuple[Indices, npt.NDArray[np.floating]]]:
-        """Rows (B, D) from the file, some at a time."""
+        """Iterate over blocks of rows (B, D) from the file."""
         size = max(1, _BLOCK_BYTES // max(1, self._row_bytes))
         with _opened(self._rows) as file:
             for at in range(0, len(indices), size):
@@ -159,23 +159,23 @@ class PartialLayer:
 
 
 def rows_file(complete: Path) -> Path:
-    """Return the file of the rows, in a place for all of them from the start."""
+    """Return the path of the rows, a .npy file of the final size from the start."""
     return complete.with_name(complete.name + ".partial")
 
 
 def progress_file(complete: Path) -> Path:
-    """Return the file of the states and checksums."""
+    """Return the path of the states and checksums."""
     return complete.with_name(complete.name + ".progress")
 
 
 def create(complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating]) -> None:
-    """Make the files of a layer, with room on the disk for all rows.
+    """Create the files of a layer, with disk space for all rows.
 
     Raises:
-        StoreError: there is not as much room.
+        StoreError: there is not enough disk space.
     """
     rows, progress = rows_file(complete), progress_file(complete)
-    progress.unlink(missing_ok=True)  # first: it would be taken for that of the new rows
+    progress.unlink(missing_ok=True)  # first, since it would apply to the new rows
     temporary = rows.with_name(rows.name + ".tmp")
     _allocate(temporary, shape, dtype)
     temporary.replace(rows)
@@ -185,7 +185,7 @@ def create(complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating])
 
 
 def opened(complete: Path, rows: int, dtype: np.dtype[np.floating]) -> PartialLayer | None:
-    """Return the layer that is being extracted; None if its files are not there or not for so many rows."""
+    """Open the partial files of a layer; None if they are missing, damaged or for another number of rows."""
     try:
         with rows_file(complete).open("rb") as file:
             version = np.lib.format.read_magic(file)
@@ -203,14 +203,14 @@ def opened(complete: Path, rows: int, dtype: np.dtype[np.floating]) -> PartialLa
 
 
 def remove(complete: Path) -> None:
-    """Delete what is left of an extraction."""
+    """Delete the partial files of a layer."""
     rows_file(complete).unlink(missing_ok=True)
     progress_file(complete).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def naming(file: Path, needed: int = 0) -> Iterator[None]:
-    """Turn an error of writing into one that names the file, and on a full disk the bytes that are missing.
+    """Turn an OSError of writing into a StoreError that names the file, and on a full disk the space needed.
 
     Raises:
         StoreError: in place of an OSError.
@@ -218,7 +218,7 @@ def naming(file: Path, needed: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _DISK_FULL:
             raise StoreError(f"cannot write {file}: {error.strerror or error}") from error
         bytes_needed = f"{needed:,} bytes are needed" if needed else "more bytes are needed"
         free = shutil.disk_usage(file.parent).free
@@ -230,7 +230,7 @@ def naming(file: Path, needed: int = 0) -> Iterator[None]:
 
 
 def _allocate(file: Path, shape: tuple[int, int], dtype: np.dtype[np.floating]) -> int:
-    """Write the header of a .npy file of zeros, its room reserved on the disk; return where its rows start."""
+    """Create a .npy file of zeros with reserved disk space, and return the offset of its rows."""
     size = shape[0] * shape[1] * dtype.itemsize
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     try:
@@ -247,7 +247,7 @@ def _allocate(file: Path, shape: tuple[int, int], dtype: np.dtype[np.floating]) 
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
-    """Reserve room where system and file system can; elsewhere a full disk shows when rows are written."""
+    """Reserve disk space where system and file system can; elsewhere a full disk shows when rows are written."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.fileno(), 0, size)
@@ -263,13 +263,13 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
 
 
 def _runs(indices: Indices) -> list[tuple[int, int]]:
-    """Return (first, stop) of the stretches in which each index is one more than the last."""
+    """Return (first, stop) of the runs of consecutive indices."""
     cuts = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
     return [(first, stop) for first, stop in itertools.pairwise(cuts) if stop > first]
 
 
 def _write_at(file: BinaryIO, start: int, indices: Indices, rows: npt.NDArray[np.generic]) -> None:
-    """Write rows of equal size to their places behind `start`."""
+    """Write rows of equal size at their offsets after `start`."""
     for first, stop in _runs(indices):
         content = memoryview(rows[first:stop].tobytes())
         place = start + int(indices[first]) * rows[first].nbytes

@@ -1,7 +1,7 @@
-"""Whether the other processes of an extraction are still there: each says so in a file beside the features.
+"""Heartbeats of the processes of an extraction, in files beside the features.
 
-torchrun ends all processes when one of them dies. Under srun, or started by hand, nobody does: without this the others
-would wait for rows that never come.
+torchrun ends all processes when one dies. srun, or a start by hand, does not: without heartbeats the others would wait
+forever for its rows.
 """
 
 import contextlib
@@ -16,20 +16,19 @@ from pathlib import Path
 
 from sslbench.distributed import Process, this_process
 from sslbench.errors import StoreError
-from sslbench.features import presence
 
 BEAT_SECONDS = 1.0
 GONE_SECONDS = 30.0
-"""A process that was there and has not beaten for so long is taken for dead."""
+"""Age of a heartbeat from which on its process counts as dead."""
 
 LONG_SECONDS = 15.0
-"""After so long without a look nothing can be said about what stood still meanwhile."""
+"""Pause between checks after which the ages of heartbeats are unknown."""
 
 FAILED = "failed: "
 
 
 class Presence:
-    """What one process says about itself, and what it sees of the others."""
+    """Heartbeat of one process, and its view of the others' heartbeats."""
 
     def __init__(self, folder: Path, process: Process) -> None:
         self.folder, self.process = folder, process
@@ -39,9 +38,9 @@ class Presence:
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:
-        """Beats while the block runs; an error in it is left for the others to read.
+        """Write heartbeats while the block runs, and leave its error for the others to read.
 
-        The first process takes away what a former run has left.
+        The first process removes the files of an earlier run.
         """
         self._tidy()
         if self.process.world == 1:
@@ -65,7 +64,7 @@ class Presence:
                 self._leave()
 
     def check(self) -> None:
-        """Looks at the others, once a second however often it is called.
+        """Check the other processes, at most once a second.
 
         Raises:
             StoreError: one of them failed or died.
@@ -74,7 +73,7 @@ class Presence:
         if now - self._looked < BEAT_SECONDS:
             return
         if now - self._looked > LONG_SECONDS:
-            self._seen.clear()  # this process was stopped for a while, and the others perhaps with it
+            self._seen.clear()  # this process was suspended, perhaps together with the others
         self._looked = now
         for rank in range(self.process.world):
             if rank != self.process.rank:
@@ -82,23 +81,23 @@ class Presence:
 
     def _check(self, rank: int, now: float) -> None:
         try:
-            said = self._file(rank).read_text(encoding="utf-8")
-        except OSError:  # not there yet, or done
+            heartbeat = self._file(rank).read_text(encoding="utf-8")
+        except OSError:  # not started yet, or done
             self._seen.pop(rank, None)
             return
-        before, since = self._seen.setdefault(rank, (said, now))
-        if said != before:
-            self._seen[rank] = (said, now)
+        before, since = self._seen.setdefault(rank, (heartbeat, now))
+        if heartbeat != before:
+            self._seen[rank] = (heartbeat, now)
             self._moved.add(rank)
-        if not self._believed(rank, said, now - since):
+        if not self._is_current(rank, heartbeat, now - since):
             return
-        if said.startswith(FAILED):
-            raise self._error(rank, said.removeprefix(FAILED))
-        if said == before and now - since > GONE_SECONDS:
+        if heartbeat.startswith(FAILED):
+            raise self._error(rank, heartbeat.removeprefix(FAILED))
+        if heartbeat == before and now - since > GONE_SECONDS:
             raise self._error(rank, f"it was killed, or has hung for {GONE_SECONDS:.0f} s")
 
-    def _believed(self, rank: int, said: str, standing: float) -> bool:
-        """What was there from the start may be left by a former run, unless the first process has tidied up."""
+    def _is_current(self, rank: int, heartbeat: str, age: float) -> bool:
+        """Return whether a heartbeat is of this run: an unchanged one may be of an earlier run not yet cleaned up."""
         return rank in self._moved or self.process.rank == 0
 
     def _tidy(self) -> None:
@@ -112,8 +111,8 @@ class Presence:
 
     def _error(self, rank: int, reason: str) -> StoreError:
         return StoreError(
-            f"process {rank} of {self.process.world} stopped writing features into {self.folder}: {reason}",
-            "Look at that process's output; run the same command again to continue.",
+            f"process {rank} of {self.process.world} no longer writes features into {self.folder}: {reason}",
+            "See that process's output; run the same command again to continue.",
         )
 
     def _beat(self, stop: threading.Event) -> None:
@@ -123,8 +122,7 @@ class Presence:
                 return
 
     def _write(self, text: str) -> None:
-        # The folder may not be there yet, or a disk full: then there is nothing to see, and the others wait as long as
-        # they always do.
+        # The folder may be missing or the disk full: then the others wait for the full time.
         with contextlib.suppress(OSError):
             temporary = self._file(self.process.rank).with_suffix(".tmp")
             temporary.write_text(text, encoding="utf-8")
@@ -135,7 +133,7 @@ class Presence:
 
 
 ABSENT_SECONDS = 120.0
-"""After waiting so long for a process that never showed itself, it is given up. Programs load slowly over networks."""
+"""Maximum wait for the first heartbeat of a process; programs load slowly over networks."""
 
 _DAY = 86_400.0
 _PREFIX = ".processes-"
@@ -144,7 +142,7 @@ _NAMES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR",
 
 @contextlib.contextmanager
 def announced(root: Path) -> Iterator[None]:
-    """Says from here on that this process is there, and if it fails, why; one process alone says nothing.
+    """Write heartbeats of this process while the block runs, unless it is the only one.
 
     Args:
         root: folder of the feature store, which all processes see.
@@ -158,27 +156,27 @@ def announced(root: Path) -> Iterator[None]:
 
 
 class RunPresence(Presence):
-    """What one process says in the store's folder about itself while a command runs, and what it sees of the others."""
+    """Heartbeat of one process during a whole command, in the store's folder."""
 
     def __init__(self, root: Path, process: Process) -> None:
         run = "-".join(os.environ[name] for name in _NAMES if name in os.environ)
         super().__init__(root / f"{_PREFIX}{re.sub(r'[^A-Za-z0-9_.]+', '-', run) or 'run'}", process)
 
     def refuse_absent(self, ranks: Iterable[int]) -> None:
-        """To be called after a wait of `ABSENT_SECONDS`.
+        """Raise if a process has had no heartbeat since the start; call it after waiting `ABSENT_SECONDS`.
 
         Raises:
-            StoreError: one of these has never shown itself.
+            StoreError: names the process.
         """
-        if not self._file(self.process.rank).is_file():  # nobody announces anything: the library is used directly
+        if not self._file(self.process.rank).is_file():  # no process writes heartbeats: the library is used directly
             return
         for rank in ranks:
             if rank not in self._moved:
-                raise self._error(rank, f"it has not shown itself for {ABSENT_SECONDS:.0f} s")
+                raise self._error(rank, f"it has not started within {ABSENT_SECONDS:.0f} s")
 
     def _tidy(self) -> None:
-        """Own files are written over, others may be those of processes that were here first."""
-        with contextlib.suppress(OSError):  # a store that can only be read: then nobody announces anything
+        """Remove folders of old runs; files in this run's folder may be of processes that started earlier."""
+        with contextlib.suppress(OSError):  # a read-only store has no heartbeats
             self.folder.mkdir(parents=True, exist_ok=True)
         if self.process.rank == 0:
             for folder in self.folder.parent.glob(f"{_PREFIX}*"):
@@ -188,20 +186,21 @@ class RunPresence(Presence):
 
     def _leave(self) -> None:
         super()._leave()
-        with contextlib.suppress(OSError):  # the others are still there
+        with contextlib.suppress(OSError):  # others are still running
             self.folder.rmdir()
 
-    def _believed(self, rank: int, said: str, standing: float) -> bool:
-        """A file that never changed is of a former run, or of a process that failed before this one looked.
+    def _is_current(self, rank: int, heartbeat: str, age: float) -> bool:
+        """Return whether a heartbeat is of this run.
 
-        The latter if nobody has written over it for long: this run's process would have been there by now.
+        An unchanged one is of an earlier run, or of a process that failed before the first check; of the latter if it
+        is old, since this run's process would have overwritten it.
         """
-        failed = said.startswith(presence.FAILED)
-        ours = "SLURM_STEP_ID" in os.environ  # the folder's name says which run it is
-        return rank in self._moved or (failed and (ours or standing > presence.GONE_SECONDS))
+        failed = heartbeat.startswith(FAILED)
+        ours = "SLURM_STEP_ID" in os.environ  # the folder's name identifies the run
+        return rank in self._moved or (failed and (ours or age > GONE_SECONDS))
 
     def _error(self, rank: int, reason: str) -> StoreError:
         return StoreError(
-            f"process {rank} of {self.process.world} is not there any more: {reason}",
-            "Look at that process's output; run the same command again to continue.",
+            f"process {rank} of {self.process.world} is no longer running: {reason}",
+            "See that process's output; run the same command again to continue.",
         )

@@ -1,4 +1,4 @@
-"""Images that cannot be read: the error that lists them, and the list of those that evaluations left out."""
+"""Unreadable images: the error that lists them, and the list of those left out of a result."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,12 +9,12 @@ from sslbench.features.store import SKIPPED, read_csv, write_skipped
 
 
 def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mapping[str, str]]) -> None:
-    """Brings skipped.csv in a folder of results up to date; there is none where nothing was left out.
+    """Update skipped.csv in a folder of results; there is none if no image was left out.
 
     Args:
-        folder: of the results; what earlier evaluations on other images left out stays listed.
-        parts: whose images were looked at now: lines about them are replaced.
-        skipped: id, path and reason of those that were left out.
+        folder: of the results; images left out by earlier evaluations on other data stay listed.
+        parts: the evaluated data, whose lines are replaced.
+        skipped: id, path and reason of the images left out.
 
     Raises:
         StoreError: the file cannot be written.
@@ -36,22 +36,22 @@ def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mappin
 
 
 def unread_error(source: Source, unread: Sequence[tuple[str, str]]) -> DataError:
-    """Return the error that lists images whose file is not as it was when it was hashed: path and reason.
+    """Return the error that lists images (path, reason) that changed or became unreadable after they were hashed.
 
-    Whether such an image can be decoded is not known, so that it is never left out of stored features.
+    Such an image may be decodable, so it is never left out of stored features.
     """
     return DataError(
-        f"{len(unread)} of {len(source)} images of {source.name} are not as they were when they were hashed:\n"
-        + _listed(unread),
-        "Run the same command again when they can be read and nothing writes to them.",
+        f"{len(unread)} of {len(source)} images of {source.name} have changed since they were hashed, or cannot be "
+        "read now:\n" + _listed(unread),
+        "Run the same command again once they are readable and nothing writes to them.",
     )
 
 
 def unreadable_error(source: Source, unreadable: Sequence[tuple[str, str]]) -> DataError:
-    """Return the error that lists unreadable images, path and reason (all of them, up to 50)."""
+    """Return the error that lists unreadable images (path, reason), up to 50 of them."""
     return DataError(
         f"{len(unreadable)} of {len(source)} images of {source.name} cannot be read:\n" + _listed(unreadable),
-        "Mend or remove them, or leave them out with --on-error skip (the result then says how many).",
+        "Repair or remove them, or leave them out with --on-error skip (the result then has their number).",
     )
 
 

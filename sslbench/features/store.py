@@ -1,13 +1,13 @@
-"""The feature store: one folder per `identity.FeatureKey` (backbone, images, preprocessing, ...), one .npy per layer.
+"""Feature store: one folder per `identity.FeatureKey` (backbone, images, preprocessing, ...), one .npy per layer.
 
-    <root>/<data>-<backbone>-<key>/meta.json          what the features depend on, in words and hashes
+    <root>/<data>-<backbone>-<key>/meta.json          the key in clear text
                                    index.csv          row, id, path, label, split, digest of the image's content;
-                                                      then the columns of the data that were asked for
-                                   skipped.csv        samples that have no row, if there are any: id, path, reason
+                                                      then the requested columns of the data
+                                   skipped.csv        samples without a row, if any: id, path, reason
                                    <layer>.npy        (N, D), row i is line i of index.csv
                                    <layer>.npy.partial, .progress, lock      while an extraction runs or was killed
 
-A `.npy` is there only when it is complete: it is renamed into place at the end.
+A `.npy` is always complete, since it is renamed into place at the end.
 """
 
 import contextlib
@@ -37,27 +37,27 @@ SKIPPED = "skipped.csv"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One folder of the store."""
+    """Folder of the store with the features of one key."""
 
     folder: Path
 
     def layer_file(self, layer: str) -> Path:
-        """Where the complete features of a layer are, or will be."""
+        """Return the path of a layer's complete features, which may not exist yet."""
         return self.folder / (re.sub(r"[^A-Za-z0-9_.]+", "-", layer).strip("-") + ".npy")
 
     def has(self, layer: str) -> bool:
-        """Whether the layer's features are complete."""
+        """Return whether the layer's features are complete."""
         return self.layer_file(layer).is_file()
 
     def layers(self) -> list[str]:
-        """The files of complete layers, without suffix."""
+        """Return the file names of the complete layers, without suffix."""
         return sorted(f.stem for f in self.folder.glob("*.npy"))
 
     def read(self, layer: str) -> npt.NDArray[np.floating]:
-        """The features of a layer, (N, D), memory-mapped and read-only.
+        """Return the features of a layer, (N, D), memory-mapped and read-only.
 
         Raises:
-            StoreError: the file is damaged or has another number of rows than the index.
+            StoreError: the file is damaged, or its number of rows differs from the index.
         """
         path = self.layer_file(layer)
         try:
@@ -74,16 +74,16 @@ class Entry:
         return features
 
     def index_rows(self) -> list[dict[str, str]]:
-        """The lines of index.csv."""
+        """Return the lines of index.csv."""
         return read_csv(self.folder / "index.csv")
 
     def unreadable(self) -> list[dict[str, str]]:
-        """The samples that were left out because their image cannot be read: id, path, reason."""
+        """Return id, path and reason of the samples left out as unreadable."""
         former = read_csv(self.folder / "unreadable.csv")  # its name in stores of version 0.1.0
         return read_csv(self.folder / SKIPPED) or former
 
     def meta(self) -> dict[str, Any]:
-        """The content of meta.json; empty if there is none, or it is damaged."""
+        """Return the content of meta.json; empty if it is missing or damaged."""
         try:
             content = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -94,7 +94,7 @@ class Entry:
 def open_entry(root: Path, key: FeatureKey, source: Source, backbone_name: str) -> Entry:
     """Return the entry of a key; its folder may not exist yet.
 
-    The key alone counts: the names in front of it are those of the first run, and may be others now.
+    The names before the key are those of the first run, and are ignored.
     """
     name = key.digest()
     there = sorted(root.glob(f"*-{name}"))
@@ -110,18 +110,18 @@ def write_description(
     skipped: list[dict[str, str]],
     digests: npt.NDArray[np.uint8],
 ) -> None:
-    """Write meta.json, index.csv and (if samples were left out) skipped.csv; each appears at once or not at all.
+    """Write meta.json, index.csv and (if samples were left out) skipped.csv, each atomically.
 
     Args:
-        entry: of the features.
-        key: of the entry.
+        entry: entry of the features.
+        key: key of the entry.
         source: N samples.
-        split: for index.csv.
-        skipped: id, path and reason of samples that have no row.
-        digests: (N, 16), of the contents that were encoded, which the key was made from.
+        split: name of the split for index.csv.
+        skipped: id, path and reason of the samples without a row.
+        digests: (N, 16), digests of the images in the key.
 
     Raises:
-        StoreError: layers that are stored already left out other samples.
+        StoreError: the stored layers left out other samples.
     """
     if entry.layers() and {row["id"] for row in skipped} != {row["id"] for row in entry.unreadable()}:
         raise StoreError(
@@ -138,7 +138,7 @@ def write_description(
 
 
 def update_index(entry: Entry, source: Source, split: str) -> None:
-    """Bring labels, paths and attributes in index.csv up to date; stored features do not depend on them."""
+    """Update labels, paths and attributes in index.csv; stored features do not depend on them."""
     meta, wanted = entry.meta(), _index_digest(source)
     if meta and meta.get("index") != wanted:
         left_out = {row["id"] for row in entry.unreadable()}
@@ -147,7 +147,7 @@ def update_index(entry: Entry, source: Source, split: str) -> None:
 
 
 def _write_index(entry: Entry, source: Source, split: str, left_out: set[str], digests: npt.NDArray[np.uint8]) -> int:
-    """Write index.csv and return its number of rows; columns that were there and are not asked for now stay."""
+    """Write index.csv and return its number of rows; earlier columns that are not requested now stay."""
     further = _further(source)
     before = {row["id"]: row for row in entry.index_rows()}
     known = next(iter(before.values()), {})
@@ -168,20 +168,20 @@ def _write_meta(entry: Entry, meta: Mapping[str, Any]) -> None:
 
 
 def _index_digest(source: Source) -> str:
-    """A digest of what index.csv says beside ids and contents; of the paths the first, as they share a folder."""
+    """Return a digest of the labels, attributes and first path (they share a folder) in index.csv."""
     attributes = {name: list(column) for name, column in _further(source).items()}
     return digest([source.fingerprint(), source.images.path(0) if len(source) else "", attributes])
 
 
 def _further(source: Source) -> dict[str, tuple[str, ...]]:
-    """The attributes that index.csv can hold beside its own columns."""
+    """Return the attributes that do not clash with index.csv's own columns."""
     return {name: tuple(column) for name, column in source.attributes.items() if name not in INDEX_COLUMNS}
 
 
 def what_changed(root: Path, key: FeatureKey, source: Source) -> str | None:
-    """One sentence on how this key differs from the most similar entry in the store; None if nothing is similar.
+    """Return the difference of a key from the most similar stored one, in words; None without a similar one.
 
-    It tells a user why features are extracted again ("1 of 4000 images changed: cat/17.png").
+    It tells the user why features are extracted again ("1 of 4000 images changed: cat/17.png").
     """
     best: tuple[int, Entry, dict[str, Any]] | None = None
     wanted = json.loads(json.dumps(dataclasses.asdict(key), default=str))
@@ -233,13 +233,13 @@ def _changed_images(entry: Entry, source: Source) -> str:
 
 @contextlib.contextmanager
 def locked(entry: Entry) -> Iterator[None]:
-    """Holds the entry's lock; another run that extracts the same features waits here and then finds them done."""
+    """Hold the entry's lock; another run of the same extraction waits for it, and then finds the features stored."""
     import logging
 
     entry.folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
-    except ImportError:  # Windows: two runs at once both extract, and write the same values
+    except ImportError:  # Windows: concurrent runs both extract, and write the same values
         yield
         return
     with (entry.folder / "lock").open("w") as handle:
@@ -252,23 +252,23 @@ def locked(entry: Entry) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file that is never visible half-written."""
+    """Write a file atomically."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with naming(path, len(text)), temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())  # before it is renamed: after a power cut the name must not stand for an empty file
+        os.fsync(file.fileno())  # before renaming: a power cut must not leave an empty file
     temporary.replace(path)
 
 
 def write_skipped(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Writes skipped.csv: id, path and reason of images that were left out because they cannot be read."""
+    """Write skipped.csv: id, path and reason of the unreadable images left out."""
     columns = ("id", "path", "reason")
     write_text(folder / SKIPPED, csv_text(columns, [tuple(row[column] for column in columns) for row in rows]))
 
 
 def csv_text(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    """A table as CSV."""
+    """Return a table as CSV."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(header)
@@ -277,7 +277,7 @@ def csv_text(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The lines of a table by column; none if there is no such file."""
+    """Return the lines of a CSV by column; none if the file does not exist."""
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as handle:
@@ -285,7 +285,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 class StoredPair(NamedTuple):
-    """Features of a train and a test part from one network and layer, (N, D) and (M, D), and what made them."""
+    """Features of a train and a test part, (N, D) and (M, D), from one network and layer, and their names."""
 
     train: npt.NDArray[np.floating]
     test: npt.NDArray[np.floating]
@@ -293,17 +293,17 @@ class StoredPair(NamedTuple):
 
 
 def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
-    """The newest features in the store that describe both parts of the data, every image of them.
+    """Return the newest stored features of all images of both parts.
 
     Args:
-        root: folder of the feature store; may be missing.
-        data: the parts; where they were cut from one source, its features serve both.
+        root: folder of the feature store, which may be missing.
+        data: the parts; if both were cut from one source, its features serve both.
 
     Returns:
-        None if there are none from one network, layer and preprocessing.
+        None without features of both from one network, layer and preprocessing.
 
     Raises:
-        StoreError: an entry that fits is damaged.
+        StoreError: a matching entry is damaged.
     """
     wanted = {part.images_fingerprint() for part in (data.train, data.test, data.whole) if part is not None}
     entries = sorted(root.glob("*/meta.json"), key=lambda file: -file.stat().st_mtime)

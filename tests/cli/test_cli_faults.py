@@ -27,7 +27,7 @@ def test_features_that_are_empty_or_cut_off_are_named(sslbench, tmp_path, name, 
     (tmp_path / "y.csv").write_text("label\n")
     code, _, said = sslbench("eval", "knn", "--features", tmp_path / name, "--labels", tmp_path / "y.csv")
     assert code == 2
-    assert f"{name} cannot be read as a numpy array" in said and "interrupted" not in said
+    assert f"{name} cannot be read as a NumPy array" in said and "interrupted" not in said
 
 
 def test_stored_features_of_0_bytes_are_named(sslbench, world):
@@ -66,7 +66,9 @@ def test_ctrl_c_says_that_what_was_extracted_is_kept(sslbench, world, monkeypatc
     monkeypatch.setattr(extract.Job, "_check_others", lambda self: _interrupt())
     code, _, said = sslbench(*EXTRACT, "--store", "store", "--batch-size", "4")
     assert code == 130
-    assert said.strip().endswith("error: interrupted: what was extracted is kept, and the same command continues")
+    assert said.strip().endswith(
+        "error: interrupted: the features extracted so far are kept, and the same command continues"
+    )
     (progress,) = (world / "store").glob("*/*.progress")
     assert (np.fromfile(progress, dtype=partial.RECORD)["state"] == partial.DONE).sum() == 4
 

@@ -256,7 +256,9 @@ def _interrupted(backbone, source, root):
         if done >= 6:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match="what was extracted is kept, and the same command continues"):
+    with pytest.raises(
+        KeyboardInterrupt, match="the features extracted so far are kept, and the same command continues"
+    ):
         run(backbone, source, root, progress=stop)
     (rows,) = root.glob("*/*.partial")
     return rows

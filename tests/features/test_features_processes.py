@@ -155,7 +155,7 @@ def test_a_process_that_dies_ends_the_others_with_its_reason(backbone, tmp_path,
         os.kill(ranks[1].pid, signal.SIGKILL)
     message = queue.get(timeout=30)
     reason = "it was killed, or has hung" if how == "killed" else "ValueError: the disk is on fire"
-    assert "process 1 of 2 stopped writing features" in message
+    assert "process 1 of 2 no longer writes features" in message
     assert reason in message
     for process in ranks:
         process.join(30)

@@ -88,11 +88,11 @@ def test_the_other_one_ends_within_seconds_with_the_reason(backbone, tmp_path, h
         os.kill(process.pid, signal.SIGKILL)
     message = queue.get(timeout=20)
     other.join(20)
-    absent = "it has not shown itself"
+    absent = "it has not started"
     # One that is killed before it was seen twice looks like one that was never there.
     reasons = {"killed": ("it was killed, or has hung", absent), "absent": (absent,)}
     expected = reasons.get(how, ("WeightsError: there is no weights file w.torch",))
-    start_of_message = f"process {dying} of 2 is not there any more: "
+    start_of_message = f"process {dying} of 2 is no longer running: "
     assert message.startswith(tuple(start_of_message + reason for reason in expected)), message
 
 
@@ -126,7 +126,7 @@ def test_runs_of_a_cluster_have_a_folder_each_and_old_ones_go(tmp_path, monkeypa
             time.sleep(0.01)
         assert not old.exists()
         (tmp_path / ".processes-17-0" / "process-1.alive").write_text("failed: no weights")
-        with pytest.raises(StoreError, match="process 1 of 2 is not there any more: no weights"):
+        with pytest.raises(StoreError, match="process 1 of 2 is no longer running: no weights"):
             RunPresence(tmp_path, Process(0, 2)).check()
 
 

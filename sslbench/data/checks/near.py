@@ -78,13 +78,13 @@ def near_pairs(
     Returns:
         The pairs; or the problem: all vectors are equal, or most rows are crowded.
 
-        Examples:
-            >>> rng = np.random.default_rng(0)
-            >>> train = rng.normal(size=(200, 16))
-            >>> test = rng.normal(size=(5, 16))
-            >>> test[3] = train[7]
-            >>> [(pair.first, pair.second) for pair in near_pairs(test, train).pairs]
-            [(3, 7)]
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> train = rng.normal(size=(200, 16))
+        >>> test = rng.normal(size=(5, 16))
+        >>> test[3] = train[7]
+        >>> [(pair.first, pair.second) for pair in near_pairs(test, train).pairs]
+        [(3, 7)]
     """
     arrays = [first] if second is None else [first, second]
     fitted = _whitening(arrays)

@@ -135,7 +135,7 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
 
 
 def holdout(labels: Labels, fraction: float, seed: int, *, groups: Indices | None = None) -> tuple[Indices, Indices]:
-    """Split samples into a fit and a held-out part, stratified by class: int64 positions, ascending.
+    """Split samples into a fit and a held-out part, stratified by class.
 
     Every class keeps its share up to rounding; a class with two samples or more is in both parts, a class with one in
     the fit part. Multi-label: classes are assigned rarest first (Sechidis et al. 2011, On the stratification of
@@ -146,19 +146,19 @@ def holdout(labels: Labels, fraction: float, seed: int, *, groups: Indices | Non
         fraction: share of the held-out part, in (0, 1).
         seed: of the split.
         groups: int64 (N,), group of each sample; a group stays in one part, and every class is in the fit part. None:
-        no groups.
+            no groups.
 
     Returns:
-            (fit, held out).
-
-    Examples:
-            >>> from sslbench.data.labels import single_labels
-            >>> fit, held = holdout(single_labels(["cat"] * 8 + ["dog"] * 4), 0.25, seed=0)
-            >>> len(fit), len(held), int((held >= 8).sum())  # 2 cats and 1 dog are held out
-            (9, 3, 1)
+        (fit, held out), int64 positions, each ascending.
 
     Raises:
         UsageError: the fraction is not between 0 and 1.
+
+    Examples:
+        >>> from sslbench.data.labels import single_labels
+        >>> fit, held = holdout(single_labels(["cat"] * 8 + ["dog"] * 4), 0.25, seed=0)
+        >>> len(fit), len(held), int((held >= 8).sum())  # 2 cats and 1 dog are held out
+        (9, 3, 1)
     """
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction of a split must lie between 0 and 1, not {fraction}")
