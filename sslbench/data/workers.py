@@ -9,17 +9,15 @@ from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from sslbench.data.decode.reading import StartMethod
 from sslbench.errors import DataError, SslbenchError, UsageError
 
 _SECONDS_TO_DIE = 10.0  # from the first sign of a death until the process is gone
-
-StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
-"""Start method of worker processes; see multiprocessing's documentation."""
 
 
 def default_workers() -> int:

@@ -15,6 +15,7 @@ import csv
 import dataclasses
 import io
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -234,8 +235,6 @@ def _changed_images(entry: Entry, source: Source) -> str:
 @contextlib.contextmanager
 def locked(entry: Entry) -> Iterator[None]:
     """Hold the entry's lock; another run of the same extraction waits for it, and then finds the features stored."""
-    import logging
-
     entry.folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl

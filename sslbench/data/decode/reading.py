@@ -1,12 +1,12 @@
 """Settings of image reading, apart from the decoder, so that listing images does not load torch."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from sslbench.preprocessing import MAX_PIXELS
 
-if TYPE_CHECKING:
-    from sslbench.data.workers import StartMethod
+StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
+"""Start method of worker processes; see multiprocessing's documentation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Reading:
 
     decoder: tuple[str, ...] = ()
     max_pixels: int = MAX_PIXELS
-    start_method: "StartMethod" = "auto"
+    start_method: StartMethod = "auto"
 
 
 DEFAULT = Reading()
