@@ -1,4 +1,4 @@
-"""Detection: recipes, detectors on a backbone, their training and scores, pictures of what they find."""
+"""Detection: recipes, detectors on a backbone, their training and evaluation, pictures of predictions."""
 
 VERSION = 2
-"""Of the protocol `detection`: grows whenever a number would change for the same input."""
+"""Version of the protocol `detection`; raised whenever a number changes for the same input."""

@@ -1,7 +1,7 @@
-"""Images and what is in them, as a detector takes them: read, resized, flipped, in batches that can start anywhere.
+"""Batches of images and targets for a detector: read, resized, flipped, from any iteration on.
 
-The order follows from the seed, and the size and flip of an image from (seed, iteration, place in the batch): there is
-no state to be saved, and the number of processes and workers changes nothing.
+The order is a function of the seed, the size and flip of an image of (seed, iteration, place in the batch): there is no
+state to save, and the numbers of processes and workers change nothing.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ from sslbench.metrics.detection import masks as rle
 
 Batch = tuple[list[Tensor], list[Target]]
 Item = tuple[int, int, list[int]]
-"""Iteration, place in the whole batch of the first image, and which images."""
+"""(iteration, place of the first image in the whole batch, positions of the images)"""
 
 
 def trainable(source: ObjectSource, recipe: DetectionRecipe) -> npt.NDArray[np.int64]:
-    """Positions of the images that are trained on; without those that have nothing but crowds, if the recipe says so.
+    """Return the positions of the training images; without those that have only crowds, if the recipe says so.
 
     Raises:
-        DataError: none is left.
+        DataError: no image is left.
     """
     kept = [i for i, objects in enumerate(source.objects) if not recipe.skip_empty or (~objects.crowd).any()]
     if not kept:
@@ -51,21 +51,21 @@ def training_batches(
     share: tuple[int, int] = (0, 1),
     workers: int = 0,
 ) -> Iterator[Batch]:
-    """The batches of the iterations start, start + 1, ..., stop - 1 since the beginning of training.
+    """Iterate over the batches of iterations start, start + 1, ..., stop - 1 of the training.
 
     Crowds are left out; difficult objects are trained on, as Detectron2 does.
 
     Args:
         source: the images and objects.
-        recipe: batch size, sizes, flip, which images.
+        recipe: batch size, sizes, flip, choice of images.
         start: first iteration.
-        stop: the one after the last.
+        stop: iteration after the last one.
         seed: of order, sizes and flips.
-        share: rank and number of the processes; each has its part of every batch.
+        share: (rank, number of processes); each process has its part of every batch.
         workers: processes that decode; 0: this one.
 
     Raises:
-        DataError: an image cannot be read, or is of another size than its annotations are for.
+        DataError: an image cannot be read, or its size differs from that of its annotations.
     """
     plan = _Plan(source, recipe, seed, share, start, stop)
     images = _TrainingImages(source, recipe, seed)
@@ -75,7 +75,7 @@ def training_batches(
 def test_images(
     source: ObjectSource, recipe: DetectionRecipe, positions: Sequence[int], *, workers: int = 0
 ) -> Iterator[tuple[Tensor, tuple[int, int]]]:
-    """Images as the detector is to see them in evaluation, and the height and width that they really have.
+    """Iterate over the resized test images and their original heights and widths.
 
     Raises:
         DataError: as `training_batches`.
@@ -87,14 +87,13 @@ def test_images(
 def order(
     wide: Sequence[bool] | npt.NDArray[np.bool_], batch_size: int, *, seed: int, grouped: bool
 ) -> Iterator[list[int]]:
-    """Endless batches of images, each epoch in an order of its own.
+    """Iterate endlessly over batches of positions, with a new order in each epoch.
 
     Args:
-        wide: for each image whether it is wider than tall.
-        batch_size: images in a batch.
+        wide: bool per image, wider than tall.
+        batch_size: images per batch.
         seed: of the order.
-        grouped: no batch has wide and other images; a batch comes when one kind has filled it (as Detectron2's
-            AspectRatioGroupedDataset).
+        grouped: do not mix wide and other images in a batch (as Detectron2's AspectRatioGroupedDataset).
     """
     waiting: dict[bool, list[int]] = {False: [], True: []}
     for epoch in itertools.count():
@@ -134,7 +133,7 @@ class _Plan(Sampler[Item]):
 
 
 class _TrainingImages(Dataset[Batch | SslbenchError]):
-    """Errors for the user are returned, since DataLoader would raise them as text of a traceback."""
+    """Dataset of batches; SslbenchErrors are returned, since DataLoader would raise them as text of a traceback."""
 
     def __init__(self, source: ObjectSource, recipe: DetectionRecipe, seed: int) -> None:
         self.source, self.recipe, self.seed = source, recipe, seed
@@ -193,10 +192,10 @@ class _TestImages(Dataset[tuple[Tensor, tuple[int, int]] | SslbenchError]):
 
 
 def read(source: ObjectSource, index: int) -> Tensor:
-    """One upright picture, uint8 (3, height, width).
+    """Return one upright picture, uint8 (3, height, width).
 
     Raises:
-        DataError: it cannot be read, or is of another size than its annotations are for.
+        DataError: it cannot be read, or its size differs from that of its annotations.
     """
     try:
         picture = picture_of(source, index)
@@ -209,11 +208,11 @@ def read(source: ObjectSource, index: int) -> Tensor:
 
 
 def picture_of(source: ObjectSource, index: int) -> Tensor:
-    """One upright picture, uint8 (3, height, width), decoded as the source's `reading` says.
+    """Decode one upright picture, uint8 (3, height, width), by the source's `reading`.
 
     Raises:
-        UnreadableImage: there is none.
-        UsageError: a decoder's name leads nowhere.
+        UnreadableImage: the file holds no complete picture.
+        UsageError: there is no decoder of that name.
     """
     reading = source.reading
     decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), source.images)
@@ -221,7 +220,7 @@ def picture_of(source: ObjectSource, index: int) -> Tensor:
 
 
 def resize(picture: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 (3, height, width) to another height and width with Pillow's bilinear filter, as Detectron2."""
+    """Resize uint8 (3, height, width) with Pillow's bilinear filter, as Detectron2 does."""
     if tuple(picture.shape[1:]) == size:
         return picture.contiguous()
     pixels = Image.fromarray(np.ascontiguousarray(picture.permute(1, 2, 0).numpy()))

@@ -1,4 +1,4 @@
-"""What a detector finds on a test set, how right it is, and pictures of it."""
+"""Evaluation of a detector on a test set: detections, scores and pictures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,15 +25,15 @@ _ALONE = Detections(np.zeros(0, np.int64), np.zeros((0, 4), np.float32), np.zero
 def detect(
     detector: Detector, source: ObjectSource, *, workers: int = 0, progress: Progress | None = None
 ) -> Detections:
-    """Everything found on every image, in pixels of the image; every process calls this and gets all of it.
+    """Return the detections on every image, in pixels of the image, on every process.
 
-    One image at a time, so that no result depends on which images are padded together.
+    Images are processed one at a time, so that no result depends on the padding of a batch.
 
     Args:
-        detector: trained; it is left in evaluation mode.
+        detector: trained detector, left in evaluation mode.
         source: the test set.
-        workers: processes that decode; 0: this one.
-        progress: called with what, images done, images in all.
+        workers: number of decoding processes; 0: this one.
+        progress: called with the name of the step, images done, total.
 
     Raises:
         DataError: an image cannot be read.
@@ -66,7 +66,7 @@ def _as_arrays(found: found_by_network.Detections, position: int) -> Detections:
 
 
 def joined(parts: list[Detections]) -> Detections:
-    """Several as one, in their order."""
+    """Concatenate detections in their order."""
     columns = [(p.images, p.boxes, p.scores, p.labels) for p in (_ALONE, *parts)]
     images, boxes, scores, labels = (np.concatenate(column) for column in zip(*columns, strict=True))
     has_masks = bool(parts) and all(p.masks is not None for p in parts)
@@ -77,14 +77,14 @@ def joined(parts: list[Detections]) -> Detections:
 def score(
     truth: Truth, found: Detections, recipe: DetectionRecipe, *, seed: int, resamples: int = 1000
 ) -> tuple[DetectionScores, dict[str, tuple[float, float, float]]]:
-    """Scores of the boxes by the recipe's metric; and COCO's of the masks, called mask_AP and so on, if there are any.
+    """Return the scores of the boxes by the recipe's metric, and COCO's scores of any masks (mask_AP, ...).
 
     Args:
-        truth: with masks if the recipe has them.
-        found: what was found.
-        recipe: metric and masks count.
+        truth: ground truth, with masks if the recipe has them.
+        found: the detections.
+        recipe: its metric and masks are used.
         seed: of the bootstrap.
-        resamples: of the bootstrap.
+        resamples: number of bootstrap samples.
     """
     if recipe.metric == "coco":
         scores = coco_ap(truth, found, seed=seed, resamples=resamples)
@@ -99,7 +99,7 @@ def score(
 
 
 def draw(source: ObjectSource, truth: Truth, found: Detections, path: Path) -> None:
-    """A PNG of some test images, evenly spread: what is there beside what was found."""
+    """Write a PNG of evenly spaced test images: ground truth beside predictions."""
     which = np.unique(np.linspace(0, len(source) - 1, min(_PICTURES, len(source))).round().astype(int)).tolist()
     images = [np.ascontiguousarray(read(source, i).permute(1, 2, 0).numpy()) for i in which]
     draw_predictions(images, truth, found, path, which=which, names=[source.ids[i] for i in which])

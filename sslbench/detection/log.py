@@ -1,4 +1,4 @@
-"""What is said about a training while it runs, and the file of it: STEM.metrics.jsonl."""
+"""Log lines of a training, and their file STEM.metrics.jsonl."""
 
 import dataclasses
 import json
@@ -19,18 +19,18 @@ _FEWEST = 20  # iterations between two of a long one, at most
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What is known after an iteration.
+    """State of a training after an iteration.
 
     Attributes:
-        iteration: done, this one included.
-        iterations: in all.
+        iteration: number of completed iterations.
+        iterations: total number.
         loss: of this iteration, averaged over the processes.
-        parts: what it is the sum of, on the first process.
+        parts: terms of the loss, on the first process.
         lr: learning rate.
-        per_second: iterations per second since the line before.
-        images_per_second: likewise, of all processes.
-        left: seconds to the end, judged by this run's own iterations.
-        memory: bytes on the GPU at most (None on a CPU).
+        per_second: iterations per second since the previous line.
+        images_per_second: likewise, over all processes.
+        left: estimated seconds to the end, from this run's iterations.
+        memory: peak GPU memory in bytes; None on a CPU.
     """
 
     iteration: int
@@ -44,10 +44,10 @@ class Line:
     memory: int | None
 
     def summary(self, *, whole: bool = True) -> str:
-        """'loss 1.302 (rpn_cls 0.638, rpn_loc 0.060, cls 0.572, box_reg 0.031)  lr 0.01  4.5 it/s'.
+        """Return 'loss 1.302 (rpn_cls 0.638, rpn_loc 0.060, cls 0.572, box_reg 0.031)  lr 0.01  4.5 it/s'.
 
         Args:
-            whole: with the parts of the loss.
+            whole: include the parts of the loss.
         """
         parts = " (" + ", ".join(f"{name} {value:.3f}" for name, value in self.parts.items()) + ")" if whole else ""
         pace = f"{self.per_second:.2g} it/s" if self.per_second < 10 else f"{self.per_second:.0f} it/s"
@@ -59,7 +59,7 @@ Watch = Callable[[Line], None]
 
 
 class Meter:
-    """When a line is due, and the clock behind it."""
+    """Schedule of the log lines, and their clock."""
 
     def __init__(self, recipe: DetectionRecipe, start: int, device: torch.device) -> None:
         self.recipe, self.start, self.device = recipe, start, device
@@ -68,11 +68,11 @@ class Meter:
         self.reported = start
 
     def due(self, done: int) -> bool:
-        """Whether there is a line after `done` iterations."""
+        """Return whether a line is due after `done` iterations."""
         return done % self.every == 0 or done == self.recipe.iterations
 
     def line(self, done: int, losses: Mapping[str, Tensor], mean: Tensor, lr: float) -> Line:
-        """The line about the iteration that just ended."""
+        """Return the line of the iteration that just ended."""
         now, total = time.perf_counter(), self.recipe.iterations
         per_second = (done - self.reported) / max(now - self.last, 1e-9)
         left = (now - self.began) / (done - self.start) * (total - done)
@@ -91,9 +91,9 @@ class Meter:
 
 
 class MetricsFile:
-    """One JSON object per line: step, loss, its parts, lr, images_per_second; appended as they come.
+    """JSON-lines file of a training: step, loss, its parts, lr, images_per_second.
 
-    What an earlier run wrote after the checkpoint that this one continues from goes: no iteration stands there twice.
+    Lines of an earlier run after the checkpoint that this one continues from are removed, so no iteration is repeated.
     """
 
     def __init__(self, path: Path, *, start: int) -> None:
@@ -104,7 +104,7 @@ class MetricsFile:
             temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
 
     def __call__(self, line: Line) -> None:
-        """Appends it."""
+        """Append a line."""
         record = {"step": line.iteration, "loss": line.loss, "lr": line.lr, **line.parts}
         record |= {"images_per_second": line.images_per_second}
         record |= {} if line.memory is None else {"memory": line.memory}

@@ -1,4 +1,4 @@
-"""Pictures of what a detector found beside what is there."""
+"""Pictures of predictions beside the ground truth."""
 
 import colorsys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from sslbench.weights.save import new_file
 
 Picture = npt.NDArray[np.uint8]
 
-_SHORTEST = 240  # pixels; smaller images are enlarged so that the writing can be read
+_SHORTEST = 240  # pixels; smaller images are enlarged so that the text is legible
 _LONGEST = 480
 _GAP, _HEADING, _FONT = 8, 20, 11
 _PAPER, _INK = (255, 255, 255), (60, 60, 60)
@@ -32,19 +32,19 @@ def draw_predictions(
     least_score: float = 0.5,
     columns: int = 2,
 ) -> None:
-    """Writes a PNG: for each image what is there (left) and what was found (right), with class names, scores, masks.
+    """Write a PNG with the ground truth (left) and the predictions (right) of each image.
 
     Crowds and difficult objects are drawn with dashes; a class has the same colour on both sides.
 
     Args:
-        images: uint8 (height, width, 3), upright, in the size that the boxes belong to.
-        truth: with masks, if they are to be drawn.
-        predictions: with masks, if they are to be drawn.
-        path: of the PNG; it appears when it is complete.
-        which: position in the test set of each of `images`; by default 0, 1, 2, ...
-        names: what to write above each image.
-        least_score: predictions below it are not drawn; the heading counts them.
-        columns: images side by side, each twice.
+        images: uint8 (height, width, 3), upright, of the size of the annotations.
+        truth: ground truth; any masks are drawn.
+        predictions: detections; any masks are drawn.
+        path: of the PNG, written atomically.
+        which: positions of `images` in the test set; by default 0, 1, 2, ...
+        names: headings of the images.
+        least_score: minimum score of a drawn prediction; the heading counts the others.
+        columns: number of image pairs side by side.
 
     Raises:
         ValueError: there are no images, or not as many as positions or names.
@@ -61,7 +61,7 @@ def draw_predictions(
 
 
 def colour(label: int) -> tuple[int, int, int]:
-    """A colour for each class; neighbouring numbers get very different ones."""
+    """Return a colour for each class; neighbouring numbers get very different ones."""
     red, green, blue = colorsys.hsv_to_rgb((0.02 + label * 0.61803399) % 1, 0.85, 1.0)
     return round(255 * red), round(255 * green), round(255 * blue)
 
@@ -72,7 +72,7 @@ def _pair(
     there = np.flatnonzero(truth.images == position)
     found = np.flatnonzero(predictions.images == position)
     shown = found[predictions.scores[found] >= least_score]
-    shown = shown[np.argsort(predictions.scores[shown], kind="stable")]  # the surest one is drawn last, on top
+    shown = shown[np.argsort(predictions.scores[shown], kind="stable")]  # the highest score is drawn last, on top
     left = _panel(
         image,
         truth.boxes[there],

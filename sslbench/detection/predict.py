@@ -1,4 +1,4 @@
-"""Detecting objects in images with a trained detector, from Python."""
+"""Python interface for detecting objects in images with a trained detector."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -22,12 +22,12 @@ Picture = str | Path | Image.Image | npt.NDArray[np.uint8]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """What was found in one image, surest first.
+    """Objects detected in one image, by descending score.
 
     Attributes:
         boxes: float32 (n, 4), x1, y1, x2, y2 in pixels of the image; the first pixel reaches from 0 to 1.
         scores: float32 (n,), 0 to 1.
-        labels: the n names of the classes.
+        labels: n class names.
         masks: bool (n, height, width); None without a mask head.
     """
 
@@ -39,13 +39,13 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedDetector:
-    """A detector that finds objects in images.
+    """Trained detector for images.
 
     Attributes:
         detector: the network, in evaluation mode.
-        classes: names of what it finds.
+        classes: names of its classes.
         backbone: name of its backbone.
-        recipe: how it was trained.
+        recipe: recipe of its training.
     """
 
     detector: Detector
@@ -54,7 +54,7 @@ class TrainedDetector:
     recipe: DetectionRecipe
 
     def predict(self, images: Iterable[Picture]) -> list[Found]:
-        """What is in each image, found one at a time as in evaluation.
+        """Return the objects in each image, processed one at a time as in evaluation.
 
         Args:
             images: files, Pillow's images, or arrays uint8 (height, width, 3) in RGB.
@@ -77,11 +77,11 @@ class TrainedDetector:
 
 
 def load_detector(path: str | Path, *, device: str = "cpu") -> TrainedDetector:
-    """The detector that `sslbench eval detection` wrote as NAME.detector.torch.
+    """Load a detector that `sslbench eval detection` wrote as NAME.detector.torch.
 
     Args:
         path: of the file.
-        device: where it computes.
+        device: of the computation.
 
     Raises:
         WeightsError: the file cannot be read or holds no detector.
@@ -91,7 +91,7 @@ def load_detector(path: str | Path, *, device: str = "cpu") -> TrainedDetector:
 
 
 def _opened(image: Picture) -> torch.Tensor:
-    """uint8 (3, height, width)."""
+    """Return an image as uint8 (3, height, width)."""
     try:
         if isinstance(image, str | Path):
             return decode(Path(image).read_bytes(), str(image)).image

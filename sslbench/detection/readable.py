@@ -1,4 +1,4 @@
-"""Whether every image of a detection can be read, before hours of training: all that cannot are listed together."""
+"""Check of all images before hours of training; the error lists all unreadable ones."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,17 +23,17 @@ _REMEDY = (
 
 
 def check_readable(parts: Sequence[ObjectSource], *, workers: int = 0, progress: Progress | None = None) -> None:
-    """Reads every image once; every process calls this and reads its share.
+    """Read every image once; every process calls this and reads its share.
 
-    Training reads each image many times, so that this costs little beside it.
+    Training reads each image many times, so the relative cost is small.
 
     Args:
-        parts: of the data.
-        workers: processes that decode; 0: this one.
-        progress: called with what, images done, images in all.
+        parts: parts of the data.
+        workers: number of decoding processes; 0: this one.
+        progress: called with the name of the step, images done, total.
 
     Raises:
-        DataError: names the images that cannot be read, or are of another size than their annotations are for.
+        DataError: names the images that cannot be read, or whose size differs from that of their annotations.
     """
     messages = []
     for part in parts:
@@ -58,7 +58,7 @@ def check_readable(parts: Sequence[ObjectSource], *, workers: int = 0, progress:
 
 
 class _Read(Dataset[list[str] | UsageError]):
-    """Item i: what is wrong with the images of chunk i, one line each."""
+    """Dataset of the problems of each chunk's images, one line each."""
 
     def __init__(self, source: ObjectSource, chunks: list[npt.NDArray[np.int64]]) -> None:
         self.source, self.chunks = source, chunks
@@ -74,7 +74,7 @@ class _Read(Dataset[list[str] | UsageError]):
                 self.source.check_size(index, *picture.shape[1:])
             except UnreadableImage as error:
                 found.append(str(error))
-            except UsageError as error:  # a decoder that gives no picture; DataLoader would raise it as a traceback
+            except UsageError as error:  # a decoder returned no picture; DataLoader would raise it as a traceback
                 return error
             except DataError as error:
                 found.append(str(error).splitlines()[0])

@@ -1,7 +1,7 @@
-"""A detection recipe: every number of a detector and its training, written once, whichever backend runs it.
+"""Detection recipe: all settings of a detector and its training, shared by the backends.
 
-The defaults are those of Detectron2 for Faster R-CNN with a ResNet (its `config/defaults.py`); what depends on the
-architecture is None here and filled in by `resolved`. `benchmarks/detection/` holds the published recipes.
+The defaults are those of Detectron2 for Faster R-CNN with a ResNet (its `config/defaults.py`); architecture-dependent
+ones are None here, and filled in by `resolved`. `benchmarks/detection/` holds the published recipes.
 """
 
 import dataclasses
@@ -138,7 +138,7 @@ _USUAL: dict[str, dict[str, Any]] = {
 
 
 def resolved(recipe: DetectionRecipe) -> DetectionRecipe:
-    """The recipe with what was left to the architecture filled in: the effective values."""
+    """Return the recipe with the architecture-dependent defaults filled in."""
     usual = _USUAL[recipe.architecture]
     return dataclasses.replace(
         recipe, **{name: value for name, value in usual.items() if getattr(recipe, name) is None}
@@ -146,10 +146,10 @@ def resolved(recipe: DetectionRecipe) -> DetectionRecipe:
 
 
 def load_recipe(name: str) -> DetectionRecipe:
-    """The recipe of a benchmark, by its name ('detection/voc07') or its YAML file, checked.
+    """Return the checked recipe of a benchmark, by its name ('detection/voc07') or its YAML file.
 
     Raises:
-        UsageError: no such benchmark, it is none of detection, or its settings are wrong.
+        UsageError: there is no such benchmark, it is not of detection, or its settings are wrong.
     """
     benchmark = load_benchmark(name)
     if benchmark.protocol != "detection":
@@ -160,7 +160,7 @@ def load_recipe(name: str) -> DetectionRecipe:
 
 
 def check(recipe: DetectionRecipe) -> None:
-    """Refuses settings that cannot work, before anything is built or decoded.
+    """Raise on impossible settings, before anything is built or decoded.
 
     Raises:
         UsageError: a number out of its range, or settings that contradict each other.
@@ -226,7 +226,7 @@ def _check_ranges(recipe: DetectionRecipe) -> None:
 
 
 def resized(height: int, width: int, *, shorter: int, longest: int) -> tuple[int, int]:
-    """Height and width of an image whose shorter side becomes `shorter`; less if the longer one would pass `longest`.
+    """Return the height and width after resizing the shorter side to `shorter`, or the longer one to at most `longest`.
 
     Rounded to the nearest pixel, halves up, as Detectron2's ResizeShortestEdge does.
     """
@@ -239,7 +239,7 @@ def resized(height: int, width: int, *, shorter: int, longest: int) -> tuple[int
 
 
 def what_is_trained(recipe: DetectionRecipe) -> str:
-    """What a detector trains when its whole backbone is frozen, in words."""
+    """Return the trained parts of a detector with a frozen backbone, in words."""
     first = "the fifth stage (on the regions, in the head)" if recipe.architecture == "c4" else "the pyramid"
     masks = ", masks" if recipe.masks else ""
     return f"{first}, the region proposals and the heads (boxes, classes{masks})"

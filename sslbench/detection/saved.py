@@ -1,7 +1,7 @@
-"""A trained detector as a file, and what a file or a checkpoint says about its detector.
+"""Files of trained detectors, and the description of the detector in a file or a checkpoint.
 
-The file is one of sslbench's weights files: its `state_dict` is the backbone as the detector left it, under canonical
-names, which every other command reads; `detector` holds the other tensors, and the metadata how it was made.
+The file is a weights file of sslbench: its `state_dict` is the trained backbone under canonical names, which every
+other command reads; `detector` holds the other tensors, and the metadata the provenance.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from sslbench.weights.formats.tables import load_table
 from sslbench.weights.reading import files
 
 SUFFIX = ".detector.torch"
-"""How the name of the exported detector beside a record ends."""
+"""Suffix of the exported detector beside a record."""
 _KEY = "detector"
 _VIT = "backbone.net."
 _STEM = "conv1.weight"
@@ -41,17 +41,17 @@ _MOST_LAYERS = 100  # of a head
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """Whose detector it is.
+    """Description of a trained detector.
 
     Attributes:
         recipe: resolved.
-        classes: names, in the order of the detector's.
+        classes: class names, in the detector's order.
         backbone: name that `backbones.build` takes.
         preprocessing: of the backbone before it was trained further; mean and std are the detector's unless the recipe
             has its own.
-        weights: what the backbone started from.
-        data: what it was trained on.
-        benchmark: whose recipe it is, '' for none.
+        weights: initial weights of the backbone.
+        data: training data.
+        benchmark: benchmark of the recipe; '' for none.
         measurement: id of the record.
     """
 
@@ -65,21 +65,21 @@ class About:
     measurement: str
 
     def text(self) -> str:
-        """The same as JSON: what reads weights files keeps text, and no lists."""
+        """Return the description as JSON, since the reader of weights files keeps text but no lists."""
         return canonical(self)
 
 
 def save_detector(path: Path, state: Mapping[str, Tensor], about: About, *, command: str) -> Path:
-    """Writes the file, whole or not at all; one that is there is replaced.
+    """Write the file atomically, replacing an existing one.
 
     Args:
-        path: where to.
-        state: of the trained detector.
-        about: whose it is.
-        command: that made it.
+        path: path of the file.
+        state: state of the trained detector.
+        about: description of the detector.
+        command: command that trained it.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     backbone, others = _divided(state, about.recipe)
     preprocessing = about.preprocessing
@@ -102,9 +102,9 @@ def save_detector(path: Path, state: Mapping[str, Tensor], about: About, *, comm
 
 
 def _divided(state: Mapping[str, Tensor], recipe: DetectionRecipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The backbone under canonical names, for images in RGB, and the rest under the detector's own.
+    """Split a state into the backbone under canonical names, for RGB images, and the rest.
 
-    A backbone with its strides elsewhere is another network than the one of that name: it stays in the rest.
+    A backbone with moved strides is another network than that of its name, and stays in the rest.
     """
     backbone, others = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in state.items():
@@ -118,7 +118,7 @@ def _divided(state: Mapping[str, Tensor], recipe: DetectionRecipe) -> tuple[dict
 
 
 def _joined(content: Mapping[str, Any], recipe: DetectionRecipe) -> dict[str, Tensor]:
-    """The detector's state from a file: the opposite of `_divided`."""
+    """Return the detector's state from a file; the inverse of `_divided`."""
     backbone: dict[str, Tensor] = content["state_dict"]
     if recipe.stride_in_1x1:
         return dict(backbone)
@@ -137,10 +137,10 @@ def _canonical(name: str, recipe: DetectionRecipe) -> str | None:
 
 
 def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detector, About]:
-    """The detector of a file, in evaluation mode, and whose it is.
+    """Load the detector of a file, in evaluation mode, with its description.
 
     Raises:
-        WeightsError: the file cannot be read, holds no detector, or one that does not fit its own description.
+        WeightsError: the file cannot be read, holds no detector, or contradicts its own description.
         UsageError: its backbone cannot be built here.
     """
     file = files.read(path)
@@ -163,10 +163,10 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
 
 
 def about_of(file: files.WeightsFile) -> About | None:
-    """What an exported detector or a checkpoint of its training says; None for every other file.
+    """Return the description in an exported detector or a checkpoint of its training; None for other files.
 
     Raises:
-        WeightsError: it says something that this version does not understand.
+        WeightsError: the description is of an unknown version.
     """
     content, given = file.content, None
     metadata = content.get("metadata")
@@ -185,7 +185,7 @@ def about_of(file: files.WeightsFile) -> About | None:
 
 
 def rows(file: files.WeightsFile, about: About) -> list[tuple[str, str]]:
-    """What a person wants to know about a detector, in pairs of a label and a value."""
+    """Return a description for the user, as pairs of label and value."""
     recipe, content = about.recipe, file.content
     done = int(content.get("step", recipe.iterations))
     kind = f"{'Mask' if recipe.masks else 'Faster'} R-CNN, {recipe.architecture}, on {about.backbone}"
@@ -214,15 +214,15 @@ _DETECTRON2 = ("detectron2", "detectron2_c4")
 
 
 def check_weights(backbone: Backbone, recipe: DetectionRecipe, weights: str) -> None:
-    """Refuses an order of the channels or a place of the strides that the weights were not made for.
+    """Raise if the weights were trained with another channel order or place of the strides.
 
     Args:
-        backbone: as loaded.
-        recipe: its channel_order and stride_in_1x1 count.
-        weights: as the user gave them.
+        backbone: loaded backbone.
+        recipe: its channel_order and stride_in_1x1 are checked.
+        weights: weights as given by the user.
 
     Raises:
-        UsageError: they contradict what is known of the weights.
+        UsageError: they contradict the known origin of the weights.
     """
     format = backbone.format
     if format is None:  # untrained: it takes what it gets
@@ -251,7 +251,7 @@ def _turns(format: str) -> bool:
 
 
 def _said_by_file(weights: str) -> str | None:
-    """The order that a file of Detectron2's says by its means: those of ImageNet fall from red to blue."""
+    """Return the channel order of a Detectron2 file from its means: those of ImageNet fall from red to blue."""
     content = files.read(Path(weights)).content
     mean = content.get("model", content).get("pixel_mean")
     if not isinstance(mean, Tensor) or mean.numel() != 3:

@@ -1,4 +1,4 @@
-"""Training of a detector: batches, rates, updates, checkpoints; and BatchNorm statistics taken anew at the end."""
+"""Training of a detector: batches, learning rates, updates, checkpoints, and final BatchNorm statistics."""
 
 import bisect
 import contextlib
@@ -37,7 +37,7 @@ from sslbench.train.signals import stop_signals
 
 
 def losses_of(model: nn.Module, batch: Batch, device: torch.device, *, seed: int, iteration: int) -> dict[str, Tensor]:
-    """The losses by name; which anchors and regions are drawn follows from seed, iteration and process."""
+    """Return the losses by name; the draws of anchors and regions depend on seed, iteration and process."""
     number = int(np.random.SeedSequence((seed, iteration, rank())).generate_state(1)[0])
     generator = torch.Generator().manual_seed(number)
     images = [image.to(device, non_blocking=True) for image in batch[0]]
@@ -52,7 +52,7 @@ def _moved(target: Target, device: torch.device) -> Target:
 def finite_mean(
     losses: dict[str, Tensor], total: Tensor, recipe: DetectionRecipe, iteration: int, folder: Path
 ) -> Tensor:
-    """The loss averaged over the processes; every one comes to the same verdict, before the weights are touched.
+    """Return the loss averaged over the processes; all raise alike, before the weights change.
 
     Raises:
         NotFiniteError: it is NaN or infinite.
@@ -75,16 +75,16 @@ _KEEP = 2  # checkpoints
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-    """How a detector is trained, apart from its recipe.
+    """Settings of a training apart from the recipe.
 
     Attributes:
         seed: of the order of the images, their sizes and flips, and the regions drawn for the losses.
         device: of the detector.
         workers: processes that decode; 0: this one.
-        folder: for the checkpoints.
+        folder: of the checkpoints.
         save_every: iterations between two of them.
-        metrics: file for the lines of the log; None for none.
-        about: stands in the checkpoints and says whose they are: `saved.About.text`.
+        metrics: file of the log lines; None: no file.
+        about: description of the detector in the checkpoints: `saved.About.text`.
     """
 
     seed: int
@@ -98,12 +98,12 @@ class TrainingRun:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a training took.
+    """Summary of a training.
 
     Attributes:
         seconds: of this run, without earlier ones that it continued.
-        iterations: done in this run.
-        resumed_from: iterations that an earlier run had done; None when it began anew.
+        iterations: number of iterations in this run.
+        resumed_from: iterations of an earlier run; None for a new training.
     """
 
     seconds: float
@@ -112,7 +112,7 @@ class Trained:
 
 
 def check_processes(recipe: DetectionRecipe, processes: int) -> None:
-    """Refuses a batch that cannot be divided.
+    """Raise if the batch cannot be divided among the processes.
 
     Raises:
         UsageError: it cannot.
@@ -126,7 +126,7 @@ def check_processes(recipe: DetectionRecipe, processes: int) -> None:
 
 
 def train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Watch | None = None) -> Trained:
-    """Trains a detector in place, as its recipe says; every process calls this.
+    """Train a detector in place by its recipe; every process calls this.
 
     A checkpoint is written every `save_every` iterations and after the last; the same call finds the newest one in
     `run.folder` and continues to the same weights as without the interruption.
@@ -134,15 +134,15 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Wat
     Args:
         detector: from `build_detector`, on `run.device`.
         source: the images and objects.
-        run: see there.
-        watch: told of every line of the log, on the first process.
+        run: settings of the run.
+        watch: called with every line of the log, on the first process.
 
     Raises:
         UsageError: the batch cannot be divided among the processes, another run uses the folder, or the checkpoint
             cannot be written.
-        WeightsError: no checkpoint in the folder is whole, or the processes see different ones.
+        WeightsError: no checkpoint in the folder is intact, or the processes see different ones.
         DataError: an image cannot be read.
-        NotFiniteError: the loss is NaN or infinite; the last checkpoint is from before.
+        NotFiniteError: the loss is NaN or infinite; the last checkpoint precedes it.
         StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
     """
     recipe = detector.recipe
@@ -171,7 +171,7 @@ def _train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Wa
 
 
 def _watchers(run: TrainingRun, start: int, watch: Watch | None) -> list[Watch]:
-    """Who is told of the lines: on the first process the file and the caller."""
+    """Return the receivers of the log lines: on the first process the file and the caller."""
     if rank() != 0:
         return []
     file = [] if run.metrics is None else [MetricsFile(run.metrics, start=start)]
@@ -193,7 +193,7 @@ def _loop(
     every = training_batches(
         source, recipe, start=start, stop=recipe.iterations, seed=run.seed, share=share, workers=run.workers
     )
-    # Closed whatever happens: workers that outlive the loop would hold up the end of the process.
+    # Always closed: workers that outlive the loop would block the end of the process.
     with stop_signals() as signal_number, contextlib.closing(every) as batches:  # type: ignore[type-var]
         for iteration, batch in enumerate(batches, start=start):
             for group in optimizer.param_groups:
@@ -225,7 +225,7 @@ def _stop(signal: int, done: int, recipe: DetectionRecipe) -> None:
 
 
 def _signalled(signal_number: Callable[[], int], done: int, device: torch.device) -> int:
-    """The signal that any process got; several processes only compare now and then."""
+    """Return the signal that any process received; processes compare at intervals only."""
     if world_size() == 1:
         return signal_number()
     return 0 if done % SIGNAL_CHECK else int(max_(torch.tensor(signal_number(), device=device)))
@@ -251,7 +251,7 @@ def _resume(detector: Detector, optimizer: torch.optim.Optimizer, folder: Path) 
 
 @torch.no_grad()
 def precise_statistics(detector: Detector, batches: Iterator[Batch], *, seed: int) -> None:
-    """BatchNorm statistics over many batches in place of the moving average (Wu and Johnson 2021, arXiv 2105.07576).
+    """Replace the moving averages of BatchNorm by statistics over many batches (Wu and Johnson 2021, arXiv 2105.07576).
 
     The mean is that over the batches, the variance the mean of theirs plus the variance of their means (section 3.2).
     Nothing happens if every BatchNorm is frozen.
@@ -289,7 +289,7 @@ _POSITIONS = tuple(_VIT + part for part in ("pos_embed", "cls_token", "reg_token
 
 
 def rate(recipe: DetectionRecipe, iteration: int) -> float:
-    """The learning rate of an iteration (counted from 0): linear warm-up, times gamma after each step (Detectron2)."""
+    """Return the learning rate of an iteration (from 0): linear warm-up, times gamma after each step (Detectron2)."""
     value = recipe.lr * recipe.gamma ** bisect.bisect_right(recipe.steps, iteration)
     if iteration >= recipe.warmup_iterations:
         return value
@@ -298,7 +298,7 @@ def rate(recipe: DetectionRecipe, iteration: int) -> float:
 
 
 def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.Optimizer:
-    """SGD or AdamW over all that is trained, in groups of one weight decay and one factor of the rate.
+    """Return SGD or AdamW over the trained parameters, grouped by weight decay and factor of the learning rate.
 
     Of a vision transformer the rate of each block is `layer_decay` times that of the block above it, and the positions
     do not decay (ViTDet: Li et al. 2022, arXiv 2203.16527, appendix A.2, with the exceptions of its configuration in
@@ -335,7 +335,7 @@ def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.O
 
 
 def _layers_above(name: str, blocks: int) -> int:
-    """How many layers lie above a parameter: transformer blocks, and one for the rest (get_vit_lr_decay_rate)."""
+    """Return a parameter's number of layers above: transformer blocks, one for the rest (get_vit_lr_decay_rate)."""
     if name.startswith(_BLOCKS):
         return blocks - int(name.removeprefix(_BLOCKS).partition(".")[0])
     return blocks + 1 if name.startswith(_FIRST) else 0

@@ -1,4 +1,4 @@
-"""The detectron2 backend from end to end: the same recipe, data and weights, trained and run by Detectron2."""
+"""Detectron2 backend: trains and runs the same recipe, data and weights with Detectron2."""
 
 import dataclasses
 import logging
@@ -35,28 +35,28 @@ from sslbench.weights.save import new_file
 log = logging.getLogger("sslbench")
 
 CONFIGURATION = ".detectron2.yaml"
-"""How the name of the effective configuration beside a record ends; Detectron2 reads it."""
+"""Suffix of the effective configuration beside a record, which Detectron2 can read."""
 _LOG = "detectron2.log"
 _OF_TRAINING = ("SOLVER.", "DATALOADER.", "TEST.PRECISE_BN.", "INPUT.CROP.", "INPUT.MASK_FORMAT")
-"""Keys that change what is learnt, and not what the network is or how its detections are chosen."""
+"""Keys that change the training, but neither the network nor the choice of its detections."""
 DIFFERENCES = (
     "Detectron2 draws order, sizes, flips and regions from other random numbers than the torchvision backend; they "
     "depend on the number of processes, and the order of the images begins anew after an interruption.",
     "Precise BatchNorm is fvcore's: over batches of the first process, each weighed by the pixels it has.",
 )
-"""Known differences to the torchvision backend, which every record of this one names."""
+"""Known differences from the torchvision backend, listed in every record of this one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What came out of a training and a run over the test part.
+    """Results of a training and of the run over the test part.
 
     Attributes:
-        trained: see there.
-        found: on the test part; the same on every process.
-        seconds: of the run over the test part.
-        variants: what Detectron2's own evaluator says, in percent.
-        notes: how this was made, one sentence each.
+        trained: summary of the training.
+        found: detections on the test part, equal on every process.
+        seconds: duration of the run over the test part.
+        variants: scores of Detectron2's own evaluator, in percent.
+        notes: notes on the method, one sentence each.
         state: the trained model's tensors under Detectron2's names.
     """
 
@@ -71,13 +71,13 @@ class Ran:
 def check_configuration(
     backbone: Backbone, recipe: DetectionRecipe, given: Mapping[str, Any], *, device: torch.device, processes: int
 ) -> Configured:
-    """Builds the model once on the CPU and fills its backbone, to find what does not go together.
+    """Build the model once on the CPU and load its backbone, to find incompatible settings.
 
     Returns:
         The configuration, for one class.
 
     Raises:
-        SslbenchError: anything that is wrong with recipe, keys or weights.
+        SslbenchError: recipe, keys or weights are wrong or incompatible.
     """
     configuration = configured(backbone, recipe, 1, given, device=device, processes=processes)
     on_cpu = configured_for(configuration, "cpu")
@@ -91,7 +91,7 @@ def check_configuration(
 
 
 def configured_for(configuration: Configured, device: str) -> Configured:
-    """The same on another device."""
+    """Return the configuration for another device."""
     cfg = configuration.cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = device
@@ -110,17 +110,17 @@ def run(
     watch: Watch | None = None,
     progress: Progress | None = None,
 ) -> Ran:
-    """Trains and detects; every process calls this. Global random states are as before when it returns.
+    """Train and detect; every process calls this. The global random states are restored.
 
     Args:
         backbone: a ResNet.
         recipe: of the detector.
-        given: d2.KEY=value of the user, without 'd2.'.
+        given: the user's d2.KEY=value, without 'd2.'.
         data: train and test part.
-        training: seed, device, workers, folder of the checkpoints; Detectron2's own log lies there too.
-        stem: of the record's files: the effective configuration is written beside them.
-        watch: told of every line of the log, on the first process.
-        progress: of the run over the test part: what, images done, images in all.
+        training: seed, device, workers, folder of the checkpoints and of Detectron2's own log.
+        stem: of the record's files, beside which the effective configuration is written.
+        watch: called with every line of the log, on the first process.
+        progress: of the run over the test part: called with its name, images done, total.
 
     Raises:
         SslbenchError: see `check_configuration` and `detectron2_train.train`.
@@ -157,13 +157,13 @@ def run(
 def as_detector(
     backbone: Backbone, recipe: DetectionRecipe, classes: int, ran: Ran, given: Mapping[str, Any]
 ) -> Detector | None:
-    """The trained model as a detector of sslbench's, which finds the same; None if the user's keys made it another one.
+    """Return the trained model as an equivalent `Detector`; None if the user's keys changed its architecture.
 
     Args:
-        backbone: that it was built around.
-        recipe: that it was built from.
+        backbone: backbone of the model.
+        recipe: recipe of the model.
         classes: without background.
-        ran: what came out of the training.
+        ran: result of `run`.
         given: d2.KEY=value of the user.
     """
     if any(not key.startswith(_OF_TRAINING) for key in given):
@@ -174,7 +174,7 @@ def as_detector(
 
 
 def _join() -> None:
-    """Detectron2 remembers groups of processes that may have ended since, and wants one for every machine."""
+    """Reset Detectron2's process groups, which may have ended, and make one for each machine."""
     comm = load("utils.comm")
     comm._get_global_gloo_group.cache_clear()
     comm.create_local_process_group.cache_clear()

@@ -1,4 +1,4 @@
-"""Detectron2's whole configuration: its defaults, then what the recipe says, then d2.KEY=value of the user."""
+"""Detectron2's complete configuration: its defaults, then the recipe, then the user's d2.KEY=value."""
 
 import contextlib
 import dataclasses
@@ -20,10 +20,10 @@ _DEPTHS = (18, 34, 50, 101, 152)
 
 
 def detectron2_options(backbone: Backbone, recipe: DetectionRecipe, n_classes: int) -> dict[str, Any]:
-    """Key -> value for Detectron2's `get_cfg()`: the same detector, trained in the same way.
+    """Return key -> value for Detectron2's `get_cfg()`, for the same detector and training.
 
-    What is not in them: data sets, files, device. 'Res5ROIHeadsExtraNorm' is a class that the caller has to register:
-    Res5ROIHeads whose fifth stage ends with a module `norm`.
+    Data sets, files and device are left out. The caller registers 'Res5ROIHeadsExtraNorm': Res5ROIHeads whose fifth
+    stage ends with a module `norm`.
 
     Raises:
         UsageError: Detectron2 has no such network.
@@ -192,20 +192,20 @@ _OURS = {
     "TEST.EXPECTED_RESULTS": "results are compared by sslbench leaderboard",
     "TEST.AUG": "images are not augmented in evaluation",
 }
-"""Keys (or beginnings of them) that cannot be set by d2.KEY=value -> why, or what to give in their place."""
+"""Keys (or prefixes) that d2.KEY=value cannot set -> reason, or the option to use instead."""
 
-# What Detectron2 raises when a configuration makes no sense: it asserts, and looks names up.
+# Errors of Detectron2 about a wrong configuration: it asserts, and looks names up.
 _REFUSALS = (AssertionError, KeyError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Configured:
-    """A configuration, and how it came about.
+    """Configuration of Detectron2, and the user's part in it.
 
     Attributes:
         cfg: Detectron2's CfgNode, frozen.
-        given: the user's keys with their values as Detectron2 understood them.
-        notes: which settings of the recipe they replace, and what else is not as the recipe says.
+        given: the user's keys, with their values as parsed by Detectron2.
+        notes: settings of the recipe that they replace, and other differences from it.
     """
 
     cfg: Any
@@ -222,15 +222,15 @@ def configured(
     device: torch.device,
     processes: int = 1,
 ) -> Configured:
-    """Detectron2's configuration.
+    """Return Detectron2's configuration.
 
     Args:
         backbone: a ResNet.
         recipe: of the detector.
-        n_classes: without background.
-        given: d2.KEY=value of the user, without 'd2.'; they come last.
+        n_classes: number of classes without background.
+        given: the user's d2.KEY=value, without 'd2.'; applied last.
         device: of the detector.
-        processes: that train together.
+        processes: number of training processes.
 
     Raises:
         UsageError: Detectron2 has no such network or key, or the value is of another type.
@@ -254,7 +254,7 @@ def configured(
 
 
 def _for_device(options: dict[str, Any], device: torch.device, processes: int) -> dict[str, Any]:
-    """SyncBN works on GPUs only; Detectron2's naive variant works everywhere, and alone it is plain BatchNorm."""
+    """Return the norm for norm=sync: SyncBN needs GPUs; Detectron2's naive variant works everywhere."""
     if device.type != "cpu" or "SyncBN" not in options.values():
         return options
     other = "BN" if processes == 1 else "naiveSyncBN"
@@ -274,7 +274,7 @@ def _check_keys(cfg: Any, given: Mapping[str, Any]) -> None:
 
 
 def _keys(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """All keys with a value, with dots."""
+    """Iterate over all dotted keys with a value."""
     for name, value in node.items():
         if isinstance(value, Mapping):
             yield from _keys(value, f"{prefix}{name}.")
@@ -289,7 +289,7 @@ def _value(cfg: Any, key: str) -> Any:
 
 
 def _merge(cfg: Any, values: Mapping[str, Any], origin: str) -> None:
-    """Key by key, so that the message names the one that does not fit."""
+    """Apply the user's keys one by one, so that the message names the wrong one."""
     for key, value in values.items():
         try:
             cfg.merge_from_list([key, value])
@@ -304,10 +304,10 @@ def _merge(cfg: Any, values: Mapping[str, Any], origin: str) -> None:
 
 @contextlib.contextmanager
 def refusals(given: Mapping[str, Any]) -> Iterator[None]:
-    """What Detectron2 refuses while it builds something is the user's error if they changed its configuration.
+    """Turn errors of Detectron2 inside the block into a UsageError if the user changed its configuration.
 
     Raises:
-        UsageError: it refused, and there are keys by the user; without them the error is raised as it is.
+        UsageError: Detectron2 failed, and the user gave keys; without keys its error is raised unchanged.
     """
     try:
         yield
@@ -320,7 +320,7 @@ def refusals(given: Mapping[str, Any]) -> Iterator[None]:
 
 
 def build_model(configuration: Configured) -> Any:
-    """Detectron2's model, on its device, with random weights.
+    """Build Detectron2's model, on its device, with random weights.
 
     Raises:
         UsageError: the user's keys make no sense to Detectron2.
@@ -331,7 +331,7 @@ def build_model(configuration: Configured) -> Any:
 
 
 def _register_extra_norm() -> None:
-    """'Res5ROIHeadsExtraNorm' of VISSL and MoCo: Res5ROIHeads with a norm at the end of the fifth stage."""
+    """Register 'Res5ROIHeadsExtraNorm' of VISSL and MoCo: Res5ROIHeads with a norm at the end of the fifth stage."""
     heads, layers = load("modeling.roi_heads"), load("layers")
     if _EXTRA_NORM in heads.ROI_HEADS_REGISTRY:
         return

@@ -1,4 +1,4 @@
-"""Our images and objects as Detectron2 reads data: registered for the time of a run, decoded by sslbench."""
+"""Data for Detectron2: registered in its catalogue during a run, decoded by sslbench."""
 
 import contextlib
 import json
@@ -18,23 +18,23 @@ from sslbench.metrics.detection.masks import text
 from sslbench.metrics.detection.matches import corner_and_size
 
 TRAIN, TEST = "sslbench_train", "sslbench_test"
-"""Names under which the data are registered; Detectron2's own end otherwise (coco_2017_train)."""
+"""Names of the registered data; their suffix differs from Detectron2's own (coco_2017_train)."""
 
 
 @contextlib.contextmanager
 def registered(data: TrainTestObjects, cfg: Any, folder: Path) -> Iterator[Any]:
-    """Both parts in Detectron2's catalogue of this process, for the time of the block.
+    """Register both parts in this process's Detectron2 catalogue during the block.
 
     Args:
         data: the two parts.
-        cfg: whether masks are wanted, and in which form.
-        folder: for the COCO file of the test part, which Detectron2's evaluator reads.
+        cfg: configuration, which says whether and in which form masks are used.
+        folder: of the COCO file of the test part, which Detectron2's evaluator reads.
 
     Yields:
-        The configuration with their names in it.
+        The configuration with the names of the data.
 
     Raises:
-        UsageError: polygons are asked for and some masks are none.
+        UsageError: polygons are requested and some masks are not polygons.
         DataError: a mask is damaged.
     """
     catalog = load("data")
@@ -80,7 +80,7 @@ def _is_polygons(mask: Any) -> bool:
 
 
 def entries(source: ObjectSource, masks: str | None) -> list[dict[str, Any]]:
-    """One dict per image in Detectron2's form; `position` is the image's place in the source.
+    """Return one dict per image in Detectron2's format; `position` is the image's position in the source.
 
     Args:
         source: the images and objects.
@@ -107,15 +107,15 @@ def entries(source: ObjectSource, masks: str | None) -> list[dict[str, Any]]:
 
 
 class Mapper:
-    """An entry -> what the model takes: decoded by sslbench, resized, flipped and turned into tensors by Detectron2."""
+    """Mapper from an entry to the model's input: decoded by sslbench, augmented by Detectron2."""
 
     def __init__(self, source: ObjectSource, cfg: Any, *, train: bool) -> None:
-        """Takes the source that the entries are of, and the configuration; it is called in processes that decode."""
+        """Set the source of the entries and the configuration; workers call the mapper."""
         self.source, self.bgr = source, cfg.INPUT.FORMAT == "BGR"
         self.theirs = load("data").DatasetMapper(cfg, train)
 
     def __call__(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """An error is put into the entry: DataLoader would raise it as the text of a traceback."""
+        """Map an entry; an error is put into it, since DataLoader would raise it as text of a traceback."""
         try:
             picture = read(self.source, entry["position"])
         except SslbenchError as error:
@@ -137,17 +137,17 @@ class Mapper:
 
 
 class Checked:
-    """A loader of Detectron2's, whose entries are looked at before the model gets them."""
+    """Detectron2 loader that raises the errors in its entries."""
 
     def __init__(self, loader: Any) -> None:
-        """Takes what iterates over lists of entries."""
+        """Wrap an iterable of lists of entries."""
         self.loader = loader
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
-        """The same lists.
+        """Iterate over the lists.
 
         Raises:
             DataError: an image cannot be read, or is of another size than its annotations are for.
@@ -160,14 +160,14 @@ class Checked:
 
 
 def train_loader(source: ObjectSource, cfg: Any, *, workers: int) -> Checked:
-    """Endless batches of this process, by Detectron2's own loader and sampler."""
+    """Return endless batches of this process, by Detectron2's own loader and sampler."""
     used = _with_workers(cfg, workers)
     mapper = Mapper(source, used, train=True)
     return Checked(load("data").build_detection_train_loader(used, mapper=mapper))
 
 
 def test_loader(source: ObjectSource, cfg: Any, *, workers: int) -> Checked:
-    """Every image of this process's share once, by Detectron2's own loader and sampler."""
+    """Return every image of this process's share once, by Detectron2's own loader and sampler."""
     used = _with_workers(cfg, workers)
     return Checked(load("data").build_detection_test_loader(used, TEST, mapper=Mapper(source, used, train=False)))
 
@@ -181,7 +181,7 @@ def _with_workers(cfg: Any, workers: int) -> Any:
 
 
 def write_truth(source: ObjectSource, path: Path, *, masks: bool) -> None:
-    """What is there, as a COCO file with the manifest's own ids. COCO knows no difficult objects: they are as others.
+    """Write the ground truth as a COCO file with the manifest's ids; difficult objects become ordinary ones.
 
     Raises:
         DataError: a mask is missing or damaged.

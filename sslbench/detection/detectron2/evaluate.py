@@ -1,4 +1,4 @@
-"""What Detectron2's model finds on the test part: as our detections, and as its own evaluator scores them."""
+"""Evaluation of Detectron2's model: its detections, and the scores of its own evaluator."""
 
 import contextlib
 import io
@@ -22,18 +22,18 @@ _KINDS = {"bbox": "boxes", "segm": "masks"}
 def detect(
     model: Any, cfg: Any, source: ObjectSource, *, workers: int = 0, progress: Progress | None = None
 ) -> tuple[Detections, Variants]:
-    """Everything found on every image of the registered test part; every process calls this and gets all of it.
+    """Return the detections on every image of the registered test part, on every process.
 
     Args:
-        model: trained, not wrapped; it is left in the mode it was in.
-        cfg: with the data's names in it.
+        model: trained and not wrapped; its mode is restored.
+        cfg: configuration with the names of the data.
         source: the test part.
         workers: processes that decode.
-        progress: called with what, images done, images in all.
+        progress: called with the name of the step, images done, total.
 
     Returns:
-        The detections, in pixels of the image; and what Detectron2's COCOEvaluator says of them, in percent (on the
-        first process).
+        The detections, in pixels of the image; and the scores of Detectron2's COCOEvaluator, in percent (on the first
+        process).
 
     Raises:
         DataError: an image cannot be read.
@@ -53,7 +53,7 @@ def detect(
 
 
 def _make_collector(n: int, progress: Progress | None) -> Any:
-    """One of Detectron2's evaluators, which only keeps what it is shown."""
+    """Return a Detectron2 evaluator that only collects predictions."""
 
     class Collector(load("evaluation").DatasetEvaluator):  # type: ignore[misc]
         def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""Detectron2 as it is found on this machine: what is missing and how it is installed; importing it without noise.
+"""Detection of an installed Detectron2, missing packages and their remedy; imports without warnings.
 
 It is on no package index, so sslbench does not depend on it. Only the modules `detectron2_*` import it, through here.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from sslbench.errors import UsageError
 
 OLDEST = (0, 6)
-"""The version whose classes and configuration keys are used here."""
+"""Supported version of Detectron2."""
 
 _NEEDED = {
     "fvcore": "fvcore",
@@ -31,7 +31,7 @@ _NEEDED = {
     "packaging": "packaging",
     "tqdm": "tqdm",
 }
-"""Module -> package: what Detectron2 imports at once. The compiled part of it (detectron2._C) is not needed here."""
+"""Modules that Detectron2 imports at start -> package; its compiled part (detectron2._C) is not needed."""
 
 INSTALL = "pip install --no-build-isolation 'git+https://github.com/facebookresearch/detectron2.git'"
 _WITHOUT_COMPILER = (
@@ -43,12 +43,12 @@ _LOGGERS = ("detectron2", "fvcore", "iopath", "torch.fx")
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """What is there.
+    """Installed Detectron2.
 
     Attributes:
-        version: of Detectron2; None when it is not there.
-        folder: where it lies.
-        missing: packages that it needs and that are not there.
+        version: of Detectron2; None if not installed.
+        folder: folder of the package.
+        missing: required packages that are not installed.
     """
 
     version: str | None
@@ -57,7 +57,7 @@ class Probe:
 
     @property
     def problem(self) -> tuple[str, str] | None:
-        """What keeps it from being used and what to do about it; None if nothing does."""
+        """Return the problem with the installed Detectron2 and the remedy; None if it is usable."""
         if self.version is None:
             return (
                 "Detectron2 is not installed, and no package index has it",
@@ -81,22 +81,22 @@ class Probe:
 
 
 def probe() -> Probe:
-    """Looks for Detectron2 and what it needs; nothing is imported."""
+    """Find Detectron2 and its required packages, without importing them."""
     spec = find_spec("detectron2")
     if spec is None or spec.origin is None:
         return Probe(None, None, ())
     file = Path(spec.origin)
-    # Read, not imported: the import fails where something that it needs is missing, and takes seconds.
+    # Read, not imported: the import takes seconds, and fails where a required package is missing.
     found = re.search(r"^__version__ = [\"'](.+?)[\"']", file.read_text(encoding="utf-8"), re.MULTILINE)
     missing = tuple(package for name, package in _NEEDED.items() if find_spec(name) is None)
     return Probe(found[1] if found else "of unknown version", file.parent, missing)
 
 
 def require() -> Probe:
-    """The same, when it can be used.
+    """Return the installed Detectron2 if it is usable.
 
     Raises:
-        UsageError: it cannot; the message says how it is installed.
+        UsageError: it is not; the message has the commands of its installation.
     """
     found = probe()
     if found.problem is not None:
@@ -106,13 +106,13 @@ def require() -> Probe:
 
 
 def load(name: str) -> Any:
-    """A module of Detectron2 (`load("config")`), or Detectron2 itself ("").
+    """Import a module of Detectron2 (`load("config")`), or Detectron2 itself ("").
 
     Raises:
-        UsageError: it cannot be imported; the message says why.
+        UsageError: it cannot be imported; the message has the reason.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch.jit and meshgrid, which are not the user's to mend
+        warnings.simplefilter("ignore")  # of torch.jit and meshgrid, which the user cannot fix
         try:
             return importlib.import_module(f"detectron2.{name}" if name else "detectron2")
         except (ImportError, AttributeError) as error:
@@ -123,12 +123,12 @@ def load(name: str) -> Any:
 
 @contextlib.contextmanager
 def own_log(path: Path | None) -> Iterator[None]:
-    """What Detectron2 logs goes to a file in place of the terminal, for the time of the block.
+    """Redirect Detectron2's log from the terminal to a file during the block.
 
-    It logs every error with a traceback before it raises it; sslbench says what there is to say.
+    Detectron2 logs every error with a traceback before it raises it; sslbench prints its own message.
 
     Args:
-        path: appended to; None throws the messages away.
+        path: file to append to; None drops the messages.
     """
     if path is None:
         handler: logging.Handler = logging.NullHandler()

@@ -1,4 +1,4 @@
-"""Training by Detectron2's own trainer, loader, optimizer and schedule; checkpoints, signals and progress are ours."""
+"""Training by Detectron2's own trainer, loader, optimizer and schedule, with sslbench's checkpoints and signals."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from sslbench.train.signals import stop_signals
 
 _KEEP = 2  # checkpoints
 BACKEND = "detectron2"
-"""How its checkpoints are marked: those of the torchvision backend are others."""
+"""Mark of this backend's checkpoints, which differ from those of the torchvision backend."""
 
 
 def train(
@@ -39,27 +39,27 @@ def train(
     run: TrainingRun,
     watch: Watch | None = None,
 ) -> Trained:
-    """Trains Detectron2's model in place; every process calls this.
+    """Train Detectron2's model in place; every process calls this.
 
-    Detectron2 draws from the global random states, so they are set here; the caller puts them back.
+    Detectron2 draws from the global random states, which are seeded here; the caller restores them.
 
     Args:
         model: with its weights, on `run.device`.
-        configuration: with the data's names in it.
-        recipe: that it was made from.
-        source: the images and objects that are registered for training.
+        configuration: with the names of the data.
+        recipe: recipe of the configuration.
+        source: images and objects registered for training.
         run: seed, workers, folder of the checkpoints.
-        watch: told of every line of the log, on the first process.
+        watch: called with every line of the log, on the first process.
 
     Raises:
         UsageError: Detectron2 refuses the user's keys, or another run uses the folder.
-        WeightsError: no checkpoint in the folder is whole, or the processes see different ones.
+        WeightsError: no checkpoint in the folder is intact, or the processes see different ones.
         DataError: an image cannot be read.
         NotFiniteError: the loss is NaN or infinite.
         StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
     """
     cfg = configuration.cfg
-    # What the user changed by d2.KEY=value counts.
+    # The user's d2.KEY=value take precedence.
     recipe = dataclasses.replace(recipe, iterations=cfg.SOLVER.MAX_ITER, batch_size=cfg.SOLVER.IMS_PER_BATCH)
     with exclusive(run.folder):
         return _train(model, configuration, recipe, source, run, watch)
@@ -80,7 +80,7 @@ def _train(
     if content is not None:
         model.load_state_dict(content["model"])
     if start < recipe.iterations:
-        # Detectron2's order of images begins anew after an interruption: with another seed it is not the same again.
+        # Detectron2's order of images restarts after an interruption; another seed avoids a repetition.
         load("utils.env").seed_all_rng(_seed(run.seed, start, rank()))
         with refusals(configuration.given):
             trainer = _trainer(model, _seeded(cfg, _seed(run.seed, start, 0)), source, run)
@@ -94,7 +94,7 @@ def _train(
 
 
 def _seed(seed: int, start: int, process: int) -> int:
-    """Detectron2 takes seeds below 2^31 and adds the number of a process itself nowhere but in its own set-up."""
+    """Return a process's seed below 2^31; Detectron2 adds the rank only in its own set-up."""
     return (seed * 1_000_003 + start * 1009 + process + 1) % (2**31 - 1)
 
 
@@ -107,7 +107,7 @@ def _seeded(cfg: Any, seed: int) -> Any:
 
 
 def _trainer(model: Any, cfg: Any, source: ObjectSource, run: TrainingRun) -> Any:
-    """Detectron2's SimpleTrainer (AMPTrainer) with the hooks that its DefaultTrainer has for training."""
+    """Return Detectron2's SimpleTrainer (AMPTrainer) with the training hooks of its DefaultTrainer."""
     engine, solver = load("engine"), load("solver")
     optimizer = solver.build_optimizer(cfg, model)
     loader = train_loader(source, cfg, workers=run.workers)
@@ -130,7 +130,7 @@ def _has_bn(model: Any) -> bool:
 
 
 def _whole_warm_up(cfg: Any) -> Any:
-    """For the rates of a training that ends early: Detectron2 would press the whole warm-up into it."""
+    """Return the warm-up of a short training, which Detectron2 would otherwise compress."""
     changed = cfg.clone()
     changed.defrost()
     changed.SOLVER.MAX_ITER = max(cfg.SOLVER.MAX_ITER, cfg.SOLVER.WARMUP_ITERS)
@@ -146,7 +146,7 @@ def _last_hook(
     watch: Watch | None,
     signal_number: Callable[[], int],
 ) -> Any:
-    """A hook of the trainer: log, checkpoints, signals. It comes after those of Detectron2."""
+    """Return the trainer's last hook: log, checkpoints, signals."""
     meter = Meter(recipe, start, run.device)
     watchers: list[Watch] = []
     if rank() == 0:
@@ -176,14 +176,14 @@ def _last_hook(
 
 
 def _signalled(signal_number: Callable[[], int], done: int, device: torch.device) -> int:
-    """The signal that any process got; several processes only compare now and then."""
+    """Return the signal that any process received; processes compare at intervals only."""
     if world_size() == 1:
         return signal_number()
     return 0 if done % SIGNAL_CHECK else int(max_(torch.tensor(signal_number(), device=device)))
 
 
 def _save(model: Any, trainer: Any, run: TrainingRun, done: int) -> None:
-    """Detectron2's own checkpointer reads the file too: the tensors lie where it looks for them."""
+    """Return the checkpoint's content; Detectron2's own checkpointer can read it too."""
     state = {"backend": BACKEND, "model": module_state(model), "trainer": trainer.state_dict()}
     if rank() == 0:
         checkpoints.write(run.folder, done, {**state, "about": run.about}, keep=_KEEP)
@@ -191,7 +191,7 @@ def _save(model: Any, trainer: Any, run: TrainingRun, done: int) -> None:
 
 @contextlib.contextmanager
 def _not_finite(recipe: DetectionRecipe, folder: Path) -> Iterator[None]:
-    """Detectron2 raises FloatingPointError when a loss, a box or a score is not finite."""
+    """Turn Detectron2's FloatingPointError (a loss, box or score is not finite) into a NotFiniteError."""
     try:
         yield
     except FloatingPointError as error:

@@ -1,4 +1,4 @@
-"""A backbone's weights into Detectron2's model: by a file, as users give it one, and then compared tensor by tensor."""
+"""Transfer of a backbone's weights to Detectron2's model through a file, checked tensor by tensor."""
 
 import tempfile
 from pathlib import Path
@@ -18,17 +18,17 @@ _PYRAMID = "backbone.bottom_up."
 
 
 def load_weights(model: Any, backbone: Backbone) -> str:
-    """Fills the backbone of Detectron2's model by its own checkpointer; the file is the one that `convert` writes.
+    """Load the backbone of Detectron2's model with its own checkpointer, from a file as `convert` writes it.
 
     Args:
         model: as Detectron2 built it.
         backbone: a ResNet.
 
     Returns:
-        What was loaded, in words.
+        Description of the loaded tensors.
 
     Raises:
-        WeightsError: a tensor did not arrive as it was.
+        WeightsError: a tensor differs after loading.
     """
     canonical = {n: t for n, t in backbone.module.state_dict().items() if not n.endswith(_COUNTER)}
     table = load_table("detectron2")
@@ -43,10 +43,10 @@ def load_weights(model: Any, backbone: Backbone) -> str:
 
 
 def check_load(model: Any, canonical: dict[str, Tensor]) -> str:
-    """Compares what the model holds with what it was to get, bit for bit: Detectron2 itself only warns.
+    """Raise unless the model's tensors equal the given ones bit for bit; Detectron2 itself only warns.
 
     Raises:
-        WeightsError: tensors are missing or others; the message names the first of them.
+        WeightsError: tensors are missing or differ; the message names the first ones.
     """
     state: dict[str, Tensor] = model.state_dict()
     if any(name.startswith(_PYRAMID) for name in state):

@@ -1,4 +1,4 @@
-"""Anchors, matching and sampling of boxes as Detectron2 does them. Boxes are (x1, y1, x2, y2) in pixels."""
+"""Anchors, matching and sampling of boxes as in Detectron2. Boxes are (x1, y1, x2, y2) in pixels."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ BACKGROUND, IGNORED = -1, -2
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What is in one image, in pixels of the image that the network gets.
+    """Ground truth of one image, in pixels of the network's input.
 
     Attributes:
         boxes: float32 (n, 4).
         classes: int64 (n,), from 0.
-        masks: bool (n, H, W); only needed where the recipe has masks.
+        masks: bool (n, H, W); needed only if the recipe has masks.
     """
 
     boxes: Tensor
@@ -29,14 +29,14 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Detections:
-    """What was found in one image, best first.
+    """Detections in one image, by descending score.
 
     Attributes:
-        boxes: float32 (n, 4), in pixels of the image that the network got.
+        boxes: float32 (n, 4), in pixels of the network's input.
         scores: float32 (n,), 0 to 1.
         classes: int64 (n,), from 0.
-        masks: probabilities, float32 (n, side, side), of the inside of each box; None without a mask head. From
-            `rescale` bool (n, height, width).
+        masks: probabilities inside each box, float32 (n, side, side); after `rescale` bool (n, height, width); None
+        without a mask head.
     """
 
     boxes: Tensor
@@ -46,7 +46,7 @@ class Detections:
 
 
 def cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Tensor:
-    """Anchors around the origin, (sizes x ratios, 4), size by size; not rounded, unlike torchvision's."""
+    """Return anchors around the origin, (sizes x ratios, 4), size by size; not rounded, unlike torchvision's."""
     anchors = []
     for size in sizes:
         for ratio in ratios:
@@ -57,9 +57,9 @@ def cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Tensor:
 
 
 def grid_anchors(cell: Tensor, grid: tuple[int, int], stride: int) -> Tensor:
-    """The anchors at every place of a feature map: (H * W * A, 4), places row by row; the first is at the corner.
+    """Return the anchors at every place of a feature map: (H * W * A, 4), row by row from the corner.
 
-    torchvision's own generator takes image size / map size for the stride, which is wrong at sizes that do not divide.
+    torchvision's own generator uses image size / map size as the stride, which is wrong for indivisible sizes.
     """
     ys, xs = (torch.arange(n, device=cell.device, dtype=torch.float32) * stride for n in grid)
     y, x = torch.meshgrid(ys, xs, indexing="ij")
@@ -68,14 +68,15 @@ def grid_anchors(cell: Tensor, grid: tuple[int, int], stride: int) -> Tensor:
 
 
 def match(truth: Tensor, boxes: Tensor, *, low: float, high: float, keep_best: bool) -> Tensor:
-    """For each of (n, 4) boxes the true box (m, 4) that it stands for: int64 (n,).
+    """Assign true boxes (m, 4) to boxes (n, 4): int64 (n,).
 
     Args:
-        truth: true boxes; may be none.
+        truth: true boxes; may be empty.
         boxes: anchors or regions.
-        low: below this overlap with all true boxes a box is BACKGROUND.
-        high: from this overlap on it stands for the true box; between the two it is IGNORED.
-        keep_best: the boxes that overlap a true box most stand for theirs even below (Ren et al. 2015, section 3.1.2).
+        low: a box whose overlap with every true box is lower is BACKGROUND.
+        high: minimum overlap of an assigned box; between the two a box is IGNORED.
+        keep_best: assign the boxes with the largest overlap with a true box in any case (Ren et al. 2015, section
+            3.1.2).
     """
     if len(truth) == 0 or len(boxes) == 0:
         return torch.full((len(boxes),), BACKGROUND, dtype=torch.int64, device=boxes.device)
@@ -85,12 +86,12 @@ def match(truth: Tensor, boxes: Tensor, *, low: float, high: float, keep_best: b
 
 
 def sample(found: Tensor, *, number: int, positives: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draws boxes for a loss: as many objects as there are up to `positives` of `number`, the rest background.
+    """Draw boxes for a loss: objects up to the share `positives` of `number`, the rest background.
 
     Args:
-        found: what `match` gives.
-        number: of boxes to draw; fewer when there are fewer.
-        positives: largest part of `number` that are objects.
+        found: result of `match`.
+        number: maximum number of boxes to draw.
+        positives: maximum share of objects.
         generator: on the CPU, whatever the device, so that the draw is the same everywhere; None: torch's own.
 
     Returns:
@@ -104,31 +105,31 @@ def sample(found: Tensor, *, number: int, positives: float, generator: torch.Gen
 
 
 def encode(truth: Tensor, boxes: Tensor, weights: tuple[float, float, float, float]) -> Tensor:
-    """The four numbers (n, 4) that turn (n, 4) boxes into the true ones (Girshick et al. 2014, appendix C)."""
+    """Return the deltas (n, 4) from boxes (n, 4) to the true ones (Girshick et al. 2014, appendix C)."""
     return BoxCoder(weights).encode_single(truth, boxes)  # type: ignore[no-any-return]
 
 
 def decode(deltas: Tensor, boxes: Tensor, weights: tuple[float, float, float, float]) -> Tensor:
-    """Boxes (n, 4k) from k predictions for each of (n, 4) boxes; sides grow at most by 1000 / 16."""
+    """Apply k deltas to each of (n, 4) boxes and return (n, 4k) boxes; sides grow by at most 1000 / 16."""
     return BoxCoder(weights).decode_single(deltas.float(), boxes)  # type: ignore[no-any-return]
 
 
 def regression_loss(predicted: Tensor, truth: Tensor, beta: float) -> Tensor:
-    """The sum of smooth L1 over (n, 4); plain L1 for beta 0, Detectron2's default."""
+    """Return the sum of the smooth L1 loss over (n, 4); plain L1 for beta 0, Detectron2's default."""
     return functional.smooth_l1_loss(predicted, truth, beta=beta, reduction="sum")
 
 
 def rescale(found: Detections, *, seen: tuple[int, int], size: tuple[int, int], threshold: float = 0.5) -> Detections:
-    """The detections of one image in its own pixels; those that lie outside are left out.
+    """Return the detections of one image in its own pixels, without those outside of it.
 
     Args:
-        found: what the detector gave.
-        seen: height and width that the network got.
+        found: detections of the detector.
+        seen: height and width of the network's input.
         size: height and width of the image.
-        threshold: probability from which a pixel belongs to a mask.
+        threshold: minimum probability of a mask's pixel.
 
     Returns:
-        Boxes clipped to the image; masks, if any, as bool (n, height, width).
+        Boxes clipped to the image, and any masks as bool (n, height, width).
     """
     y, x = size[0] / seen[0], size[1] / seen[1]
     boxes = clip_boxes_to_image(found.boxes * found.boxes.new_tensor((x, y, x, y)), size)
@@ -142,9 +143,9 @@ def rescale(found: Detections, *, seen: tuple[int, int], size: tuple[int, int], 
 
 
 def _pasted(mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
-    """A mask (side, side) put into its box, bilinear between the centres of its pixels: (height, width).
+    """Paste a mask (side, side) into its box, bilinear between pixel centres: (height, width).
 
-    Only what is inside the box, and a pixel around it, is computed.
+    Only the box and one pixel around it are computed.
     """
     x1, y1, x2, y2 = (float(v) for v in box)
     left, top = max(int(x1) - 1, 0), max(int(y1) - 1, 0)

@@ -1,4 +1,4 @@
-"""From a backbone and a recipe to a detector."""
+"""Construction of a detector from a backbone and a recipe."""
 
 import torch
 
@@ -19,17 +19,17 @@ def build_detector(
     device: str | torch.device = "cpu",
     seed: int = 0,
 ) -> Detector:
-    """A detector around a copy of the backbone, in training mode; what the recipe freezes has no gradient.
+    """Build a detector around a copy of the backbone, in training mode; frozen parameters have no gradient.
 
     Args:
         backbone: a ResNet (of bottleneck blocks for c4), or a vision transformer of timm for vit_fpn.
         recipe: its settings.
-        n_classes: without background.
-        device: where it is put; on the CPU norm=sync means plain BatchNorm, and that is said.
-        seed: of the random weights of the heads; the global random state is left alone.
+        n_classes: number of classes without background.
+        device: of the detector; on the CPU norm=sync means plain BatchNorm, with a warning.
+        seed: of the random weights of the heads; the global random state is unchanged.
 
     Raises:
-        UsageError: the recipe does not go with the backbone, or contradicts itself.
+        UsageError: the recipe does not fit the backbone, or contradicts itself.
     """
     check(recipe)
     if n_classes < 1:
@@ -68,7 +68,7 @@ def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> Detecto
 
 
 def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the channels: the recipe's if it has some, else the weights'."""
+    """Return mean and standard deviation of the channels: the recipe's, otherwise those of the weights."""
     given = backbone.preprocessing
     if not recipe.pixel_mean:
         # The weights' are those of red, green, blue, whatever order the network takes them in.

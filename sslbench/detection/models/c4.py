@@ -1,4 +1,4 @@
-"""C4 (Ren et al. 2015 with He et al. 2016, appendix A): regions on the fourth stage, the fifth on every region."""
+"""C4 (Ren et al. 2015 with He et al. 2016, appendix A): proposals from the fourth stage, the fifth on each region."""
 
 from collections.abc import Sequence
 
@@ -19,18 +19,18 @@ STRIDE = 16
 
 
 class C4Trunk(Trunk):
-    """Stem and three stages; only the last map is passed on."""
+    """Backbone of stem and three stages, which returns the last map."""
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """(B, channels, H, W) -> one map of stride 16."""
+        """Return one map of stride 16 of images (B, channels, H, W)."""
         return super().forward(images)[-1:]
 
 
 class Res5Heads(nn.Module):
-    """The fifth stage on 14 x 14 features of every region; its mean says class and box, its map the mask."""
+    """Heads with the fifth stage on 14 x 14 features of each region: class and box from its mean, mask from its map."""
 
     def __init__(self, recipe: DetectionRecipe, res5: nn.Sequential, width: int, classes: int) -> None:
-        """Takes a resolved recipe, the stage, the channels that come out of it, and the number of classes."""
+        """Set up the heads for a resolved recipe, the fifth stage, its output channels, and the number of classes."""
         super().__init__()
         self.recipe, self.classes = recipe, classes
         self.res5 = res5
@@ -41,7 +41,7 @@ class Res5Heads(nn.Module):
         self.mask_head = MaskHead(recipe, width, classes, "none") if recipe.masks else None
 
     def region_features(self, features: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
-        """(n, channels, 7, 7) for all regions."""
+        """Return features (n, channels, 7, 7) of all regions."""
         pooled: Tensor = self.res5(pool_regions(features, boxes, (STRIDE,), side=self.recipe.box_pool or 1))
         return pooled
 
@@ -52,7 +52,7 @@ class Res5Heads(nn.Module):
         targets: Sequence[Target],
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Of regions drawn from the proposals; see `Detector.forward`."""
+        """Return the losses of regions drawn from the proposals; see `Detector.forward`."""
         regions = [
             draw_regions(p, t, self.recipe, self.classes, generator) for p, t in zip(proposals, targets, strict=True)
         ]
@@ -66,7 +66,7 @@ class Res5Heads(nn.Module):
     def detections(
         self, features: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size]
     ) -> list[Detections]:
-        """What is found in the proposals (n, 4) of each image."""
+        """Return the detections among the proposals (n, 4) of each image."""
         x = self.region_features(features, proposals).mean(dim=(2, 3))
         found = self.box_predictor.detections(self.box_predictor(x), proposals, sizes)
         if self.mask_head is None:
@@ -75,7 +75,7 @@ class Res5Heads(nn.Module):
 
 
 def c4_parts(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> tuple[nn.Module, nn.Module, int]:
-    """Trunk, heads and the channels of the map between them.
+    """Return the trunk, the heads, and the number of channels between them.
 
     Raises:
         UsageError: the blocks of the network are not bottlenecks.

@@ -1,4 +1,4 @@
-"""A detector of two stages: features, regions, what is said of each region."""
+"""Two-stage detector: features, region proposals, region heads."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ Size = tuple[int, int]
 
 
 class RegionHeads(nn.Module):
-    """Boxes, and masks if wanted, each with its own head, from the four finer levels of a pyramid."""
+    """Region heads on the four finer levels of a pyramid: boxes, and optionally masks."""
 
     def __init__(
         self, recipe: DetectionRecipe, channels: int, strides: Sequence[int], classes: int, norm: Norm
@@ -30,7 +30,7 @@ class RegionHeads(nn.Module):
         self.mask_head = MaskHead(recipe, channels, classes, norm) if recipe.masks else None
 
     def pooled(self, features: Sequence[Tensor], boxes: Sequence[Tensor], side: int) -> Tensor:
-        """Features of regions, (n, C, side, side)."""
+        """Return the features of regions, (n, C, side, side)."""
         return pool_regions(features[: len(self.strides)], boxes, self.strides, side=side)
 
     def losses(
@@ -40,7 +40,7 @@ class RegionHeads(nn.Module):
         targets: Sequence[Target],
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Of regions drawn from the proposals; see `Detector.forward`."""
+        """Return the losses of regions drawn from the proposals; see `Detector.forward`."""
         regions = [
             draw_regions(p, t, self.recipe, self.classes, generator) for p, t in zip(proposals, targets, strict=True)
         ]
@@ -54,7 +54,7 @@ class RegionHeads(nn.Module):
     def detections(
         self, features: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size]
     ) -> list[Detections]:
-        """What is found in the proposals (n, 4) of each image."""
+        """Return the detections among the proposals (n, 4) of each image."""
         pooled = self.pooled(features, proposals, self.recipe.box_pool or 1)
         found = self.box_predictor.detections(self.box_predictor(self.box_head(pooled)), proposals, sizes)
         if self.mask_head is None:
@@ -66,8 +66,8 @@ class RegionHeads(nn.Module):
 class Detector(nn.Module):
     """Faster or Mask R-CNN.
 
-    Its parameters are called as in Detectron2, except those of the backbone, which keep their canonical names;
-    `names` translates.
+    Its parameters have Detectron2's names, except those of the backbone, which keep their canonical names; `names`
+    translates.
     """
 
     pixel_mean: Tensor
@@ -84,16 +84,16 @@ class Detector(nn.Module):
         statistics: tuple[Sequence[float], Sequence[float]],
         divisor: int,
     ) -> None:
-        """Takes the parts; `build_detector` makes them.
+        """Assemble the parts that `build_detector` makes.
 
         Args:
             recipe: resolved.
-            classes: without background.
+            classes: number of classes without background.
             backbone: from images to maps.
             proposal_generator: from maps to regions.
             roi_heads: from maps and regions to losses and detections (`RegionHeads`).
             statistics: mean and standard deviation of the channels, for pixels of 0 to 1.
-            divisor: height and width of a batch are padded to multiples of it.
+            divisor: padded height and width of a batch are multiples of it.
         """
         super().__init__()
         self.recipe, self.classes, self.divisor = recipe, classes, divisor
@@ -107,16 +107,16 @@ class Detector(nn.Module):
         targets: Sequence[Target] | None = None,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor] | list[Detections]:
-        """Losses in training mode, detections in evaluation mode.
+        """Return the losses in training mode, the detections in evaluation mode.
 
         Args:
-            images: (C, H, W) each, RGB; whole numbers of 0 to the largest of their type, or real ones of 0 to 1.
-                Already of the size that the network is to see (`recipe.resized`).
-            targets: what is in each image; only in training.
-            generator: draws anchors and regions for the losses; a CPU generator.
+            images: (C, H, W) each, RGB, resized (`recipe.resized`); integers from 0 to the maximum of their dtype, or
+            floats from 0 to 1.
+            targets: ground truth of each image; only in training.
+            generator: CPU generator of the draw of anchors and regions for the losses.
 
         Raises:
-            DataError: an image has another number of channels, or a target lacks the masks that the recipe wants.
+            DataError: an image has another number of channels, or a target lacks the recipe's masks.
             NotFiniteError: NaN or infinite boxes in training.
         """
         batch, sizes = self.batched(images)
@@ -132,7 +132,7 @@ class Detector(nn.Module):
         return losses | self.roi_heads.losses(features, proposals, targets, generator)  # type: ignore[no-any-return, operator]
 
     def batched(self, images: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
-        """The images normalised and padded at the right and bottom with zeros, (B, C, H, W), and their own sizes."""
+        """Return the images normalised and zero-padded at the right and bottom, (B, C, H, W), and their own sizes."""
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         height, width = (-(-max(side) // self.divisor) * self.divisor for side in zip(*sizes, strict=True))
         padded = []

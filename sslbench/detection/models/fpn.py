@@ -12,10 +12,10 @@ STRIDES = (4, 8, 16, 32, 64)
 
 
 class FeaturePyramid(nn.Module):
-    """Maps of strides 4 to 64, all of the same width."""
+    """Feature pyramid with maps of strides 4 to 64, of equal width."""
 
     def __init__(self, bottom_up: Trunk, widths: tuple[int, ...], out: int, norm: Norm) -> None:
-        """Takes the trunk, the channels of its maps, those of the pyramid, and the norm in the pyramid."""
+        """Set up the pyramid for a trunk, the channels of its maps, and the pyramid's channels and norm."""
         super().__init__()
         self.bottom_up = bottom_up
         for level, width in enumerate(widths, start=2):
@@ -27,7 +27,7 @@ class FeaturePyramid(nn.Module):
                 self.add_module(name, conv)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """(B, channels, H, W), height and width multiples of 32 -> five maps, finest first."""
+        """Return five maps, finest first, of images (B, channels, H, W) with sides divisible by 32."""
         maps = self.bottom_up(images)
         results: list[Tensor] = []
         above: Tensor | None = None
@@ -41,12 +41,12 @@ class FeaturePyramid(nn.Module):
 
 
 def coarsest(feature: Tensor) -> Tensor:
-    """Every second place of the last map: where the largest anchors are."""
+    """Return every second place of the last map, the level of the largest anchors."""
     return functional.max_pool2d(feature, kernel_size=1, stride=2)
 
 
 def pyramid(backbone: Backbone, recipe: DetectionRecipe) -> FeaturePyramid:
-    """The pyramid on a ResNet, as a resolved recipe has it."""
+    """Build the pyramid of a resolved recipe on a ResNet."""
     network = prepared(backbone, recipe)
     widths = tuple(channels(network.spec, stage) for stage in range(4))
     norm: Norm = recipe.norm if recipe.pyramid_norm == "same" else recipe.pyramid_norm or "none"

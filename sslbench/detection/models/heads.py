@@ -1,4 +1,4 @@
-"""What is said of each region: class, box, mask. Names and numbers are Detectron2's."""
+"""Per-region heads: class, box and mask. Names and numbers are Detectron2's."""
 
 import collections
 import dataclasses
@@ -17,7 +17,7 @@ Size = tuple[int, int]
 
 
 class BoxHead(nn.Sequential):
-    """Convolutions, then fully connected layers, over the pooled features of a region."""
+    """Box head: convolutions, then fully connected layers, over the pooled features of a region."""
 
     def __init__(self, recipe: DetectionRecipe, channels: int, norm: Norm) -> None:
         layers: dict[str, nn.Module] = {}
@@ -37,14 +37,14 @@ class BoxHead(nn.Sequential):
 
 @dataclasses.dataclass(frozen=True)
 class Regions:
-    """The regions of one image that are drawn for a loss, objects first.
+    """Regions of one image drawn for a loss, objects first.
 
     Attributes:
         boxes: (n, 4).
-        classes: int64 (n,); the number of classes stands for background.
-        truth: (n, 4), the true box of each object; the region itself for background.
-        source: int64 (objects,), which object of the target each of them is.
-        masks: the target's.
+        classes: int64 (n,); the number of classes means background.
+        truth: (n, 4), true box of each object; the region itself for background.
+        source: int64 (objects,), positions of the objects in the target.
+        masks: of the target.
     """
 
     boxes: Tensor
@@ -55,12 +55,12 @@ class Regions:
 
     @property
     def object_boxes(self) -> Tensor:
-        """Boxes of those that are objects."""
+        """Boxes of the objects."""
         return self.boxes[: len(self.source)]
 
 
 class BoxPredictor(nn.Module):
-    """Scores of all classes and, as the last one, background; a box for each class."""
+    """Predictor of class scores (background last) and of one box per class."""
 
     def __init__(self, recipe: DetectionRecipe, channels: int, classes: int) -> None:
         super().__init__()
@@ -72,11 +72,11 @@ class BoxPredictor(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, channels) -> (n, classes + 1) scores and (n, classes * 4) deltas."""
+        """Return scores (n, classes + 1) and deltas (n, classes * 4) of features (n, channels)."""
         return self.cls_score(x), self.bbox_pred(x)
 
     def losses(self, predicted: tuple[Tensor, Tensor], regions: Sequence[Regions]) -> dict[str, Tensor]:
-        """Cross-entropy over all regions; L1 of the boxes of objects, divided by the number of all regions."""
+        """Return cross-entropy over all regions, and L1 of the objects' boxes divided by the number of all regions."""
         scores, deltas = predicted[0].float(), predicted[1].float()
         classes = torch.cat([r.classes for r in regions])
         objects = torch.where(classes < self.classes)[0]
@@ -91,7 +91,7 @@ class BoxPredictor(nn.Module):
     def detections(
         self, predicted: tuple[Tensor, Tensor], regions: Sequence[Tensor], sizes: Sequence[Size]
     ) -> list[b.Detections]:
-        """The detections of each image from predictions for all regions of all images."""
+        """Return the detections of each image from predictions for all regions of all images."""
         scores, deltas = predicted
         boxes = b.decode(deltas, torch.cat(list(regions)), self.recipe.box_weights)
         counts = [len(r) for r in regions]
@@ -116,7 +116,7 @@ class BoxPredictor(nn.Module):
 def draw_regions(
     proposals: Tensor, target: b.Target, recipe: DetectionRecipe, classes: int, generator: torch.Generator | None
 ) -> Regions:
-    """Regions of one image for the losses, out of the proposals (n, 4) and the true boxes themselves."""
+    """Draw regions of one image for the losses from the proposals (n, 4) and the true boxes."""
     every = torch.cat((proposals, target.boxes))
     found = b.match(target.boxes, every, low=recipe.roi_overlap, high=recipe.roi_overlap, keep_best=False)
     objects, background = b.sample(
@@ -129,7 +129,7 @@ def draw_regions(
 
 
 class MaskHead(nn.Sequential):
-    """A mask for each class from the pooled features of a region, at twice their resolution."""
+    """Mask head: one mask per class from the pooled features of a region, at twice their resolution."""
 
     def __init__(self, recipe: DetectionRecipe, channels: int, classes: int, norm: Norm) -> None:
         layers: dict[str, nn.Module] = {}
@@ -147,7 +147,7 @@ class MaskHead(nn.Sequential):
         super().__init__(collections.OrderedDict(layers))
 
     def losses(self, x: Tensor, regions: Sequence[Regions]) -> dict[str, Tensor]:
-        """Binary cross-entropy of the mask of the true class, over the pooled features of the objects.
+        """Return the binary cross-entropy of the true class's mask, over the pooled features of the objects.
 
         The truth is the true mask, pooled to the resolution of the prediction and cut at one half (Detectron2's
         INPUT.MASK_FORMAT bitmask; its other way draws polygons at that resolution).
@@ -161,7 +161,7 @@ class MaskHead(nn.Sequential):
         return {"loss_mask": functional.binary_cross_entropy_with_logits(own, truth.to(own.dtype))}
 
     def detections(self, x: Tensor, found: Sequence[b.Detections]) -> list[b.Detections]:
-        """The detections with the mask of their class."""
+        """Return the detections with the mask of their class."""
         classes = torch.cat([f.classes for f in found])
         masks = self(x).float()[torch.arange(len(classes), device=classes.device), classes].sigmoid()
         counts = [len(f.classes) for f in found]
@@ -169,7 +169,7 @@ class MaskHead(nn.Sequential):
 
 
 def _pooled_masks(regions: Regions, side: int) -> Tensor:
-    """The true masks inside the regions, bool (objects, side, side)."""
+    """Return the true masks inside the regions, bool (objects, side, side)."""
     if regions.masks is None or len(regions.source) == 0:
         return regions.boxes.new_zeros((len(regions.source), side, side), dtype=torch.bool)
     masks = regions.masks[regions.source].to(regions.boxes.dtype)[:, None]

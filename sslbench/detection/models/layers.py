@@ -1,4 +1,4 @@
-"""Convolutions with a norm, and what is done to the norms of a backbone: freezing, training, over all GPUs."""
+"""Convolutions with a norm, and the norms of a backbone: frozen, trained, or synchronised over all GPUs."""
 
 import logging
 from typing import Literal, cast
@@ -17,7 +17,7 @@ Norm = Literal["none", "layer", "frozen", "batch", "sync"]
 
 
 class Conv(nn.Conv2d):
-    """A convolution of stride 1 that keeps the size, its norm and, where wanted, a ReLU; a norm makes the bias go."""
+    """Convolution of stride 1 and equal size, with an optional norm (in place of the bias) and ReLU."""
 
     def __init__(self, channels: int, out: int, kernel: int, *, norm: Norm = "none", relu: bool = False) -> None:
         super().__init__(channels, out, kernel, padding=kernel // 2, bias=norm == "none")
@@ -25,7 +25,7 @@ class Conv(nn.Conv2d):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, out, H, W)."""
+        """Return (B, out, H, W) of (B, channels, H, W)."""
         x = super().forward(x)
         if self.norm is not None:
             x = self.norm(x)
@@ -33,7 +33,7 @@ class Conv(nn.Conv2d):
 
 
 def make_norm(kind: Norm, channels: int) -> nn.Module | None:
-    """A norm over (B, channels, H, W); 'sync' is plain until `synchronised` has gone over the whole network."""
+    """Return a norm over (B, channels, H, W); 'sync' is plain until `synchronised` converts the network."""
     if kind == "none":
         return None
     if kind == "layer":
@@ -42,21 +42,21 @@ def make_norm(kind: Norm, channels: int) -> nn.Module | None:
 
 
 def xavier(layer: nn.Conv2d | nn.Linear) -> None:
-    """Caffe2's XavierFill, which Detectron2 starts pyramids and box heads with: uniform, variance 1 / fan-in."""
+    """Initialise with Caffe2's XavierFill, as Detectron2's pyramids and box heads: uniform, variance 1 / fan-in."""
     nn.init.kaiming_uniform_(layer.weight, a=1)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
 def msra(layer: nn.Conv2d | nn.ConvTranspose2d) -> None:
-    """Caffe2's MSRAFill (He et al. 2015), which Detectron2 starts convolutions of the heads with."""
+    """Initialise with Caffe2's MSRAFill (He et al. 2015), as the convolutions of Detectron2's heads."""
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
 def freeze_norms(module: nn.Module) -> nn.Module:
-    """The module with every BatchNorm below it (or itself) made constant; what is left of it keeps its names.
+    """Return the module with every BatchNorm in it (or itself) frozen; the remaining tensors keep their names.
 
     A frozen norm lacks the counter num_batches_tracked, as torchvision's and Detectron2's do.
     """
@@ -71,13 +71,13 @@ def freeze_norms(module: nn.Module) -> nn.Module:
 
 
 def freeze(module: nn.Module) -> nn.Module:
-    """The module without gradients and with constant norms: it does not change in training."""
+    """Return the module without gradients and with frozen norms."""
     module.requires_grad_(False)
     return freeze_norms(module)
 
 
 def synchronised(module: nn.Module, device: torch.device) -> nn.Module:
-    """The module with BatchNorm statistics taken over all processes; on the CPU, where torch cannot, of each one."""
+    """Return the module with BatchNorm statistics over all processes; on the CPU, where torch cannot, per process."""
     if device.type == "cpu":
         alone = world_size() == 1
         log.log(

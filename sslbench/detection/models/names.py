@@ -1,4 +1,4 @@
-"""The names of a detector's tensors in Detectron2, both ways."""
+"""Translation of a detector's tensor names to and from Detectron2's."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,12 @@ from sslbench.weights.formats.tables import load_table
 _COUNTER = ".num_batches_tracked"
 _PYRAMID, _TRUNK, _RES5 = "backbone.bottom_up.", "backbone.", "roi_heads.res5."
 _RES5_NORM = f"{_RES5}norm."
-# Not learnt: what Detectron2 keeps beside the weights in some files.
+# Not learnt: other tensors in some Detectron2 files.
 _BESIDE = ("pixel_mean", "pixel_std", "proposal_generator.anchor_generator.")
 
 
 def to_detectron2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A detector's state under Detectron2's names; its own checkpointer loads it as it is.
+    """Return a detector's state under Detectron2's names, as its own checkpointer loads it.
 
     Counters of BatchNorm are left out, as Detectron2's frozen norm has none.
 
@@ -40,7 +40,7 @@ def to_detectron2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_detectron2(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A file of Detectron2's (what lies under 'model') under the names of a `Detector`; `weights.fill` takes it.
+    """Return the 'model' of a Detectron2 file under the names of a `Detector`, for `weights.fill`.
 
     Raises:
         WeightsError: a name of the backbone is not one of Detectron2's ResNet.
@@ -58,7 +58,7 @@ def from_detectron2(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def canonical_name(name: str, *, pyramid: bool) -> str | None:
-    """The canonical name of a tensor of the backbone; None for one of the heads or the pyramid."""
+    """Return the canonical name of a backbone tensor; None for one of the heads or the pyramid."""
     if pyramid:
         return name.removeprefix(_PYRAMID) if name.startswith(_PYRAMID) else None
     if name.startswith(_RES5) and not name.startswith(_RES5_NORM):
@@ -67,7 +67,7 @@ def canonical_name(name: str, *, pyramid: bool) -> str | None:
 
 
 def place(name: str, *, pyramid: bool) -> str:
-    """Where a detector has a tensor of the backbone."""
+    """Return the name of a backbone tensor in a detector."""
     if pyramid:
         return _PYRAMID + name
     return _RES5 + name.removeprefix("layer4.") if name.startswith("layer4.") else _TRUNK + name

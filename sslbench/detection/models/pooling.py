@@ -1,4 +1,4 @@
-"""Features of regions: aligned RoIAlign, each region from the level of the pyramid that suits its size."""
+"""Features of regions: aligned RoIAlign, each region from the pyramid level for its size."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torchvision.ops import roi_align
 
 
 def pool_regions(features: Sequence[Tensor], boxes: Sequence[Tensor], strides: Sequence[int], *, side: int) -> Tensor:
-    """Features of all regions of all images, (sum of boxes, C, side, side).
+    """Return the features of all regions of all images, (sum of boxes, C, side, side).
 
     Half-pixel aligned, as many samples as fit (Detectron2's ROIAlignV2). torchvision's MultiScaleRoIAlign is not
     aligned and takes two samples a bin: weights trained with the one are worthless with the other.
@@ -41,7 +41,7 @@ def _align(feature: Tensor, regions: Tensor, side: int, stride: int) -> Tensor:
 
 
 def assign_levels(boxes: Tensor, strides: Sequence[int]) -> Tensor:
-    """Index into `strides` for each of (n, 4) boxes: 224 x 224 pixels at stride 16 (Lin et al. 2017, equation 1)."""
+    """Return each box's index into `strides`: stride 16 for 224 x 224 pixels (Lin et al. 2017, equation 1)."""
     sides = torch.sqrt((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
     levels = torch.floor(4 + torch.log2(sides / 224 + 1e-8))
     finest, coarsest = int(math.log2(strides[0])), int(math.log2(strides[-1]))

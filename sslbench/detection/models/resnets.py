@@ -1,4 +1,4 @@
-"""A ResNet as the trunk of a detector: cut into stages, its norms as the recipe has them, its first stages frozen."""
+"""ResNet as the trunk of a detector: split into stages, with the recipe's norms and frozen stages."""
 
 from torch import Tensor, nn
 
@@ -12,7 +12,7 @@ STAGES = ("layer1", "layer2", "layer3", "layer4")
 
 
 class Trunk(nn.Module):
-    """The first stages of a ResNet under their canonical names."""
+    """First stages of a ResNet under their canonical names."""
 
     def __init__(self, network: ResNet, stages: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Trunk(nn.Module):
             setattr(self, name, network.get_submodule(name))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """(B, channels, H, W) -> the map of each stage, of strides 4, 8, 16, 32."""
+        """Return the map of each stage, of strides 4, 8, 16, 32, of images (B, channels, H, W)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         maps = []
         for name in self.stages:
@@ -32,10 +32,10 @@ class Trunk(nn.Module):
 
 
 def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
-    """A copy of the backbone's network, trainable but for what the recipe freezes.
+    """Return a copy of the backbone's network, trainable except for the frozen stages.
 
     Raises:
-        UsageError: it is no ResNet, or one for small images.
+        UsageError: the network is no ResNet, or one for small images.
     """
     network = copied(backbone.module)
     if not isinstance(network, ResNet):
@@ -70,12 +70,12 @@ def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
 
 
 def channels(spec: ResNetSpec, stage: int) -> int:
-    """Channels that come out of a stage (0 to 3)."""
+    """Return the output channels of a stage (0 to 3)."""
     return spec.width * (1 << stage) * (4 if spec.block == "bottleneck" else 1)
 
 
 def _move_strides(network: ResNet) -> None:
-    """The stride of each stage from its first 3x3 to its first 1x1 convolution: the shapes do not show which it was."""
+    """Move the stride of each stage from its first 3x3 to its first 1x1 convolution; the shapes do not show it."""
     if network.spec.block != "bottleneck":
         raise UsageError(f"stride_in_1x1: the blocks of {network.spec.name} have no 1x1 convolution")
     for name in STAGES[1:]:

@@ -1,4 +1,4 @@
-"""The region proposal network (Ren et al. 2015), in the numbers and names of Detectron2."""
+"""Region proposal network (Ren et al. 2015), with the numbers and names of Detectron2."""
 
 import collections
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _WEIGHTS = (1.0, 1.0, 1.0, 1.0)
 
 
 class RPNHead(nn.Module):
-    """Objectness and box of each anchor from the features around it."""
+    """Head that predicts objectness and box of each anchor from the features around it."""
 
     def __init__(self, channels: int, anchors: int, convs: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class RPNHead(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, feature: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) -> (B, H * W * A) logits and (B, H * W * A, 4) deltas, in the order of `grid_anchors`."""
+        """Return logits (B, H * W * A) and deltas (B, H * W * A, 4), in the order of `grid_anchors`."""
         hidden = self.conv(feature)
         logits = self.objectness_logits(hidden).permute(0, 2, 3, 1).flatten(1)
         deltas = self.anchor_deltas(hidden).permute(0, 2, 3, 1)
@@ -40,10 +40,10 @@ class RPNHead(nn.Module):
 
 
 class RegionProposalNetwork(nn.Module):
-    """Regions that may hold an object."""
+    """Region proposal network: proposals, and the losses in training."""
 
     def __init__(self, recipe: DetectionRecipe, channels: int, strides: Sequence[int]) -> None:
-        """Takes a resolved recipe, the channels of the features, and the stride of each level."""
+        """Set up the network for a resolved recipe, the channels of the features, and the strides of the levels."""
         super().__init__()
         sizes = recipe.anchor_sizes or ()
         self.recipe, self.strides = recipe, tuple(strides)
@@ -58,12 +58,12 @@ class RegionProposalNetwork(nn.Module):
         targets: Sequence[b.Target] | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Regions (n, 4) of each image, best first, and the losses when there are targets.
+        """Return the proposals (n, 4) of each image, best first, and the losses if there are targets.
 
         Args:
             features: one (B, C, H, W) for each level.
             sizes: height and width of each image without padding.
-            targets: what is in each image, in training.
+            targets: ground truth of each image, in training.
             generator: for the draw of anchors.
 
         Raises:
@@ -93,13 +93,13 @@ class RegionProposalNetwork(nn.Module):
         targets: Sequence[b.Target],
         generator: torch.Generator | None,
     ) -> dict[str, Tensor]:
-        """Of the anchors that are drawn; both are divided by the number that should be drawn in all images.
+        """Return both losses of the drawn anchors, divided by the nominal number of draws in all images.
 
         Args:
             anchors: (n_level, 4) for each level.
             logits: (B, n).
             deltas: (B, n, 4).
-            targets: what is in each image.
+            targets: ground truth of each image.
             generator: for the draw.
         """
         recipe, every = self.recipe, torch.cat(list(anchors))
@@ -121,7 +121,7 @@ class RegionProposalNetwork(nn.Module):
         return {"loss_rpn_cls": classification / normaliser, "loss_rpn_loc": location / normaliser}
 
     def best(self, boxes: Sequence[Tensor], logits: Sequence[Tensor], sizes: Sequence[Size]) -> list[Tensor]:
-        """The best proposals of each image: so many of each level, suppressed within it, so many of all levels.
+        """Return the best proposals of each image: top k per level, non-maximum suppression per level, top k of all.
 
         Args:
             boxes: (B, n_level, 4) for each level.

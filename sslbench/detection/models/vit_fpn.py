@@ -1,7 +1,7 @@
-"""The simple feature pyramid of ViTDet (Li et al. 2022, arXiv 2203.16527) on a vision transformer of timm.
+"""Simple feature pyramid of ViTDet (Li et al. 2022, arXiv 2203.16527) on a timm vision transformer.
 
-What differs from the paper: attention is global in every block (theirs is in windows, with relative positions, to save
-memory), and no path is dropped in training.
+Differences from the paper: attention is global in every block (theirs is windowed, with relative positions, to save
+memory), and there is no stochastic depth.
 """
 
 import logging
@@ -23,10 +23,10 @@ STRIDES = (4, 8, 16, 32, 64)
 
 
 class SimplePyramid(nn.Module):
-    """Maps of strides 4 to 64 from the last map of a vision transformer."""
+    """Feature pyramid with maps of strides 4 to 64 from the last map of a vision transformer."""
 
     def __init__(self, net: VisionTransformer, patch: int, out: int, norm: Norm) -> None:
-        """Takes the transformer, the side of its patches (8 or 16), the channels of the pyramid, and its norm."""
+        """Set up the pyramid for a transformer, its patch side (8 or 16), and the pyramid's channels and norm."""
         super().__init__()
         self.net = net
         for level, stride in enumerate(STRIDES[:4], start=2):
@@ -35,14 +35,14 @@ class SimplePyramid(nn.Module):
             self.add_module(f"simfp_{level}", nn.Sequential(*layers))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """(B, channels, H, W), height and width multiples of 32 -> five maps, finest first."""
+        """Return five maps, finest first, of images (B, channels, H, W) with sides divisible by 32."""
         maps = cast(list[Tensor], self.net.forward_intermediates(images, indices=1, intermediates_only=True))
         results = [self.get_submodule(f"simfp_{level}")(maps[0]) for level in range(2, 6)]
         return [*results, coarsest(results[-1])]
 
 
 def _rescale(width: int, factor: float, norm: Norm) -> tuple[list[nn.Module], int]:
-    """Layers that make a map `factor` times as fine, and the channels that come out."""
+    """Return layers that scale a map's resolution by `factor`, and their output channels."""
     if factor > 1:
         layers: list[nn.Module] = [nn.ConvTranspose2d(width, width // 2, 2, stride=2)]
         if factor == 2:
@@ -55,10 +55,10 @@ def _rescale(width: int, factor: float, norm: Norm) -> tuple[list[nn.Module], in
 
 
 def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe) -> SimplePyramid:
-    """The pyramid on a vision transformer, as a resolved recipe has it.
+    """Build the pyramid of a resolved recipe on a vision transformer.
 
-    Positions are resampled to the size of each batch. Patches of 8 and 16 pixels are taken as they are; others are
-    resampled to 16, so that the maps have strides that are powers of two (timm's `resample_patch_embed`, Beyer et al.
+    Positions are resampled to the size of each batch. Patches of 8 and 16 pixels are kept; others are resampled to 16,
+    so that the strides of the maps are powers of two (timm's `resample_patch_embed`, Beyer et al.
     2023, FlexiViT).
 
     Raises:
@@ -79,7 +79,7 @@ def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe) -> SimplePyramid
         log.warning(f"{backbone.name}: its patches of {patch} pixels are resampled to 16 for detection")
         net.set_input_size(patch_size=(16, 16))
         patch = 16
-    net.norm = nn.Identity()  # the pyramid takes what goes into it; a weight without gradient would stop processes
+    net.norm = nn.Identity()  # the pyramid uses its input; DDP fails on weights without gradient
     net.fc_norm = nn.Identity()
     net.attn_pool = None  # type: ignore[assignment]
     net.requires_grad_(True)
