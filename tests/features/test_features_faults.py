@@ -304,7 +304,7 @@ def test_rows_that_change_on_the_disk_before_they_are_published_are_noticed(back
         return outcome
 
     monkeypatch.setattr(extract_module.Job, "run", run_and_damage)
-    with pytest.raises(StoreError, match=r"2 rows of .* are not what was written"):
+    with pytest.raises(StoreError, match=r"2 rows of .* are damaged"):
         run(backbone, source, tmp_path)
     monkeypatch.undo()
     assert run(backbone, source, tmp_path).decoded == 2

@@ -91,7 +91,12 @@ def check_some(spec: str, files: Sequence[str | Path], folder: Path, remedy: str
 
 
 def numbered_ids(n: int) -> tuple[str, ...]:
-    """Return ids '0000', '0001', ... of equal length, which ascend as text, for images that have no names."""
+    """Return ids '0000', '0001', ... of equal length, which ascend as text, for images that have no names.
+
+    Examples:
+        >>> numbered_ids(11)[8:]
+        ('08', '09', '10')
+    """
     width = len(str(n - 1))
     return tuple(f"{i:0{width}d}" for i in range(n))
 

@@ -42,6 +42,14 @@ class Decoder:
     Attributes:
         handlers: in the order of asking.
         must_decode: a file that no handler takes is an error; otherwise it stays undecoded.
+
+    Examples:
+        >>> def text(path, file):
+        ...     return file.read().decode() if path.endswith(".txt") else None
+        >>> Decoder(text)("label.txt", b"cat")
+        {'data': 'cat', 'path': 'label.txt'}
+        >>> Decoder(text, must_decode=False)("mask.png", b"...", prefix="mask", include_path=False)
+        {'mask_buffer': b'...'}
     """
 
     def __init__(self, *handlers: Handler, must_decode: bool = True) -> None:

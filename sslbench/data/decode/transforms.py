@@ -59,7 +59,12 @@ def check_resized(height: int, width: int, preprocessing: Preprocessing) -> tupl
 
 
 def resized(height: int, width: int, resize: int | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) after the resize; the longer side is rounded down, as in torchvision."""
+    """Return (height, width) after the resize; the longer side is rounded down, as in torchvision.
+
+    Examples:
+        >>> resized(480, 641, 256)
+        (256, 341)
+    """
     if not isinstance(resize, int):
         return resize
     if height <= width:

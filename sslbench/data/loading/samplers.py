@@ -131,6 +131,12 @@ def epoch_order(  # noqa: PLR0913  what the samplers look at, and where the numb
 
     Returns:
         Positions among the images of the process.
+
+    Examples:
+        >>> classes = np.array([0] * 90 + [1] * 10)
+        >>> order = epoch_order("balanced", 100, classes, seed=0, epoch=0, rank=0)
+        >>> np.bincount(classes[order]).tolist()
+        [50, 50]
     """
     rng = np.random.default_rng((_ORDER, seed, epoch, rank))
     if sampler == "shuffled":
@@ -185,7 +191,12 @@ def _equally_often(rows: Indices, n: int, rng: np.random.Generator) -> Indices:
 
 
 def occurrences(order: Indices) -> Indices:
-    """Return the number of earlier occurrences of each entry in the epoch, so that repeated images get other views."""
+    """Return the number of earlier occurrences of each entry in the epoch, so that repeated images get other views.
+
+    Examples:
+        >>> occurrences(np.array([3, 1, 3, 3])).tolist()
+        [0, 0, 1, 2]
+    """
     by_image = np.argsort(order, kind="stable")
     starts = np.flatnonzero(np.diff(order[by_image], prepend=-1))
     lengths = np.diff(np.append(starts, len(order)))

@@ -79,6 +79,10 @@ def distant_permutations(
 
     Raises:
         UsageError: there are fewer permutations than `n`, or too many to enumerate.
+
+    Examples:
+        >>> distant_permutations(2, 3, first=0).tolist()
+        [[0, 1, 2], [1, 2, 0]]
     """
     if pieces > _LONGEST:
         raise UsageError(f"permutations of {pieces} pieces are too many to choose from; at most {_LONGEST} pieces")
