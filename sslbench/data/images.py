@@ -81,7 +81,7 @@ class Files:
 
     Attributes:
         paths: one per image, relative to `root`. Sources pass the ids where they are the same strings, so that a
-        million files cost one string each; or `TextRows`, which processes share.
+            million files cost one string each; or `TextRows`, which processes share.
         root: base of relative paths; '' for the current folder.
     """
 

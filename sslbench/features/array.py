@@ -23,7 +23,7 @@ class Features:
         ids: of the N samples, ascending.
         attributes: further columns of a table of labels, name -> one text per sample.
         groups: int64 (N,), group of each sample (a video, a patient, the image of a crop). Hold-outs and folds never
-        separate a group, and intervals resample whole groups. None: no groups.
+            separate a group, and intervals resample whole groups. None: no groups.
 
     Examples:
         >>> from sslbench.data.labels import single_labels

@@ -71,8 +71,8 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
     Args:
         features: .npy (N, D), or .npz with one such array or one named 'features'.
         labels: .csv with a header and one line per row: the label column, and optionally 'id' and 'split' ('train' or
-        'test'). A suffix '?group=COLUMN' names the column of groups (see `Features.groups`); each empty cell is a
-        group of its own.
+            'test'). A suffix '?group=COLUMN' names the column of groups (see `Features.groups`); each empty cell is a
+            group of its own.
         test_features: features of the test part, if in a file of its own.
         test_labels: labels of the test part.
         label_column: name of the label column; None: 'label', 'class' or 'target'.

@@ -243,7 +243,7 @@ def resolve(decoder: Iterable[str]) -> tuple[Handler, ...]:
 
     Raises:
         UsageError: a name is neither a mode nor a function, both modes are named, or a file names a function that
-        the user does not.
+            the user does not.
     """
     names = tuple(decoder)
     if len([name for name in names if name in WAYS]) > 1:

@@ -65,7 +65,7 @@ class Wanted:
         deep: keep samples of 16 bits where possible (arrays, TIFF with other bands); otherwise their upper 8.
         max_pixels: limit of width times height.
         resize: size of the later resize (see `Preprocessing`), for decoders that can decode at a reduced size; None:
-        full size.
+            full size.
     """
 
     channels: int = 3

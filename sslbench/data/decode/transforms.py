@@ -25,7 +25,7 @@ def resize_and_crop(
         image: (C, H, W), uint8 or float32 from 0 to 255.
         preprocessing: resize, crop and interpolation are used.
         full: (height, width) of the picture in the file, where `image` was decoded at a reduced size; the size of the
-        result depends on it.
+            result depends on it.
 
     Returns:
         (C, h, w) of the same dtype, a copy with interleaved channels in memory.

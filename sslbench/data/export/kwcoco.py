@@ -55,7 +55,7 @@ def write_kwcoco(
 
     Args:
         sources: result of `open_data`, with one annotation without a box per label of an image; or of `open_objects`,
-        with one per object.
+            with one per object.
         out: `NAME.kwcoco.json`, `NAME.json` or `NAME.kwcoco.zip`.
         extract: folder for images inside containers: `SPLIT/ID`, byte for byte, arrays as PNG.
         absolute: write absolute paths instead of paths relative to the manifest.

@@ -41,7 +41,7 @@ class Batch:
         other_channels: (path, channels) of the first of the `unreadable` with other channels than wanted.
         unread: positions in the source of those of the `unreadable` whose file could not be read or has changed since
             it
-        was hashed; it may be readable another time.
+            was hashed; it may be readable another time.
     """
 
     indices: npt.NDArray[np.int64]

@@ -81,7 +81,7 @@ class TrainingData:
             prefetch: batches that each worker loads ahead.
             reading: the decoder, its limit, and the workers' start method.
             sampler: order of the images; see `samplers.epoch_order`. 'balanced' needs one class per image,
-            'weighted' several sources. 'auto': 'weighted' if the source has weights, otherwise 'shuffled'.
+                'weighted' several sources. 'auto': 'weighted' if the source has weights, otherwise 'shuffled'.
             shard_window: number of shards that sampler 'shards' mixes.
             channels: of the views; see `picture.Wanted`. One: the luminance of RGB.
 
@@ -89,7 +89,7 @@ class TrainingData:
             DataError: there are fewer than two images.
             UsageError: a batch is larger than one process's share, the seed is negative, a decoder is unknown, or
                 colour
-            changes are requested for images that are not RGB.
+                changes are requested for images that are not RGB.
         """
         if not (0 <= rank < world and workers >= 0 and prefetch >= 1):
             raise ValueError(f"rank {rank} of {world}, {workers} workers, {prefetch} batches ahead")

@@ -64,7 +64,7 @@ class EpochBatches:
 
         Raises:
             UsageError: a batch is larger than the source or smaller than the number of processes; or a decoder is
-            unknown.
+                unknown.
         """
         if batch_size > len(source):
             raise UsageError(

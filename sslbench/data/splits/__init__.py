@@ -54,8 +54,8 @@ def train_test(
     Args:
         data: see `open_data`. Its train split if it has one, otherwise all of it.
         test_data: its test split, otherwise val, otherwise all. Without it, `data`'s own test split (otherwise val);
-        if `data` has no splits, a seeded split that is stratified by class and keeps groups together
-        (`Source.grouped_by`).
+            if `data` has no splits, a seeded split that is stratified by class and keeps groups together
+            (`Source.grouped_by`).
         seed: of the split, which otherwise depends on ids, labels and groups only.
         test_fraction: share of the test part in a seeded split.
         image_column: as in `open_data`.

@@ -17,7 +17,7 @@ def choose(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool
         n: number to choose; with `both_sides` the result may differ from it.
         rng: source of the random numbers.
         both_sides: a class with at least two samples has one chosen and one not, and the only sample of a class is not
-        chosen; otherwise exactly `n` are chosen, at least one per class if `n` allows.
+            chosen; otherwise exactly `n` are chosen, at least one per class if `n` allows.
     """
     if labels.kind == "single":
         return _choose_single(labels, n, rng, both_sides=both_sides)

@@ -36,7 +36,7 @@ class Detections:
         scores: float32 (n,), 0 to 1.
         classes: int64 (n,), from 0.
         masks: probabilities inside each box, float32 (n, side, side); after `rescale` bool (n, height, width); None
-        without a mask head.
+            without a mask head.
     """
 
     boxes: Tensor

@@ -111,7 +111,7 @@ class Detector(nn.Module):
 
         Args:
             images: (C, H, W) each, RGB, resized (`recipe.resized`); integers from 0 to the maximum of their dtype, or
-            floats from 0 to 1.
+                floats from 0 to 1.
             targets: ground truth of each image; only in training.
             generator: CPU generator of the draw of anchors and regions for the losses.
 
