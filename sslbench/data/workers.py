@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sslbench.data.decode.reading import StartMethod
+from sslbench.data.decode.reading import StartMethod as StartMethod
 from sslbench.errors import DataError, SslbenchError, UsageError
 
 _SECONDS_TO_DIE = 10.0  # from the first sign of a death until the process is gone
