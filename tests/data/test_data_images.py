@@ -115,7 +115,7 @@ def test_an_unusable_memo_is_a_warning_and_costs_only_time(tmp_path, caplog, dam
     else:
         with sqlite3.connect(memo) as database:
             database.execute("CREATE TABLE hashes (path TEXT)")
-    hashes._warn_once.cache_clear()
+    hashes.warn_once.cache_clear()
     digests = Files(files).digests()
     Files(files).digests()
     assert digests[1].tobytes() == hashlib.blake2b(b"content 1", digest_size=16).digest()
@@ -127,7 +127,7 @@ def test_an_unusable_memo_is_a_warning_and_costs_only_time(tmp_path, caplog, dam
 def test_a_cache_folder_that_cannot_be_made_is_a_warning(tmp_path, caplog, monkeypatch):
     files = written(tmp_path, 2)
     monkeypatch.setenv("SSLBENCH_CACHE", str(files[0] / "below a file"))
-    hashes._warn_once.cache_clear()
+    hashes.warn_once.cache_clear()
     assert len(Files(files).digests()) == 2
     assert "SSLBENCH_CACHE" in caplog.text
 

@@ -159,7 +159,7 @@ def test_without_a_cache_folder_it_works_and_says_so(tmp_path, manifest, all_are
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "file"))
     assert open_data(str(path))["all"].ids == ("a.png", "b.png")
-    assert "cannot be kept" in caplog.text
+    assert "cannot be cached" in caplog.text
 
 
 def test_images_that_went_missing_since_are_reported_and_nothing_is_written_beside_the_manifest(
