@@ -11,7 +11,8 @@ from typing import Any
 from sslbench import config
 from sslbench.data.formats.coco import masks, panoptic
 from sslbench.data.formats.voc import maps
-from sslbench.data.maps import ade20k, cityscapes, classes, pairs
+from sslbench.data.formats import ade20k, cityscapes
+from sslbench.data.maps import classes, pairs
 from sslbench.data.maps.types import IGNORED, Coding, LabelMap, LabelMapSource
 from sslbench.data.objects import toy
 from sslbench.data.open import locate, open_data
