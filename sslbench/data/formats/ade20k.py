@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.format import LabelMapReader, SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import Options, coding_beside, make_coding, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, with_ignored
 from sslbench.data.maps.files import Pixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.pairs import find_places, paired
@@ -29,18 +30,19 @@ _PART = re.compile(r".*_parts_\d+")
 _FULL = Path("images") / "ADE"
 
 
-def recognises(root: Path) -> bool:
+def recognises(spec: str) -> bool:
     """Whether it is a folder with objectInfo150.txt, or with images/ADE/."""
+    root = Path(spec)
     return (root / _INFO).is_file() or (root / _FULL).is_dir()
 
 
-def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
-    """The maps of either release; see `sslbench.data.open_maps.open_label_maps`."""
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    """The maps of either release; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     return _scene_parse(spec, root, options) if (root / _INFO).is_file() else _full(spec, root / _FULL, options)
 
 
-def _scene_parse(spec: str, root: Path, options: Options) -> dict[str, LabelMapSource]:
+def _scene_parse(spec: str, root: Path, options: LabelMapOptions) -> dict[str, LabelMapSource]:
     coding = with_ignored(spec, coding_beside(root, options) or _names(root / _INFO), options.ignore)
     places = find_places(root)
     if not places:
@@ -124,7 +126,7 @@ class FullMaps:
         return FullMaps(self.files.select(indices))
 
 
-def _full(spec: str, root: Path, options: Options) -> dict[str, LabelMapSource]:
+def _full(spec: str, root: Path, options: LabelMapOptions) -> dict[str, LabelMapSource]:
     splits: dict[str, Pairs] = {}
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
         split = split_name(folder.name)
@@ -179,3 +181,10 @@ def _numbers(splits: dict[str, Pairs]) -> list[int]:
             except UnreadableImage:
                 continue  # the check lists it
     return sorted(found - {0})
+
+
+def _recognises_without_folders(spec: str, options: LabelMapOptions) -> bool:
+    return not options.names_folders and recognises(spec)
+
+
+FORMAT = SourceFormat(__doc__, maps=LabelMapReader(_recognises_without_folders, open_maps, maps_only=recognises))

@@ -6,16 +6,16 @@ import os
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
-from sslbench.data.containers.names import refuse_columns, split_name
+from sslbench.data.containers.names import split_name
 from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
+from sslbench.data.format import LabelMapReader, NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.labels import no_labels, single_labels
+from sslbench.data.maps import pairs
+from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, printable, some
 from sslbench.errors import DataError
-
-LAST_RESORT = True
-"""Folders laid out in a way that another source knows are left to that one."""
 
 
 def recognises(spec: str) -> bool:
@@ -23,23 +23,19 @@ def recognises(spec: str) -> bool:
     return Path(spec).is_dir()
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+def open(spec: str) -> dict[str, Source]:
     """The images below a folder.
 
     Args:
         spec: the folder. If its sub-folders are train/, val/, test/ (or training, valid, validation, testing, in any
             case), each becomes a split. Images anywhere below a class folder belong to that class.
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are paths relative to the folder (to the split's, if split).
 
     Raises:
         DataError: there is no image, there are two folders for one split, or a folder cannot be read.
-        UsageError: a column was named.
     """
-    refuse_columns(spec, image_column, label_column)
     try:
         return _open(Path(spec), spec.rstrip("/") + "/")
     except OSError as error:
@@ -221,3 +217,21 @@ def _notes(root: Path, found: _Found, classes: tuple[str, ...]) -> list[str]:
 def _others(others: Counter[str]) -> str:
     kinds = [suffix or "no suffix" for suffix, _ in others.most_common()]
     return f"{counted(others.total(), 'file')} of other kinds ({some(kinds)})"
+
+
+def _recognises_maps(spec: str, options: LabelMapOptions) -> bool:
+    folder = Path(spec)
+    return folder.is_dir() and (options.names_folders or bool(pairs.find_places(folder)))
+
+
+def _holds_only_maps(spec: str) -> bool:
+    folder = Path(spec)  # one with ImageSets/ is a Pascal VOC tree without lists for segmentation
+    return folder.is_dir() and not (folder / "ImageSets").is_dir() and pairs.recognises(folder)
+
+
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(recognises, lambda request: open(request.spec), NoOptions),
+    maps=LabelMapReader(_recognises_maps, pairs.open_maps, _holds_only_maps),
+    last_resort=True,
+)

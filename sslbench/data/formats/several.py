@@ -10,7 +10,9 @@ from typing import Any
 from sslbench import config
 from sslbench.data import catalog, strings
 from sslbench.data.containers.names import split_rank
+from sslbench.data.format import Column, NoOptions, ObjectReader, Request, SampleReader, SourceFormat
 from sslbench.data.joined import join
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Source
 from sslbench.data.wording import counted, some
@@ -187,3 +189,28 @@ def _joined(spec: str, opened: Mapping[str, dict[str, Source]], weights: Mapping
 
 def _has(names: Sequence[str]) -> str:
     return "has" if len(names) == 1 else "have"
+
+
+def _read_request(request: Request[NoOptions]) -> dict[str, Source]:
+    return open(
+        request.spec,
+        image_column=request.image_column,
+        label_column=request.label_column,
+        attribute_columns=request.attribute_columns,
+        value_columns=request.value_columns,
+    )
+
+
+def _refuse_objects(spec: str) -> dict[str, ObjectSource]:
+    raise UsageError(
+        f"{spec}: a detector is trained on one data location, not on several at once",
+        "Join the manifests into one with kwcoco union; Pascal VOC trees are joined with '+': VOC2007+VOC2012.",
+    )
+
+
+_COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(recognises, _read_request, NoOptions, _COLUMNS),
+    ObjectReader(recognises, _refuse_objects),
+)

@@ -21,9 +21,9 @@ from sslbench.data.containers.members import (
     safe_name,
     without_arrays_beside,
 )
-from sslbench.data.containers.names import by_split, refuse_columns
+from sslbench.data.containers.names import by_split
 from sslbench.data.containers.slices import RAW, UNKNOWN, Slices, joined
-from sslbench.data.formats import tar
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.table import LABEL_COLUMNS
 from sslbench.data.hashes import Stamp
 from sslbench.data.labels import multi_labels, single_labels, split_cell
@@ -190,7 +190,7 @@ def recognises(spec: str) -> bool:
     return spec.lower().endswith(SUFFIXES) and not Path(spec).is_dir()
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+def open(spec: str) -> dict[str, Source]:
     """The images in one tar file or in many.
 
     Members whose names are equal up to the first dot are one sample. Its label is in its part .cls, else .json (a key
@@ -199,8 +199,6 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     Args:
         spec: the file; or many: `{0000..0099}`, `{a,b}`, and `*` stand for several. One that is compressed (gzip,
             bzip2, xz, zstd) is unpacked into the cache folder: nothing in it can be read without all before it.
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the names of the members; if shards share names, the name of
@@ -209,9 +207,8 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     Raises:
         DataError: a shard is missing, damaged or truncated, cannot be fetched, or does not fit into the cache; a label
             is missing; a name occurs twice.
-        UsageError: a column was named, or the braces cannot be read.
+        UsageError: the braces cannot be read.
     """
-    refuse_columns(spec, image_column, label_column)
     shards = _shards(spec)
     if (origin := shards[0].origin) is not None and remote.is_url(origin.url):
         spec = f"{origin.url.rpartition('/')[0]}/{Path(spec).name}"
@@ -232,15 +229,15 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
 
 def _indexed(shard: _Shard) -> tuple[Index, Stamp]:
-    """Of a copy the images are hashed as well while it is there: it need not be fetched again for that."""
+    """Return the index of a shard; of a downloaded copy the images are hashed too, since it may be removed later."""
 
-    def build(path: Path) -> Index:
-        index = tar.build(path, shard.shown)
+    def build_and_hash(path: Path) -> Index:
+        index = build(path, shard.shown)
         if shard.origin is not None:
             _images([shard], [(index, shard.origin.stamp)]).digests()
         return index
 
-    return indexed(shard.path, "tar 2", build, shard.origin)
+    return indexed(shard.path, "tar 2", build_and_hash, shard.origin)
 
 
 def _images(shards: Sequence[_Shard], indexes: Sequence[tuple[Index, Stamp]]) -> Slices:
@@ -367,3 +364,6 @@ def _class_names(folder: Path, values: Sequence[object]) -> tuple[dict[str, str]
         return {}, ()
     listed = class_names(file, max(map(int, flat), default=-1))
     return {str(i): name for i, name in enumerate(listed)}, (f"classes are named by {file}",)
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

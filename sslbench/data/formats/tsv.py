@@ -7,9 +7,10 @@ import numpy as np
 
 from sslbench.data.cache.index import Index, indexed
 from sslbench.data.containers.members import refuse_twice
-from sslbench.data.containers.names import by_split, image_id, refuse_columns
+from sslbench.data.containers.names import by_split, image_id
 from sslbench.data.containers.slices import BASE64, UNKNOWN, joined
 from sslbench.data.containers.sniff import base64_cell, has_base64_rows
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted
@@ -24,7 +25,7 @@ def recognises(spec: str) -> bool:
     return spec.lower().endswith(".tsv") and not Path(spec).is_dir() and has_base64_rows(spec)
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+def open(spec: str) -> dict[str, Source]:
     """The images in the rows.
 
     Of the cells that are not the image, the first is the key and the second, if there is one, the label: a class, or
@@ -32,17 +33,13 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
     Args:
         spec: the file. Base64 is the usual or the URL-safe one.
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         {"all": source}; ids are the keys.
 
     Raises:
         DataError: a row has another number of cells, no key or an empty label; a key occurs twice.
-        UsageError: a column was named.
     """
-    refuse_columns(spec, image_column, label_column)
     path = Path(spec)
     index, stamp = indexed(path, "tsv", _build)
     ids = [image_id(name, path.parent) for name in index.names]
@@ -110,3 +107,6 @@ def _labels(spec: str, index: Index, has_label: bool) -> Labels:
         return single_labels(index.texts)
     present, ignored = zip(*map(split_cell, index.texts), strict=True)
     return multi_labels(present, ignored)
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

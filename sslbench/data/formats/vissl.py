@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.containers.class_names import class_names, list_beside
-from sslbench.data.containers.names import by_split, check_files, image_id, refuse_columns
+from sslbench.data.containers.names import by_split, check_files, image_id
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.source import Labels, Source
@@ -29,7 +30,7 @@ def recognises(spec: str) -> bool:
     return spec.startswith(PREFIX) or bool(_lists_in(Path(spec)))
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+def open(spec: str) -> dict[str, Source]:
     """The images that a list of paths names, and their labels in a list of equal length.
 
     Labels are class numbers or names, one per image; or (N, C) with 1 present, 0 absent, -1 ignore; or a list of
@@ -39,8 +40,6 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     Args:
         spec: two files; or the list of images alone; or a folder. `prefix=OLD->NEW` rewrites how paths begin;
             `classes=FILE` names the classes, a line each (a classes.txt beside the lists is used too).
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         {"all": source}, or for a folder split name -> source. Ids are the paths relative to the folder of the lists if
@@ -48,9 +47,8 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
     Raises:
         DataError: a list is damaged, they differ in length, a label is none of these, an image is missing or twice.
-        UsageError: the string cannot be read, a file is not there, a column was named.
+        UsageError: the string cannot be read, a file is not there.
     """
-    refuse_columns(spec, image_column, label_column)
     request = _parse(spec)
     parts = request.parts
     sources: dict[str, Source] = {}
@@ -244,3 +242,6 @@ def _names(path: Path, used: set[str], names_file: Path | None) -> dict[str, str
     if names_file is None or not all(one.isdecimal() for one in used):
         return {}
     return {str(i): name for i, name in enumerate(class_names(names_file, max(map(int, used), default=-1)))}
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

@@ -10,8 +10,8 @@ import numpy as np
 
 from sslbench.data.cache.index import Index, indexed
 from sslbench.data.containers.members import by_folders, images_among, safe_name, without_arrays_beside
-from sslbench.data.containers.names import refuse_columns
 from sslbench.data.containers.slices import DEFLATED, RAW, joined
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.source import Source
 from sslbench.data.wording import printable
 from sslbench.errors import DataError
@@ -30,13 +30,11 @@ def recognises(spec: str) -> bool:
     return lower.endswith(".zip") and not lower.endswith(".kwcoco.zip") and not Path(spec).is_dir()
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+def open(spec: str) -> dict[str, Source]:
     """The images in an archive, by the rules of image folders; a folder around all of them is looked into.
 
     Args:
         spec: the file.
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are paths as they would be in the unpacked folder.
@@ -44,9 +42,7 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     Raises:
         DataError: it is no zip file or damaged, has no image, or has a member that is encrypted, a link, too large, or
             named so that it would lie outside.
-        UsageError: a column was named.
     """
-    refuse_columns(spec, image_column, label_column)
     path = Path(spec)
     index, stamp = indexed(path, "zip 2", _build)
     rows, notes = without_arrays_beside(spec, index.names)
@@ -109,3 +105,6 @@ def _place(path: Path, file: IO[bytes], member: zipfile.ZipInfo, end: int) -> tu
     if packing == RAW and member.compress_size != member.file_size:
         raise DataError(f"{path} is damaged: '{shown}' is not packed and has two sizes")
     return start, member.compress_size, member.file_size, member.CRC, packing
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

@@ -32,7 +32,7 @@ _log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class LabelMapOptions:
     """What may stand behind the '?' of a location.
 
     Attributes:
@@ -47,8 +47,13 @@ class Options:
     images: str | None = None
     maps: str | None = None
 
+    @property
+    def names_folders(self) -> bool:
+        """Whether the user names the folders of images and maps."""
+        return bool(self.images or self.maps)
 
-def coding_beside(root: Path, options: Options) -> Coding | None:
+
+def coding_beside(root: Path, options: LabelMapOptions) -> Coding | None:
     """The classes that a file in a folder lists; None if there is no such file.
 
     Args:

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from sslbench.data.containers.names import split_name
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import Options, coding_beside, coding_of_values, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside, coding_of_values, with_ignored
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.types import Coding, LabelMapSource
@@ -39,15 +39,15 @@ def recognises(root: Path) -> bool:
     return bool(found) and all(len(pairs.ids) >= len(pairs.without_map) for pairs in found.values())
 
 
-def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
-    """The maps of a folder; see `sslbench.data.open_maps.open_label_maps`."""
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    """The maps of a folder; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     places = _asked_for(spec, root, options) or find_places(root)
     return sources_of(spec, paired(places), coding_beside(root, options), options)
 
 
 def sources_of(
-    spec: str, splits: dict[str, Pairs], coding: Coding | None, options: Options
+    spec: str, splits: dict[str, Pairs], coding: Coding | None, options: LabelMapOptions
 ) -> dict[str, LabelMapSource]:
     """Sources of pairs; where nothing names the classes, their values do."""
     notes: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ def find_places(root: Path) -> list[Place]:
     return places
 
 
-def _asked_for(spec: str, root: Path, options: Options) -> list[Place]:
+def _asked_for(spec: str, root: Path, options: LabelMapOptions) -> list[Place]:
     if options.images is None and options.maps is None:
         return []
     if options.maps is None:

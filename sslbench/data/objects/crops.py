@@ -25,7 +25,7 @@ IMAGE = "image"
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class CropOptions:
     """What may stand behind a '?': photos.json?unit=annotation&margin=0.1."""
 
     unit: Literal["image", "annotation"] = setting("image", "what is one sample: an image, or the crop of each box")
@@ -40,7 +40,7 @@ class Options:
             )
 
 
-WHOLE_IMAGES = Options()
+WHOLE_IMAGES = CropOptions()
 
 
 class _Last:
@@ -157,7 +157,7 @@ def _grown(box: npt.NDArray[np.float32], margin: float, height: int, width: int)
 def crops_of(
     spec: str,
     sources: Mapping[str, ObjectSource],
-    options: Options,
+    options: CropOptions,
     group: Mapping[str, str] | None = None,
     *,
     columns: Mapping[str, Mapping[int, str]] | None = None,
@@ -189,7 +189,7 @@ def crops_of(
 def _crops(
     spec: str,
     source: ObjectSource,
-    options: Options,
+    options: CropOptions,
     group: Mapping[str, str],
     columns: Mapping[str, Mapping[int, str]],
     grouped_by: str,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from sslbench import paths
-from sslbench.data.objects.types import ObjectSource
 from sslbench.errors import UsageError
 
 _PREFIXES = ("kwcoco:", "special:")
@@ -109,11 +108,6 @@ def _named(spec: str) -> _Toy:
 
 def _is_side(part: re.Match[str]) -> bool:
     return part["value"] is not None and part["name"] in (None, "gsize")
-
-
-def named(spec: str, source: ObjectSource) -> ObjectSource:
-    """The source under the name that the user gave, without what is always so with toys."""
-    return dataclasses.replace(source, name=spec, notes=())
 
 
 def _draw(folder: Path, toy: _Toy) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.images import DIGEST_BYTES, digest
-from sslbench.data.maps.classes import Options, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.types import IGNORED, Coding, LabelMapSource, RawMap
 from sslbench.data.objects.types import ObjectSource
 from sslbench.errors import DataError, UsageError
@@ -19,9 +19,9 @@ BACKGROUND = "background"
 
 
 def open_maps(
-    spec: str, options: Options, open_objects: Callable[[str], Mapping[str, ObjectSource]]
+    spec: str, options: LabelMapOptions, open_objects: Callable[[str], Mapping[str, ObjectSource]]
 ) -> dict[str, LabelMapSource]:
-    """Return the masks of a manifest as label maps; see `sslbench.data.open_maps.open_label_maps`."""
+    """Return the masks of a manifest as label maps; see `sslbench.data.open.open_label_maps`."""
     if options.images or options.maps or options.classes:
         raise UsageError(
             f"{spec}: a manifest names its images and classes itself; of the options it takes ignore= only"
@@ -32,7 +32,7 @@ def open_maps(
     return {split: _source(source, options) for split, source in sources.items()}
 
 
-def _source(source: ObjectSource, options: Options) -> LabelMapSource:
+def _source(source: ObjectSource, options: LabelMapOptions) -> LabelMapSource:
     """Value 0 is background, 1 to C are the classes: a manifest has no values of its own that could be kept."""
     names = (BACKGROUND, *source.classes)
     if len(set(names)) < len(names):

@@ -19,7 +19,7 @@ from sslbench.data.containers.members import safe_name
 from sslbench.data.containers.names import check_files, check_some, image_id, split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import DIGEST_BYTES, Files, digest
-from sslbench.data.maps.classes import Options, make_coding, refuse_twice, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, make_coding, refuse_twice, with_ignored
 from sslbench.data.maps.files import load
 from sslbench.data.maps.layout import Pairs, in_order, source_of
 from sslbench.data.maps.types import Coding, LabelMapSource, RawMap, distinct
@@ -32,13 +32,16 @@ _KEYS = (b'"segments_info"', b'"segmentation"', b'"bbox"')
 _FILE = re.compile(r"(?:.*_)?panoptic_.*\.json")
 
 
-def recognises(path: Path) -> bool:
-    """Whether it is a JSON file with segments_info, or a folder with panoptic_*.json in it or in its annotations/."""
-    return bool(_in_folder(path)) if path.is_dir() else path.suffix.lower() == ".json" and _has_segments(path)
+def recognises(spec: str) -> bool:
+    """Return whether a location is a JSON with segments_info, or a folder with panoptic_*.json (or annotations/)."""
+    path = Path(spec)
+    if path.is_dir():
+        return bool(_in_folder(path))
+    return path.is_file() and path.suffix.lower() == ".json" and _has_segments(path)
 
 
-def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
-    """The maps of one file, or of a folder with several; see `sslbench.data.open_maps.open_label_maps`."""
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    """The maps of one file, or of a folder with several; see `sslbench.data.open.open_label_maps`."""
     path = Path(spec)
     files = _in_folder(path) if path.is_dir() else [path]
     if len(files) > 1 and (options.images or options.maps):
@@ -96,7 +99,7 @@ class Segment:
     crowd: bool
 
 
-def _open(file: Path, options: Options) -> tuple[Pairs, "PanopticMaps", Coding, tuple[str, ...]]:
+def _open(file: Path, options: LabelMapOptions) -> tuple[Pairs, "PanopticMaps", Coding, tuple[str, ...]]:
     content = _content(file)
     coding, things, notes = _categories(file, content["categories"])
     refuse_twice(f"{file}, images", [row["id"] for row in content["images"]], "id")
@@ -183,7 +186,7 @@ def _check_unique(file: Path, names: list[str], numbers: list[int], images: dict
         raise DataError(f"{file}: annotations of images that are not listed: image_id {some(unknown)}")
 
 
-def _image_folder(file: Path, options: Options, names: list[str]) -> Path:
+def _image_folder(file: Path, options: LabelMapOptions, names: list[str]) -> Path:
     """As COCO lies (../val2017), as ADE20K lies (../images/validation), or beside the file."""
     if options.images:
         return file.parent / options.images
@@ -194,7 +197,7 @@ def _image_folder(file: Path, options: Options, names: list[str]) -> Path:
     return next((folder for folder in folders if (folder / names[0]).is_file()), file.parent)
 
 
-def _map_folder(file: Path, options: Options, names: list[str]) -> Path:
+def _map_folder(file: Path, options: LabelMapOptions, names: list[str]) -> Path:
     if options.maps:
         return file.parent / options.maps
     folders = [file.with_suffix(""), file.parent]

@@ -14,6 +14,7 @@ from sslbench.data import booleans
 from sslbench.data.containers.names import by_split, check_files, image_id, split_name
 from sslbench.data.containers.sniff import has_base64_rows, is_json_table
 from sslbench.data.containers.view import viewed
+from sslbench.data.format import Column, Request, SampleReader, SourceFormat
 from sslbench.data.formats.table.lists import Table, read_json, read_json_lines, read_lines
 from sslbench.data.images import Files
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
@@ -36,13 +37,12 @@ LABEL_COLUMNS = tuple(
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class TableOptions:
     """What may stand behind a '?': photos.csv?group=patient."""
 
     group: str = setting("", "column whose equal values a seeded split keeps on one side: patient, video, scene")
 
 
-_PLAIN = Options()
 _FLAGS = {text: int(flag) for text, flag in booleans.TEXTS.items()} | {"-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
 
 
@@ -63,7 +63,7 @@ def open(
     label_column: str | None = None,
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
-    options: Options = _PLAIN,
+    group: str = "",
 ) -> dict[str, Source]:
     """The images a table lists.
 
@@ -76,7 +76,7 @@ def open(
             columns that hold only 0, 1 and -1 (ignore) are taken as one class each.
         attribute_columns: kept as attributes of the source, read as text; any column may be one.
         value_columns: columns of numbers to predict; then there is no label column.
-        options: see there.
+        group: column whose equal values a seeded split keeps on one side.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths relative to the table's folder.
@@ -87,13 +87,13 @@ def open(
     """
     if value_columns and label_column is not None:
         raise UsageError("--label-col names classes and --value-col numbers: give one of them")
-    if options.group and options.group not in attribute_columns:
-        attribute_columns = (*attribute_columns, options.group)
+    if group and group not in attribute_columns:
+        attribute_columns = (*attribute_columns, group)
     columns = [image_column, label_column, [*attribute_columns], [*value_columns]]
     sources = viewed(
         spec, "table", columns, lambda: _open(spec, image_column, label_column, attribute_columns, value_columns)
     )
-    return {split: dataclasses.replace(source, grouped_by=options.group) for split, source in sources.items()}
+    return {split: dataclasses.replace(source, grouped_by=group) for split, source in sources.items()}
 
 
 def _open(
@@ -295,3 +295,18 @@ def _labels_from_flags(table: Table, names: Sequence[str]) -> tuple[Labels, tupl
     values = np.array([[_FLAGS[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
     note = f"{table.name}: {counted(len(classes), 'column')} of 0 and 1 taken as classes: {some(classes, 5)}"
     return Labels("multi", tuple(classes), np.ascontiguousarray(values)), (note,)
+
+
+def _read_request(request: Request[TableOptions]) -> dict[str, Source]:
+    return open(
+        request.spec,
+        image_column=request.image_column,
+        label_column=request.label_column,
+        attribute_columns=request.attribute_columns,
+        value_columns=request.value_columns,
+        group=request.options.group,
+    )
+
+
+_COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, _read_request, TableOptions, _COLUMNS))

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.containers.hdf5 import Hdf5Images, open_hdf5
-from sslbench.data.containers.names import numbered_ids, refuse_columns
+from sslbench.data.containers.names import numbered_ids
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.torchvision.files import FILE_SETS, open_files
 from sslbench.data.hashes import stamp_of
 from sslbench.data.images import Arrays
@@ -34,7 +35,7 @@ def recognises(spec: str) -> bool:
     return spec.startswith(PREFIX)
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
+def open(spec: str) -> dict[str, Source]:
     """A data set whose files lie in FOLDER, else in $SSLBENCH_DATA, else in ./data, as torchvision lays them out.
 
     Nothing is downloaded. Of the sets laid out like MNIST the compressed files are enough. `CLEVRClassification` counts
@@ -47,9 +48,8 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
     Raises:
         DataError: the files are not there or are damaged.
-        UsageError: torchvision has no such data set, or a column was named.
+        UsageError: torchvision has no such data set.
     """
-    refuse_columns(spec, image_column, label_column)
     name, _, folder = spec.removeprefix(PREFIX).partition("@")
     if name not in all_sets():
         raise UsageError(
@@ -241,3 +241,6 @@ _PLACES: dict[str, tuple[str, str]] = {
     "USPS": (".", "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"),
 }
 """Name -> (folder below the data folder, official page)."""
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))
