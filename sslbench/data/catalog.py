@@ -50,7 +50,7 @@ class Named:
 
 
 def user_file() -> Path:
-    """The user's own catalog: data.yaml in $SSLBENCH_CONFIG, or in the platform's config folder."""
+    """Return the user's own catalog: data.yaml in $SSLBENCH_CONFIG, or in the platform's config folder."""
     import platformdirs
 
     given = os.environ.get("SSLBENCH_CONFIG")
@@ -59,7 +59,7 @@ def user_file() -> Path:
 
 
 def files() -> list[Path]:
-    """The catalogs that exist, the strongest first."""
+    """Return the existing catalogs in order of precedence."""
     folders = [Path(entry) for entry in os.environ.get("SSLBENCH_PATH", "").split(os.pathsep) if entry]
     found = [Path(PROJECT_FILE), *(folder / PROJECT_FILE for folder in folders), user_file()]
     return [file for file in dict.fromkeys(found) if file.is_file()]
@@ -79,7 +79,7 @@ def entries() -> dict[str, Named]:
 
 
 def find(name: str) -> Named | None:
-    """The entry of that name, if there is one; a path that exists is no name, and if both are there it is said.
+    """Return the entry of that name; None if there is none, or if a path of that name exists (with a warning).
 
     Raises:
         UsageError: a catalog cannot be read or has an unknown key, or one that is not the user's own names a Python
@@ -104,7 +104,7 @@ def find(name: str) -> Named | None:
 
 
 def add(name: str, entry: Entry, file: Path, *, overwrite: bool = False) -> None:
-    """Writes an entry to a catalog, which is made if need be.
+    """Add an entry to a catalog, creating the file if needed.
 
     Raises:
         UsageError: the name is none or is taken, or the file cannot be read or written.
@@ -124,7 +124,7 @@ def add(name: str, entry: Entry, file: Path, *, overwrite: bool = False) -> None
 
 
 def remove(name: str, file: Path) -> None:
-    """Removes an entry from a catalog.
+    """Remove an entry from a catalog.
 
     Raises:
         UsageError: there is no such name in it, or it cannot be read or written.
@@ -169,7 +169,7 @@ def _plain(entry: Entry) -> str | dict[str, str]:
 
 
 def beside(data: str, file: Path) -> str:
-    """A location as it stands in a file: a path is relative to the file, what is no path stays as it is.
+    """Resolve a location read from a file: paths are relative to the file, everything else is unchanged.
 
     Raises:
         UsageError: it lists several sources, and the list is wrong.

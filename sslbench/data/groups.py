@@ -17,12 +17,12 @@ _CLOSE = 0.02
 
 
 def source_groups(source: Source) -> Indices | None:
-    """The group of each sample of a source as a number (`Source.grouped_by`); None if no two samples share one."""
+    """Return the group of each sample of a source, int64 (N,) (`Source.grouped_by`); None if no two share one."""
     return group_numbers(source.attributes.get(source.grouped_by, ()))
 
 
 def group_numbers(names: Sequence[str]) -> Indices | None:
-    """The group of each sample as a number; None if no two samples share one. An empty name is a group of its own."""
+    """Return the group of each sample, int64 (N,); None if no two share one. An empty name is a group of its own."""
     known: dict[str, int] = {}
     numbers = np.empty(len(names), dtype=np.int64)
     for i, name in enumerate(names):
@@ -83,17 +83,17 @@ class _Table:
         self._by_class = np.split(np.argsort(self._classes, kind="stable"), np.cumsum(self.spread)[:-1])
 
     def groups_of(self, c: int) -> tuple[Indices, Indices]:
-        """The groups that have a class, and how many samples of it."""
+        """Return the groups that have a class, and the number of samples of it in each."""
         pairs = self._by_class[c]
         return self._groups[pairs], self._counts[pairs]
 
     def of_class(self, c: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-        """The groups that have a class, in an order of chance, and how many samples of it."""
+        """Return the same as pairs, shuffled."""
         pairs = rng.permutation(self._by_class[c])
         return zip(self._groups[pairs].tolist(), self._counts[pairs].tolist(), strict=True)
 
     def classes_of(self, group: int) -> Indices:
-        """The classes that a group has."""
+        """Return the classes of a group."""
         found: Indices = self._classes[self._starts[group] : self._starts[group + 1]]
         return found
 
@@ -175,7 +175,7 @@ def _deal(table: _Table, share: float, rng: np.random.Generator) -> _Mask:
 
 
 def _fill(chosen: _Mask, free: Indices, sizes: Indices, share: float, rng: np.random.Generator) -> None:
-    """Groups without a class, until the share of all samples is reached; one stays on either side if there are two."""
+    """Add groups without a class until the share of all samples is reached; two or more groups end on both sides."""
     wanted, have = share * sizes.sum(), int(sizes[chosen].sum())
     left = len(chosen) - int(chosen.sum())
     for group in rng.permutation(free).tolist():
@@ -187,7 +187,7 @@ def _fill(chosen: _Mask, free: Indices, sizes: Indices, share: float, rng: np.ra
 
 
 def torn_classes(source: Source, test: Source, *, grouped: bool) -> tuple[str, ...]:
-    """A note on the classes that a seeded split could not bring to both sides.
+    """Return a note on the classes that a seeded split could not bring to both sides.
 
     Args:
         source: that was split.

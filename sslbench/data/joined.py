@@ -39,13 +39,13 @@ class JoinedImages:
         return (self._stops or (0,))[-1] if self.rows is None else len(self.rows)
 
     def located(self, index: int) -> tuple[int, int]:
-        """The part that holds an image, and the image's position there."""
+        """Return the part that holds an image, and the image's position there."""
         row = range(len(self))[index] if self.rows is None else int(self.rows[index])
         part = bisect.bisect_right(self._stops, row)
         return part, row - (self._stops[part - 1] if part else 0)
 
     def read(self, index: int) -> bytes | npt.NDArray[np.uint8]:
-        """What the source of the image holds: the encoded file or an array.
+        """Return the encoded file or array of an image.
 
         Raises:
             OSError: the file cannot be read.
@@ -54,7 +54,7 @@ class JoinedImages:
         return self.parts[part].read(row)
 
     def path(self, index: int) -> str:
-        """What the source of the image calls it."""
+        """Return the name that the image has in its own source."""
         part, row = self.located(index)
         return self.parts[part].path(row)
 
@@ -65,7 +65,7 @@ class JoinedImages:
         return digests if self.rows is None else digests[self.rows]
 
     def select(self, indices: Indices) -> "JoinedImages":
-        """Some of the images, in the order of `indices`; the parts keep no others, so that none are sent to workers."""
+        """Return the images at `indices`, in that order; the parts drop all others, so that workers receive no more."""
         chosen = np.asarray(indices, dtype=np.int64)
         rows = chosen if self.rows is None else self.rows[chosen]
         kept, position = np.unique(rows, return_inverse=True)
@@ -102,18 +102,18 @@ class JoinedShards(JoinedImages):
 
 
 def joined_images(parts: Sequence[Images]) -> JoinedImages:
-    """The images of several sources, one behind the other."""
+    """Concatenate the images of several sources."""
     kind = JoinedShards if any(isinstance(part, Sharded) for part in parts) else JoinedImages
     return kind(tuple(parts))
 
 
 def sources_of(images: Images) -> list[Images]:
-    """The images of each source that they are made of; of one source themselves."""
+    """Return the images of each source that they are made of; those of one source unchanged, as a list of one."""
     return [own for part in images.parts for own in sources_of(part)] if isinstance(images, JoinedImages) else [images]
 
 
 def located(images: Images, index: int) -> tuple[Images, int]:
-    """The images of the source that has an image, and its position there."""
+    """Return the images of the source that has an image, and its position there."""
     if not isinstance(images, JoinedImages):
         return images, index
     part, row = images.located(index)
@@ -160,7 +160,7 @@ def _column(sources: Mapping[str, Source], name: str) -> tuple[str, ...]:
 
 
 def _groups(sources: Mapping[str, Source]) -> tuple[str, dict[str, tuple[str, ...]]]:
-    """What a seeded split keeps together: the groups of each source, told apart from those of the others."""
+    """Return name and values of the attribute that groups samples; groups of different sources stay different."""
     kinds = dict.fromkeys(source.grouped_by for source in sources.values() if source.grouped_by)
     if not kinds:
         return "", {}
@@ -174,7 +174,7 @@ def _groups(sources: Mapping[str, Source]) -> tuple[str, dict[str, tuple[str, ..
 
 
 def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, tuple[str, ...]]:
-    """The labels of several sources one behind the other, and notes about what had to be done.
+    """Concatenate the labels of several sources; return them with notes.
 
     - one class each: the classes of all, matched by name; the first source's order, then what others have besides.
     - any number of classes, in all sources or in some: the same; a class that a source does not list is ignored for

@@ -12,7 +12,7 @@ SEPARATORS = (";", "|")
 
 
 def no_labels(n: int) -> Labels:
-    """The labels of N unlabelled samples."""
+    """Return the labels of N unlabelled samples."""
     return Labels("none", (), np.zeros((n, 0), dtype=np.int8))
 
 
@@ -76,7 +76,7 @@ def has_separator(cell: str) -> bool:
 
 
 def split_cell(cell: str) -> tuple[list[str], list[str]]:
-    """The labels in one cell of a table: those present, and those to be ignored ('?name', as `Labels.text` writes)."""
+    """Split a cell of a table into present and ignored labels ('?name', as `Labels.text` writes)."""
     for separator in SEPARATORS[1:]:
         cell = cell.replace(separator, SEPARATORS[0])
     names = [name for part in cell.split(SEPARATORS[0]) if (name := part.strip())]

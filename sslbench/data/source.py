@@ -40,7 +40,7 @@ class Labels:
         return len(self.values)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Labels":
-        """The labels of some samples; the classes stay as they are."""
+        """Return the labels of the samples at `indices`; the classes are unchanged."""
         return dataclasses.replace(self, values=self.values[indices])
 
     def text(self, index: int) -> str:
@@ -71,7 +71,7 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> bytes | npt.NDArray[np.uint8]:
-        """The encoded file, or for images that are arrays already: uint8 (H, W) or (H, W, channels).
+        """Return the encoded file, or for images that are arrays already uint8 (H, W) or (H, W, channels).
 
         Raises:
             OSError: the file cannot be read.
@@ -79,7 +79,7 @@ class Images(Protocol):
         ...
 
     def path(self, index: int) -> str:
-        """What to call the image in messages and in index.csv: its file, else something like 'digits[17]'."""
+        """Return the name of an image in messages and in index.csv: its file, else a text such as 'digits[17]'."""
         ...
 
     def digests(self) -> npt.NDArray[np.uint8]:
@@ -87,7 +87,7 @@ class Images(Protocol):
         ...
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Images":
-        """Some of the images, in the order of `indices`."""
+        """Return the images at `indices`, in that order."""
         ...
 
 
@@ -133,7 +133,7 @@ class Source:
         return len(self.ids)
 
     def select(self, indices: Sequence[int] | npt.NDArray[np.int64], name: str | None = None) -> "Source":
-        """Some of the samples. `indices` must ascend, so that the ids still do."""
+        """Return a source of the samples at `indices`, which must ascend, as ids do."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and np.any(np.diff(chosen) <= 0):
             raise ValueError("indices must be strictly ascending")

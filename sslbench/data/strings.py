@@ -15,7 +15,7 @@ _MAX_SHARDS = 100_000
 
 
 def expanded(spec: str) -> list[str]:
-    """The strings that one with braces stands for, in order; a file that exists stands for itself.
+    """Expand braces, in order; an existing file stands for itself.
 
     Raises:
         UsageError: a range cannot be read, or they are more than 100,000.
@@ -74,7 +74,7 @@ def parse(spec: str) -> list[tuple[str, str | None, str]]:
 
 
 def with_locations(spec: str, change: Callable[[str], str]) -> str:
-    """The same list with every location changed.
+    """Apply `change` to every location of a list.
 
     Raises:
         UsageError: as for `parse`.

@@ -59,13 +59,13 @@ class TextRows(Sequence[str]):
         return tuple(content[: int(starts[-1]) - 1].tobytes().decode("utf-8", _ERRORS).split("\0"))
 
     def select(self, indices: npt.NDArray[np.int64]) -> "TextRows":
-        """Some of the texts, in the order of `indices`."""
+        """Return the texts at `indices`, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         return TextRows(self.file, chosen if self.rows is None else self.rows[chosen])
 
 
 def write_texts(texts: Sequence[str], file: Path) -> None:
-    """Writes texts for `TextRows`.
+    """Write texts for `TextRows`.
 
     Raises:
         ValueError: one holds a NUL, which separates them.

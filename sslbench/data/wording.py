@@ -13,13 +13,13 @@ def counted(n: int, thing: str) -> str:
 
 
 def some(names: Sequence[object], n: int = 3) -> str:
-    """The first `n` of many names, and how many more there are."""
+    """Return the first `n` of many names, and the number of others."""
     listed = ", ".join(str(name) for name in names[:n])
     return listed if len(names) <= n else f"{listed} and {len(names) - n:,} more"
 
 
 def printable(name: str) -> str:
-    r"""A file name that can be printed and written as UTF-8: stray bytes become \xNN."""
+    r"""Return a file name that can be printed and written as UTF-8: stray bytes become \xNN."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -37,7 +37,7 @@ def recognises(spec: str) -> bool:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
-    """The maps of either release; see `sslbench.data.open.open_label_maps`."""
+    """Return the label maps of either release; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     return _scene_parse(spec, root, options) if (root / _INFO).is_file() else _full(spec, root / _FULL, options)
 
@@ -56,7 +56,7 @@ def _scene_parse(spec: str, root: Path, options: LabelMapOptions) -> dict[str, L
 
 
 def _names(path: Path) -> Coding:
-    """The classes of objectInfo150.txt: a table with the columns Idx and Name, the name with its synonyms."""
+    """Read the classes of objectInfo150.txt: a table with the columns Idx and Name, the name with its synonyms."""
     try:
         lines = [line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -108,7 +108,7 @@ class FullMaps:
         return len(self.files)
 
     def path(self, index: int) -> str:
-        """The file."""
+        """Return the map's file."""
         return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
@@ -122,7 +122,7 @@ class FullMaps:
         return self.files.digests()
 
     def select(self, indices: npt.NDArray[np.int64]) -> "FullMaps":
-        """Some of the maps."""
+        """Return the maps at `indices`, in that order."""
         return FullMaps(self.files.select(indices))
 
 
@@ -148,7 +148,7 @@ def _full(spec: str, root: Path, options: LabelMapOptions) -> dict[str, LabelMap
 
 
 def _names_in_json(spec: str, splits: dict[str, Pairs]) -> tuple[Coding, list[str]]:
-    """The classes from the JSON file beside every image (release of 2021); its name_ndx is the value in the map."""
+    """Read the classes from the JSON files beside the images (release of 2021); name_ndx is the value in the map."""
     names: dict[int, str] = {}
     files = [Path(p.images.path(i)).with_suffix(".json") for p in splits.values() for i in range(len(p.images))]
     for file in files:

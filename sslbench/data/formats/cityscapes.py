@@ -39,7 +39,7 @@ def recognises(spec: str) -> bool:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
-    """The maps of a Cityscapes folder; see `sslbench.data.open.open_label_maps`."""
+    """Return the label maps of a Cityscapes folder; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     truth = next(name for name in _TRUTH if (root / name).is_dir())
     files = walk(root / truth)

@@ -24,7 +24,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """The images below a folder.
+    """Return the images below a folder.
 
     Args:
         spec: the folder. If its sub-folders are train/, val/, test/ (or training, valid, validation, testing, in any

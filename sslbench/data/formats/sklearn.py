@@ -19,7 +19,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """The digits; their grey values 0..16 are scaled to 0..255.
+    """Return the digits, their grey values scaled from 0..16 to 0..255.
 
     Raises:
         UsageError: scikit-learn bundles no such images.

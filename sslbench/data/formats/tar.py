@@ -40,7 +40,7 @@ _BLOCK = tarfile.BLOCKSIZE
 
 
 def build(path: Path, shown: str) -> Index:
-    """The images and arrays of a tar file, and its members that may hold labels with their text.
+    """Index a tar file: its images and arrays, and the text of members that may hold labels.
 
     Args:
         path: of the file.
@@ -79,7 +79,7 @@ def build(path: Path, shown: str) -> Index:
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """The key of a sample, up to the first dot after the last slash (webdataset's rule), and the part after it."""
+    """Return the key of a sample, up to the first dot after the last slash (webdataset's rule), and the extension."""
     folder, slash, file = name.rpartition("/")
     stem, _, extension = file.partition(".")
     return folder + slash + stem, extension.lower()
@@ -133,7 +133,7 @@ def _truncated(shown: str, at: int) -> DataError:
 
 
 def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -> str:
-    """The label in a member, as a JSON value; '' if a .json has no key for it."""
+    """Return the label in a member as JSON; '' if a .json has no key for it."""
     shown = f"{container}/{printable(name)}"
     if size > _MAX_LABEL_BYTES:
         raise DataError(f"{shown} has {size:,} bytes, too many for a label")
@@ -150,7 +150,7 @@ def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -
 
 
 def _plain(text: str) -> object:
-    """The text of a .cls or .txt: a list if it is one, else what it says ('007' stays so)."""
+    """Return the label in a .cls or .txt: a list if it is JSON of one, else the text ('007' is kept)."""
     return json.loads(text) if text.startswith("[") and text.endswith("]") else text
 
 
@@ -179,7 +179,7 @@ class _Shard:
 
     @property
     def stem(self) -> str:
-        """The name without its suffix: the same for x.tar and x.tar.gz."""
+        """File name without suffix, the same for x.tar and x.tar.gz."""
         name = Path(self.shown.partition("?")[0] if self.origin else self.shown).name
         suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)), "")
         return name.removesuffix(name[len(name) - len(suffix) :])
@@ -191,7 +191,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """The images in one tar file or in many.
+    """Return the images in one tar file or in many.
 
     Members whose names are equal up to the first dot are one sample. Its label is in its part .cls, else .json (a key
     such as 'label'), else .txt. Without such parts the folders are the classes, as in an image folder.
@@ -253,7 +253,7 @@ def _images_of(index: Index) -> tuple[tuple[str, ...], np.ndarray[tuple[int, ...
 
 
 def _shards(spec: str) -> list[_Shard]:
-    """The files that the string stands for, in order."""
+    """Return the files that the string stands for, in order."""
     names = expanded(spec)
     if len(names) == 1 and not Path(names[0]).exists() and any(sign in names[0] for sign in "*?["):
         names = sorted(glob.glob(names[0]))  # noqa: PTH207 - the string may be relative or absolute
@@ -286,7 +286,7 @@ def _ids(spec: str, shards: Sequence[_Shard], images: Slices) -> tuple[list[str]
 def _by_key(
     spec: str, shards: Sequence[_Shard], found: Sequence[Index], images: Slices, ids: list[str], notes: tuple[str, ...]
 ) -> dict[str, Source] | None:
-    """The samples labelled by members of the same key; None if these are captions."""
+    """Return the samples labelled by members of the same key; None if these are captions."""
     labels = {
         (shard, *split_key(name)): text
         for shard, index in enumerate(found)

@@ -26,7 +26,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """The images in the rows.
+    """Return the images in the rows.
 
     Of the cells that are not the image, the first is the key and the second, if there is one, the label: a class, or
     several separated by ';'. A header is recognised by having no image.

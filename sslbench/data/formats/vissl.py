@@ -31,7 +31,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """The images that a list of paths names, and their labels in a list of equal length.
+    """Return the images that a list of paths names, with the labels in a list of equal length.
 
     Labels are class numbers or names, one per image; or (N, C) with 1 present, 0 absent, -1 ignore; or a list of
     classes per image. An image whose only label is -1 is left out. Lists are .npy (mapped into memory) or .pkl (read
@@ -131,7 +131,7 @@ def _ids(name: str, paths: Sequence[str], folder: Path) -> tuple[list[str], tupl
 
 
 def _read(path: Path) -> Any:
-    """An array or list. Nothing in the file is run."""
+    """Read an array or list without running anything in the file."""
     from sslbench.weights.reading.pickled import resolve
     from sslbench.weights.reading.unpickle import RestrictedPickle
 
@@ -154,7 +154,7 @@ def _read(path: Path) -> Any:
 
 
 def _checked_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array; numpy takes any four bytes for a character, Python does not."""
+    """Return the array if its text is valid: numpy takes any four bytes for a character, Python does not."""
     if values.dtype.kind == "U" and values.size:
         codes = np.ascontiguousarray(values).view(f"{values.dtype.str[0]}u4")
         if codes.max() > sys.maxunicode:

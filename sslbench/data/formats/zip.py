@@ -31,7 +31,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """The images in an archive, by the rules of image folders; a folder around all of them is looked into.
+    """Return the images in an archive by the rules of image folders; one folder around all of them is ignored.
 
     Args:
         spec: the file.
@@ -51,7 +51,7 @@ def open(spec: str) -> dict[str, Source]:
 
 
 def _build(path: Path) -> Index:
-    """The images and arrays of the archive, where their data start, and how they are packed."""
+    """Index the images and arrays of an archive: offset, sizes, checksum and compression."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
@@ -73,7 +73,7 @@ def _build(path: Path) -> Index:
 
 
 def _checked(path: Path, member: zipfile.ZipInfo) -> str:
-    """The name of a member that may be read."""
+    """Return the name of a member, checked to be safe to read."""
     shown = printable(member.filename)
     name = safe_name(member.filename.replace("\\", "/"))
     if name is None:

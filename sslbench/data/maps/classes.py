@@ -54,7 +54,7 @@ class LabelMapOptions:
 
 
 def coding_beside(root: Path, options: LabelMapOptions) -> Coding | None:
-    """The classes that a file in a folder lists; None if there is no such file.
+    """Read the classes from a file in the folder; None if there is no such file.
 
     Args:
         root: the folder; looked for are classes.txt, classes.json, labels.*, id2label.json and labelmap.txt.
@@ -80,7 +80,7 @@ def coding_beside(root: Path, options: LabelMapOptions) -> Coding | None:
 
 
 def make_coding(where: object, pairs: Iterable[tuple[int, str]], *, colours: bool = False) -> Coding:
-    """The coding of pairs of value and name.
+    """Return the coding of pairs of value and name.
 
     Raises:
         DataError: a value or a name occurs twice, or there is none.
@@ -106,7 +106,7 @@ def refuse_twice(where: object, column: Sequence[object], what: str) -> None:
 
 
 def colour(rgb: Sequence[int]) -> int:
-    """The value of a colour: red + 256 green + 65536 blue."""
+    """Return the value of a colour: red + 256 green + 65536 blue."""
     return int(rgb[0]) + 256 * int(rgb[1]) + 65536 * int(rgb[2])
 
 
@@ -159,7 +159,7 @@ def _is_value(value: Any, most: int = 2**24 - 1) -> bool:
 
 
 def with_ignored(spec: str, coding: Coding, ignore: str | int | None) -> Coding:
-    """The coding with what a user wants left out.
+    """Add the user's ignored values and classes to a coding.
 
     Args:
         spec: for messages.
@@ -193,7 +193,7 @@ def with_ignored(spec: str, coding: Coding, ignore: str | int | None) -> Coding:
 
 
 def coding_of_values(spec: str, files: Files) -> tuple[Coding, tuple[str, ...]]:
-    """The values that occur in maps as classes of that name, and notes; every map is read.
+    """Return a coding with the values that occur in maps as classes, and notes; every map is read.
 
     255 does not count, unless nothing but 0 and 255 occurs: then it is the foreground.
 
@@ -227,7 +227,7 @@ def coding_of_values(spec: str, files: Files) -> tuple[Coding, tuple[str, ...]]:
 
 
 def _values_of(files: Files, index: int, *, colours: bool = False) -> tuple[Any, bool] | None:
-    """The values of one map, and whether it shows colours; None if it cannot be read."""
+    """Return the values of one map, and whether they are colours; None if it cannot be read."""
     try:
         pixels = load(files, index, MAX_PIXELS)
         if colours or pixels.coloured:

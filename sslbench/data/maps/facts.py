@@ -54,7 +54,7 @@ class MapFacts:
 
 
 def map_facts(source: LabelMapSource, rows: npt.NDArray[np.int64], *, workers: int, reading: Reading) -> list[MapFacts]:
-    """Reads maps, in worker processes if asked for, and says what is in each of them."""
+    """Read all maps, in worker processes if requested, and return the facts of each."""
     chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
     dataset = _Facts(source, chunks, reading.max_pixels)
     return [one for chunk in run(dataset, workers, start_method=reading.start_method) for one in chunk]

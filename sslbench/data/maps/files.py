@@ -89,7 +89,7 @@ def load(files: Files, index: int, max_pixels: int) -> Pixels:
 
 
 def decode_pixels(data: bytes, path: str, max_pixels: int) -> Pixels:
-    """The pixels of an encoded file as they are stored; see `load`."""
+    """Decode the pixels of an encoded file as they are stored; see `load`."""
     if not data:
         raise UnreadableImage(path, "empty file")
     with strict_and_silent(max_pixels):
@@ -176,7 +176,7 @@ class ValueMaps:
         return len(self.files)
 
     def path(self, index: int) -> str:
-        """The file."""
+        """Return the map's file."""
         return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
@@ -196,7 +196,7 @@ class ValueMaps:
         return joined_digests(self.files, self.objects)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "ValueMaps":
-        """Some of the maps."""
+        """Return the maps at `indices`, in that order."""
         objects = None if self.objects is None else self.objects.select(indices)
         return dataclasses.replace(self, files=self.files.select(indices), objects=objects)
 

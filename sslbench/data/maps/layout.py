@@ -114,7 +114,7 @@ def pair(images: Mapping[str, str], maps: Mapping[str, str], image_root: Path, m
 def source_of(
     spec: str, split: str, pairs: Pairs, maps: Maps, coding: Coding, notes: Sequence[str] = ()
 ) -> LabelMapSource:
-    """The source of one split."""
+    """Return the source of one split."""
     return LabelMapSource(
         name=spec if split == "all" else f"{spec} ({split})",
         ids=pairs.ids,
@@ -128,6 +128,6 @@ def source_of(
 
 
 def in_order(found: Mapping[str, T]) -> dict[str, T]:
-    """The same by split: train, val, test, then others."""
+    """Sort by split: train, val, test, then others."""
     known = ("all", "train", "val", "test")
     return {s: found[s] for s in sorted(found, key=lambda s: (known.index(s) if s in known else 9, s))}

@@ -40,7 +40,7 @@ def recognises(root: Path) -> bool:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
-    """The maps of a folder; see `sslbench.data.open.open_label_maps`."""
+    """Return the label maps of a folder; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     places = _asked_for(spec, root, options) or find_places(root)
     return sources_of(spec, paired(places), coding_beside(root, options), options)
@@ -49,7 +49,7 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
 def sources_of(
     spec: str, splits: dict[str, Pairs], coding: Coding | None, options: LabelMapOptions
 ) -> dict[str, LabelMapSource]:
-    """Sources of pairs; where nothing names the classes, their values do."""
+    """Return the sources of pairs; without a coding the values become the names of the classes."""
     notes: tuple[str, ...] = ()
     if coding is None:
         files = [pairs.maps.path(i) for pairs in splits.values() for i in range(len(pairs.maps))]
@@ -62,7 +62,7 @@ def sources_of(
 
 
 def find_places(root: Path) -> list[Place]:
-    """The folders by their names; none if they are not there."""
+    """Find the folders of images and maps by their names; empty if there are none."""
     folders = _folders(root)
     inner = _named(root, folders)
     if inner is not None:
@@ -134,7 +134,7 @@ def _paired(place: Place) -> dict[str, Pairs]:
 
 
 def _by_split(paths: list[str]) -> dict[str, list[str]] | None:
-    """The files by the split that their first folder is called after; None if there are others."""
+    """Group files by split, the name of their first folder; None if a first folder is no split."""
     groups: dict[str, list[str]] = {}
     for path in paths:
         first, _, rest = path.partition("/")
@@ -146,7 +146,7 @@ def _by_split(paths: list[str]) -> dict[str, list[str]] | None:
 
 
 def _matched(place: Place, images: list[str], maps: list[str], *, skip: int) -> Pairs:
-    """Maps may be called like their image, or with an ending such as '_mask': the one that pairs most."""
+    """Pair maps with images of the same name, or with the ending ('_mask', ...) that pairs most."""
     keys = by_key(place.images, images, skip=skip)
     candidates = [by_key(place.maps, maps, ending, skip=skip) for ending in _ENDINGS if _occurs(ending, maps)]
     best = max(candidates, key=lambda found: len(keys.keys() & found.keys()), default={})

@@ -23,7 +23,7 @@ _TABLE = 1 << 16
 
 
 def distinct(values: Grid) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The values of a map in ascending order, where in that list each pixel's is (H, W), and pixels of each.
+    """Return the distinct values of a map, ascending; the position of each pixel's value (H, W); and the counts.
 
     As np.unique gives them, but sorted are runs of equal pixels, of which a map has few.
     """
@@ -37,7 +37,7 @@ def distinct(values: Grid) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelMap:
-    """The classes of the pixels of one image.
+    """Read the label map of one image.
 
     Attributes:
         semantic: int32 (H, W), position in the source's classes; -1: the pixel does not count.
@@ -82,7 +82,7 @@ class Maps(Protocol):
         ...
 
     def path(self, index: int) -> str:
-        """What to call the map in messages."""
+        """Return the name of a map in messages."""
         ...
 
     def digests(self) -> npt.NDArray[np.uint8]:
@@ -90,7 +90,7 @@ class Maps(Protocol):
         ...
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Maps":
-        """Some of the maps, in the order of `indices`."""
+        """Return the maps at `indices`, in that order."""
         ...
 
 
@@ -118,7 +118,7 @@ class Coding:
             raise ValueError(f"{len(self.classes)} classes of the values {self.values}, ignored {self.ignore}")
 
     def positions(self, values: Grid) -> Grid:
-        """The class of every pixel, -1 for those that do not count, -2 for values that are no class."""
+        """Return the class of every pixel: -1 if it is ignored, -2 if its value is no class."""
         known = np.array([*self.values, *self.ignore], dtype=np.int64)
         places = np.array([*range(len(self.values)), *[IGNORED] * len(self.ignore)], dtype=np.int32)
         if values.size and values.min() >= -1 and values.max() < _TABLE - 1:
@@ -132,7 +132,7 @@ class Coding:
         return np.asarray(table[inverse], dtype=np.int32)
 
     def text(self, value: int) -> str:
-        """A value as people write it: the number, or red,green,blue."""
+        """Return a value as users write it: the number, or red,green,blue."""
         return ",".join(str(value >> shift & 255) for shift in (0, 8, 16)) if self.colours else str(value)
 
 
@@ -178,7 +178,7 @@ class LabelMapSource:
         return self.coding.ignore
 
     def select(self, indices: Sequence[int] | npt.NDArray[np.int64], name: str | None = None) -> "LabelMapSource":
-        """Some of the images. `indices` must ascend, so that the ids still do."""
+        """Return a source of the images at `indices`, which must ascend, as ids do."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and np.any(np.diff(chosen) <= 0):
             raise ValueError("indices must be strictly ascending")
@@ -187,7 +187,7 @@ class LabelMapSource:
         return dataclasses.replace(self, name=name or self.name, ids=ids, images=images, maps=maps)
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> LabelMap:
-        """The classes of the pixels of one image.
+        """Read the label map of one image.
 
         Args:
             index: of the image.

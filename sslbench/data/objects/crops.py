@@ -78,7 +78,7 @@ class Crops:
         return len(self.rows)
 
     def decoded(self, index: int, decoder: "PictureDecoder") -> "Decoded":
-        """The box with its margin, as far as it lies in the image, which the decoder decodes whole.
+        """Decode the whole image and cut out the box with its margin, clipped to the image.
 
         Raises:
             UnreadableImage: the image cannot be decoded, or is of another size than its boxes are for.
@@ -98,7 +98,7 @@ class Crops:
         return dataclasses.replace(whole, image=part)
 
     def _whole(self, row: int, decoder: "PictureDecoder") -> "Decoded":
-        """The whole image at its full size: boxes are in its pixels."""
+        """Return the whole image at full size: boxes are in its pixels."""
         from sslbench.data.decode.handlers import picture_of
 
         full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))
@@ -121,7 +121,7 @@ class Crops:
         return np.ascontiguousarray(crop.permute(1, 2, 0).numpy(), dtype=np.uint8)
 
     def path(self, index: int) -> str:
-        """The image's path and the number of the object: 'a.jpg#2'."""
+        """Return path and number of the object: 'a.jpg#2'."""
         return f"{self.images.path(int(self.rows[index]))}#{self.numbers[index]}"
 
     def digests(self) -> npt.NDArray[np.uint8]:
@@ -137,7 +137,7 @@ class Crops:
         return digests
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Crops":
-        """Some of the crops, in the order of `indices`."""
+        """Return the crops at `indices`, in that order."""
         at = np.asarray(indices, dtype=np.int64)
         parts = self.rows[at], self.numbers[at], self.boxes[at], self.sizes[at]
         return Crops(self.images, *parts, self.margin)
@@ -163,7 +163,7 @@ def crops_of(
     columns: Mapping[str, Mapping[int, str]] | None = None,
     grouped_by: str = "",
 ) -> dict[str, Source]:
-    """The objects of each split as samples, labelled with their class.
+    """Return the objects of each split as samples, labelled with their class.
 
     They have the attributes of their images and one more, 'image', by which seeded splits keep them together, unless
     the images themselves belong together (frames of a video).

@@ -50,7 +50,7 @@ class Objects:
         return len(self.boxes)
 
     def select(self, rows: Sequence[int]) -> "Objects":
-        """Some of the objects."""
+        """Return the objects at these positions."""
         at = np.asarray(rows, dtype=np.int64)
         masks = None if self.masks is None else tuple(self.masks[i] for i in rows)
         flags = self.crowd[at], self.difficult[at]
@@ -116,7 +116,7 @@ class ObjectRows(Sequence[Objects]):
         return dataclasses.replace(self, rows=indices if self.rows is None else self.rows[indices])
 
     def with_classes(self, moved: Indices) -> "ObjectRows":
-        """The same with other numbers for the classes: int64 (C,)."""
+        """Map the classes to other numbers, int64 (C,)."""
         return dataclasses.replace(self, moved=moved if self.moved is None else moved[self.moved])
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -155,7 +155,7 @@ class _Viewed(Objects):
 
 
 def write_objects(objects: Sequence[Objects], folder: Path) -> None:
-    """Writes the objects of N images, which have ids, for `ObjectRows`.
+    """Write the objects of N images for `ObjectRows`; they have annotation ids.
 
     Raises:
         OSError: the files cannot be written.

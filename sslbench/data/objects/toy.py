@@ -63,7 +63,7 @@ def recognises(spec: str) -> bool:
 
 
 def manifest(spec: str) -> Path:
-    """The manifest of a toy data set in the cache folder; draws the images if they are not there yet.
+    """Return the manifest of a toy data set in the cache folder; the images are drawn the first time.
 
     Args:
         spec: `kwcoco:shapesN` or `kwcoco:shapesN-SIDE`: N images of SIDE x SIDE pixels (600 unless given); or

@@ -72,7 +72,7 @@ class ObjectSource:
         return self.objects if isinstance(self.objects, ObjectRows) else None
 
     def select(self, indices: Sequence[int] | Indices, name: str | None = None) -> "ObjectSource":
-        """Some of the images. `indices` must ascend, so that the ids still do."""
+        """Return a source of the images at `indices`, which must ascend, as ids do."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and np.any(np.diff(chosen) <= 0):
             raise ValueError("indices must be strictly ascending")
@@ -88,7 +88,7 @@ class ObjectSource:
         )
 
     def with_classes(self, classes: tuple[str, ...], class_numbers: tuple[int, ...]) -> "ObjectSource":
-        """The same with classes in another order, more of them, or without some that no object has."""
+        """Change the order of the classes, add classes, or drop those without objects."""
         place = {name: i for i, name in enumerate(classes)}
         moved = np.array([place.get(name, -1) for name in self.classes], dtype=np.int64)
         objects: Sequence[Objects]
@@ -120,7 +120,7 @@ class ObjectSource:
         return bool(some) and all(m is not None and all(part is not None for part in m) for m in some)
 
     def check_size(self, index: int, height: int, width: int) -> None:
-        """Compares an upright, decoded image with what the manifest says: its boxes would lie elsewhere.
+        """Check that an upright, decoded image has the size given in the manifest, in whose pixels its boxes are.
 
         Raises:
             DataError: the sizes differ.
@@ -140,7 +140,7 @@ class ObjectSource:
         raise DataError(message, "Was the image resized after it was annotated? Boxes and size must be scaled with it.")
 
     def masks_of(self, index: int) -> tuple[rle.Rle, ...]:
-        """The masks of one image as run lengths.
+        """Return the masks of one image as run lengths.
 
         Raises:
             DataError: an object has no segmentation, one that is of another size, or the size is not known.

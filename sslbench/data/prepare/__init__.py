@@ -68,7 +68,7 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """The data set's file in benchmarks/data, the user's before the built-in one."""
+    """Return the data set's file in benchmarks/data; the user's has precedence."""
     for root in paths.search_path("benchmarks"):
         if (file := root / "data" / f"_{name}.yaml").is_file():
             return read_yaml(file)

@@ -51,7 +51,7 @@ def _plan(archives: Mapping[str, Path], column: int, values: int) -> Plan:
 
 
 def _rows(file: IO[bytes]) -> Iterator[npt.NDArray[np.generic]]:
-    """An array in an .npy stream, some rows at a time: all images together take 3 GB."""
+    """Yield an array in an .npy stream, some rows at a time: all images together take 3 GB."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read(file)

@@ -45,7 +45,7 @@ def _plan(archives: Mapping[str, Path], label: Callable[[npt.NDArray[np.int32]],
 
 
 def _read(path: Path) -> npt.NDArray[np.generic]:
-    """An array: magic number of its type, number of dimensions, at least three of them, values, all little-endian."""
+    """Read an array: magic number of its type, number of dimensions, at least three sizes, values; little-endian."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         magic, n = (int(value) for value in np.frombuffer(content, "<i4", 2))

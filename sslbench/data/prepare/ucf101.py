@@ -58,7 +58,7 @@ def _listed(lists: Path) -> list[tuple[str, str, str]]:
 
 
 def _middle_frame(video: Path) -> Callable[[], bytes]:
-    """What decodes a video up to its middle and encodes that frame as JPEG, quality 95."""
+    """Return a function that decodes a video up to its middle and encodes that frame as JPEG, quality 95."""
 
     def read() -> bytes:
         import cv2

@@ -100,7 +100,7 @@ class AssetImages:
             raise UnreadableImage(path, reason) from error
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """The image as it is: uint8 (H, W, channels), or uint16 if a file has samples of 16 bits.
+        """Return the stored image: uint8 (H, W, channels), or uint16 if a file has samples of 16 bits.
 
         Raises:
             UnreadableImage: as for `decoded`.
@@ -116,12 +116,12 @@ class AssetImages:
         return np.ascontiguousarray(np.round(image * 257).astype(np.uint16))
 
     def parts(self, index: int) -> list[tuple[Path, Kind]]:
-        """The files of an image, and what is taken from each."""
+        """Return the files of an image, each with the channels taken from it."""
         rows = range(int(self.starts[index]), int(self.starts[index + 1]))
         return [(Path(self.files.root) / self.files.paths[row], self.about[int(self.kinds[row])]) for row in rows]
 
     def path(self, index: int) -> str:
-        """The first file, and how many more there are."""
+        """Return the first file and the number of further ones: 'a.tif and 2 more'."""
         start, stop = int(self.starts[index]), int(self.starts[index + 1])
         more = stop - start - 1
         return self.files.path(start) + (f" and {more} more" if more else "")
@@ -141,7 +141,7 @@ class AssetImages:
         return digests
 
     def select(self, indices: npt.NDArray[np.int64]) -> "AssetImages":
-        """Some of the images, in the order of `indices`."""
+        """Return the images at `indices`, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         counts = np.diff(self.starts)[chosen]
         starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
@@ -153,7 +153,7 @@ class AssetImages:
 def placed(
     pixels: npt.NDArray[np.generic], matrix: tuple[float, ...], height: int, width: int
 ) -> npt.NDArray[np.generic]:
-    """A picture (H, W, C) mapped onto one of height x width: linear, smoothed before where it is made smaller.
+    """Warp a picture (H, W, C) to height x width: linear interpolation, antialiased where it shrinks.
 
     The outermost pixels reach to the edge of the picture; what lies outside of it is zero.
     """

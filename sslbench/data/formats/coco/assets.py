@@ -74,7 +74,7 @@ class AssetCollector:
         self._texts: dict[str, str] = {}
 
     def add(self, row: dict[str, Any]) -> None:
-        """An image.
+        """Take an image.
 
         Raises:
             DataError: its assets are no list of mappings with a file_name.
@@ -126,7 +126,7 @@ class AssetCollector:
 def images_of(
     spec: str, assets: Assets, folder: Path, channels: str
 ) -> tuple[Files | AssetImages, list[str], tuple[str, ...]]:
-    """The images of a manifest, what each is called, and notes.
+    """Return the images of a manifest, their names, and notes.
 
     Args:
         spec: the manifest.
@@ -172,7 +172,7 @@ _Part = tuple[str, str, str]
 
 
 def _parts(assets: Assets) -> list[list[_Part]]:
-    """The files of each image: its own first, if it says which channels it has."""
+    """Return the files of each image: its own first, if its channels are given."""
     parts: list[list[_Part]] = [
         [(file, assets.channels[i], "null")] if file and i in assets.channels else []
         for i, file in enumerate(assets.own)
@@ -184,7 +184,7 @@ def _parts(assets: Assets) -> list[list[_Part]]:
 
 
 def _names(assets: Assets, parts: list[list[_Part]]) -> list[str]:
-    """What each image is called: its file, else its name, else its first asset's file."""
+    """Return the name of each image: its file, else its key 'name', else its first asset's file."""
     whole = enumerate(zip(assets.own, parts, strict=True))
     return [own or assets.names.get(i) or of_image[0][0] for i, (own, of_image) in whole]
 
@@ -227,7 +227,7 @@ def _channels(spec: str) -> tuple[str, ...]:
 
 @functools.cache
 def _matrix(spec: str, warp: str) -> tuple[float, ...]:
-    """The first two rows of the map from the asset to the image."""
+    """Return the first two rows of the affine map from asset to image."""
     import kwimage
 
     given = json.loads(warp)

@@ -26,7 +26,7 @@ class Kept:
 
 
 def by_supercategory(columns: Columns) -> Columns:
-    """The same with the supercategories as classes, in the order in which the categories name them."""
+    """Replace the classes by their supercategories, in the order of their first category."""
     names = list(dict.fromkeys(columns.supers))
     place = {name: i for i, name in enumerate(names)}
     moved = np.array([place[name] for name in columns.supers], dtype=np.int64)
@@ -34,7 +34,7 @@ def by_supercategory(columns: Columns) -> Columns:
 
 
 def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Labels, tuple[str, ...]]:
-    """The labels, decided over all images so that every split has the same kind and classes; and notes."""
+    """Return labels and notes; all images decide, so that every split has the same kind and classes."""
     notes = (f"{spec}: {counted(columns.skipped, 'annotation')} without category left out",) if columns.skipped else ()
     present, marked = _pairs(columns)
     names = columns.names
@@ -85,7 +85,7 @@ def exported_as(info: Any) -> dict[str, Kept] | None:
 
 
 def labels_as_exported(columns: Columns, rows: Indices, kept: Kept) -> Labels | None:
-    """The labels of some images as they were; None if the manifest no longer fits what it says about itself.
+    """Restore the labels of some images; None if the manifest no longer agrees with the record of its export.
 
     Args:
         columns: of the manifest.

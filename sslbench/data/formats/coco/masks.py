@@ -59,7 +59,7 @@ class ObjectMaps:
         return len(self.source)
 
     def path(self, index: int) -> str:
-        """The image's file with what is meant of it."""
+        """Return a name for the map: 'the masks of a.jpg'."""
         return f"the masks of {self.source.images.path(index)}"
 
     def read(self, index: int, max_pixels: int) -> RawMap:
@@ -88,5 +88,5 @@ class ObjectMaps:
         return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "ObjectMaps":
-        """Some of the maps."""
+        """Return the maps at `indices`, in that order."""
         return ObjectMaps(self.source.select(indices))

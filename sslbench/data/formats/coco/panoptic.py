@@ -41,7 +41,7 @@ def recognises(spec: str) -> bool:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
-    """The maps of one file, or of a folder with several; see `sslbench.data.open.open_label_maps`."""
+    """Return the label maps of one file, or of a folder with several; see `sslbench.data.open.open_label_maps`."""
     path = Path(spec)
     files = _in_folder(path) if path.is_dir() else [path]
     if len(files) > 1 and (options.images or options.maps):
@@ -222,7 +222,7 @@ class PanopticMaps:
         return len(self.files)
 
     def path(self, index: int) -> str:
-        """The PNG."""
+        """Return the PNG of a map."""
         return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
@@ -254,7 +254,7 @@ class PanopticMaps:
         return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "PanopticMaps":
-        """Some of the maps."""
+        """Return the maps at `indices`, in that order."""
         return PanopticMaps(self.files.select(indices), tuple(self.segments[i] for i in indices), self.things)
 
 

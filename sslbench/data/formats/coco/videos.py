@@ -20,7 +20,7 @@ class Videos:
         self._names: dict[int, str] = {}
 
     def table(self, rows: object) -> None:
-        """The list 'videos'.
+        """Take the list 'videos'.
 
         Raises:
             DataError: it is something else.
@@ -35,7 +35,7 @@ class Videos:
             self._names[number] = str(row.get("name") or number)
 
     def add(self, image: dict[str, Any]) -> None:
-        """An image, which may be a frame."""
+        """Take an image, which may be a frame."""
         number = image.get("video_id")
         if number is not None and not isinstance(number, int):
             raise DataError(f"{self.spec}: video_id of 'images' should be a whole number, not {number!r}")

@@ -46,7 +46,7 @@ class HubOptions:
 def open(
     spec: str, *, image_column: str | None = None, label_column: str | None = None, download: bool = False
 ) -> dict[str, Source]:
-    """The images of a data set in Parquet or Arrow files. Nothing is downloaded unless the string asks for it.
+    """Return the images of a data set in Parquet or Arrow files; nothing is downloaded unless requested.
 
     Args:
         spec: a folder, a Parquet file, or the name of a data set in the local cache of the hub, with a configuration
@@ -103,7 +103,7 @@ def _source(name: str, split: str, paths: Sequence[Path], image: str | None, lab
 
 
 def _features(path: Path, file: RowFile) -> dict[str, Any]:
-    """What the data set declares about its columns: in the file's own metadata, else in dataset_info.json beside it."""
+    """Return the declared features of the columns: in the file's metadata, else in dataset_info.json beside it."""
     written = (file.schema.metadata or {}).get(b"huggingface")
     beside = path.parent / "dataset_info.json"
     try:
@@ -180,7 +180,7 @@ def _ids(split: str, names: Sequence[str | None], n: int) -> list[str]:
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
-    """The names of a ClassLabel, or of a list of them; empty for anything else."""
+    """Return the names of a ClassLabel, or of a list of them; empty for other features."""
     if isinstance(feature, list) and len(feature) == 1:
         feature = feature[0]
     if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):

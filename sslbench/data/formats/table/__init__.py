@@ -65,7 +65,7 @@ def open(
     value_columns: Sequence[str] = (),
     group: str = "",
 ) -> dict[str, Source]:
-    """The images a table lists.
+    """Return the images that a table lists.
 
     Args:
         spec: the file. A .csv, .tsv or .parquet needs a header; a .json is a list of records, or maps each image to its
@@ -128,7 +128,7 @@ def _open(
 
 
 def _numbers(table: Table, names: Sequence[str]) -> Labels:
-    """The columns as numbers to predict."""
+    """Return the columns as numbers to predict."""
     columns = {name: table.columns[_find(table, name, (), "of numbers") or name] for name in names}
     values = np.empty((len(next(iter(columns.values()))), len(columns)))
     for c, (name, cells) in enumerate(columns.items()):
@@ -153,7 +153,7 @@ def _number(cell: object) -> float:
 
 
 def _attribute(table: Table, name: str) -> list[str]:
-    """A column as text; equal cells share one text, so that a million rows of a few values cost little."""
+    """Return a column as text; equal cells share one object, so that a million rows of a few values cost little."""
     column = _find(table, name, (), "to group by") or name
     texts: dict[str, str] = {}
     return [texts.setdefault(text, text) for text in map(_text, table.columns[column])]
@@ -222,7 +222,7 @@ def _key(column: str) -> str:
 
 
 def _find(table: Table, asked: str | None, known: Sequence[str], what: str, taken: str | None = None) -> str | None:
-    """The column asked for, or else the first known one, in any case and with spaces or hyphens for underscores."""
+    """Return the requested column, else the first known one, in any case, with spaces or hyphens for underscores."""
     if asked is not None:
         if asked not in table.columns:
             raise UsageError(f"{table.name} has no column '{asked}' ({what})", did_you_mean(asked, table.columns))
@@ -254,7 +254,7 @@ def _splits(table: Table, column: str | None) -> list[str] | None:
 
 
 def _labels(table: Table, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
-    """The labels, decided over all rows so that every split has the same kind and classes; and notes."""
+    """Return labels and notes; all rows decide, so that every split has the same kind and classes."""
     if column is None:
         return _labels_from_flags(table, [name for name in table.columns if name not in leave_out])
     cells = table.columns[column]
@@ -275,7 +275,7 @@ def _labels(table: Table, column: str | None, leave_out: set[str | None]) -> tup
 
 
 def _text(cell: object) -> str:
-    """A cell as text: '007' stays so, and 3.0 (how Parquet keeps a whole number beside empty cells) is '3'."""
+    """Return a cell as text: '007' is kept; 3.0 (Parquet's whole numbers beside empty cells) becomes '3'."""
     if cell is None or (isinstance(cell, float) and np.isnan(cell)):
         return ""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()

@@ -22,7 +22,7 @@ class Table:
 
 
 def read_lines(path: Path) -> Table:
-    """A .txt: on every line a path; or a path, white space and a label without any.
+    """Read a .txt: a path per line; or a path, white space, and a label without white space.
 
     Raises:
         DataError: it cannot be read, or only some lines have a label.
@@ -49,7 +49,7 @@ def _path_and_label(line: str) -> tuple[str, str | None]:
 
 
 def read_json(path: Path) -> Table:
-    """A .json: a list of records, or a mapping from image to label.
+    """Read a .json: a list of records, or a mapping from image to label.
 
     Raises:
         DataError: it cannot be read, or is neither.
@@ -64,7 +64,7 @@ def read_json(path: Path) -> Table:
 
 
 def read_json_lines(path: Path) -> Table:
-    """A .jsonl: a record on every line.
+    """Read a .jsonl: a record per line.
 
     Raises:
         DataError: it cannot be read, or a line is no record.

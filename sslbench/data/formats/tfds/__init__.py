@@ -36,7 +36,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """The images of a data set that TFDS has prepared; nothing is downloaded.
+    """Return the images of a data set that TFDS has prepared; nothing is downloaded.
 
     Args:
         spec: the folder with dataset_info.json, one above it, or the name below $TFDS_DATA_DIR (~/tensorflow_datasets).

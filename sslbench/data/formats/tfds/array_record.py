@@ -20,7 +20,7 @@ _CHUNK = 256
 
 
 def build_array_record(path: Path, keys: Keys) -> Index:
-    """The records of an ArrayRecord file: numbers are offset and size of the image in its record, texts labels as JSON.
+    """Index an ArrayRecord file: numbers are offset and size of the image in its record, texts labels as JSON.
 
     Raises:
         DataError: it is damaged, a record is no example with an image, or the package array_record is not there.
@@ -92,7 +92,7 @@ class ArrayRecords:
         return len(self.places)
 
     def read(self, index: int) -> bytes:
-        """The bytes of one image.
+        """Return the bytes of one image.
 
         Raises:
             OSError: the record cannot be read or has changed.
@@ -109,7 +109,7 @@ class ArrayRecords:
         return content[offset : offset + size]
 
     def path(self, index: int) -> str:
-        """The file and the record in it: 'x.array_record-00000-of-00001[17]'."""
+        """Return file and record: 'x.array_record-00000-of-00001[17]'."""
         return printable(f"{self.containers[self.places[index, 0]]}[{self.places[index, 1]}]")
 
     def shards(self) -> npt.NDArray[np.int64]:
@@ -129,5 +129,5 @@ class ArrayRecords:
         return f"{os.path.abspath(self.containers[self.places[index, 0]])}\0{self.places[index, 1:].tolist()}"  # noqa: PTH100
 
     def select(self, indices: npt.NDArray[np.int64]) -> "ArrayRecords":
-        """Some of the images, in the order of `indices`."""
+        """Return the images at `indices`, in that order."""
         return dataclasses.replace(self, places=self.places[np.asarray(indices, dtype=np.int64)])

@@ -26,7 +26,7 @@ class Feature:
 
 
 def parse(record: bytes) -> dict[str, Feature]:
-    """The features of an example; lists of floats are left out (empty).
+    """Parse the features of an example; lists of floats are returned empty.
 
     Raises:
         ValueError: the record is no such message.
@@ -53,7 +53,7 @@ def _feature(record: bytes, start: int, stop: int) -> Feature:
 
 
 def _integers(record: bytes, start: int, stop: int) -> Iterator[int]:
-    """The values of an Int64List, packed or one by one."""
+    """Parse an Int64List, packed or not."""
     for number, wire, value, at in _fields(record, start, stop):
         if number == 1 and wire == _VARINT:
             yield _signed(value)

@@ -46,7 +46,7 @@ class Info:
     notes: tuple[str, ...]
 
     def shard(self, split: str, number: int) -> Path:
-        """The file with the records `number` of a split."""
+        """Return the file of shard `number` of a split."""
         count = len(self.splits[split])
         values = {
             "DATASET": self.name,
@@ -65,7 +65,7 @@ class Info:
 
 
 def find_folder(location: str) -> Path:
-    """The folder with dataset_info.json: the location itself, the newest version below it, or a name's.
+    """Return the folder with dataset_info.json: the location itself, the newest version below it, or a name's.
 
     Raises:
         DataError: there is none, or several configurations.
@@ -101,7 +101,7 @@ def _version(name: str) -> tuple[int, ...]:
 
 
 def read_info(folder: Path) -> Info:
-    """What the two JSON files say.
+    """Read dataset_info.json and features.json.
 
     Raises:
         DataError: they are damaged, or describe nothing that can be read as images.

@@ -30,7 +30,7 @@ class Keys:
 
 
 def build_tfrecord(path: Path, keys: Keys) -> Index:
-    """The records of a TFRecord file: numbers are offset and size of the image, texts the label as JSON.
+    """Index a TFRecord file: numbers are offset and size of the image, texts the label as JSON.
 
     A record is its length (8 bytes), a masked CRC-32C of that, the data, and one of these
     (https://www.tensorflow.org/tutorials/load_data/tfrecord). The sum of the length is checked; that of the data is
@@ -47,7 +47,7 @@ _Entry = tuple[int, int, str, str]
 
 
 def index_of(entries: list[_Entry]) -> Index:
-    """The index of the entries of a shard."""
+    """Return the index of the entries of a shard."""
     numbers = np.array([entry[:2] for entry in entries], dtype=np.int64).reshape(-1, 2)
     return Index(tuple(entry[2] for entry in entries), numbers, tuple(entry[3] for entry in entries))
 

@@ -36,7 +36,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """A data set whose files lie in FOLDER, else in $SSLBENCH_DATA, else in ./data, as torchvision lays them out.
+    """Return a data set with torchvision's files in FOLDER, else in $SSLBENCH_DATA, else in ./data.
 
     Nothing is downloaded. Of the sets laid out like MNIST the compressed files are enough. `CLEVRClassification` counts
     objects, as in torchvision; `CLEVRClassification[distance]` and `Kitti[distance]` are the distance tasks of VTAB.
@@ -66,7 +66,7 @@ def open(spec: str) -> dict[str, Source]:
 
 
 def all_sets() -> list[str]:
-    """The names that can follow 'torchvision:', sorted."""
+    """Return the names that can follow 'torchvision:', sorted."""
     return sorted([*_LOADERS, *FILE_SETS, "PCAM"])
 
 
@@ -113,7 +113,7 @@ def _idx_file(folder: Path, name: str) -> Path | None:
 
 
 def _read_idx(path: Path) -> _Pixels:
-    """An array in the idx format: two zero bytes, type 8 (uint8), the number of dimensions, big-endian sizes, data."""
+    """Read an idx array: two zero bytes, type 8 (uint8), the number of dimensions, big-endian sizes, data."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zero, kind, dimensions = struct.unpack(">HBB", content[:4])

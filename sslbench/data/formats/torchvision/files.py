@@ -48,7 +48,7 @@ class FileSet:
 
 
 def open_files(spec: str, name: str, root: Path) -> dict[str, Source]:
-    """The splits of a data set of `FILE_SETS`.
+    """Return the splits of a data set of `FILE_SETS`.
 
     Args:
         spec: what the user calls it.
@@ -216,7 +216,7 @@ def _caltech101(base: Path) -> dict[str, Listed]:
 
 
 def _clevr(base: Path, label: Callable[[list[dict[str, Any]]], str]) -> dict[str, Listed]:
-    """The parts whose scenes are public; the label is a function of the scene's objects."""
+    """Return the splits with public scenes; the label is a function of the scene's objects."""
 
     def part(split: str) -> Listed:
         scenes = json.loads((base / "scenes" / f"CLEVR_{split}_scenes.json").read_text(encoding="utf-8"))["scenes"]
