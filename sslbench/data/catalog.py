@@ -1,4 +1,4 @@
-"""The catalog: names that a user gives to data locations, so that `--data photos` stands for a long string.
+"""Catalog: the user's names for data locations, so that `--data photos` stands for a long string.
 
 A catalog is a YAML file: name -> the string, or a mapping with `data` and the columns. Looked at are, in this order,
 `sslbench-data.yaml` in the current folder (a project's), the same file in each folder of $SSLBENCH_PATH, and
@@ -24,9 +24,9 @@ _log = logging.getLogger("sslbench")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What a name stands for.
+    """Data location with a name.
 
-    Attributes: the settings below say what they mean.
+    Attributes: each setting states its meaning.
     """
 
     data: str = config.setting(dataclasses.MISSING, "the data location, as --data takes it")
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """An entry and where it stands.
+    """Entry and the catalog that has it.
 
     Attributes:
         name: of the entry.
@@ -66,7 +66,7 @@ def files() -> list[Path]:
 
 
 def entries() -> dict[str, Named]:
-    """Name -> its entry, of all catalogs; the strongest wins.
+    """Return name -> entry over all catalogs, by precedence.
 
     Raises:
         UsageError: a catalog cannot be read or has an unknown key.
@@ -188,5 +188,5 @@ def beside(data: str, file: Path) -> str:
 
 
 def _is_path_beside(folder: Path, rest: str) -> bool:
-    """Whether what stands behind a scheme is a path: vissl:lists/."""
+    """Return whether the text behind a scheme is a path: vissl:lists/."""
     return "/" in rest and not rest.startswith("/") and (folder / rest.partition("?")[0]).exists()

@@ -1,4 +1,4 @@
-"""Choosing whole groups of samples (the frames of a video, the crops of an image) so that classes keep their share."""
+"""Splits and folds that keep groups of samples together (frames of a video, crops of an image), stratified by class."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +13,7 @@ Indices = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 _ATTEMPTS = 10
 _CLOSE = 0.02
-"""How far the shares of the classes may lie from the wanted one, on average, for the search to end."""
+"""Mean deviation of the classes' shares from the target at which the search ends."""
 
 
 def source_groups(source: Source) -> Indices | None:
@@ -33,7 +33,7 @@ def group_numbers(names: Sequence[str]) -> Indices | None:
 
 
 def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Generator) -> _Mask:
-    """Which of N samples are chosen, all or none of each group: (N,) bool, about `n` of them.
+    """Choose whole groups with about `n` of N samples together; return a mask, (N,) bool.
 
     Classes are dealt rarest first (by groups), as for several labels per sample (Sechidis et al. 2011, On the
     stratification of multi-label data); a group is taken if that brings the class nearer to its share of the samples.
@@ -61,7 +61,7 @@ def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Genera
 
 
 class _Table:
-    """How many samples of each class every group has, the pairs that are not zero only.
+    """Sparse table of the number of samples by group and class.
 
     Attributes:
         n: groups.
@@ -98,7 +98,7 @@ class _Table:
         return found
 
     def score(self, chosen: _Mask, share: float) -> tuple[float, float]:
-        """Classes that could be among the chosen and are not; and how far the shares are off, on average."""
+        """Return the number of avoidably missing classes, and the mean deviation of the shares."""
         inside = chosen[self._groups]
         found = np.bincount(self._classes[inside], self._counts[inside], len(self.totals))
         there = self.totals > 0
@@ -109,7 +109,7 @@ class _Table:
 
 
 def group_folds(labels: Labels, groups: Indices, number: int) -> Indices:
-    """(N,) the fold of each sample, 0 to number - 1; all samples of a group are in one fold.
+    """Return the fold of each sample, (N,), 0 to number - 1; all samples of a group are in one fold.
 
     Classes are dealt rarest first (by groups): each of its groups, the largest first, goes to the fold that has least
     of the class so far, then least of all samples. A class with as many groups as there are folds is in every fold.
@@ -139,7 +139,7 @@ def group_folds(labels: Labels, groups: Indices, number: int) -> Indices:
 
 
 def _pairs(labels: Labels) -> tuple[Indices, Indices]:
-    """Sample and class, for every label that is there."""
+    """Return sample and class of every label that is present."""
     if labels.kind == "single":
         return np.arange(len(labels)), np.asarray(labels.values)
     if labels.kind == "multi":

@@ -1,4 +1,4 @@
-"""Several sources as one: the source's name in front of ids, labels matched by class name, images where they are."""
+"""Concatenation of sources: ids are prefixed by the source's name, labels matched by class name."""
 
 import bisect
 import dataclasses
@@ -21,7 +21,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JoinedImages:
-    """The images of several sources, one source behind the other; each is read as its own source reads it.
+    """Images of several sources, concatenated; each is read as its own source reads it.
 
     Attributes:
         parts: of the sources.
@@ -59,7 +59,7 @@ class JoinedImages:
         return self.parts[part].path(row)
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: those of the sources."""
+        """Return (N, 16) bytes: those of the sources."""
         empty = np.zeros((0, DIGEST_BYTES), dtype=np.uint8)
         digests = np.concatenate([empty, *(part.digests() for part in self.parts)])
         return digests if self.rows is None else digests[self.rows]
@@ -81,10 +81,10 @@ class JoinedImages:
 
 
 class JoinedShards(JoinedImages):
-    """The same when some of the sources have their images in shards; see `sharded.Sharded`."""
+    """Images of several sources, some of them in shards; see `sharded.Sharded`."""
 
     def shards(self) -> Indices:
-        """int64 (N,): the number of the shard of each image; what is in no shard counts as one for its source."""
+        """Return the shard of each image, int64 (N,); the images of a source without shards count as one shard."""
         numbers, first = [], 0
         for part in self.parts:
             own = shards_of(part)
@@ -94,7 +94,7 @@ class JoinedShards(JoinedImages):
         return shards if self.rows is None else shards[self.rows]
 
     def fetched(self) -> Indices:
-        """int64 (shards,): bytes that are copied to this machine before a shard can be read; 0 if it is here."""
+        """Return the bytes to download before a shard can be read, int64 (shards,); 0 for local ones."""
         return np.concatenate([self._fetched(part) for part in self.parts])
 
     def _fetched(self, part: Images) -> Indices:
@@ -121,7 +121,7 @@ def located(images: Images, index: int) -> tuple[Images, int]:
 
 
 def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] | None = None) -> Source:
-    """All samples of several sources, in the order of the sources' names, which does not depend on how they are listed.
+    """Concatenate several sources in the order of their names, however they are listed.
 
     Args:
         sources: name -> source. A name stands before the ids, with a '/' between, and is each sample's attribute
@@ -218,7 +218,7 @@ def _multi_values(parts: Sequence[Labels], columns: Sequence[Indices], classes: 
 
 
 def _flags(labels: Labels) -> npt.NDArray[np.int8]:
-    """(N, c), of one class per sample or of several."""
+    """Return the labels as multi-label values, (N, c)."""
     if labels.kind == "multi":
         return labels.values
     flags = np.zeros((len(labels), len(labels.classes)), dtype=np.int8)

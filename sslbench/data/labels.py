@@ -1,4 +1,4 @@
-"""From the text in folders, tables and manifests to `Labels`."""
+"""Conversion of the text in folders, tables and manifests to `Labels`."""
 
 from collections.abc import Collection, Sequence
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from sslbench.data.source import Labels
 
 SEPARATORS = (";", "|")
-"""What separates several labels in one cell of a table."""
+"""Separators of several labels in one cell of a table."""
 
 
 def no_labels(n: int) -> Labels:
@@ -17,7 +17,7 @@ def no_labels(n: int) -> Labels:
 
 
 def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) -> Labels:
-    """One class per sample.
+    """Return labels with one class per sample.
 
     Args:
         names: the class name of each sample.
@@ -33,7 +33,7 @@ def multi_labels(
     ignored: Sequence[Collection[str]] | None = None,
     classes: Sequence[str] | None = None,
 ) -> Labels:
-    """Any number of classes per sample.
+    """Return labels with any number of classes per sample.
 
     Args:
         present: the names of the classes each sample has.
@@ -71,7 +71,7 @@ def among_classes(values: npt.NDArray[np.int8], columns: npt.NDArray[np.int64], 
 
 
 def has_separator(cell: str) -> bool:
-    """Whether a cell holds several labels."""
+    """Return whether a cell holds several labels."""
     return any(separator in cell for separator in SEPARATORS)
 
 
@@ -85,12 +85,12 @@ def split_cell(cell: str) -> tuple[list[str], list[str]]:
 
 
 def present_classes(labels: Labels) -> npt.NDArray[np.bool_]:
-    """(C,): which classes have at least one sample."""
+    """Return a mask of the classes with at least one sample, (C,)."""
     return class_counts(labels) > 0
 
 
 def class_counts(labels: Labels) -> npt.NDArray[np.int64]:
-    """(C,): the number of samples that have each class."""
+    """Return the number of samples of each class, (C,)."""
     if labels.kind == "single":
         return np.bincount(labels.values, minlength=len(labels.classes)).astype(np.int64)
     return np.asarray((labels.values == 1).sum(axis=0), dtype=np.int64)

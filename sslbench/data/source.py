@@ -1,4 +1,4 @@
-"""What every kind of data location is turned into: named samples, their labels, and a way to read one image."""
+"""Samples of every format: ids, labels, and images that are read one by one."""
 
 import dataclasses
 import hashlib
@@ -13,12 +13,12 @@ from sslbench.data.wording import printable
 LabelKind = Literal["single", "multi", "value", "none"]
 
 ORIGIN = "origin"
-"""The attribute of a source made of several that names the one each sample is from."""
+"""Attribute of a joined source: the name of the source that each sample is from."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """The labels of N samples.
+    """Labels of N samples.
 
     Attributes:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
@@ -44,7 +44,7 @@ class Labels:
         return dataclasses.replace(self, values=self.values[indices])
 
     def text(self, index: int) -> str:
-        """One sample's label as it is written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
+        """Return a sample's label as written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
 
         Numbers are joined by ';' too.
         """
@@ -83,7 +83,7 @@ class Images(Protocol):
         ...
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: a hash of each image's content. Cheap when nothing changed since the last call."""
+        """Return (N, 16) bytes: a hash of each image's content. Cheap when nothing changed since the last call."""
         ...
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Images":
@@ -144,7 +144,7 @@ class Source:
         return Source(name or self.name, ids, labels, images, self.notes, *further)
 
     def images_fingerprint(self) -> str:
-        """Hash of ids and image contents, 32 hex digits: what features depend on."""
+        """Return a hash of all that features depend on: ids and image contents; 32 hex digits."""
         return self.fingerprint_of(self.images.digests())
 
     def fingerprint_of(self, digests: npt.NDArray[np.uint8]) -> str:
@@ -154,7 +154,7 @@ class Source:
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:
-        """Hash of ids, image contents, labels, class names and groups, 32 hex digits: what a score depends on."""
+        """Return a hash of all that scores depend on: ids, image contents, labels, class names, groups; 32 hex digits."""
         digest = hashlib.sha256(self.images_fingerprint().encode())
         digest.update("\n".join((self.labels.kind, *self.labels.classes)).encode())
         digest.update(np.ascontiguousarray(self.labels.values).tobytes())

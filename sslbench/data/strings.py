@@ -1,4 +1,4 @@
-"""Braces in a string that stand for several: train-{0000..0099}.tar, {a,b}.tar."""
+"""Data locations for several files or sources: braces (train-{0000..0099}.tar, {a,b}.tar) and `several:` lists."""
 
 import itertools
 import re
@@ -43,7 +43,7 @@ def _choices(spec: str, inside: str) -> list[str]:
 
 SCHEME = "several:"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-"""What a source may be called: its name stands in front of ids, before a '/'."""
+"""Valid name of a member of a list; it stands in front of ids, before a '/'."""
 NAME_RULE = "Letters, digits, '-', '_' and '.', with a letter or digit in front."
 # A comma separates only where a name and '=' follow, since locations may have commas of their own: {a,b}.tar.
 _SEPARATOR = re.compile(r",(?=[^,={}?&]*=)")
@@ -51,12 +51,12 @@ _PART = re.compile(r"(?P<name>[^=@]*)(?:@(?P<weight>[^=]*))?=(?P<data>.*)", re.D
 
 
 def is_several(spec: str) -> bool:
-    """Whether the string is such a list, right or wrong."""
+    """Return whether the string is meant as a list of several sources."""
     return spec.startswith(SCHEME)
 
 
 def parse(spec: str) -> list[tuple[str, str | None, str]]:
-    """(name, weight as it is written or None, location) of each source.
+    """Split a list into (name, weight as text or None, location) of each source.
 
     Raises:
         UsageError: the string is none, or a name or location is missing.

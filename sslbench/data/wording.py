@@ -1,11 +1,11 @@
-"""How numbers, lists and file names are put into messages."""
+"""Formatting of numbers, lists and file names in messages."""
 
 import os
 from collections.abc import Sequence
 
 
 def counted(n: int, thing: str) -> str:
-    """'1 image', '3 images', '2 classes', '1,000 categories'."""
+    """Return a count with its noun: '1 image', '3 images', '2 classes', '1,000 categories'."""
     if n == 1:
         return f"1 {thing}"
     plural = f"{thing}es" if thing.endswith(("s", "x")) else f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"

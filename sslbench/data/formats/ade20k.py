@@ -31,7 +31,7 @@ _FULL = Path("images") / "ADE"
 
 
 def recognises(spec: str) -> bool:
-    """Whether it is a folder with objectInfo150.txt, or with images/ADE/."""
+    """Return whether the location is a folder with objectInfo150.txt, or with images/ADE/."""
     root = Path(spec)
     return (root / _INFO).is_file() or (root / _FULL).is_dir()
 
@@ -112,13 +112,13 @@ class FullMaps:
         return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map; see `Maps`."""
+        """Read one map; see `Maps`."""
         colours = load(self.files, index, max_pixels).colours()
         red, green, blue = colours & 255, colours >> 8 & 255, colours >> 16
         return RawMap((red // 10 * 256 + green).astype(np.int32), blue.astype(np.int32))
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes of the files' hashes."""
+        """Return (N, 16) bytes of the files' hashes."""
         return self.files.digests()
 
     def select(self, indices: npt.NDArray[np.int64]) -> "FullMaps":

@@ -33,7 +33,7 @@ _PER_CLASS = 1000
 
 
 def recognises(spec: str) -> bool:
-    """Whether there are leftImg8bit/ and gtFine/ or gtCoarse/."""
+    """Return whether the location holds leftImg8bit/ and gtFine/ or gtCoarse/."""
     root = Path(spec)
     return (root / _IMAGES).is_dir() and any((root / name).is_dir() for name in _TRUTH)
 

@@ -19,7 +19,7 @@ from sslbench.errors import DataError
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string is a folder that exists."""
+    """Return whether the string is an existing folder."""
     return Path(spec).is_dir()
 
 

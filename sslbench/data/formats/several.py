@@ -1,4 +1,4 @@
-"""Several sources at once (a .yaml that names them, several:coco=A.json,o365=photos/): joined, or mixed by weights."""
+"""Several sources (a .yaml that names them, several:coco=A.json,o365=photos/): joined, or mixed by weights."""
 
 import dataclasses
 import difflib
@@ -24,7 +24,7 @@ SUFFIXES = (".yaml", ".yml")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One of the sources."""
+    """Member of a list of sources."""
 
     data: str = config.setting(dataclasses.MISSING, "the data location, as --data takes it; relative to the file")
     weight: float | None = config.setting(
@@ -41,7 +41,7 @@ class _File:
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'several:', or is a YAML file."""
+    """Return whether the string starts with 'several:', or is a YAML file."""
     return strings.is_several(spec) or (spec.lower().endswith(SUFFIXES) and Path(spec).is_file())
 
 
@@ -53,7 +53,7 @@ def open(
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
 ) -> dict[str, Source]:
-    """All samples of several sources, splits joined by their names; see `joined.join`.
+    """Return all samples of several sources, splits joined by their names; see `joined.join`.
 
     Args:
         spec: a YAML file with the mapping `sources`: name -> location, or name -> the keys of `Part`; paths are
@@ -123,12 +123,12 @@ def _read_file(file: Path) -> dict[str, Part]:
 
 
 def _is_in_catalog(data: str, file: Path) -> bool:
-    """Whether it is a name of the catalog; a path beside the file wins."""
+    """Return whether the text is a name of the catalog; a path beside the file has precedence."""
     return catalog.find(data.partition("?")[0]) is not None and not (file.parent / data).exists()
 
 
 def _lists_several(data: str) -> bool:
-    """Whether a location, or what the catalog has by that name, is itself such a list, here or elsewhere."""
+    """Return whether a location, or the catalog's entry of that name, is a list of sources."""
     named = catalog.find(data)
     location = (data if named is None else named.entry.data).partition("?")[0]
     return strings.is_several(location) or (location.lower().endswith(SUFFIXES) and not Path(location).is_dir())

@@ -14,7 +14,7 @@ PREFIX = "sklearn:"
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'sklearn:'."""
+    """Return whether the string starts with 'sklearn:'."""
     return spec.startswith(PREFIX)
 
 

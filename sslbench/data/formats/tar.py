@@ -33,7 +33,7 @@ from sslbench.data.wording import counted, printable, some
 from sslbench.errors import DataError, UsageError
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
-"""Extensions of members that may hold the label of the sample of the same key, the first that is there winning."""
+"""Extensions of members that may hold the label of the sample of the same key, in order of precedence."""
 
 _MAX_LABEL_BYTES = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
@@ -100,7 +100,7 @@ def _unusable(member: tarfile.TarInfo, name: str | None) -> str | None:
 
 
 def _members(shown: str, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """Every member. Python's tarfile ends without a word at a damaged header, so the end is checked here."""
+    """Yield every member; tarfile stops silently at a damaged header, so the end of the archive is checked."""
     end = file.seek(0, 2)
     file.seek(0)
     try:
@@ -168,7 +168,7 @@ _LONGEST_CLASS = 100
 
 @dataclasses.dataclass(frozen=True)
 class _Shard:
-    """A tar file that can be read at any place: the user's, or a copy of `origin` while it is there."""
+    """Uncompressed tar file: the user's, or a cached copy of `origin`."""
 
     path: Path
     origin: remote.Origin | None
@@ -186,7 +186,7 @@ class _Shard:
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string ends like a tar file, compressed or not, and is no folder."""
+    """Return whether the string ends like a tar file, compressed or not, and is no folder."""
     return spec.lower().endswith(SUFFIXES) and not Path(spec).is_dir()
 
 
@@ -317,13 +317,13 @@ def _by_key(
 
 
 def _folder(shard: _Shard) -> Path:
-    """Where a list of class names may lie beside the shards; of a URL where their copies lie."""
+    """Return the folder in which a list of class names is looked for; of a URL, that of the copies."""
     packed = shard.origin is not None and not remote.is_url(shard.origin.url)
     return Path(shard.shown).parent if packed else shard.path.parent
 
 
 def _one_image_per_key(spec: str, images: Slices) -> tuple[list[int], list[str]]:
-    """Position of the image of each sample: with several, the one whose part has no dot (1.jpg beside 1.mask.png)."""
+    """Return the position of each sample's image; of several, the one without a dot in its part (1.jpg, 1.mask.png)."""
     samples: dict[tuple[int, str], list[int]] = {}
     for i, name in enumerate(images.names):
         samples.setdefault((int(images.places[i, 0]), split_key(name)[0]), []).append(i)
@@ -338,7 +338,7 @@ def _one_image_per_key(spec: str, images: Slices) -> tuple[list[int], list[str]]
 
 
 def _captions(texts: Sequence[object]) -> bool:
-    """Whether texts are sentences rather than classes: long, or hardly one occurs twice."""
+    """Return whether texts are sentences rather than classes: long, or hardly one occurs twice."""
     lines = [text for text in texts if isinstance(text, str)]
     long = any("\n" in line or len(line) > _LONGEST_CLASS for line in lines)
     return long or (len(lines) > 1 and len(set(lines)) > 0.9 * len(lines))
@@ -357,7 +357,7 @@ def _labels(spec: str, folder: Path, values: Sequence[object]) -> tuple[Labels, 
 
 
 def _class_names(folder: Path, values: Sequence[object]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Class number -> name by a list beside the shards, if the labels are numbers and there is one."""
+    """Return class number -> name from a list beside the shards; empty if there is none or labels are no numbers."""
     file = list_beside(folder)
     flat = {str(one) for value in values for one in (value if isinstance(value, list) else [value])}
     if file is None or not all(one.isdecimal() for one in flat):

@@ -21,7 +21,7 @@ MAX_LINE_BYTES = 1 << 28
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string ends in .tsv and one of the first lines holds an image."""
+    """Return whether the string ends in .tsv and one of the first lines holds an image."""
     return spec.lower().endswith(".tsv") and not Path(spec).is_dir() and has_base64_rows(spec)
 
 
@@ -52,7 +52,7 @@ def open(spec: str) -> dict[str, Source]:
 
 
 def _build(path: Path) -> Index:
-    """Key, label and place of the image of every row."""
+    """Index the rows: key, label and place of the image."""
     keys: list[str] = []
     texts: list[str] = []
     numbers: list[tuple[int, int, int]] = []
@@ -84,7 +84,7 @@ def _build(path: Path) -> Index:
 
 
 def _others(path: Path, number: int, cells: Sequence[bytes], image: int, width: int) -> tuple[str, str]:
-    """Key and label of a row; the label is empty if there is no cell for it."""
+    """Return key and label of a row; the label is empty if there is no cell for it."""
     if len(cells) != width or not 2 <= width <= 3:
         expected = "2 or 3" if not 2 <= width <= 3 else f"{width} as before"
         raise DataError(

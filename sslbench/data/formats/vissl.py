@@ -26,7 +26,7 @@ _HOW = "Write vissl:IMAGES.npy,LABELS.npy; or vissl:FOLDER; then perhaps ,prefix
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'vissl:', or is a folder with lists such as train_images.npy."""
+    """Return whether the string starts with 'vissl:', or is a folder with lists such as train_images.npy."""
     return spec.startswith(PREFIX) or bool(_lists_in(Path(spec)))
 
 
@@ -60,7 +60,7 @@ def open(spec: str) -> dict[str, Source]:
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """Split -> the list of images and that of labels, if there is one."""
+    """Parsed location: split -> list of images and, if there is one, list of labels."""
 
     parts: dict[str, tuple[Path, Path | None]]
     prefixes: tuple[tuple[str, str], ...]
@@ -192,7 +192,7 @@ def _checked_length(path: Path, values: Any, images: Path, n: int) -> Any:
 def _labels(
     path: Path | None, values: Any, n: int, names_file: Path | None
 ) -> tuple[list[int], Labels, tuple[str, ...]]:
-    """Positions of the images to keep, their labels, and notes."""
+    """Return the positions of the images to keep, their labels, and notes."""
     everything = list(range(n))
     if path is None:
         return everything, no_labels(n), ()
@@ -238,7 +238,7 @@ def _text(path: Path, value: object) -> str:
 
 
 def _names(path: Path, used: set[str], names_file: Path | None) -> dict[str, str]:
-    """Class number -> name, if there is a list of names and the labels are numbers."""
+    """Return class number -> name; empty if there is no list of names or the labels are no numbers."""
     if names_file is None or not all(one.isdecimal() for one in used):
         return {}
     return {str(i): name for i, name in enumerate(class_names(names_file, max(map(int, used), default=-1)))}

@@ -25,7 +25,7 @@ _PACKINGS = {zipfile.ZIP_STORED: RAW, zipfile.ZIP_DEFLATED: DEFLATED}
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string ends in .zip and is neither a folder nor a kwcoco manifest."""
+    """Return whether the string ends in .zip and is neither a folder nor a kwcoco manifest."""
     lower = spec.lower()
     return lower.endswith(".zip") and not lower.endswith(".kwcoco.zip") and not Path(spec).is_dir()
 

@@ -1,4 +1,4 @@
-"""What the values in label maps are called: lists of classes beside the maps, and what a user says in options."""
+"""Names of the values in label maps, from lists of classes beside the maps and from the user's options."""
 
 import dataclasses
 import json
@@ -26,14 +26,14 @@ _CVAT = "labelmap.txt"
 """Lines NAME:R,G,B:parts:actions, as CVAT and Datumaro export Pascal VOC."""
 _NUMBERED = re.compile(r"(\d+)\s*[\s,:=]\s*(\S.*)")
 _MOST = 1000
-"""Values that nothing names; with more of them, the files are no maps of classes."""
+"""Largest number of unnamed values; files with more are no maps of classes."""
 _THREADS = 4
 _log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelMapOptions:
-    """What may stand behind the '?' of a location.
+    """Options of label maps, behind the '?' of a location.
 
     Attributes:
         ignore: values or class names that do not count, with commas.
@@ -49,7 +49,7 @@ class LabelMapOptions:
 
     @property
     def names_folders(self) -> bool:
-        """Whether the user names the folders of images and maps."""
+        """True if the user names the folders of images and maps."""
         return bool(self.images or self.maps)
 
 
@@ -95,7 +95,7 @@ def make_coding(where: object, pairs: Iterable[tuple[int, str]], *, colours: boo
 
 
 def refuse_twice(where: object, column: Sequence[object], what: str) -> None:
-    """Nothing occurs twice.
+    """Refuse values that occur twice.
 
     Raises:
         DataError: something does.

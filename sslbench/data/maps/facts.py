@@ -1,4 +1,4 @@
-"""What reading every map of a source finds: pixels per class, values that are no class, damage."""
+"""Statistics over all label maps of a source: pixels per class, values that are no class, damage."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ _STEPS, _EDGES = 0.2, 50
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapFacts:
-    """One map.
+    """Facts of one map.
 
     Attributes:
         index: in the source.
@@ -61,7 +61,7 @@ def map_facts(source: LabelMapSource, rows: npt.NDArray[np.int64], *, workers: i
 
 
 class _Facts(Dataset[Any]):
-    """Item i holds the facts of chunk i."""
+    """Data set of a loader: item i holds the facts of chunk i."""
 
     def __init__(self, source: LabelMapSource, chunks: list[npt.NDArray[np.int64]], max_pixels: int) -> None:
         self.source, self.chunks, self.max_pixels = source, chunks, max_pixels
@@ -104,7 +104,7 @@ def _facts(source: LabelMapSource, index: int, max_pixels: int) -> MapFacts:
 
 
 def is_smooth(values: Grid) -> bool:
-    """Whether the borders of a map are ramps: smoothing puts values in between where two classes meet.
+    """Return whether a map was smoothed: at borders of two classes there are values between theirs.
 
     Counted are pixels at a border, and among them those whose value lies strictly between the two neighbours' on either
     side, along rows and columns. Classes have no order, so in a map of classes that is rare.

@@ -1,4 +1,4 @@
-"""The values in a map's file: indices of a palette, grey values or colours, as they are stored.
+"""Values in a map's file: indices of a palette, grey values or colours, as they are stored.
 
 A picture is decoded to be looked at: palettes become colours, grey values of 2 or 4 bits are stretched to 8, EXIF turns
 it. All of that would change the classes, so maps are read here and not by `decode`.
@@ -27,7 +27,7 @@ _STRETCHED = {2: 85, 4: 17}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pixels:
-    """A map's file, loaded.
+    """Decoded file of a map.
 
     Attributes:
         path: what it is called.
@@ -41,12 +41,12 @@ class Pixels:
 
     @property
     def coloured(self) -> bool:
-        """Whether there are colours that are no grey."""
+        """True if there are colours other than grey."""
         rgb = self.array
         return rgb.ndim == 3 and not ((rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all())
 
     def indices(self) -> Grid:
-        """(H, W) the values. Grey that is stored as red, green and blue counts as one value.
+        """Return the values, (H, W). Grey stored as red, green and blue counts as one value.
 
         Raises:
             UnreadableImage: there are colours.
@@ -56,7 +56,7 @@ class Pixels:
         return (self.array if self.array.ndim == 2 else self.array[..., 0]).astype(np.int32)
 
     def colours(self) -> Grid:
-        """(H, W) red + 256 green + 65536 blue, of palettes and of grey values too.
+        """Return the colours, (H, W), red + 256 green + 65536 blue, of palettes and of grey values too.
 
         Raises:
             UnreadableImage: grey values of more than 8 bits, or an index beyond the palette.
@@ -75,7 +75,7 @@ class Pixels:
 
 
 def load(files: Files, index: int, max_pixels: int) -> Pixels:
-    """One file of maps.
+    """Read and decode one file of maps.
 
     Raises:
         UnreadableImage: it cannot be read, is no complete picture, has lost its values (JPEG) or is too large.
@@ -158,7 +158,7 @@ def _palette(image: Image.Image) -> npt.NDArray[np.uint8] | None:
 
 @dataclasses.dataclass(frozen=True)
 class ValueMaps:
-    """Maps whose pixels hold the class, one file each.
+    """Label maps with the class as the pixel's value, one file each.
 
     Attributes:
         files: one per image.
@@ -180,7 +180,7 @@ class ValueMaps:
         return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map; see `Maps`."""
+        """Read one map; see `Maps`."""
         pixels = load(self.files, index, max_pixels)
         values = pixels.colours() if self.colours else pixels.indices()
         if self.objects is None:
@@ -192,7 +192,7 @@ class ValueMaps:
         return RawMap(values, numbers.astype(np.int32))
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes of the files' hashes."""
+        """Return (N, 16) bytes of the files' hashes."""
         return joined_digests(self.files, self.objects)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "ValueMaps":
@@ -202,7 +202,7 @@ class ValueMaps:
 
 
 def joined_digests(files: Files, others: Files | None) -> npt.NDArray[np.uint8]:
-    """(N, 16) hashes of files, or of pairs of them."""
+    """Return (N, 16) hashes of files, or of pairs of them."""
     first = files.digests()
     if others is None:
         return first

@@ -1,4 +1,4 @@
-"""What the layouts of label maps share: pairing images with maps by name, and making sources of the pairs."""
+"""Pairing of images with label maps by name, shared by the layouts."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Images and maps that belong together.
+    """Images and their label maps.
 
     Attributes:
         images: one file per image, in order of the ids.
@@ -37,7 +37,7 @@ class Pairs:
 
 
 def walk(folder: Path) -> list[str]:
-    """Files below a folder with the suffix of an image, relative to it, sorted; hidden ones are passed over.
+    """List the image files below a folder, relative to it and sorted; hidden ones are skipped.
 
     Raises:
         DataError: a folder cannot be read.
@@ -61,7 +61,7 @@ def walk(folder: Path) -> list[str]:
 
 
 def by_key(folder: Path, paths: Iterable[str], ending: str = "", *, skip: int = 0) -> dict[str, str]:
-    """Key -> path, where the key is the path without suffix and ending; files of other endings are passed over.
+    """Return key -> path; the key is the path without suffix and ending, files with other endings are skipped.
 
     Args:
         folder: for messages.
@@ -85,7 +85,7 @@ def by_key(folder: Path, paths: Iterable[str], ending: str = "", *, skip: int = 
 
 
 def pair(images: Mapping[str, str], maps: Mapping[str, str], image_root: Path, map_root: Path) -> Pairs:
-    """Images and maps of the same key.
+    """Pair images and maps of the same key.
 
     Args:
         images: key -> path relative to the folder of images.

@@ -23,7 +23,7 @@ _ENDINGS = ("", "_mask", "_masks", "_label", "_labels", "_seg", "_segmentation",
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where one split's images and maps lie; the split is 'all' if the folders may hold several."""
+    """Folders of one split's images and maps; the split is 'all' if the folders may hold several."""
 
     split: str
     images: Path
@@ -31,7 +31,7 @@ class Place:
 
 
 def recognises(root: Path) -> bool:
-    """Whether there are folders of images and of maps, and at least half of the images have a map."""
+    """Return whether a folder holds folders of images and of maps, with a map for at least half of the images."""
     try:
         found = paired(find_places(root))
     except DataError:

@@ -18,7 +18,7 @@ _EXIF = (b"eXIf", b"exif", b"Orientation")
 
 
 def upright_size(images: Images, index: int) -> tuple[tuple[int, int] | None, bool]:
-    """Height and width of an image as decoding shows it, and whether EXIF turns it, from the head of its file.
+    """Read height and width of the upright image, and whether EXIF turns it, from the head of its file.
 
     The size is None if the file cannot be read: decoding the image says what is wrong with it.
     """

@@ -1,4 +1,4 @@
-"""What every kind of label maps is turned into."""
+"""Label maps of every format, as protocols read them."""
 
 import dataclasses
 import hashlib
@@ -17,7 +17,7 @@ Grid = npt.NDArray[np.int32]
 """(H, W)."""
 
 IGNORED, UNKNOWN = -1, -2
-"""Positions of pixels that do not count, and of values that are no class."""
+"""Classes of ignored pixels, and of values that are no class."""
 
 _TABLE = 1 << 16
 
@@ -37,7 +37,7 @@ def distinct(values: Grid) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelMap:
-    """Read the label map of one image.
+    """Label map of one image.
 
     Attributes:
         semantic: int32 (H, W), position in the source's classes; -1: the pixel does not count.
@@ -51,7 +51,7 @@ class LabelMap:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RawMap:
-    """One map as its file has it.
+    """Map as stored in its file.
 
     Attributes:
         values: (H, W), the value of every pixel, not below -1.
@@ -74,7 +74,7 @@ class Maps(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map.
+        """Read one map.
 
         Raises:
             UnreadableImage: there is no complete map, or it has more than `max_pixels`.
@@ -86,7 +86,7 @@ class Maps(Protocol):
         ...
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: a hash of each map."""
+        """Return (N, 16) bytes: a hash of each map."""
         ...
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Maps":
@@ -96,7 +96,7 @@ class Maps(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Coding:
-    """Which class a value in a map stands for.
+    """Correspondence of values in maps to classes.
 
     Attributes:
         values: (C,) the value of each class, distinct.
@@ -169,7 +169,7 @@ class LabelMapSource:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The C names."""
+        """Names of the C classes."""
         return self.coding.classes
 
     @property
@@ -215,7 +215,7 @@ class LabelMapSource:
         return LabelMap(semantic, raw.instances)
 
     def fingerprint(self) -> str:
-        """Hash of ids, image contents, maps and classes, 32 hex digits: what a score depends on."""
+        """Return a hash of ids, image contents, maps and classes, 32 hex digits; scores depend on these."""
         coding = self.coding
         digest = hashlib.sha256("\n".join((*self.ids, "", *coding.classes)).encode())
         digest.update(repr((coding.values, sorted(coding.ignore), coding.colours)).encode())

@@ -1,4 +1,4 @@
-"""What the kinds of data with objects share: checked boxes, and what is reported about those that are odd."""
+"""Checks of boxes, shared by the formats with objects, and notes on boxes that were left out or changed."""
 
 import dataclasses
 import logging
@@ -21,7 +21,7 @@ _SLACK = 1.0
 
 @dataclasses.dataclass
 class Odd:
-    """What was mended in one manifest or tree; names of the objects."""
+    """Names of the objects that were left out or changed on reading."""
 
     empty: list[str] = dataclasses.field(default_factory=list)
     outside: list[str] = dataclasses.field(default_factory=list)
@@ -30,7 +30,7 @@ class Odd:
     total: int = 0
 
     def notes(self, spec: str) -> tuple[str, ...]:
-        """One sentence for each kind."""
+        """Return one sentence for each kind of change."""
         found = []
         if self.empty:
             found.append(f"{counted(len(self.empty), 'object')} without width or height left out: {some(self.empty)}")
@@ -50,12 +50,12 @@ class Odd:
 
 
 def is_odd(note: str) -> bool:
-    """Whether a note of a source is one of `Odd.notes`: objects that were left out or changed."""
+    """Return whether a note of a source is one of `Odd.notes`: objects that were left out or changed."""
     return any(part in note for part in (" left out: ", " clipped to the image: ", " without area "))
 
 
 def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd) -> Objects:
-    """One image's objects from dictionaries with name, box, label, crowd, difficult, area (or None), mask (or None).
+    """Return one image's objects from dictionaries: name, box, label, crowd, difficult, area or None, mask or None.
 
     They may have a number, the id of the annotation.
 
@@ -98,7 +98,7 @@ def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd)
 
 
 def size_in_file(path: Path) -> tuple[int, int]:
-    """Height and width of the upright image from the head of its file; zeros if that cannot be read."""
+    """Read height and width of the upright image from the head of its file; zeros if that fails."""
     try:
         with open_regular(str(path)) as file, Image.open(file) as image:
             width, height = image.size

@@ -1,4 +1,4 @@
-"""Every object of a manifest as a sample of its own: the part of the image in its box (`?unit=annotation`)."""
+"""Crops: every object of a manifest as a sample, the part of the image in its box (`?unit=annotation`)."""
 
 import dataclasses
 import hashlib
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from sslbench.data.decode.picture import Decoded
 
 IMAGE = "image"
-"""The attribute that names the image of a crop."""
+"""Attribute with the image of a crop."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CropOptions:
-    """What may stand behind a '?': photos.json?unit=annotation&margin=0.1."""
+    """Options behind a '?': photos.json?unit=annotation&margin=0.1."""
 
     unit: Literal["image", "annotation"] = setting("image", "what is one sample: an image, or the crop of each box")
     classes: Literal["category", "supercategory"] = setting("category", "what the classes are")
@@ -44,7 +44,7 @@ WHOLE_IMAGES = CropOptions()
 
 
 class _Last:
-    """The last decoded image of this process: boxes of one image follow each other. It is not sent to others."""
+    """Cache of the last decoded image: boxes of one image follow each other. It is not sent to other processes."""
 
     def __init__(self) -> None:
         self.known: tuple[int, PictureDecoder, Decoded] | None = None
@@ -109,7 +109,7 @@ class Crops:
         return known[2]
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """uint8 (h, w, 3): the same as 8-bit RGB.
+        """Return the crop as 8-bit RGB, uint8 (h, w, 3).
 
         Raises:
             UnreadableImage: as for `decoded`.
@@ -125,7 +125,7 @@ class Crops:
         return f"{self.images.path(int(self.rows[index]))}#{self.numbers[index]}"
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: of the image's content, the box and the margin; zeros where the file cannot be read."""
+        """Return (N, 16) bytes: of the image's content, the box and the margin; zeros where the file cannot be read."""
         whole = self.images.digests()
         digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
         for i, row in enumerate(self.rows.tolist()):
@@ -144,7 +144,7 @@ class Crops:
 
 
 def _grown(box: npt.NDArray[np.float32], margin: float, height: int, width: int) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom in whole pixels: every pixel that the grown box touches, at least one."""
+    """Return left, top, right, bottom in whole pixels: every pixel that the grown box touches, at least one."""
     x1, y1, x2, y2 = box.astype(float).tolist()
     dx, dy = margin * (x2 - x1), margin * (y2 - y1)
     left = min(max(int(np.floor(x1 - dx)), 0), width - 1)

@@ -33,7 +33,7 @@ _KNOWN = (
 
 @dataclasses.dataclass(frozen=True)
 class _Toy:
-    """What is drawn.
+    """Parsed name of a toy data set.
 
     Attributes:
         n: images, or videos.
@@ -47,7 +47,7 @@ class _Toy:
 
     @property
     def folder(self) -> str:
-        """Its name in the cache; another version of kwcoco may draw something else."""
+        """Name in the cache, with the version of kwcoco's drawing."""
         if self.key is None:
             from kwcoco.demo import toydata_image
 
@@ -58,7 +58,7 @@ class _Toy:
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string names a toy data set."""
+    """Return whether the string names a toy data set."""
     return spec.startswith(_PREFIXES)
 
 
@@ -111,7 +111,7 @@ def _is_side(part: re.Match[str]) -> bool:
 
 
 def _draw(folder: Path, toy: _Toy) -> None:
-    """Draws into a folder beside and renames it, so that another process sees all images or none."""
+    """Draw into a temporary folder and rename it, so that other processes see all images or none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

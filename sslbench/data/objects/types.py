@@ -1,4 +1,4 @@
-"""What every kind of data with objects is turned into."""
+"""Images with objects of every format, as detection reads them."""
 
 import dataclasses
 import hashlib
@@ -68,7 +68,7 @@ class ObjectSource:
 
     @property
     def _rows(self) -> ObjectRows | None:
-        """The objects, if they lie in files: what concerns all of them is then done column by column."""
+        """Objects in files, for operations on whole columns; None if they are in memory."""
         return self.objects if isinstance(self.objects, ObjectRows) else None
 
     def select(self, indices: Sequence[int] | Indices, name: str | None = None) -> "ObjectSource":
@@ -103,7 +103,7 @@ class ObjectSource:
         return dataclasses.replace(self, objects=objects, classes=classes, class_numbers=class_numbers)
 
     def counts(self, *, crowds: bool = False) -> Indices:
-        """(C,) objects of each class, with or without crowds."""
+        """Return the number of objects of each class, (C,), with or without crowds."""
         if self._rows is not None:
             classes = self._rows.column("classes")
             return np.bincount(classes if crowds else classes[~self._rows.column("crowd")], minlength=len(self.classes))
@@ -112,7 +112,7 @@ class ObjectSource:
 
     @property
     def has_masks(self) -> bool:
-        """Whether there are objects and every one has a segmentation."""
+        """True if there are objects and every one has a segmentation."""
         if self._rows is not None:
             masked = self._rows.column("masked")
             return bool(len(masked) and masked.all())
@@ -156,7 +156,7 @@ class ObjectSource:
             raise DataError(f"{self.name}: {self.images.path(index)}: {error}") from error
 
     def truth(self, *, masks: bool = False) -> Truth:
-        """All objects as arrays, for the metrics.
+        """Return all objects as arrays, for the metrics.
 
         Args:
             masks: with the masks as run lengths.
@@ -178,7 +178,7 @@ class ObjectSource:
         return Truth(len(self), self.classes, images, boxes, labels, crowd, difficult, areas, found, groups)
 
     def fingerprint(self) -> str:
-        """Hash of ids, image contents, objects, class names and groups, 32 hex digits: what a score depends on."""
+        """Return a hash of all that scores depend on: ids, image contents, objects, class names, groups; 32 hex digits."""
         digest = hashlib.sha256("\n".join((*self.ids, "", *self.classes)).encode())
         digest.update(self.images.digests().tobytes())
         for objects in self.objects:

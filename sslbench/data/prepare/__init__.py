@@ -27,7 +27,7 @@ MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], 
     "ucf101": (ucf101.ARCHIVES, ucf101.plan),
     **{name: (kind.archives, kind.plan) for name, kind in unpacked.SETS.items()},
 }
-"""Data set -> its archives, and what makes a plan of them."""
+"""Data set -> its archives, and the function that plans its folder from them."""
 
 
 def archives_of(name: str) -> tuple[Official, ...]:
@@ -42,7 +42,7 @@ def archives_of(name: str) -> tuple[Official, ...]:
 
 
 def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, verify: bool = True) -> Path:
-    """Lay out a data set and return its folder.
+    """Write a data set's folder and return it.
 
     Args:
         name: of the data set, as in benchmarks/data.

@@ -28,7 +28,7 @@ def _files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], byt
 
 
 def _parts(lists: Path) -> dict[str, str]:
-    """Path of an image below the root -> train or val."""
+    """Return path of an image below the root -> train or val."""
     parts: dict[str, str] = {}
     for name, content in members(lists):
         part = {"train_places205.csv": "train", "val_places205.csv": "val"}.get(name.rpartition("/")[2])

@@ -39,7 +39,7 @@ def plan(archives: Mapping[str, Path]) -> Plan:
 
 
 def _listed(lists: Path) -> list[tuple[str, str, str]]:
-    """(train or test, action, video) of split 1."""
+    """Return (train or test, action, video) of split 1."""
     found = []
     for name, content in members(lists):
         part = {"trainlist01.txt": "train", "testlist01.txt": "test"}.get(name.rpartition("/")[2])

@@ -1,4 +1,4 @@
-"""Data sets whose archives hold what benchmarks look for, up to a folder's name."""
+"""Data sets that are only unpacked: archives with the layout of the benchmarks, up to a folder's name."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ from sslbench.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class UnpackedSet:
-    """A data set that is only unpacked.
+    """Data set that is only unpacked.
 
     Attributes:
         folder: below the user's data folder.

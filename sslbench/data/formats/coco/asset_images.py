@@ -1,4 +1,4 @@
-"""Images whose channels lie in several files of several sizes, put together when they are read."""
+"""Images with channels in several files of several sizes, combined on reading."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What is taken from a file.
+    """Channels taken from a file, and their placement.
 
     Attributes:
         channels: names of its bands, in order.
@@ -42,7 +42,7 @@ class AssetImages:
         files: M files, those of an image behind each other.
         starts: int64 (N + 1,), where the files of each image start.
         kinds: int64 (M,), position in `about`.
-        about: what is taken from a file.
+        about: channels taken from a file.
         sizes: int64 (N, 2), height and width; zeros where nothing says: then they are those of the first file.
         channels: the names of the channels.
     """
@@ -58,7 +58,7 @@ class AssetImages:
         return len(self.sizes)
 
     def decoded(self, index: int, decoder: "PictureDecoder") -> "Decoded":
-        """All channels of an image; files of another size are resampled to it linearly, what none covers is zero.
+        """Decode all channels of an image; files of other sizes are resampled linearly, uncovered pixels are zero.
 
         Raises:
             UnreadableImage: a file cannot be decoded or has other bands than it should, or the image has not as many
@@ -88,7 +88,7 @@ class AssetImages:
         return as_wanted(Decoded(image, tuple(conversions)), self.path(index), decoder.wanted)
 
     def _file(self, at: int, kind: Kind, decoder: "PictureDecoder") -> "Decoded":
-        """All bands of one file, at full size; 16 bits are kept, so that bands of other depths are on one scale."""
+        """Decode all bands of one file at full size; 16 bits are kept, so that bands of all depths have one scale."""
         from sslbench.data.decode.picture import OtherChannels, UnreadableImage
 
         path = self.files.path(at)
@@ -127,7 +127,7 @@ class AssetImages:
         return self.files.path(start) + (f" and {more} more" if more else "")
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: of the contents of its files, what is taken from them and where it is put."""
+        """Return (N, 16) bytes: hashes of the files' contents, of the channels taken and of their placement."""
         contents = self.files.digests()
         about = [repr(kind).encode() for kind in self.about]
         digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
@@ -174,7 +174,7 @@ def placed(
 
 
 def _covered(forward: npt.NDArray[np.float64], size: tuple[int, ...], height: int, width: int) -> npt.NDArray[np.bool_]:
-    """(height, width, 1): which pixels have their centre inside of a picture of that size after it is mapped."""
+    """Return (height, width, 1) bool: pixels with their centre inside of the mapped picture."""
     back = np.linalg.inv(forward)
     x, y = np.arange(width)[None, :] + 0.5, np.arange(height)[:, None] + 0.5
     u, v = (back[row, 0] * x + back[row, 1] * y + back[row, 2] for row in (0, 1))

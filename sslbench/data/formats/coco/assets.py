@@ -1,4 +1,4 @@
-"""What a kwcoco manifest says about images of several channels: which file holds which of them (assets, auxiliary)."""
+"""Files of multi-channel images in a kwcoco manifest (keys `assets` and `auxiliary`)."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ def side_of_image(value: object) -> int | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assets:
-    """The files of N images.
+    """Files of N images.
 
     Attributes:
         numbers: the N ids of the images.
@@ -62,7 +62,7 @@ class Assets:
 
 
 class AssetCollector:
-    """Takes the images of a manifest one by one."""
+    """Collector of the images of a manifest, row by row."""
 
     def __init__(self, spec: str) -> None:
         self.spec = spec
@@ -99,7 +99,7 @@ class AssetCollector:
             self._kinds.append(self._about.setdefault(key, len(self._about)))
 
     def collected(self) -> Assets:
-        """All of it.
+        """Return the files of all images.
 
         Raises:
             DataError: images have neither a file nor assets.
@@ -168,7 +168,7 @@ def images_of(
 
 
 _Part = tuple[str, str, str]
-"""File, channel specification, map to the image."""
+"""File, channel specification, affine map to the image."""
 
 
 def _parts(assets: Assets) -> list[list[_Part]]:
@@ -216,7 +216,7 @@ def _wanted(spec: str, assets: Assets, parts: list[list[_Part]], asked: str) -> 
 
 @functools.cache
 def _channels(spec: str) -> tuple[str, ...]:
-    """'red|green' as names; kwcoco's short forms ('rgb', 'Y:2:6' for Y.2 to Y.5) are understood."""
+    """Split 'red|green' into names; kwcoco's short forms ('rgb', 'Y:2:6' for Y.2 to Y.5) are understood."""
     if not spec:
         return ()
     import delayed_image

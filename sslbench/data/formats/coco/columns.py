@@ -25,7 +25,7 @@ ID_KEY, VALUES_KEY = "sslbench_id", "sslbench_values"
 """Keys of an image in manifests that `sslbench data to-kwcoco` writes: its id, and the numbers to predict."""
 
 INFO_TYPE = "sslbench"
-"""Of the entry in 'info' of such manifests."""
+"""Type of the entry in 'info' of such manifests."""
 GROUPED_KEY, CHANNELS_KEY = "grouped_by", "channels"
 """Keys of that entry: the attribute whose images belong together, and the channels that were chosen."""
 Indices = npt.NDArray[np.int64]

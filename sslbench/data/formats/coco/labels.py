@@ -1,4 +1,4 @@
-"""The labels of a manifest's images, from the categories of their annotations."""
+"""Labels of a manifest's images, from the categories of their annotations."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ from sslbench.data.wording import counted, some
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """How a split was labelled before it was exported.
+    """Labelling of a split before its export.
 
     Attributes:
         kind: of its labels.
@@ -57,7 +57,7 @@ def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Labels, tupl
 
 
 def _pairs(columns: Columns) -> tuple[Indices, Indices]:
-    """(n, 2) image and class: of the clean annotations, and of those that only marked annotations have."""
+    """Return pairs (n, 2) of image and class: with a clean annotation, and with marked annotations only."""
     width = max(len(columns.names), 1)
     keys = columns.images * width + columns.classes
     clean = np.unique(keys[~columns.marked])
@@ -73,7 +73,7 @@ def _matrix(n: int, width: int, present: Indices, marked: Indices) -> npt.NDArra
 
 
 def exported_as(info: Any) -> dict[str, Kept] | None:
-    """How the splits were labelled, if `sslbench data to-kwcoco` wrote the manifest and says so."""
+    """Return split -> its labelling before export, if `sslbench data to-kwcoco` wrote the manifest."""
     entries = info if isinstance(info, list) else [info]
     entry = next((e for e in entries if isinstance(e, dict) and e.get("type") == INFO_TYPE), None)
     if entry is None or not isinstance(entry.get("splits"), dict):

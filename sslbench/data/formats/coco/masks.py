@@ -1,4 +1,4 @@
-"""The masks of a COCO or kwcoco manifest, polygons or run lengths, drawn into label maps."""
+"""Masks of a COCO or kwcoco manifest (polygons or run lengths), drawn into label maps."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def open_maps(
 
 
 def _source(source: ObjectSource, options: LabelMapOptions) -> LabelMapSource:
-    """Value 0 is background, 1 to C are the classes: a manifest has no values of its own that could be kept."""
+    """Return the source of label maps: value 0 is background, 1 to C are the classes."""
     names = (BACKGROUND, *source.classes)
     if len(set(names)) < len(names):
         raise DataError(f"{source.name} has a class called {BACKGROUND}, as the pixels of no object are called")
@@ -44,7 +44,7 @@ def _source(source: ObjectSource, options: LabelMapOptions) -> LabelMapSource:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObjectMaps:
-    """Maps that are drawn when they are asked for.
+    """Label maps drawn on reading.
 
     Large objects are drawn first, so that small ones stay visible where they overlap. Crowds are drawn as their class
     but are no instances; objects marked ignore or difficult do not count.
@@ -63,7 +63,7 @@ class ObjectMaps:
         return f"the masks of {self.source.images.path(index)}"
 
     def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map; see `Maps`."""
+        """Read one map; see `Maps`."""
         height, width = (int(side) for side in self.source.sizes[index])
         check_size(width, height, self.path(index), max_pixels)
         try:
@@ -80,7 +80,7 @@ class ObjectMaps:
         return RawMap(values, instances, crowds=int(objects.crowd.sum()))
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes of hashes of the masks, their classes and flags."""
+        """Return (N, 16) bytes of hashes of the masks, their classes and flags."""
         rows = []
         for objects, size in zip(self.source.objects, self.source.sizes, strict=True):
             columns = [objects.classes.tolist(), objects.crowd.tolist(), objects.difficult.tolist(), size.tolist()]

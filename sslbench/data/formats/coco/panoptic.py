@@ -68,7 +68,7 @@ def _in_folder(root: Path) -> list[Path]:
 
 
 def _has_segments(path: Path) -> bool:
-    """Whether an annotation has segments_info before any other has a box; read as far as the first annotation."""
+    """Return whether segments_info comes before any box; the file is read as far as the first annotation."""
     try:
         with path.open("rb") as file:
             before = b""
@@ -84,7 +84,7 @@ def _has_segments(path: Path) -> bool:
 
 
 def _split_of(file: Path) -> str:
-    """'val' of panoptic_val2017.json; the whole stem if it says nothing."""
+    """Return the split in a file's name: 'val' of panoptic_val2017.json; the whole stem if there is none."""
     words = re.sub(r"\d+", "", file.stem).split("_")
     return next((split for word in words if (split := split_name(word))), file.stem)
 
@@ -187,7 +187,7 @@ def _check_unique(file: Path, names: list[str], numbers: list[int], images: dict
 
 
 def _image_folder(file: Path, options: LabelMapOptions, names: list[str]) -> Path:
-    """As COCO lies (../val2017), as ADE20K lies (../images/validation), or beside the file."""
+    """Find the images: as in COCO (../val2017), as in ADE20K (../images/validation), or beside the file."""
     if options.images:
         return file.parent / options.images
     split = file.stem.rpartition("_")[2]
@@ -206,7 +206,7 @@ def _map_folder(file: Path, options: LabelMapOptions, names: list[str]) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class PanopticMaps:
-    """Maps of segments.
+    """Label maps made of segments.
 
     Attributes:
         files: one per image.
@@ -226,7 +226,7 @@ class PanopticMaps:
         return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map; the value of a pixel is its category, -1 without a segment. See `Maps`."""
+        """Read one map; the value of a pixel is its category, -1 without a segment. See `Maps`."""
         pixels = load(self.files, index, max_pixels)
         if pixels.array.ndim == 2 and pixels.palette is None:
             raise UnreadableImage(pixels.path, "a grey picture, where the colour should be the number of a segment")
@@ -246,7 +246,7 @@ class PanopticMaps:
         return segment.category in self.things and not segment.crowd
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes of hashes of the files and their segments."""
+        """Return (N, 16) bytes of hashes of the files and their segments."""
         images, things = self.files.digests(), repr(sorted(self.things))
         rows = [
             digest(row.tobytes() + repr((s, things)).encode()) for row, s in zip(images, self.segments, strict=True)

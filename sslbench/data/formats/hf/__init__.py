@@ -27,7 +27,7 @@ _LABEL_COLUMNS = (*LABEL_COLUMNS, "fine_label", "coarse_label")
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'hf:', or is a folder that save_to_disk wrote."""
+    """Return whether the string starts with 'hf:', or is a folder that save_to_disk wrote."""
     if spec.startswith(PREFIX):
         return True
     folder = Path(spec)
@@ -38,7 +38,7 @@ def recognises(spec: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class HubOptions:
-    """What may stand behind a '?'."""
+    """Options behind a '?'."""
 
     download: Literal[0, 1] = setting(0, "1: fetch the data set from the hub if it is not in the local cache")
 

@@ -1,4 +1,4 @@
-"""Where the files of a Hugging Face data set lie: a folder, or the hub's cache; and which belong to which split."""
+"""Files of a Hugging Face data set, in a folder or the hub's cache, by split."""
 
 import json
 import re

@@ -20,7 +20,7 @@ _MAX_GROUPS = 2
 
 
 class RowFile:
-    """One open file. Nothing in it is read by several threads: a forked process would wait for them for ever.
+    """Open file, read without threads: a forked process would wait for them for ever.
 
     Attributes:
         schema: of its columns.
@@ -59,7 +59,7 @@ class RowFile:
         return column.field(rest) if rest else column
 
     def cell(self, name: str, row: int) -> Any:
-        """One cell of a column as Python values; the row groups read last are kept."""
+        """Return a cell of a column as Python values; the row groups read last are cached."""
         if self._parquet is None:
             return self._table.column(name)[row].as_py()
         group = int(np.searchsorted(self._ends, row, side="right"))
@@ -105,7 +105,7 @@ def damaged(path: Path, error: object) -> DataError:
 
 
 class _RowFiles:
-    """The files this process has open; another process opens its own."""
+    """Files that this process has open; every process opens its own."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, str], RowFile] = {}
@@ -183,7 +183,7 @@ class Rows:
         return printable(f"{self.containers[container]}[{row}]")
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
+        """Return (N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
         order = np.lexsort((self.places[:, 1], self.places[:, 0]))
         object.__setattr__(self, "_digests", None)
         # The stamp of the container says nothing about a file that a row names: those are read again every time.

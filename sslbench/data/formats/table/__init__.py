@@ -28,17 +28,17 @@ IMAGE_COLUMNS = tuple(
     "image image_path img img_path path file filename file_name filepath file_path image_file image_filename "
     "image_name impath".split()
 )
-"""Names under which the image column is recognised, the first that is there winning."""
+"""Names of the image column, in order of precedence."""
 LABEL_COLUMNS = tuple(
     "label labels class classes class_name category categories target targets y label_name class_label tag tags "
     "class_id label_id category_id".split()
 )
-"""Names under which the label column is recognised, the first that is there winning."""
+"""Names of the label column, in order of precedence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TableOptions:
-    """What may stand behind a '?': photos.csv?group=patient."""
+    """Options behind a '?': photos.csv?group=patient."""
 
     group: str = setting("", "column whose equal values a seeded split keeps on one side: patient, video, scene")
 
@@ -47,7 +47,7 @@ _FLAGS = {text: int(flag) for text, flag in booleans.TEXTS.items()} | {"-1": -1,
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string ends like a table, is no folder, and the file is no manifest and holds no images itself."""
+    """Return whether the string ends like a table, and is no folder, no manifest and no file with images inside."""
     lower = spec.lower()
     if not lower.endswith(SUFFIXES) or Path(spec).is_dir():
         return False

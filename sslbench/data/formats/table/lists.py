@@ -1,4 +1,4 @@
-"""Readers of the tables that have no header: a path per line, and records in JSON."""
+"""Readers of tables without header: a path per line, and records in JSON."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from sslbench.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Column name -> its cells; `row_name` says where row i is in the file."""
+    """Column name -> its cells; `row_name(i)` is the place of row i in the file."""
 
     name: str
     columns: dict[str, Sequence[Any]]

@@ -29,7 +29,7 @@ _BOUND = re.compile(r"(?P<number>-?\d+)(?P<percent>%?)")
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'tfds:', or is a folder that TFDS has prepared."""
+    """Return whether the string starts with 'tfds:', or is a folder that TFDS has prepared."""
     if spec.startswith(PREFIX):
         return True
     return (Path(spec) / "dataset_info.json").is_file() and (Path(spec) / "features.json").is_file()
@@ -70,7 +70,7 @@ def open(spec: str) -> dict[str, Source]:
 
 @dataclasses.dataclass(frozen=True)
 class _Shards:
-    """The records of a split: their images and indexes."""
+    """Records of a split."""
 
     images: Images
     names: list[str]
@@ -98,7 +98,7 @@ def _open_split(spec: str, info: Info, split: str, part: str | None) -> Source:
 
 
 def _bounds(spec: str, part: str, total: int) -> tuple[int, int]:
-    """First record and the one after the last, by TFDS's rules: percentages are rounded to the nearest record."""
+    """Return the first record and the one after the last; percentages are rounded to the nearest record, as in TFDS."""
     first, colon, last = part.partition(":")
     if not colon:
         raise UsageError(f"'[{part}]' in {spec} is no part of a split", "Write [train[100:200]] or [train[:20%]].")
@@ -155,7 +155,7 @@ def _places(index: Index) -> Any:
 
 
 def _labels(info: Info, labels: list[list[int | str]]) -> tuple[Labels, tuple[str, ...]]:
-    """Decided over a whole split, so that every part of it has the same classes."""
+    """Return the labels of a whole split, so that every part of it has the same classes."""
     if not info.keys.label or not any(labels):
         return no_labels(len(labels)), (f"{info.folder}: no feature is a class label, so there are no labels",)
     if all(row == [-1] for row in labels):

@@ -1,4 +1,4 @@
-"""Images in ArrayRecord files, which are read through the package array_record."""
+"""Images in ArrayRecord files, read by the package array_record."""
 
 import dataclasses
 import os
@@ -58,7 +58,7 @@ def _reader(path: Path) -> Any:
 
 
 class _Readers:
-    """The readers this process has open, by path; another process opens its own."""
+    """Readers that this process has open, by path; every process opens its own."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, str], Any] = {}
@@ -113,15 +113,15 @@ class ArrayRecords:
         return printable(f"{self.containers[self.places[index, 0]]}[{self.places[index, 1]}]")
 
     def shards(self) -> npt.NDArray[np.int64]:
-        """int64 (N,): in which file each image lies."""
+        """Return the file of each image, int64 (N,)."""
         return self.places[:, 0]
 
     def fetched(self) -> npt.NDArray[np.int64]:
-        """int64 (files,): bytes that are copied before a file can be read: none."""
+        """Return the bytes to download before a file can be read, int64 (files,): zeros."""
         return np.zeros(len(self.containers), dtype=np.int64)
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
+        """Return (N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
         order = np.lexsort((self.places[:, 1], self.places[:, 0]))
         return remembered(order, self._key, lambda i: self.stamps[self.places[i, 0]], self.read)
 

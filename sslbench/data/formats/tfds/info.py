@@ -1,4 +1,4 @@
-"""What TFDS writes beside the records: dataset_info.json, features.json and the names of the classes."""
+"""Metadata of TFDS beside the records: dataset_info.json, features.json and the names of the classes."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ _MAX_SHARDS = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """A data set that TFDS has prepared.
+    """Data set that TFDS has prepared.
 
     Attributes:
         folder: where its files lie.
@@ -139,7 +139,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _flat(features: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Key in an example -> kind: 'Image', 'ClassLabel', 'Text', '[ClassLabel]' for a list of them."""
+    """Return key in an example -> kind: 'Image', 'ClassLabel', 'Text', '[ClassLabel]' for a list of them."""
     for name, feature in features.items():
         kind = str(feature["pythonClassName"]).rpartition(".")[2]
         if "featuresDict" in feature:

@@ -1,4 +1,4 @@
-"""Records of a TFDS shard: where the image of each lies, its file name and its label."""
+"""Index of a TFDS shard: place of each record's image, its file name and its label."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ AGAIN = "Get the file again, or prepare the data set again with TFDS."
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """The features of an example that are used: of the image, its label and its file name; empty for none."""
+    """Keys of the features with the image, its label and its file name; empty for none."""
 
     image: str
     label: str
@@ -53,7 +53,7 @@ def index_of(entries: list[_Entry]) -> Index:
 
 
 def entry(path: Path, number: int, record: bytes, keys: Keys, at: int) -> _Entry:
-    """Offset and size of the image, file name and label of one record that begins at `at`.
+    """Return offset and size of the image, file name and label of the record at offset `at`.
 
     Raises:
         DataError: the record is no example, or has not one image.
@@ -73,7 +73,7 @@ def entry(path: Path, number: int, record: bytes, keys: Keys, at: int) -> _Entry
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Start and content of every record."""
+    """Yield offset and content of every record."""
     end = path.stat().st_size
     with path.open("rb") as file:
         at = 0
@@ -107,7 +107,7 @@ def _crc_table() -> tuple[int, ...]:
 
 
 def _masked_crc(data: bytes) -> int:
-    """CRC-32C, turned and shifted as TFRecord does."""
+    """Return TFRecord's masked CRC-32C: rotated, plus a constant."""
     table, crc = _crc_table(), 0xFFFFFFFF
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)

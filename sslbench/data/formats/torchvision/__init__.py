@@ -24,14 +24,14 @@ from sslbench.names import did_you_mean
 
 PREFIX = "torchvision:"
 _IDX_FILES = {"train": "train", "test": "t10k"}
-"""Split -> how the names of its files begin, in the sets that are laid out like MNIST."""
+"""Split -> prefix of its files, in data sets with the layout of MNIST."""
 
 _Pixels = npt.NDArray[np.uint8]
 _Loaded = dict[str, tuple[_Pixels, list[int]]]
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'torchvision:'."""
+    """Return whether the string starts with 'torchvision:'."""
     return spec.startswith(PREFIX)
 
 
@@ -89,7 +89,7 @@ def _not_there(name: str, root: Path, arguments: str, cause: object = None) -> D
 
 
 def _load_idx(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
-    """MNIST, FashionMNIST, KMNIST: idx files, which torchvision itself cannot read while they are compressed."""
+    """Load MNIST, FashionMNIST or KMNIST from idx files; torchvision cannot read them compressed."""
     import torchvision.datasets
 
     folders = [root / name / "raw", root / "raw", root]
@@ -163,7 +163,7 @@ _FER_PARTS = {"Training": "train", "PublicTest": "train", "PrivateTest": "test"}
 
 
 def _load_fer(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
-    """FER2013: one table with the pixels as text; test.csv of Kaggle has no labels and is of no use."""
+    """Load FER2013 from a table with the pixels as text; Kaggle's test.csv has no labels and is not read."""
     folder = root / "fer2013"
     file = next((f for f in (folder / "fer2013.csv", folder / "icml_face_data.csv") if f.is_file()), None)
     if file is None:
@@ -184,7 +184,7 @@ def _load_fer(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
 
 
 def _open_pcam(spec: str, root: Path) -> dict[str, Source]:
-    """PatchCamelyon: arrays of several gigabytes in HDF5 files, read patch by patch."""
+    """Open PatchCamelyon: arrays of several gigabytes in HDF5 files, read patch by patch."""
     sources = {}
     for split, word in (("train", "train"), ("val", "valid"), ("test", "test")):
         stem = root / "pcam" / f"camelyonpatch_level_2_split_{word}"
@@ -209,7 +209,7 @@ def _open_pcam(spec: str, root: Path) -> dict[str, Source]:
 
 
 def _channels_last(pixels: _Pixels) -> _Pixels:
-    """(N, C, H, W) -> (N, H, W, C), a view: the pixels of one image are copied when it is read."""
+    """Return (N, C, H, W) as a view (N, H, W, C): pixels are copied when an image is read."""
     return pixels.transpose(0, 2, 3, 1)
 
 

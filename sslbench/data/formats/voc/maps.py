@@ -37,7 +37,7 @@ NAMES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
-"""The classes of Pascal VOC by their index."""
+"""Classes of Pascal VOC by index."""
 
 
 def recognises(spec: str, options: LabelMapOptions) -> bool:
@@ -116,7 +116,7 @@ def _coding(root: Path, options: LabelMapOptions, maps: Files) -> Coding:
 
 
 def _coloured(maps: Files) -> bool:
-    """Whether the first map that can be read and is not grey shows colours in place of indices."""
+    """Return whether the maps hold colours in place of indices, by the first readable one that is not grey."""
     for index in range(min(len(maps), 20)):
         try:
             if load(maps, index, MAX_PIXELS).coloured:
@@ -131,7 +131,7 @@ _NO_OBJECT_COLOURS = (0, 224 + 256 * 224 + 65536 * 192)  # black, and that of bo
 
 
 def _numbers(objects: Pixels) -> Grid:
-    """0 and 255 stand for none; 1, 2, ... for the colours of a file that lost its palette."""
+    """Return the numbers of the instances, 0 for none; the colours of a map without palette are numbered 1, 2, ..."""
     if not objects.coloured:
         numbers = objects.indices()
         return np.where(np.isin(numbers, _NO_OBJECT), 0, numbers)
@@ -148,7 +148,7 @@ def _maps(root: Path, files: Files, coding: Coding) -> ValueMaps:
 
 
 def voc_palette() -> npt.NDArray[np.uint8]:
-    """(256, 3) the colours of VOC's palette: the bits of an index dealt out to red, green and blue, highest first."""
+    """Return VOC's palette, (256, 3): the bits of an index are dealt to red, green and blue, highest first."""
     palette = np.zeros((256, 3), dtype=np.uint8)
     for index in range(256):
         for bit in range(8):

@@ -1,4 +1,4 @@
-"""The objects of Pascal VOC trees: ImageSets/Main names the images, Annotations/*.xml holds their boxes.
+"""Objects of Pascal VOC trees: ImageSets/Main names the images, Annotations/*.xml holds their boxes.
 
 VOC numbers pixels from 1, and xmax, ymax belong to the box: xmin=1, xmax=width is the whole image. So x1 = xmin - 1 and
 x2 = xmax, as Detectron2 reads them: subtracting 1 from xmax too would make every box a pixel too small.
