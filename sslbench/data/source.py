@@ -154,7 +154,7 @@ class Source:
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:
-        """Return a hash of all that scores depend on: ids, image contents, labels, class names, groups; 32 hex digits."""
+        """Return a hash of ids, image contents, labels, class names and groups, for keys of scores; 32 hex digits."""
         digest = hashlib.sha256(self.images_fingerprint().encode())
         digest.update("\n".join((self.labels.kind, *self.labels.classes)).encode())
         digest.update(np.ascontiguousarray(self.labels.values).tobytes())

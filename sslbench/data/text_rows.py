@@ -29,7 +29,7 @@ class TextRows(Sequence[str]):
 
     @functools.cached_property
     def _content(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """Offsets, (n + 1,), and bytes of the texts; memory-mapped, so that the system keeps one copy for all processes."""
+        """Offsets, (n + 1,), and bytes of the texts, memory-mapped: the system keeps one copy for all processes."""
         mapped = np.memmap(self.file, dtype=np.uint8, mode="r")
         n = int(mapped[:8].view("<i8")[0])
         return mapped[8 : 16 + 8 * n].view("<i8"), mapped[16 + 8 * n :]

@@ -178,7 +178,7 @@ class ObjectSource:
         return Truth(len(self), self.classes, images, boxes, labels, crowd, difficult, areas, found, groups)
 
     def fingerprint(self) -> str:
-        """Return a hash of all that scores depend on: ids, image contents, objects, class names, groups; 32 hex digits."""
+        """Return a hash of ids, image contents, objects, class names and groups, for keys of scores; 32 hex digits."""
         digest = hashlib.sha256("\n".join((*self.ids, "", *self.classes)).encode())
         digest.update(self.images.digests().tobytes())
         for objects in self.objects:
