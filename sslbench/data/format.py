@@ -25,7 +25,7 @@ class NoOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Request(Generic[O]):
+class SampleRequest(Generic[O]):
     """Arguments for reading samples.
 
     Attributes:
@@ -57,7 +57,7 @@ class SampleReader(Generic[O]):
     """
 
     recognises: Callable[[str], bool]
-    open: Callable[[Request[O]], Mapping[str, Source]]
+    open: Callable[[SampleRequest[O]], Mapping[str, Source]]
     options: type[O]
     columns: frozenset[Column] = frozenset()
 
@@ -151,7 +151,7 @@ def user_format(name: str) -> SourceFormat:
     if not callable(opener):
         raise UsageError(f"'{name}' ({module.__file__}) is no data source: it has no function 'open'")
 
-    def read(request: Request[NoOptions]) -> Mapping[str, Source]:
+    def read(request: SampleRequest[NoOptions]) -> Mapping[str, Source]:
         sources: Mapping[str, Source] = opener(
             request.spec, image_column=request.image_column, label_column=request.label_column
         )

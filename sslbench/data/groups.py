@@ -27,9 +27,9 @@ def group_numbers(names: Sequence[str]) -> Indices | None:
     numbers = np.empty(len(names), dtype=np.int64)
     for i, name in enumerate(names):
         numbers[i] = known.setdefault(name, len(known)) if name else -1
-    alone = np.flatnonzero(numbers < 0)
-    numbers[alone] = len(known) + np.arange(len(alone))
-    return None if len(known) + len(alone) == len(names) else numbers
+    singletons = np.flatnonzero(numbers < 0)
+    numbers[singletons] = len(known) + np.arange(len(singletons))
+    return None if len(known) + len(singletons) == len(names) else numbers
 
 
 def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Generator) -> _Mask:
@@ -47,7 +47,7 @@ def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Genera
         rng: the only source of chance.
     """
     _, groups = np.unique(groups, return_inverse=True)
-    table = _Table(labels, groups)
+    table = _GroupCounts(labels, groups)
     share = n / max(len(groups), 1)
     best, best_score = np.zeros(table.n, dtype=bool), (np.inf, np.inf)
     for _ in range(_ATTEMPTS):
@@ -60,7 +60,7 @@ def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Genera
     return best[groups]
 
 
-class _Table:
+class _GroupCounts:
     """Sparse table of the number of samples by group and class.
 
     Attributes:
@@ -120,7 +120,7 @@ def group_folds(labels: Labels, groups: Indices, number: int) -> Indices:
         number: folds.
     """
     _, groups = np.unique(groups, return_inverse=True)
-    table = _Table(labels, groups)
+    table = _GroupCounts(labels, groups)
     folds = np.full(table.n, -1)
     filled = np.zeros(number, dtype=np.int64)
     for c in np.argsort(table.spread, kind="stable"):
@@ -148,7 +148,7 @@ def _pairs(labels: Labels) -> tuple[Indices, Indices]:
     return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
 
-def _deal(table: _Table, share: float, rng: np.random.Generator) -> _Mask:
+def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> _Mask:
     chosen, free = np.zeros(table.n, dtype=bool), np.ones(table.n, dtype=bool)
     spare = table.spread.copy()  # groups of each class that are not chosen
     for c in np.lexsort((rng.random(len(spare)), table.spread)):
@@ -199,10 +199,10 @@ def torn_classes(source: Source, test: Source, *, grouped: bool) -> tuple[str, .
     counts = class_counts(source.labels)
     if grouped:
         missing = (counts > 0) & ~present_classes(test.labels)
-        alone = [name for name, is_missing in zip(source.labels.classes, missing, strict=True) if is_missing]
+        singletons = [name for name, is_missing in zip(source.labels.classes, missing, strict=True) if is_missing]
         what = f"classes that lie in too few groups ({source.grouped_by}) are in train only"
-        return (f"{what}: {some(alone, 5)}",) if alone else ()
-    alone = [name for name, n in zip(source.labels.classes, counts, strict=True) if n == 1]
-    if alone and source.labels.kind == "single":
-        return (f"classes with one image are in train only: {some(alone, 5)}",)
-    return (f"classes with one image are on one side only: {some(alone, 5)}",) if alone else ()
+        return (f"{what}: {some(singletons, 5)}",) if singletons else ()
+    singletons = [name for name, n in zip(source.labels.classes, counts, strict=True) if n == 1]
+    if singletons and source.labels.kind == "single":
+        return (f"classes with one image are in train only: {some(singletons, 5)}",)
+    return (f"classes with one image are on one side only: {some(singletons, 5)}",) if singletons else ()

@@ -19,8 +19,8 @@ from sslbench.data.format import (
     Column,
     LabelMapReader,
     NoOptions,
-    Request,
     SampleReader,
+    SampleRequest,
     SourceFormat,
     all_formats,
     builtin_format,
@@ -83,7 +83,7 @@ def open_data(
     else:
         text = f"./{text}" if match else text  # a folder may be called 'sklearn:digits'
         reader = _reader_of_path(text)
-    request = Request(
+    request = SampleRequest(
         text,
         _parsed_options(location.text, reader, location.options),
         image_column or location.image_column,
@@ -185,7 +185,7 @@ def _label_map_readers() -> list[LabelMapReader]:
     return [found.maps for found in all_formats() if found.maps is not None]
 
 
-def _refuse_columns(spec: str, request: Request[Any], understood: frozenset[Column]) -> None:
+def _refuse_columns(spec: str, request: SampleRequest[Any], understood: frozenset[Column]) -> None:
     if request.value_columns and "value" not in understood:
         raise UsageError(
             f"'{spec}' has no column '{request.value_columns[0]}': it is no table",

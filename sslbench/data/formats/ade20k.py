@@ -18,7 +18,7 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import LabelMapReader, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, with_ignored
-from sslbench.data.maps.files import Pixels, ValueMaps, load
+from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.pairs import find_places, paired
 from sslbench.data.maps.types import Coding, Grid, LabelMapSource, RawMap
@@ -90,7 +90,7 @@ def _instances(root: Path, pairs: Pairs) -> tuple[Files | None, tuple[str, ...]]
     return Files(tuple(names), str(folder)), ()
 
 
-def _object_numbers(objects: Pixels) -> Grid:
+def _object_numbers(objects: MapPixels) -> Grid:
     return objects.colours() >> 8 & 255
 
 

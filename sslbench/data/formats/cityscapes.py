@@ -13,7 +13,7 @@ from sslbench.data.containers.names import split_name
 from sslbench.data.format import LabelMapReader, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
-from sslbench.data.maps.files import Pixels, ValueMaps
+from sslbench.data.maps.files import MapPixels, ValueMaps
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.types import Coding, Grid, LabelMapSource
 from sslbench.errors import DataError
@@ -86,7 +86,7 @@ def _instances(maps: Files, numbering: str) -> Files | None:
     return Files(others, maps.root) if there else None
 
 
-def _numbers(objects: Pixels) -> Grid:
+def _numbers(objects: MapPixels) -> Grid:
     numbers = objects.indices()
     return np.where(numbers < _PER_CLASS, 0, numbers)
 

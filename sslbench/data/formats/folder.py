@@ -51,7 +51,7 @@ def _open(root: Path, name: str) -> dict[str, Source]:
 
 
 @dataclasses.dataclass
-class _Found:
+class _FolderContent:
     """Files and folders below one folder; names are relative to it.
 
     Attributes:
@@ -69,7 +69,7 @@ class _Found:
     special: list[str] = dataclasses.field(default_factory=list)
 
 
-def _walk(root: str, found: _Found, suffixes: frozenset[str] = SUFFIXES) -> None:
+def _walk(root: str, found: _FolderContent, suffixes: frozenset[str] = SUFFIXES) -> None:
     """Fill `found`, without a stat per file; links to folders are followed, except to a folder around them.
 
     Folders wait in a list, so that any number may lie in each other.
@@ -157,10 +157,10 @@ def _left_out(names: list[str], where: str) -> str:
 
 
 def _open_split(root: Path, name: str, notes: tuple[str, ...]) -> Source:
-    found = _Found()
+    found = _FolderContent()
     _walk(str(root), found)
     if not found.images and ARRAYS & set(found.others):
-        found = _Found()
+        found = _FolderContent()
         _walk(str(root), found, ARRAYS)
     if not found.images:
         others = f" ({_others(found.others)})" if found.others else ""
@@ -179,7 +179,7 @@ def _open_split(root: Path, name: str, notes: tuple[str, ...]) -> Source:
     return Source(name, ids, labels, Files(images, str(root)), about)
 
 
-def _notes(root: Path, found: _Found, classes: tuple[str, ...]) -> list[str]:
+def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[str]:
     where = f"{root}/"
     notes = []
     if found.hidden:

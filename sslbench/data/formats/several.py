@@ -10,7 +10,7 @@ from typing import Any
 from sslbench import config
 from sslbench.data import catalog, strings
 from sslbench.data.containers.names import split_rank
-from sslbench.data.format import Column, NoOptions, ObjectReader, Request, SampleReader, SourceFormat
+from sslbench.data.format import Column, NoOptions, ObjectReader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.joined import join
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
@@ -23,7 +23,7 @@ SUFFIXES = (".yaml", ".yml")
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ListedSource:
     """Member of a list of sources."""
 
     data: str = config.setting(dataclasses.MISSING, "the data location, as --data takes it; relative to the file")
@@ -37,7 +37,9 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    sources: dict[str, Any] = config.setting(dataclasses.MISSING, "name -> data location, or what `Part` says of it")
+    sources: dict[str, Any] = config.setting(
+        dataclasses.MISSING, "name -> data location, or a mapping with the keys of a source"
+    )
 
 
 def recognises(spec: str) -> bool:
@@ -56,7 +58,7 @@ def open(
     """Return all samples of several sources, splits joined by their names; see `joined.join`.
 
     Args:
-        spec: a YAML file with the mapping `sources`: name -> location, or name -> the keys of `Part`; paths are
+        spec: a YAML file with the mapping `sources`: name -> location, or name -> the keys of `ListedSource`; paths are
             relative to the file (in one that is fetched by its URL they should be absolute, or URLs). Or the same in
             one string, `several:NAME=LOCATION,NAME@WEIGHT=LOCATION`.
         image_column: of every source that does not name its own.
@@ -90,17 +92,17 @@ def open(
     return _joined(spec, opened, {name: part.weight for name, part in parts.items() if part.weight is not None})
 
 
-def _read_text(spec: str) -> dict[str, Part]:
-    found: dict[str, Part] = {}
+def _read_text(spec: str) -> dict[str, ListedSource]:
+    found: dict[str, ListedSource] = {}
     for name, weight, data in strings.parse(spec):
         if name in found:
             raise UsageError(f"{spec}: two sources are called '{name}'", "Give each a name of its own.")
         values = {"data": data} if weight is None else {"data": data, "weight": weight}
-        found[name] = config.build(Part, values, f"{spec}: {name}")
+        found[name] = config.build(ListedSource, values, f"{spec}: {name}")
     return found
 
 
-def _read_file(file: Path) -> dict[str, Part]:
+def _read_file(file: Path) -> dict[str, ListedSource]:
     content = config.read_yaml(file)
     if "sources" not in content:
         near = "".join(f", not '{key}'" for key in difflib.get_close_matches("sources", content, n=1))
@@ -114,7 +116,7 @@ def _read_file(file: Path) -> dict[str, Part]:
         where = f"{file}: {name}"
         if not isinstance(value, str | dict):
             raise UsageError(f"{where} should be a data location, or a mapping with the key 'data'")
-        part = Part(value) if isinstance(value, str) else config.build(Part, value, where)
+        part = ListedSource(value) if isinstance(value, str) else config.build(ListedSource, value, where)
         refuse_location(part.data, where)
         as_it_is = not part.data or _is_in_catalog(part.data, file)
         data = part.data if as_it_is else catalog.beside(part.data, file)
@@ -134,7 +136,7 @@ def _lists_several(data: str) -> bool:
     return strings.is_several(location) or (location.lower().endswith(SUFFIXES) and not Path(location).is_dir())
 
 
-def _check(spec: str, parts: Mapping[str, Part]) -> None:
+def _check(spec: str, parts: Mapping[str, ListedSource]) -> None:
     if not parts:
         raise UsageError(f"{spec} lists no sources")
     for name, part in parts.items():
@@ -191,7 +193,7 @@ def _has(names: Sequence[str]) -> str:
     return "has" if len(names) == 1 else "have"
 
 
-def _read_request(request: Request[NoOptions]) -> dict[str, Source]:
+def _read_request(request: SampleRequest[NoOptions]) -> dict[str, Source]:
     return open(
         request.spec,
         image_column=request.image_column,

@@ -26,7 +26,7 @@ _STRETCHED = {2: 85, 4: 17}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pixels:
+class MapPixels:
     """Decoded file of a map.
 
     Attributes:
@@ -74,7 +74,7 @@ class Pixels:
         return np.asarray(parts[..., 0] + 256 * parts[..., 1] + 65536 * parts[..., 2], dtype=np.int32)
 
 
-def load(files: Files, index: int, max_pixels: int) -> Pixels:
+def load(files: Files, index: int, max_pixels: int) -> MapPixels:
     """Read and decode one file of maps.
 
     Raises:
@@ -88,7 +88,7 @@ def load(files: Files, index: int, max_pixels: int) -> Pixels:
     return decode_pixels(data, path, max_pixels)
 
 
-def decode_pixels(data: bytes, path: str, max_pixels: int) -> Pixels:
+def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
     """Decode the pixels of an encoded file as they are stored; see `load`."""
     if not data:
         raise UnreadableImage(path, "empty file")
@@ -122,7 +122,7 @@ def _check_kind(image: Image.Image, data: bytes, path: str) -> None:
         raise UnreadableImage(path, f"a {kind} of several frames")
 
 
-def _pixels(image: Image.Image, data: bytes, path: str, codec: str) -> Pixels:
+def _pixels(image: Image.Image, data: bytes, path: str, codec: str) -> MapPixels:
     mode = image.mode
     if ";16" in codec and mode in ("RGB", "RGBA", "LA"):
         raise UnreadableImage(path, "colours of 16 bits")
@@ -130,22 +130,22 @@ def _pixels(image: Image.Image, data: bytes, path: str, codec: str) -> Pixels:
         if np.asarray(image)[..., -1].min() < 255 and mode != "PA":
             raise UnreadableImage(path, "transparent pixels, whose class is not known")
         array = np.asarray(image)[..., :3] if mode == "RGBA" else np.asarray(image)[..., 0]
-        return Pixels(path, array, _palette(image) if mode == "PA" else None)
+        return MapPixels(path, array, _palette(image) if mode == "PA" else None)
     if mode == "1":
-        return Pixels(path, np.asarray(image).astype(np.uint8))
+        return MapPixels(path, np.asarray(image).astype(np.uint8))
     if mode == "P":
-        return Pixels(path, np.asarray(image), _palette(image))
+        return MapPixels(path, np.asarray(image), _palette(image))
     if mode == "L":
         array = np.asarray(image)
         factor = _STRETCHED.get(data[_BITS], 1) if image.format == "PNG" and data[_COLOUR_TYPE] == 0 else 1
-        return Pixels(path, array // factor)
+        return MapPixels(path, array // factor)
     if mode == "RGB":
-        return Pixels(path, np.asarray(image))
+        return MapPixels(path, np.asarray(image))
     if mode.startswith("I"):
         array = np.asarray(image).astype(np.int64)
         if array.size and not 0 <= array.min() <= array.max() < 2**31 - 1:
             raise UnreadableImage(path, f"values from {array.min()} to {array.max()}; classes are numbers from 0 on")
-        return Pixels(path, array)
+        return MapPixels(path, array)
     raise UnreadableImage(path, f"pixels of the kind {mode}, not one whole number each")
 
 
@@ -170,7 +170,7 @@ class ValueMaps:
     files: Files
     colours: bool = False
     objects: Files | None = None
-    numbers: Callable[[Pixels], Grid] = Pixels.indices
+    numbers: Callable[[MapPixels], Grid] = MapPixels.indices
 
     def __len__(self) -> int:
         return len(self.files)
@@ -185,10 +185,10 @@ class ValueMaps:
         values = pixels.colours() if self.colours else pixels.indices()
         if self.objects is None:
             return RawMap(values)
-        told = load(self.objects, index, max_pixels)
-        numbers = self.numbers(told)
+        instances = load(self.objects, index, max_pixels)
+        numbers = self.numbers(instances)
         if numbers.shape != values.shape:
-            raise UnreadableImage(told.path, "of another size than the map of classes")
+            raise UnreadableImage(instances.path, "of another size than the map of classes")
         return RawMap(values, numbers.astype(np.int32))
 
     def digests(self) -> npt.NDArray[np.uint8]:

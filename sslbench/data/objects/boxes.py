@@ -20,7 +20,7 @@ _SLACK = 1.0
 
 
 @dataclasses.dataclass
-class Odd:
+class BoxIssues:
     """Names of the objects that were left out or changed on reading."""
 
     empty: list[str] = dataclasses.field(default_factory=list)
@@ -50,11 +50,11 @@ class Odd:
 
 
 def is_odd(note: str) -> bool:
-    """Return whether a note of a source is one of `Odd.notes`: objects that were left out or changed."""
+    """Return whether a note of a source is one of `BoxIssues.notes`: objects that were left out or changed."""
     return any(part in note for part in (" left out: ", " clipped to the image: ", " without area "))
 
 
-def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd) -> Objects:
+def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], issues: BoxIssues) -> Objects:
     """Return one image's objects from dictionaries: name, box, label, crowd, difficult, area or None, mask or None.
 
     They may have a number, the id of the annotation.
@@ -62,24 +62,24 @@ def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd)
     Args:
         rows: boxes are x1, y1, x2, y2, finite.
         size: height and width of the image; zeros if not known, then nothing is clipped.
-        odd: takes the names of the objects that were left out or clipped.
+        issues: takes the names of the objects that were left out or clipped.
     """
     kept, boxes = [], []
-    odd.total += len(rows)
+    issues.total += len(rows)
     for row in rows:
         x1, y1, x2, y2 = box = row["box"]
         height, width = size
         if not (x2 > x1 and y2 > y1):
-            odd.empty.append(row["name"])
+            issues.empty.append(row["name"])
             continue
         if height and (min(x1, y1) < -_SLACK or x2 > width + _SLACK or y2 > height + _SLACK):
             box = (max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height)))
             if not (box[2] > box[0] and box[3] > box[1]):
-                odd.outside.append(row["name"])
+                issues.outside.append(row["name"])
                 continue
-            odd.clipped.append(row["name"])
+            issues.clipped.append(row["name"])
         if row["mask"] is not None and is_empty(row["mask"]):
-            odd.unmasked.append(row["name"])
+            issues.unmasked.append(row["name"])
         kept.append(row)
         boxes.append(box)
     array: npt.NDArray[np.float64] = np.array(boxes, dtype=np.float64).reshape(-1, 4)

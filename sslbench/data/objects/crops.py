@@ -220,8 +220,8 @@ def _crops(
     present = set(names)
     labels = single_labels(names, [name for name in ordered if name in present])
     out = ((crowds, "crowd"), (ignored, "ignored or difficult object"), (small, "smaller box"))
-    told = [counted(n, what) for n, what in out if n]
-    notes = (f"{spec}: {', '.join(told)} left out",) if told else ()
+    left_out = [counted(n, what) for n, what in out if n]
+    notes = (f"{spec}: {', '.join(left_out)} left out",) if left_out else ()
     parts = rows, np.array(ks, dtype=np.int64), np.array(boxes, dtype=np.float32), source.sizes[rows]
     images = Crops(source.images, *parts, options.margin)
     attributes = {IMAGE: source.ids} | dict(source.attributes)

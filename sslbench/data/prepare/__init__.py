@@ -12,12 +12,12 @@ from typing import Any
 from sslbench import paths
 from sslbench.config import read_yaml
 from sslbench.data.prepare import dsprites, imagenet, places205, small_norb, ucf101, unpacked
-from sslbench.data.prepare.layout import Layout, Plan, prepare_folder, refuse_existing
+from sslbench.data.prepare.layout import Layout, LayoutPlan, prepare_folder, refuse_existing
 from sslbench.data.prepare.official import Official, find_archives
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
-MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], Plan]]] = {
+MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], LayoutPlan]]] = {
     "dsprites_location": (dsprites.ARCHIVES, dsprites.location),
     "dsprites_orientation": (dsprites.ARCHIVES, dsprites.orientation),
     "imagenet1k": (imagenet.ARCHIVES, imagenet.plan),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sslbench.data.prepare.layout import Plan, archive_space, members
+from sslbench.data.prepare.layout import LayoutPlan, archive_space, members
 from sslbench.data.prepare.official import Official
 from sslbench.errors import DataError
 
@@ -22,9 +22,9 @@ _TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG")
 _CLASS = re.compile(r"(n\d{8})\.tar")
 
 
-def plan(archives: Mapping[str, Path]) -> Plan:
+def plan(archives: Mapping[str, Path]) -> LayoutPlan:
     """Plan train/WNID/ and val/WNID/."""
-    return Plan(_files(archives), archive_space(archives[TRAIN], archives[VAL]))
+    return LayoutPlan(_files(archives), archive_space(archives[TRAIN], archives[VAL]))
 
 
 def _files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:

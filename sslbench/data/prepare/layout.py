@@ -39,7 +39,7 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class LayoutPlan:
     """Files of a data set, to be written.
 
     Attributes:
@@ -52,7 +52,7 @@ class Plan:
     space: int
 
 
-def prepare_folder(layout: Layout, plan: Plan) -> Path:
+def prepare_folder(layout: Layout, plan: LayoutPlan) -> Path:
     """Write all files and return the folder, which then has its name; a run that was interrupted continues.
 
     Raises:

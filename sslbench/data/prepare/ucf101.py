@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from sslbench.data.prepare.layout import Plan, members
+from sslbench.data.prepare.layout import LayoutPlan, members
 from sslbench.data.prepare.official import Official
 from sslbench.errors import DataError, UsageError
 
@@ -17,7 +17,7 @@ _LINE = re.compile(r"(\w+)/(v_\w+)\.avi(?: \d+)?")
 _FRAME_BYTES = 40_000
 
 
-def plan(archives: Mapping[str, Path]) -> Plan:
+def plan(archives: Mapping[str, Path]) -> LayoutPlan:
     """Plan train/ACTION/ and test/ACTION/ of JPEGs.
 
     Raises:
@@ -35,7 +35,7 @@ def plan(archives: Mapping[str, Path]) -> Plan:
         for part, action, video in listed:
             yield f"{part}/{action}/{video}.jpg", _middle_frame(videos / action / f"{video}.avi")
 
-    return Plan(files(), len(listed) * _FRAME_BYTES)
+    return LayoutPlan(files(), len(listed) * _FRAME_BYTES)
 
 
 def _listed(lists: Path) -> list[tuple[str, str, str]]:

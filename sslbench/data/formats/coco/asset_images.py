@@ -19,7 +19,7 @@ IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class BandMapping:
     """Channels taken from a file, and their placement.
 
     Attributes:
@@ -50,7 +50,7 @@ class AssetImages:
     files: Files
     starts: Indices
     kinds: Indices
-    about: tuple[Kind, ...]
+    about: tuple[BandMapping, ...]
     sizes: Indices
     channels: tuple[str, ...]
 
@@ -87,7 +87,7 @@ class AssetImages:
             image, conversions = image.repeat(3, 1, 1), [*conversions, "grey to RGB"]
         return as_wanted(Decoded(image, tuple(conversions)), self.path(index), decoder.wanted)
 
-    def _file(self, at: int, kind: Kind, decoder: "PictureDecoder") -> "Decoded":
+    def _file(self, at: int, kind: BandMapping, decoder: "PictureDecoder") -> "Decoded":
         """Decode all bands of one file at full size; 16 bits are kept, so that bands of all depths have one scale."""
         from sslbench.data.decode.picture import OtherChannels, UnreadableImage
 
@@ -115,7 +115,7 @@ class AssetImages:
             return np.ascontiguousarray(image)
         return np.ascontiguousarray(np.round(image * 257).astype(np.uint16))
 
-    def parts(self, index: int) -> list[tuple[Path, Kind]]:
+    def parts(self, index: int) -> list[tuple[Path, BandMapping]]:
         """Return the files of an image, each with the channels taken from it."""
         rows = range(int(self.starts[index]), int(self.starts[index + 1]))
         return [(Path(self.files.root) / self.files.paths[row], self.about[int(self.kinds[row])]) for row in rows]

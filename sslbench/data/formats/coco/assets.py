@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.formats.coco.asset_images import IDENTITY, AssetImages, Kind
+from sslbench.data.formats.coco.asset_images import IDENTITY, AssetImages, BandMapping
 from sslbench.data.images import Files
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -149,7 +149,7 @@ def images_of(
     names = _names(assets, parts)
     wanted = _wanted(spec, assets, parts, channels)
     position = {name: i for i, name in enumerate(wanted)}
-    kinds: dict[Kind, int] = {}
+    kinds: dict[BandMapping, int] = {}
     files, codes, starts = [], array("q"), array("q", [0])
     for i, of_image in enumerate(parts):
         missing = set(wanted)
@@ -158,7 +158,7 @@ def images_of(
             if taken:
                 missing -= {wanted[channel] for _, channel in taken}
                 files.append(file)
-                codes.append(kinds.setdefault(Kind(_channels(spec_of), taken, _matrix(spec, warp)), len(kinds)))
+                codes.append(kinds.setdefault(BandMapping(_channels(spec_of), taken, _matrix(spec, warp)), len(kinds)))
         if missing:
             has = "|".join(c for _, spec_of, _ in of_image for c in _channels(spec_of)) or "none that are named"
             raise DataError(f"{spec}, image {assets.numbers[i]} has no channel {some(sorted(missing))}; it has {has}")

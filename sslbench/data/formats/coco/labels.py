@@ -13,7 +13,7 @@ from sslbench.data.wording import counted, some
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class ExportedLabels:
     """Labelling of a split before its export.
 
     Attributes:
@@ -72,19 +72,20 @@ def _matrix(n: int, width: int, present: Indices, marked: Indices) -> npt.NDArra
     return values
 
 
-def exported_as(info: Any) -> dict[str, Kept] | None:
+def exported_as(info: Any) -> dict[str, ExportedLabels] | None:
     """Return split -> its labelling before export, if `sslbench data to-kwcoco` wrote the manifest."""
     entries = info if isinstance(info, list) else [info]
     entry = next((e for e in entries if isinstance(e, dict) and e.get("type") == INFO_TYPE), None)
     if entry is None or not isinstance(entry.get("splits"), dict):
         return None
     try:
-        return {split: Kept(kept["labels"], tuple(kept["classes"])) for split, kept in entry["splits"].items()}
+        splits = entry["splits"].items()
+        return {split: ExportedLabels(kept["labels"], tuple(kept["classes"])) for split, kept in splits}
     except (TypeError, KeyError):
         return None
 
 
-def labels_as_exported(columns: Columns, rows: Indices, kept: Kept) -> Labels | None:
+def labels_as_exported(columns: Columns, rows: Indices, kept: ExportedLabels) -> Labels | None:
     """Restore the labels of some images; None if the manifest no longer agrees with the record of its export.
 
     Args:

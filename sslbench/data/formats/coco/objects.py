@@ -10,7 +10,7 @@ from sslbench.data.booleans import marks
 from sslbench.data.formats.coco.assets import side_of_image
 from sslbench.data.formats.coco.columns import Columns, Rows
 from sslbench.data.images import Files
-from sslbench.data.objects.boxes import Odd, checked_objects, size_in_file
+from sslbench.data.objects.boxes import BoxIssues, checked_objects, size_in_file
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Images
 from sslbench.data.wording import counted, some
@@ -50,9 +50,9 @@ def object_sources(
     class_of = {row["id"]: i for i, row in enumerate(categories)}
     rows = _rows(spec, annotations, class_of)
     sizes = [_size(spec, row, files, i) for i, row in enumerate(images)]
-    odd = Odd()
-    objects = [checked_objects(rows[row["id"]], size, odd) for row, size in zip(images, sizes, strict=True)]
-    notes = (*notes, *odd.notes(spec))
+    issues = BoxIssues()
+    objects = [checked_objects(rows[row["id"]], size, issues) for row, size in zip(images, sizes, strict=True)]
+    notes = (*notes, *issues.notes(spec))
     if columns.skipped:
         notes = (*notes, f"{spec}: {counted(columns.skipped, 'annotation')} without category or image left out")
     if left_out:

@@ -12,7 +12,7 @@ from sslbench.config import setting
 from sslbench.data.cache.index import stamp_of
 from sslbench.data.containers.members import safe_name
 from sslbench.data.containers.names import by_split, split_name
-from sslbench.data.format import Request, SampleReader, SourceFormat
+from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats.hf.files import find_files
 from sslbench.data.formats.hf.rows import RowFile, Rows, damaged, open_row_file
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS
@@ -221,7 +221,7 @@ def _text(name: str, column: str, value: object, classes: tuple[str, ...]) -> st
     raise DataError(f"{name}: a label (column '{column}') is {value!r:.40}", "Every image needs one.")
 
 
-def _read(request: Request[HubOptions]) -> dict[str, Source]:
+def _read(request: SampleRequest[HubOptions]) -> dict[str, Source]:
     columns = {"image_column": request.image_column, "label_column": request.label_column}
     return open(request.spec, **columns, download=bool(request.options.download))
 

@@ -14,8 +14,8 @@ from sslbench.data import booleans
 from sslbench.data.containers.names import by_split, check_files, image_id, split_name
 from sslbench.data.containers.sniff import has_base64_rows, is_json_table
 from sslbench.data.containers.view import viewed
-from sslbench.data.format import Column, Request, SampleReader, SourceFormat
-from sslbench.data.formats.table.lists import Table, read_json, read_json_lines, read_lines
+from sslbench.data.format import Column, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.formats.table.lists import TableColumns, read_json, read_json_lines, read_lines
 from sslbench.data.images import Files
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
@@ -127,7 +127,7 @@ def _open(
     return by_split(spec, ids, labels, Files(files, str(folder)), _splits(table, split), notes, attributes)
 
 
-def _numbers(table: Table, names: Sequence[str]) -> Labels:
+def _numbers(table: TableColumns, names: Sequence[str]) -> Labels:
     """Return the columns as numbers to predict."""
     columns = {name: table.columns[_find(table, name, (), "of numbers") or name] for name in names}
     values = np.empty((len(next(iter(columns.values()))), len(columns)))
@@ -152,14 +152,14 @@ def _number(cell: object) -> float:
         return float("nan")
 
 
-def _attribute(table: Table, name: str) -> list[str]:
+def _attribute(table: TableColumns, name: str) -> list[str]:
     """Return a column as text; equal cells share one object, so that a million rows of a few values cost little."""
     column = _find(table, name, (), "to group by") or name
     texts: dict[str, str] = {}
     return [texts.setdefault(text, text) for text in map(_text, table.columns[column])]
 
 
-def _read(path: Path) -> Table:
+def _read(path: Path) -> TableColumns:
     readers = {".parquet": _read_parquet, ".json": read_json, ".jsonl": read_json_lines, ".txt": read_lines}
     table = readers.get(path.suffix.lower(), _read_text)(path)
     if not table.columns or not len(next(iter(table.columns.values()))):
@@ -167,7 +167,7 @@ def _read(path: Path) -> Table:
     return table
 
 
-def _read_text(path: Path) -> Table:
+def _read_text(path: Path) -> TableColumns:
     notes: tuple[str, ...] = ()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -193,10 +193,10 @@ def _read_text(path: Path) -> Table:
         if len(row) != len(names):
             raise DataError(f"{path}, line {line}: {counted(len(row), 'cell')} where the header has {len(names)}")
     columns: dict[str, Sequence[Any]] = {name: [row[i].strip() for _, row in rows[1:]] for i, name in enumerate(names)}
-    return Table(str(path), columns, lambda row: f"line {lines[row]}", notes)
+    return TableColumns(str(path), columns, lambda row: f"line {lines[row]}", notes)
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path) -> TableColumns:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -214,14 +214,16 @@ def _read_parquet(path: Path) -> Table:
                 f"Give it as hf:{path}",
             )
     columns = {name: content.column(name).to_pylist() for name in content.column_names}
-    return Table(str(path), columns, lambda row: f"row {row + 1}")
+    return TableColumns(str(path), columns, lambda row: f"row {row + 1}")
 
 
 def _key(column: str) -> str:
     return column.strip().lower().replace(" ", "_").replace("-", "_")
 
 
-def _find(table: Table, asked: str | None, known: Sequence[str], what: str, taken: str | None = None) -> str | None:
+def _find(
+    table: TableColumns, asked: str | None, known: Sequence[str], what: str, taken: str | None = None
+) -> str | None:
     """Return the requested column, else the first known one, in any case, with spaces or hyphens for underscores."""
     if asked is not None:
         if asked not in table.columns:
@@ -231,7 +233,7 @@ def _find(table: Table, asked: str | None, known: Sequence[str], what: str, take
     return next((keys[name] for name in known if name in keys), None)
 
 
-def _ambiguous(table: Table, chosen: str | None, known: Sequence[str]) -> tuple[str, ...]:
+def _ambiguous(table: TableColumns, chosen: str | None, known: Sequence[str]) -> tuple[str, ...]:
     others = [column for column in table.columns if _key(column) in known and column != chosen]
     if chosen is None or _key(chosen) not in known or not others:
         return ()
@@ -239,13 +241,13 @@ def _ambiguous(table: Table, chosen: str | None, known: Sequence[str]) -> tuple[
     return (f"{table.name}: column '{chosen}' is used, not {some(others)}; choose with {option}",)
 
 
-def _refuse_empty(table: Table, column: str, cells: Sequence[str]) -> None:
+def _refuse_empty(table: TableColumns, column: str, cells: Sequence[str]) -> None:
     empty = [table.row_name(i) for i, cell in enumerate(cells) if not cell]
     if empty:
         raise DataError(f"{table.name}: the column '{column}' is empty in {some(empty)}")
 
 
-def _splits(table: Table, column: str | None) -> list[str] | None:
+def _splits(table: TableColumns, column: str | None) -> list[str] | None:
     if column is None:
         return None
     cells = ["" if cell is None else str(cell).strip() for cell in table.columns[column]]
@@ -253,7 +255,7 @@ def _splits(table: Table, column: str | None) -> list[str] | None:
     return [split_name(cell) or cell.lower() for cell in cells]
 
 
-def _labels(table: Table, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
+def _labels(table: TableColumns, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
     """Return labels and notes; all rows decide, so that every split has the same kind and classes."""
     if column is None:
         return _labels_from_flags(table, [name for name in table.columns if name not in leave_out])
@@ -281,7 +283,7 @@ def _text(cell: object) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
-def _labels_from_flags(table: Table, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+def _labels_from_flags(table: TableColumns, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
     cells = {name: [_text(cell) for cell in table.columns[name]] for name in names}
     classes = [name for name in names if any(cells[name]) and all(c.lower() in _FLAGS for c in cells[name] if c)]
     n = len(next(iter(table.columns.values())))
@@ -297,7 +299,7 @@ def _labels_from_flags(table: Table, names: Sequence[str]) -> tuple[Labels, tupl
     return Labels("multi", tuple(classes), np.ascontiguousarray(values)), (note,)
 
 
-def _read_request(request: Request[TableOptions]) -> dict[str, Source]:
+def _read_request(request: SampleRequest[TableOptions]) -> dict[str, Source]:
     return open(
         request.spec,
         image_column=request.image_column,

@@ -24,7 +24,7 @@ from sslbench.data.formats.voc.tree import (
 )
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, colour, with_ignored
-from sslbench.data.maps.files import Pixels, ValueMaps, load
+from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, source_of, walk
 from sslbench.data.maps.types import Coding, Grid, LabelMapSource, distinct
 from sslbench.data.wording import printable, some
@@ -130,7 +130,7 @@ _NO_OBJECT = (0, 255)
 _NO_OBJECT_COLOURS = (0, 224 + 256 * 224 + 65536 * 192)  # black, and that of borders
 
 
-def _numbers(objects: Pixels) -> Grid:
+def _numbers(objects: MapPixels) -> Grid:
     """Return the numbers of the instances, 0 for none; the colours of a map without palette are numbered 1, 2, ..."""
     if not objects.coloured:
         numbers = objects.indices()

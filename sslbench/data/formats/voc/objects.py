@@ -24,7 +24,7 @@ from sslbench.data.formats.voc.tree import (
     read_stems,
 )
 from sslbench.data.images import Files
-from sslbench.data.objects.boxes import Odd, checked_objects, size_in_file
+from sslbench.data.objects.boxes import BoxIssues, checked_objects, size_in_file
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -94,15 +94,15 @@ def _open(spec: str, trees: list[Path]) -> dict[str, ObjectSource]:
         looked = ", ".join(str(tree / MAIN_LISTS / "{train,val,trainval,test}.txt") for tree in trees)
         raise DataError(f"{spec}: no list of annotated images; looked for {looked}")
     notes = [f"{spec}: train is trainval, as VOC is usually scored"] if "trainval" in chosen["train"] and scored else []
-    odd, several = Odd(), len(trees) > 1
+    issues, several = BoxIssues(), len(trees) > 1
     images = {
         name: [image for i, part in enumerate(parts) if part for image in _images(trees[i], lists[i][part], several)]
         for name, parts in chosen.items()
     }
     classes = sorted({row["class"] for part in images.values() for image in part for row in image.rows})
-    objects = {name: [_objects(image, classes, odd) for image in part] for name, part in images.items()}
+    objects = {name: [_objects(image, classes, issues) for image in part] for name, part in images.items()}
     return {
-        name: _source(f"{spec} ({name})", part, objects[name], classes, (*notes, *odd.notes(spec)))
+        name: _source(f"{spec} ({name})", part, objects[name], classes, (*notes, *issues.notes(spec)))
         for name, part in images.items()
     }
 
@@ -184,9 +184,9 @@ def _row(path: Path, number: int, element: ElementTree.Element) -> dict[str, Any
     }
 
 
-def _objects(image: _AnnotatedImage, classes: list[str], odd: Odd) -> Objects:
+def _objects(image: _AnnotatedImage, classes: list[str], issues: BoxIssues) -> Objects:
     place = {name: i for i, name in enumerate(classes)}
-    return checked_objects([{**row, "label": place[row["class"]]} for row in image.rows], image.size, odd)
+    return checked_objects([{**row, "label": place[row["class"]]} for row in image.rows], image.size, issues)
 
 
 def _source(
