@@ -22,6 +22,10 @@ def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) ->
     Args:
         names: the class name of each sample.
         classes: the classes in the source's own order; by default those that occur, sorted by name.
+
+    >>> labels = single_labels(["dog", "cat", "dog"])
+    >>> labels.classes, labels.values
+    (('cat', 'dog'), array([1, 0, 1]))
     """
     ordered = tuple(sorted(set(names)) if classes is None else classes)
     number = {name: i for i, name in enumerate(ordered)}

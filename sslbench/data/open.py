@@ -113,8 +113,8 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
         DataError: it is damaged, or an object cannot be used; the message names file and annotation.
 
     >>> toys = open_objects("kwcoco:shapes8-32")["all"]  # drawn once, kept in the cache folder
-    >>> len(toys), len(toys.classes)
-    (8, 3)
+    >>> len(toys), toys.objects[0].boxes.shape[1]
+    (8, 4)
     """
     location = locate(spec)
     if location.options:

@@ -18,7 +18,10 @@ def expanded(spec: str) -> list[str]:
     """Expand braces, in order; an existing file stands for itself.
 
     Raises:
-        UsageError: a range cannot be read, or they are more than 100,000.
+        UsageError: a range cannot be read, or there are more than 100,000 strings.
+
+    >>> expanded("train-{08..10}.tar")
+    ['train-08.tar', 'train-09.tar', 'train-10.tar']
     """
     if Path(spec).exists() or not _BRACES.search(spec):
         return [spec]

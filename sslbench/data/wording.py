@@ -5,7 +5,11 @@ from collections.abc import Sequence
 
 
 def counted(n: int, thing: str) -> str:
-    """Return a count with its noun: '1 image', '3 images', '2 classes', '1,000 categories'."""
+    """Return a count with its noun.
+
+    >>> counted(1, "image"), counted(2, "class"), counted(1000, "category")
+    ('1 image', '2 classes', '1,000 categories')
+    """
     if n == 1:
         return f"1 {thing}"
     plural = f"{thing}es" if thing.endswith(("s", "x")) else f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
@@ -13,7 +17,11 @@ def counted(n: int, thing: str) -> str:
 
 
 def some(names: Sequence[object], n: int = 3) -> str:
-    """Return the first `n` of many names, and the number of others."""
+    """Return the first `n` of many names, and the number of others.
+
+    >>> some(["ant", "bee", "cat", "dog"], 2)
+    'ant, bee and 2 more'
+    """
     listed = ", ".join(str(name) for name in names[:n])
     return listed if len(names) <= n else f"{listed} and {len(names) - n:,} more"
 

@@ -35,7 +35,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
-    """A manifest of N images, M annotations that have an image and a category, and C categories.
+    """Manifest of N images, M annotations that have an image and a category, and C categories.
 
     Attributes:
         numbers: int64 (N,), the ids of the images.

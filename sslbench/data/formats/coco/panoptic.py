@@ -91,7 +91,7 @@ def _split_of(file: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """One entry of segments_info, checked."""
+    """Checked entry of segments_info."""
 
     id: int
     category: int
