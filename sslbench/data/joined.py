@@ -126,8 +126,8 @@ def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] 
     Args:
         sources: name -> source. A name stands before the ids, with a '/' between, and is each sample's attribute
             'origin'.
-        name: what to call the whole.
-        weights: how often pretraining shows each source, relative to the others; one that is left out has 1. None:
+        name: of the joined source.
+        weights: sampling frequency of each source in pretraining, relative to the others; 1 for those not named. None:
             every image equally often.
 
     Returns:

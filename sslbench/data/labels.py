@@ -64,7 +64,7 @@ def among_classes(values: npt.NDArray[np.int8], columns: npt.NDArray[np.int64], 
     Args:
         values: (N, c) of a source: 1 present, 0 absent, -1 ignore.
         columns: (c,), the places of its classes among all.
-        classes: how many there are, C.
+        classes: number of all classes, C.
 
     >>> among_classes(np.array([[1, 0]], dtype=np.int8), np.array([2, 0]), 3)
     array([[ 0, -1,  1]], dtype=int8)

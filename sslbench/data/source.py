@@ -96,16 +96,16 @@ class Source:
     """N samples in order of their id.
 
     Attributes:
-        name: what the user calls it, with the split: 'photos/ (train)'.
+        name: the location as the user wrote it, with the split: 'photos/ (train)'.
         ids: unique, ascending, stable between machines (for files: the path relative to the data's root).
         labels: of the same length.
         images: of the same length.
-        notes: what was found on opening and may surprise ("2 hidden folders left out"), one sentence each.
+        notes: remarks on what was left out or changed ("2 hidden folders left out"), one sentence each.
         attributes: further columns of the manifest, name -> one text per sample ('' where there is none); metrics can
             be broken down by them.
         grouped_by: the attribute whose equal values a seeded split keeps on one side: 'video' for frames of videos,
             'image' for crops; empty if every sample stands for itself.
-        weights: of a source made of several (see `joined.join`): the name of each -> how often pretraining shows it,
+        weights: of a joined source (`joined.join`): name of each member -> its sampling frequency in pretraining,
             relative to the others; empty: every image equally often.
     """
 

@@ -558,7 +558,7 @@ def test_what_holds_no_label_maps(tmp_path):
         ("classes.txt", "sky\nsky", "the same class occurs twice"),
         ("classes.txt", "0 sky\n0 road", "the same value occurs twice"),
         ("classes.json", "{", "is no JSON"),
-        ("classes.json", '{"sky": "blue"}', "does not say what the classes are called"),
+        ("classes.json", '{"sky": "blue"}', "does not name the classes"),
         ("labelmap.txt", "sky:1,2", "should be NAME:R,G,B"),
     ],
 )

@@ -28,7 +28,7 @@ class ListedSource:
 
     data: str = config.setting(dataclasses.MISSING, "the data location, as --data takes it; relative to the file")
     weight: float | None = config.setting(
-        None, "how often pretraining shows it, relative to the others (1 for those that give none)"
+        None, "sampling frequency in pretraining, relative to the others (1 for those that give none)"
     )
     split: str | None = config.setting(None, "the only split that is taken; of data without splits, what they are")
     image_column: str | None = config.setting(None, "of a table, the column with the paths")

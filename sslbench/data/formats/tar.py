@@ -44,7 +44,7 @@ def build(path: Path, shown: str) -> Index:
 
     Args:
         path: of the file.
-        shown: what messages call it.
+        shown: its name in messages.
 
     Returns:
         An index whose numbers are offset and size; the text of an image is empty, that of a label is a JSON value.

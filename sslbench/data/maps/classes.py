@@ -149,7 +149,7 @@ def _from_json(path: Path, text: str) -> Coding:
         if all(isinstance(rgb, list) and len(rgb) == 3 and all(_is_value(x, 255) for x in rgb) for _, rgb in items):
             return make_coding(path, [(colour(rgb), name) for name, rgb in items], colours=True)
     raise DataError(
-        f"{path} does not say what the classes are called",
+        f"{path} does not name the classes",
         'Write ["road", "sky"], {"0": "road"}, {"road": 0} or, for maps of colours, {"road": [128, 64, 128]}.',
     )
 

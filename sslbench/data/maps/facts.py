@@ -24,17 +24,17 @@ class MapFacts:
 
     Attributes:
         index: in the source.
-        path: what the map is called.
+        path: name of the map in messages.
         unreadable: why it cannot be read; then the rest is empty.
         pixels: (C,) of each class.
         ignored: pixels that do not count.
         unknown: value that is no class -> pixels.
         smooth: between its classes lie values in between, as when a picture is resized.
-        size: what is wrong with its size.
+        size: difference to the size of its image.
         broken: see `RawMap`.
         odd: see `RawMap`.
         crowds: see `RawMap`.
-        instances: how many; None if nothing tells them apart.
+        instances: their number; None if nothing tells them apart.
         turned: the image is turned by EXIF.
     """
 

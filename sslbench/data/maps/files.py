@@ -30,7 +30,7 @@ class MapPixels:
     """Decoded file of a map.
 
     Attributes:
-        path: what it is called.
+        path: its name in messages.
         array: (H, W) of indices or grey values, or (H, W, 3) of colours, uint8.
         palette: (n, 3) colours, if the array holds indices of them.
     """

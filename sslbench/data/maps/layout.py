@@ -25,7 +25,7 @@ class Pairs:
         ids: the paths of the images relative to their folder.
         without_map: images left over.
         without_image: maps left over.
-        notes: what may surprise about it.
+        notes: remarks for the user.
     """
 
     images: Files

@@ -57,7 +57,7 @@ class RawMap:
         values: (H, W), the value of every pixel, not below -1.
         instances: as in `LabelMap`.
         broken: why it contradicts itself or its manifest, so that it cannot be used; one clause each.
-        odd: what contradicts the manifest without changing a pixel.
+        odd: contradictions to the manifest that change no pixel.
         crowds: regions with many objects, which are no instances.
     """
 
@@ -103,7 +103,7 @@ class Coding:
         classes: (C,) the names, distinct.
         ignore: values of pixels that do not count.
         colours: the values are colours, red + 256 green + 65536 blue.
-        named: something says what the classes are called; if not, their values are their names.
+        named: the classes have names; if not, their values are used as names.
     """
 
     values: tuple[int, ...]
@@ -141,12 +141,12 @@ class LabelMapSource:
     """N images in order of their id, and their label maps.
 
     Attributes:
-        name: what the user calls it, with the split.
+        name: the location as the user wrote it, with the split.
         ids: unique, ascending, stable between machines.
         images: of the same length.
         maps: of the same length.
-        coding: which value is which class.
-        notes: what was found on opening and may surprise, one sentence each.
+        coding: correspondence of values to classes.
+        notes: remarks on what was left out or changed on opening, one sentence each.
         without_map: images that were left out since they have no map.
         without_image: maps that were left out since they have no image.
     """

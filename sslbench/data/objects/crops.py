@@ -28,8 +28,8 @@ IMAGE = "image"
 class CropOptions:
     """Options behind a '?': photos.json?unit=annotation&margin=0.1."""
 
-    unit: Literal["image", "annotation"] = setting("image", "what is one sample: an image, or the crop of each box")
-    classes: Literal["category", "supercategory"] = setting("category", "what the classes are")
+    unit: Literal["image", "annotation"] = setting("image", "unit of a sample: an image, or the crop of each box")
+    classes: Literal["category", "supercategory"] = setting("category", "level of the classes")
     margin: float = setting(0.1, "of a crop, on each side, as a share of the box's side")
     min_size: float = setting(8.0, "boxes with a shorter side are left out", unit="pixels")
 

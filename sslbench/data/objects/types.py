@@ -23,7 +23,7 @@ class ObjectSource:
     """N images in order of their id, and their objects.
 
     Attributes:
-        name: what the user calls it, with the split.
+        name: the location as the user wrote it, with the split.
         ids: unique, ascending, stable between machines.
         images: of the same length.
         objects: of the same length; an image without objects has an empty one.
@@ -31,10 +31,10 @@ class ObjectSource:
         classes: the C names.
         numbers: the N image ids of the manifest (VOC: 1, 2, ...), as COCO's result files name them.
         class_numbers: the C category ids of the manifest (VOC: 1, 2, ...).
-        notes: what was found on opening and may surprise, one sentence each.
+        notes: remarks on what was left out or changed on opening, one sentence each.
         attributes: as of a `Source`: name -> one text per image.
         grouped_by: as of a `Source`: the attribute whose equal values a seeded split keeps on one side.
-        reading: how the images are decoded.
+        reading: settings of the decoding.
     """
 
     name: str

@@ -47,7 +47,7 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
     Args:
         name: of the data set, as in benchmarks/data.
         archives: files, or folders that hold them, under their official names.
-        root: where the folder goes; None: where benchmarks look, $SSLBENCH_DATA or ./data.
+        root: parent of the folder; None: the benchmarks' data folder, $SSLBENCH_DATA or ./data.
         verify: compare checksums, where they are published, and the number of images; off for a part of a data set.
 
     Raises:

@@ -131,7 +131,7 @@ def images_of(
     Args:
         spec: the manifest.
         assets: of its images.
-        folder: where relative paths start.
+        folder: start of relative paths.
         channels: names joined by '|' or ',', in the order in which they are wanted; empty: the images' own files if all
             of them have one, else all channels of the assets, as long as they are the same for all images.
 

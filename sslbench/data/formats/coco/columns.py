@@ -42,7 +42,7 @@ class Columns:
         assets: N images with their files, as they stand there.
         splits: N texts, '' where there is none.
         own_ids: N ids that sslbench wrote, '' where there is none.
-        values: what sslbench wrote as numbers to predict, None where there is nothing.
+        values: numbers to predict that sslbench wrote, None for images without.
         attributes: name -> N texts: requested keys that an image has, and of frames 'video' and 'frame_index'.
         keys: keys with plain values that an image has; collected only if attributes are requested.
         images: int64 (M,), positions of the annotations' images.
@@ -51,7 +51,7 @@ class Columns:
         skipped: annotations without image or category.
         names: C names in order of the categories' ids.
         supers: C supercategories, the name itself where there is none.
-        info: what stands under 'info'.
+        info: content of the key 'info'.
         grouped_by: the attribute whose images belong together, '' if there is none.
     """
 

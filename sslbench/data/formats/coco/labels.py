@@ -91,7 +91,7 @@ def labels_as_exported(columns: Columns, rows: Indices, kept: ExportedLabels) ->
     Args:
         columns: of the manifest.
         rows: int64 (n,), positions of the images of one split, in order.
-        kept: how that split was labelled.
+        kept: labelling of that split.
     """
     place = {name: i for i, name in enumerate(kept.classes)}
     if kept.kind == "value":

@@ -24,15 +24,15 @@ class Info:
     """Data set that TFDS has prepared.
 
     Attributes:
-        folder: where its files lie.
-        name: how their names begin.
+        folder: folder of its files.
+        name: prefix of the files' names.
         format: 'tfrecord' or 'array_record'.
-        template: how a file is called.
+        template: pattern of the files' names.
         splits: name -> number of records in each of its files.
         keys: the features that are used.
         classes: the names of the classes, in the order of their numbers; empty if it gives none.
-        several: whether an image has any number of labels.
-        notes: what may surprise.
+        several: an image has any number of labels.
+        notes: warnings for the user.
     """
 
     folder: Path

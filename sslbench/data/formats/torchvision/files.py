@@ -33,11 +33,11 @@ class FileSet:
     """Data set of image files.
 
     Attributes:
-        folder: where it lies below the data folder.
-        page: where its makers offer it.
+        folder: its folder below the data folder.
+        page: web page of its authors.
         read: from the folder to the images of each split.
         arguments: with which torchvision's class downloads it; None if it cannot.
-        note: what may surprise about the splits.
+        note: remark on the splits.
     """
 
     folder: str
@@ -51,7 +51,7 @@ def open_files(spec: str, name: str, root: Path) -> dict[str, Source]:
     """Return the splits of a data set of `FILE_SETS`.
 
     Args:
-        spec: what the user calls it.
+        spec: its location, for messages.
         name: the key.
         root: the data folder.
 
