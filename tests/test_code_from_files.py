@@ -34,14 +34,12 @@ PLACES = {
     "data/remote/transfer.py": {"import_module"},
     "data/containers/hdf5.py": {"import_module"},
     "detection/detectron2/library.py": {"import_module"},
-    "data/open_maps.py": {"find_module"},
-    "data/open_objects.py": {"find_module"},
     # a backbone: the user's word; files go through build.check_recorded, recipes through recipes._mark_code
     "backbones/build.py": {"find_object"},
     # decoders: files' names are NamedByFile
     "data/decode/handlers.py": {"find_object"},
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location
-    "data/open.py": {"find_module"},
+    "data/format.py": {"find_module"},
     # a method: the user's word; recipes go through recipes._mark_code
     "pretraining/networks.py": {"find_module"},
     "cli/commands/pretrain/plan.py": {"find_module"},
@@ -111,7 +109,7 @@ def bomb(tmp_path, monkeypatch):
         "NEEDS_LABELS = False\n"
         "def net(): return build('resnet18w0.25').module\n"
         "def decode(path, file): return None\n"
-        "def open(rest, **columns): return _open('sklearn:digits', **columns)\n"
+        "def open(rest, **columns): return _open('sklearn:digits')\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))

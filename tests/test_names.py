@@ -10,10 +10,7 @@ def test_every_kind_lists_what_is_there():
     kinds = "augment benchmark format launcher method optimizer preset protocol schedule source suite"
     assert list(names.KINDS) == kinds.split()
     assert {"clustering", "geometry", "knn", "linear", "low-shot", "lsr", "svm"} <= set(names.list_names("protocol"))
-    assert names.list_names("source") == [
-        *("coco", "folder", "hf", "kwcoco", "several", "sklearn", "table", "tar", "tfds", "torchvision", "tsv"),
-        *("vissl", "voc", "zip"),
-    ]
+    assert {"coco", "folder", "table", "tar", "torchvision", "voc", "zip"} <= set(names.list_names("source"))
     assert {"simclr", "moco_v1", "moco_v2", "swav", "rotnet"} <= set(names.list_names("method"))
     assert {"simclr", "small"} <= set(names.list_names("augment"))
     assert {"adamw", "larc", "lars", "sgd"} == set(names.list_names("optimizer"))

@@ -1,4 +1,4 @@
-"""The catalog: names that a user gives to data locations, so that `--data photos` stands for a long string.
+"""Catalog: the user's names for data locations, so that `--data photos` stands for a long string.
 
 A catalog is a YAML file: name -> the string, or a mapping with `data` and the columns. Looked at are, in this order,
 `sslbench-data.yaml` in the current folder (a project's), the same file in each folder of $SSLBENCH_PATH, and
@@ -24,9 +24,9 @@ _log = logging.getLogger("sslbench")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What a name stands for.
+    """Data location with a name.
 
-    Attributes: the settings below say what they mean.
+    Attributes: each setting states its meaning.
     """
 
     data: str = config.setting(dataclasses.MISSING, "the data location, as --data takes it")
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """An entry and where it stands.
+    """Entry and the catalog that has it.
 
     Attributes:
         name: of the entry.
@@ -50,7 +50,7 @@ class Named:
 
 
 def user_file() -> Path:
-    """The user's own catalog: data.yaml in $SSLBENCH_CONFIG, or in the platform's config folder."""
+    """Return the user's own catalog: data.yaml in $SSLBENCH_CONFIG, or in the platform's config folder."""
     import platformdirs
 
     given = os.environ.get("SSLBENCH_CONFIG")
@@ -59,14 +59,14 @@ def user_file() -> Path:
 
 
 def files() -> list[Path]:
-    """The catalogs that exist, the strongest first."""
+    """Return the existing catalogs in order of precedence."""
     folders = [Path(entry) for entry in os.environ.get("SSLBENCH_PATH", "").split(os.pathsep) if entry]
     found = [Path(PROJECT_FILE), *(folder / PROJECT_FILE for folder in folders), user_file()]
     return [file for file in dict.fromkeys(found) if file.is_file()]
 
 
 def entries() -> dict[str, Named]:
-    """Name -> its entry, of all catalogs; the strongest wins.
+    """Return name -> entry over all catalogs, by precedence.
 
     Raises:
         UsageError: a catalog cannot be read or has an unknown key.
@@ -79,7 +79,7 @@ def entries() -> dict[str, Named]:
 
 
 def find(name: str) -> Named | None:
-    """The entry of that name, if there is one; a path that exists is no name, and if both are there it is said.
+    """Return the entry of that name; None if there is none, or if a path of that name exists (with a warning).
 
     Raises:
         UsageError: a catalog cannot be read or has an unknown key, or one that is not the user's own names a Python
@@ -104,7 +104,7 @@ def find(name: str) -> Named | None:
 
 
 def add(name: str, entry: Entry, file: Path, *, overwrite: bool = False) -> None:
-    """Writes an entry to a catalog, which is made if need be.
+    """Add an entry to a catalog, creating the file if needed.
 
     Raises:
         UsageError: the name is none or is taken, or the file cannot be read or written.
@@ -124,7 +124,7 @@ def add(name: str, entry: Entry, file: Path, *, overwrite: bool = False) -> None
 
 
 def remove(name: str, file: Path) -> None:
-    """Removes an entry from a catalog.
+    """Remove an entry from a catalog.
 
     Raises:
         UsageError: there is no such name in it, or it cannot be read or written.
@@ -169,7 +169,7 @@ def _plain(entry: Entry) -> str | dict[str, str]:
 
 
 def beside(data: str, file: Path) -> str:
-    """A location as it stands in a file: a path is relative to the file, what is no path stays as it is.
+    """Resolve a location read from a file: paths are relative to the file, everything else is unchanged.
 
     Raises:
         UsageError: it lists several sources, and the list is wrong.
@@ -188,5 +188,5 @@ def beside(data: str, file: Path) -> str:
 
 
 def _is_path_beside(folder: Path, rest: str) -> bool:
-    """Whether what stands behind a scheme is a path: vissl:lists/."""
+    """Return whether the text behind a scheme is a path: vissl:lists/."""
     return "/" in rest and not rest.startswith("/") and (folder / rest.partition("?")[0]).exists()

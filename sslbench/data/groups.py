@@ -1,4 +1,4 @@
-"""Choosing whole groups of samples (the frames of a video, the crops of an image) so that classes keep their share."""
+"""Splits and folds that keep groups of samples together (frames of a video, crops of an image), stratified by class."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,27 +13,27 @@ Indices = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 _ATTEMPTS = 10
 _CLOSE = 0.02
-"""How far the shares of the classes may lie from the wanted one, on average, for the search to end."""
+"""Mean deviation of the classes' shares from the target at which the search ends."""
 
 
 def source_groups(source: Source) -> Indices | None:
-    """The group of each sample of a source as a number (`Source.grouped_by`); None if no two samples share one."""
+    """Return the group of each sample of a source, int64 (N,) (`Source.grouped_by`); None if no two share one."""
     return group_numbers(source.attributes.get(source.grouped_by, ()))
 
 
 def group_numbers(names: Sequence[str]) -> Indices | None:
-    """The group of each sample as a number; None if no two samples share one. An empty name is a group of its own."""
+    """Return the group of each sample, int64 (N,); None if no two share one. An empty name is a group of its own."""
     known: dict[str, int] = {}
     numbers = np.empty(len(names), dtype=np.int64)
     for i, name in enumerate(names):
         numbers[i] = known.setdefault(name, len(known)) if name else -1
-    alone = np.flatnonzero(numbers < 0)
-    numbers[alone] = len(known) + np.arange(len(alone))
-    return None if len(known) + len(alone) == len(names) else numbers
+    singletons = np.flatnonzero(numbers < 0)
+    numbers[singletons] = len(known) + np.arange(len(singletons))
+    return None if len(known) + len(singletons) == len(names) else numbers
 
 
 def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Generator) -> _Mask:
-    """Which of N samples are chosen, all or none of each group: (N,) bool, about `n` of them.
+    """Choose whole groups with about `n` of N samples together; return a mask, (N,) bool.
 
     Classes are dealt rarest first (by groups), as for several labels per sample (Sechidis et al. 2011, On the
     stratification of multi-label data); a group is taken if that brings the class nearer to its share of the samples.
@@ -47,7 +47,7 @@ def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Genera
         rng: the only source of chance.
     """
     _, groups = np.unique(groups, return_inverse=True)
-    table = _Table(labels, groups)
+    table = _GroupCounts(labels, groups)
     share = n / max(len(groups), 1)
     best, best_score = np.zeros(table.n, dtype=bool), (np.inf, np.inf)
     for _ in range(_ATTEMPTS):
@@ -60,8 +60,8 @@ def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Genera
     return best[groups]
 
 
-class _Table:
-    """How many samples of each class every group has, the pairs that are not zero only.
+class _GroupCounts:
+    """Sparse table of the number of samples by group and class.
 
     Attributes:
         n: groups.
@@ -83,22 +83,22 @@ class _Table:
         self._by_class = np.split(np.argsort(self._classes, kind="stable"), np.cumsum(self.spread)[:-1])
 
     def groups_of(self, c: int) -> tuple[Indices, Indices]:
-        """The groups that have a class, and how many samples of it."""
+        """Return the groups that have a class, and the number of samples of it in each."""
         pairs = self._by_class[c]
         return self._groups[pairs], self._counts[pairs]
 
     def of_class(self, c: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-        """The groups that have a class, in an order of chance, and how many samples of it."""
+        """Return the same as pairs, shuffled."""
         pairs = rng.permutation(self._by_class[c])
         return zip(self._groups[pairs].tolist(), self._counts[pairs].tolist(), strict=True)
 
     def classes_of(self, group: int) -> Indices:
-        """The classes that a group has."""
+        """Return the classes of a group."""
         found: Indices = self._classes[self._starts[group] : self._starts[group + 1]]
         return found
 
     def score(self, chosen: _Mask, share: float) -> tuple[float, float]:
-        """Classes that could be among the chosen and are not; and how far the shares are off, on average."""
+        """Return the number of avoidably missing classes, and the mean deviation of the shares."""
         inside = chosen[self._groups]
         found = np.bincount(self._classes[inside], self._counts[inside], len(self.totals))
         there = self.totals > 0
@@ -109,7 +109,7 @@ class _Table:
 
 
 def group_folds(labels: Labels, groups: Indices, number: int) -> Indices:
-    """(N,) the fold of each sample, 0 to number - 1; all samples of a group are in one fold.
+    """Return the fold of each sample, (N,), 0 to number - 1; all samples of a group are in one fold.
 
     Classes are dealt rarest first (by groups): each of its groups, the largest first, goes to the fold that has least
     of the class so far, then least of all samples. A class with as many groups as there are folds is in every fold.
@@ -120,7 +120,7 @@ def group_folds(labels: Labels, groups: Indices, number: int) -> Indices:
         number: folds.
     """
     _, groups = np.unique(groups, return_inverse=True)
-    table = _Table(labels, groups)
+    table = _GroupCounts(labels, groups)
     folds = np.full(table.n, -1)
     filled = np.zeros(number, dtype=np.int64)
     for c in np.argsort(table.spread, kind="stable"):
@@ -139,7 +139,7 @@ def group_folds(labels: Labels, groups: Indices, number: int) -> Indices:
 
 
 def _pairs(labels: Labels) -> tuple[Indices, Indices]:
-    """Sample and class, for every label that is there."""
+    """Return sample and class of every label that is present."""
     if labels.kind == "single":
         return np.arange(len(labels)), np.asarray(labels.values)
     if labels.kind == "multi":
@@ -148,7 +148,7 @@ def _pairs(labels: Labels) -> tuple[Indices, Indices]:
     return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
 
-def _deal(table: _Table, share: float, rng: np.random.Generator) -> _Mask:
+def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> _Mask:
     chosen, free = np.zeros(table.n, dtype=bool), np.ones(table.n, dtype=bool)
     spare = table.spread.copy()  # groups of each class that are not chosen
     for c in np.lexsort((rng.random(len(spare)), table.spread)):
@@ -175,7 +175,7 @@ def _deal(table: _Table, share: float, rng: np.random.Generator) -> _Mask:
 
 
 def _fill(chosen: _Mask, free: Indices, sizes: Indices, share: float, rng: np.random.Generator) -> None:
-    """Groups without a class, until the share of all samples is reached; one stays on either side if there are two."""
+    """Add groups without a class until the share of all samples is reached; two or more groups end on both sides."""
     wanted, have = share * sizes.sum(), int(sizes[chosen].sum())
     left = len(chosen) - int(chosen.sum())
     for group in rng.permutation(free).tolist():
@@ -187,7 +187,7 @@ def _fill(chosen: _Mask, free: Indices, sizes: Indices, share: float, rng: np.ra
 
 
 def torn_classes(source: Source, test: Source, *, grouped: bool) -> tuple[str, ...]:
-    """A note on the classes that a seeded split could not bring to both sides.
+    """Return a note on the classes that a seeded split could not bring to both sides.
 
     Args:
         source: that was split.
@@ -199,10 +199,10 @@ def torn_classes(source: Source, test: Source, *, grouped: bool) -> tuple[str, .
     counts = class_counts(source.labels)
     if grouped:
         missing = (counts > 0) & ~present_classes(test.labels)
-        alone = [name for name, is_missing in zip(source.labels.classes, missing, strict=True) if is_missing]
+        singletons = [name for name, is_missing in zip(source.labels.classes, missing, strict=True) if is_missing]
         what = f"classes that lie in too few groups ({source.grouped_by}) are in train only"
-        return (f"{what}: {some(alone, 5)}",) if alone else ()
-    alone = [name for name, n in zip(source.labels.classes, counts, strict=True) if n == 1]
-    if alone and source.labels.kind == "single":
-        return (f"classes with one image are in train only: {some(alone, 5)}",)
-    return (f"classes with one image are on one side only: {some(alone, 5)}",) if alone else ()
+        return (f"{what}: {some(singletons, 5)}",) if singletons else ()
+    singletons = [name for name, n in zip(source.labels.classes, counts, strict=True) if n == 1]
+    if singletons and source.labels.kind == "single":
+        return (f"classes with one image are in train only: {some(singletons, 5)}",)
+    return (f"classes with one image are on one side only: {some(singletons, 5)}",) if singletons else ()

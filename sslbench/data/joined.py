@@ -1,4 +1,4 @@
-"""Several sources as one: the source's name in front of ids, labels matched by class name, images where they are."""
+"""Concatenation of sources: ids are prefixed by the source's name, labels matched by class name."""
 
 import bisect
 import dataclasses
@@ -21,7 +21,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JoinedImages:
-    """The images of several sources, one source behind the other; each is read as its own source reads it.
+    """Images of several sources, concatenated; each is read as its own source reads it.
 
     Attributes:
         parts: of the sources.
@@ -39,13 +39,13 @@ class JoinedImages:
         return (self._stops or (0,))[-1] if self.rows is None else len(self.rows)
 
     def located(self, index: int) -> tuple[int, int]:
-        """The part that holds an image, and the image's position there."""
+        """Return the part that holds an image, and the image's position there."""
         row = range(len(self))[index] if self.rows is None else int(self.rows[index])
         part = bisect.bisect_right(self._stops, row)
         return part, row - (self._stops[part - 1] if part else 0)
 
     def read(self, index: int) -> bytes | npt.NDArray[np.uint8]:
-        """What the source of the image holds: the encoded file or an array.
+        """Return the encoded file or array of an image.
 
         Raises:
             OSError: the file cannot be read.
@@ -54,18 +54,18 @@ class JoinedImages:
         return self.parts[part].read(row)
 
     def path(self, index: int) -> str:
-        """What the source of the image calls it."""
+        """Return the name that the image has in its own source."""
         part, row = self.located(index)
         return self.parts[part].path(row)
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: those of the sources."""
+        """Return (N, 16) bytes: those of the sources."""
         empty = np.zeros((0, DIGEST_BYTES), dtype=np.uint8)
         digests = np.concatenate([empty, *(part.digests() for part in self.parts)])
         return digests if self.rows is None else digests[self.rows]
 
     def select(self, indices: Indices) -> "JoinedImages":
-        """Some of the images, in the order of `indices`; the parts keep no others, so that none are sent to workers."""
+        """Return the images at `indices`, in that order; the parts drop all others, so that workers receive no more."""
         chosen = np.asarray(indices, dtype=np.int64)
         rows = chosen if self.rows is None else self.rows[chosen]
         kept, position = np.unique(rows, return_inverse=True)
@@ -81,10 +81,10 @@ class JoinedImages:
 
 
 class JoinedShards(JoinedImages):
-    """The same when some of the sources have their images in shards; see `sharded.Sharded`."""
+    """Images of several sources, some of them in shards; see `sharded.Sharded`."""
 
     def shards(self) -> Indices:
-        """int64 (N,): the number of the shard of each image; what is in no shard counts as one for its source."""
+        """Return the shard of each image, int64 (N,); the images of a source without shards count as one shard."""
         numbers, first = [], 0
         for part in self.parts:
             own = shards_of(part)
@@ -94,7 +94,7 @@ class JoinedShards(JoinedImages):
         return shards if self.rows is None else shards[self.rows]
 
     def fetched(self) -> Indices:
-        """int64 (shards,): bytes that are copied to this machine before a shard can be read; 0 if it is here."""
+        """Return the bytes to download before a shard can be read, int64 (shards,); 0 for local ones."""
         return np.concatenate([self._fetched(part) for part in self.parts])
 
     def _fetched(self, part: Images) -> Indices:
@@ -102,18 +102,18 @@ class JoinedShards(JoinedImages):
 
 
 def joined_images(parts: Sequence[Images]) -> JoinedImages:
-    """The images of several sources, one behind the other."""
+    """Concatenate the images of several sources."""
     kind = JoinedShards if any(isinstance(part, Sharded) for part in parts) else JoinedImages
     return kind(tuple(parts))
 
 
 def sources_of(images: Images) -> list[Images]:
-    """The images of each source that they are made of; of one source themselves."""
+    """Return the images of each source that they are made of; those of one source unchanged, as a list of one."""
     return [own for part in images.parts for own in sources_of(part)] if isinstance(images, JoinedImages) else [images]
 
 
 def located(images: Images, index: int) -> tuple[Images, int]:
-    """The images of the source that has an image, and its position there."""
+    """Return the images of the source that has an image, and its position there."""
     if not isinstance(images, JoinedImages):
         return images, index
     part, row = images.located(index)
@@ -121,13 +121,13 @@ def located(images: Images, index: int) -> tuple[Images, int]:
 
 
 def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] | None = None) -> Source:
-    """All samples of several sources, in the order of the sources' names, which does not depend on how they are listed.
+    """Concatenate several sources in the order of their names, however they are listed.
 
     Args:
         sources: name -> source. A name stands before the ids, with a '/' between, and is each sample's attribute
             'origin'.
-        name: what to call the whole.
-        weights: how often pretraining shows each source, relative to the others; one that is left out has 1. None:
+        name: of the joined source.
+        weights: sampling frequency of each source in pretraining, relative to the others; 1 for those not named. None:
             every image equally often.
 
     Returns:
@@ -160,7 +160,7 @@ def _column(sources: Mapping[str, Source], name: str) -> tuple[str, ...]:
 
 
 def _groups(sources: Mapping[str, Source]) -> tuple[str, dict[str, tuple[str, ...]]]:
-    """What a seeded split keeps together: the groups of each source, told apart from those of the others."""
+    """Return name and values of the attribute that groups samples; groups of different sources stay different."""
     kinds = dict.fromkeys(source.grouped_by for source in sources.values() if source.grouped_by)
     if not kinds:
         return "", {}
@@ -174,7 +174,7 @@ def _groups(sources: Mapping[str, Source]) -> tuple[str, dict[str, tuple[str, ..
 
 
 def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, tuple[str, ...]]:
-    """The labels of several sources one behind the other, and notes about what had to be done.
+    """Concatenate the labels of several sources; return them with notes.
 
     - one class each: the classes of all, matched by name; the first source's order, then what others have besides.
     - any number of classes, in all sources or in some: the same; a class that a source does not list is ignored for
@@ -218,7 +218,7 @@ def _multi_values(parts: Sequence[Labels], columns: Sequence[Indices], classes: 
 
 
 def _flags(labels: Labels) -> npt.NDArray[np.int8]:
-    """(N, c), of one class per sample or of several."""
+    """Return the labels as multi-label values, (N, c)."""
     if labels.kind == "multi":
         return labels.values
     flags = np.zeros((len(labels), len(labels.classes)), dtype=np.int8)

@@ -1,4 +1,4 @@
-"""From the text in folders, tables and manifests to `Labels`."""
+"""Conversion of the text in folders, tables and manifests to `Labels`."""
 
 from collections.abc import Collection, Sequence
 
@@ -8,20 +8,24 @@ import numpy.typing as npt
 from sslbench.data.source import Labels
 
 SEPARATORS = (";", "|")
-"""What separates several labels in one cell of a table."""
+"""Separators of several labels in one cell of a table."""
 
 
 def no_labels(n: int) -> Labels:
-    """The labels of N unlabelled samples."""
+    """Return the labels of N unlabelled samples."""
     return Labels("none", (), np.zeros((n, 0), dtype=np.int8))
 
 
 def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) -> Labels:
-    """One class per sample.
+    """Return labels with one class per sample.
 
     Args:
         names: the class name of each sample.
         classes: the classes in the source's own order; by default those that occur, sorted by name.
+
+    >>> labels = single_labels(["dog", "cat", "dog"])
+    >>> labels.classes, labels.values
+    (('cat', 'dog'), array([1, 0, 1]))
     """
     ordered = tuple(sorted(set(names)) if classes is None else classes)
     number = {name: i for i, name in enumerate(ordered)}
@@ -33,7 +37,7 @@ def multi_labels(
     ignored: Sequence[Collection[str]] | None = None,
     classes: Sequence[str] | None = None,
 ) -> Labels:
-    """Any number of classes per sample.
+    """Return labels with any number of classes per sample.
 
     Args:
         present: the names of the classes each sample has.
@@ -60,7 +64,7 @@ def among_classes(values: npt.NDArray[np.int8], columns: npt.NDArray[np.int64], 
     Args:
         values: (N, c) of a source: 1 present, 0 absent, -1 ignore.
         columns: (c,), the places of its classes among all.
-        classes: how many there are, C.
+        classes: number of all classes, C.
 
     >>> among_classes(np.array([[1, 0]], dtype=np.int8), np.array([2, 0]), 3)
     array([[ 0, -1,  1]], dtype=int8)
@@ -71,12 +75,12 @@ def among_classes(values: npt.NDArray[np.int8], columns: npt.NDArray[np.int64], 
 
 
 def has_separator(cell: str) -> bool:
-    """Whether a cell holds several labels."""
+    """Return whether a cell holds several labels."""
     return any(separator in cell for separator in SEPARATORS)
 
 
 def split_cell(cell: str) -> tuple[list[str], list[str]]:
-    """The labels in one cell of a table: those present, and those to be ignored ('?name', as `Labels.text` writes)."""
+    """Split a cell of a table into present and ignored labels ('?name', as `Labels.text` writes)."""
     for separator in SEPARATORS[1:]:
         cell = cell.replace(separator, SEPARATORS[0])
     names = [name for part in cell.split(SEPARATORS[0]) if (name := part.strip())]
@@ -85,12 +89,12 @@ def split_cell(cell: str) -> tuple[list[str], list[str]]:
 
 
 def present_classes(labels: Labels) -> npt.NDArray[np.bool_]:
-    """(C,): which classes have at least one sample."""
+    """Return a mask of the classes with at least one sample, (C,)."""
     return class_counts(labels) > 0
 
 
 def class_counts(labels: Labels) -> npt.NDArray[np.int64]:
-    """(C,): the number of samples that have each class."""
+    """Return the number of samples of each class, (C,)."""
     if labels.kind == "single":
         return np.bincount(labels.values, minlength=len(labels.classes)).astype(np.int64)
     return np.asarray((labels.values == 1).sum(axis=0), dtype=np.int64)

@@ -1,30 +1,48 @@
-"""From the string given as --data to its sources."""
+"""Opening of data locations: images with labels, with objects (boxes and masks), or with label maps.
 
-import dataclasses
+Boxes are x1, y1, x2, y2 in pixels of the upright image (EXIF orientation applied, as decoding does); the first pixel
+reaches from 0 to 1, so the box of a whole image is 0, 0, width, height. Label maps are read as they are stored: never
+through a palette or as a picture, never turned. They belong to the upright image, too.
+"""
+
 import errno
-import inspect
-import logging
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
 
 from sslbench import config
 from sslbench.data import catalog, regular, remote, strings
+from sslbench.data.format import (
+    Column,
+    LabelMapReader,
+    NoOptions,
+    SampleReader,
+    SampleRequest,
+    SourceFormat,
+    all_formats,
+    builtin_format,
+    readable_formats,
+    user_format,
+)
+from sslbench.data.location import PATTERN, SCHEME, locate
+from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.types import LabelMapSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.strings import expanded
 from sslbench.errors import DataError, UsageError
-from sslbench.names import did_you_mean, find_module, list_names
+from sslbench.names import did_you_mean, list_names
 
-_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w.+-]+):(?P<rest>.*)", re.DOTALL)
-_PATTERN = re.compile(r"\{.*\}|[*?]")
-"""What stands for several files: {0000..0099}, {a,b}, *."""
-_OPTIONS = re.compile(r"(?P<location>[^?]+)\?(?P<options>[a-z_]+=[^&?]*(&[a-z_]+=[^&?]*)*)")
-_log = logging.getLogger("sslbench")
+DEFAULT_OBJECTS = "kwcoco:shapes64-128"
+"""Data with objects when the user names none: 64 drawn images of 128 x 128 pixels."""
+
+_LABEL_MAP_LAYOUTS = (
+    "Understood are images/ and masks/ with equal names (also in train/, val/), ADE20K, Cityscapes, Pascal VOC with "
+    "SegmentationClass/, COCO panoptic (.json with segments_info), and manifests with masks; "
+    "PLACE?images=photos&maps=gt names other folders."
+)
 
 
 def open_data(
@@ -35,178 +53,204 @@ def open_data(
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
 ) -> dict[str, Source]:
-    """Open a data location of any kind; which kind is recognised from the string and what lies there.
+    """Open images with labels; the format is recognised from the string and the files.
 
     Args:
         spec: a folder, a file, files ('train-{0000..0099}.tar'), 'torchvision:CIFAR10', 'sklearn:digits', a name of the
-            catalog, or 'my_pkg.my_source:REST' for a module of the user's with a function
-            `open(rest, *, image_column, label_column) -> dict[str, Source]`. Behind a '?' options of the source:
-            'photos.kwcoco.json?unit=annotation&margin=0.1', fields of the dataclass `Options` of its module.
+            catalog, or 'my_pkg.my_source:REST' for a module of the user's (see `sslbench.data.format.user_format`).
+            Behind a '?' options of the format: 'photos.kwcoco.json?unit=annotation&margin=0.1'.
         image_column: of a table, the column with the paths.
         label_column: of a table, the column with the labels.
         attribute_columns: of a table or a manifest, further columns (keys of its images) to keep as attributes.
         value_columns: of a table, columns of numbers to predict, in place of a label column.
 
     Returns:
-        Split name ('train', 'val', 'test' or the source's own) -> source; {"all": source} if there are no splits.
+        Split name ('train', 'val', 'test' or the data's own) -> source; {"all": source} if there are no splits.
 
     Raises:
-        UsageError: nothing lies there (with the nearest existing name), or its kind is not known.
-        DataError: it is known but cannot be used.
+        UsageError: the location does not exist (with the nearest existing name), or its format is not known.
+        DataError: the format is known but the data are damaged or inconsistent.
+
+    >>> digits = open_data("sklearn:digits")["all"]
+    >>> len(digits), digits.labels.kind, digits.labels.classes[:3]
+    (1797, 'single', ('0', '1', '2'))
     """
-    place = locate(spec)
-    image_column, label_column = image_column or place.image_column, label_column or place.label_column
-    spec = place.text
-    match = _SCHEME.fullmatch(spec)
-    if match and (strings.is_several(spec) or not Path(spec).exists()):
-        module, location = _from_scheme(spec, match["scheme"], match["rest"])
+    location = locate(spec)
+    text = location.text
+    match = SCHEME.fullmatch(text)
+    if match and (strings.is_several(text) or not Path(text).exists()):
+        reader, text = _reader_of_scheme(text, match["scheme"], match["rest"])
     else:
-        location = f"./{spec}" if match else spec  # a folder may be called 'sklearn:digits'
-        module = _from_path(location)
-    further: dict[str, Any] = {"attribute_columns": tuple(attribute_columns)} if attribute_columns else {}
-    if place.options:
-        further["options"] = _options(spec, module, place.options)
-    understood = inspect.signature(module.open).parameters
-    if value_columns and "value_columns" not in understood:
+        text = f"./{text}" if match else text  # a folder may be called 'sklearn:digits'
+        reader = _reader_of_path(text)
+    request = SampleRequest(
+        text,
+        _parsed_options(location.text, reader, location.options),
+        image_column or location.image_column,
+        label_column or location.label_column,
+        tuple(attribute_columns),
+        tuple(value_columns),
+    )
+    _refuse_columns(location.text, request, reader.columns)
+    sources = dict(reader.open(request))
+    if not sources:
+        raise DataError(f"'{location.text}' holds no data")
+    return sources
+
+
+def open_objects(spec: str) -> dict[str, ObjectSource]:
+    """Open images with objects; the format is recognised from the string and the files.
+
+    Args:
+        spec: a COCO or kwcoco manifest (`instances_train.json`, `photos.kwcoco.json`), a Pascal VOC tree
+            (`VOCdevkit/VOC2007`), several of them (`VOC2007+VOC2012`), or toy images by kwcoco (`kwcoco:shapes8`).
+
+    Returns:
+        Split name -> source; {"all": source} if there are no splits.
+
+    Raises:
+        UsageError: the location does not exist, or its format has no objects.
+        DataError: it is damaged, or an object cannot be used; the message names file and annotation.
+
+    >>> toys = open_objects("kwcoco:shapes8-32")["all"]  # drawn once, kept in the cache folder
+    >>> len(toys), toys.objects[0].boxes.shape[1]
+    (8, 4)
+    """
+    location = locate(spec)
+    if location.options:
+        raise UsageError(f"{spec}: detection takes the images as they are, without '?{next(iter(location.options))}='")
+    for found in all_formats():
+        if found.objects is not None and found.objects.recognises(location.text):
+            return dict(found.objects.open(location.text))
+    open_data(location.text)  # raises if the location does not exist or is damaged
+    raise UsageError(
+        f"{location.text} holds images without boxes, and detection needs them",
+        "Give a COCO or kwcoco manifest (.json), a Pascal VOC tree with Annotations/, or kwcoco:shapes8.",
+    )
+
+
+def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
+    """Open images with label maps (a class, and perhaps an instance, for every pixel); the layout is recognised.
+
+    Args:
+        spec: a folder or a manifest. Behind a '?' may stand `ignore=0,void` (values or classes that do not count),
+            `classes=names.txt` (a file that names the classes), `images=photos&maps=gt` (folders of other names).
+
+    Returns:
+        Split name -> source; {"all": source} if there are no splits. Images without a map and maps without an image are
+        left out and listed in the source.
+
+    Raises:
+        UsageError: the location does not exist, its format has no label maps, or an option is not known.
+        DataError: it is damaged; the message names the file.
+    """
+    location = locate(spec)
+    options = config.build(LabelMapOptions, {**location.options}, f"the options of {location.text}")
+    try:
+        for reader in _label_map_readers():
+            if reader.recognises(location.text, options):
+                return dict(reader.open(location.text, options))
+        open_data(location.text)  # raises if the location does not exist or is damaged
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+    raise UsageError(f"{location.text} has no label maps", _LABEL_MAP_LAYOUTS)
+
+
+def are_label_maps(spec: str) -> bool:
+    """Return whether a location has a layout that holds nothing but label maps.
+
+    Pascal VOC trees and manifests have other uses: their boxes and classes.
+
+    Raises:
+        UsageError: the location is empty, or a catalog cannot be read.
+    """
+    location = locate(spec)
+    return "maps" in location.options or any(reader.maps_only(location.text) for reader in _label_map_readers())
+
+
+def refuse_label_maps(spec: str) -> None:
+    """Refuse a location of label maps where images with classes are expected: maps would be read as images.
+
+    Raises:
+        UsageError: the layout holds nothing but label maps.
+    """
+    if are_label_maps(spec):
         raise UsageError(
-            f"'{spec}' has no column '{value_columns[0]}': it is no table",
+            f"{spec} holds images and their label maps, and no classes of whole images",
+            f"`sslbench check-data {spec}` checks them. To use the images alone, name the folder that they lie in.",
+        )
+
+
+def _label_map_readers() -> list[LabelMapReader]:
+    return [found.maps for found in all_formats() if found.maps is not None]
+
+
+def _refuse_columns(spec: str, request: SampleRequest[Any], understood: frozenset[Column]) -> None:
+    if request.value_columns and "value" not in understood:
+        raise UsageError(
+            f"'{spec}' has no column '{request.value_columns[0]}': it is no table",
             "List the images in a .csv with the column path and one column per number.",
         )
-    if value_columns:
-        further["value_columns"] = tuple(value_columns)
-    if attribute_columns and "attribute_columns" not in understood:
+    if request.attribute_columns and "attribute" not in understood:
         raise UsageError(
-            f"'{spec}' has no column '{attribute_columns[0]}': it is no table and no manifest",
+            f"'{spec}' has no column '{request.attribute_columns[0]}': it is no table and no manifest",
             "List the images in a .csv with the columns path, label and the ones to group by.",
         )
-    sources = module.open(location, image_column=image_column, label_column=label_column, **further)
-    if not sources:
-        raise DataError(f"'{spec}' holds no data")
-    return dict(sources)
+    named: list[tuple[Column, str | None]] = [("image", request.image_column), ("label", request.label_column)]
+    for column, name in named:
+        if name is not None and column not in understood:
+            raise UsageError(f"{request.spec} has no column '{name}': columns can be named for tables only")
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """A data location without the names that stand for it.
-
-    Attributes:
-        text: a path, a pattern of paths, or SCHEME:NAME.
-        options: what stood behind a '?': key -> text.
-        image_column: that the catalog names.
-        label_column: that the catalog names.
-    """
-
-    text: str
-    options: dict[str, str]
-    image_column: str | None = None
-    label_column: str | None = None
-
-
-def locate(spec: str) -> Place:
-    """What a string stands for: names of the catalog are looked up, and the options behind a '?' are taken off.
-
-    Raises:
-        UsageError: it is empty, or a catalog cannot be read.
-    """
-    if not spec:
-        raise UsageError("the data location is empty", _understood())
-    if strings.is_several(spec):
-        return Place(spec, {})  # what stands in it is looked up one by one
-    text, options = _without_options(_at_home(spec))
-    named = catalog.find(text)
-    if named is None:
-        return Place(_copied(text), options)
-    _log.info("'%s' is %s (%s)", named.name, named.entry.data, named.file)
-    if strings.is_several(named.entry.data):
-        return Place(named.entry.data, options, named.entry.image_column, named.entry.label_column)
-    inner, beneath = _without_options(_at_home(named.entry.data))
-    return Place(_copied(inner), beneath | options, named.entry.image_column, named.entry.label_column)
-
-
-def _copied(text: str) -> str:
-    """A URL as the path of its local copy; braces stay where they are, in the path of the copies."""
-    if not remote.is_url(text) or Path(text).exists():
-        return text
-    urls = expanded(text)
-    later = all(url.partition("?")[0].lower().endswith(remote.SHARDS) for url in urls)
-    copies = remote.shards(urls) if later else remote.local_copies(urls)
-    if len(urls) == 1:
-        return str(copies[0])
-    if len({copy.parent for copy in copies}) > 1:
-        raise UsageError(f"{text}: braces in a URL may stand in the name of the file only, not in that of a folder")
-    return str(copies[0].parent / text.rpartition("/")[2])
-
-
-def _at_home(spec: str) -> str:
-    return os.path.expanduser(spec) if spec.startswith("~") else spec  # noqa: PTH111 - a spec is no path yet
-
-
-def _without_options(spec: str) -> tuple[str, dict[str, str]]:
-    match = _OPTIONS.fullmatch(spec)
-    if match is None or Path(spec).exists():
-        return spec, {}
-    if spec.startswith(("http://", "https://")) and not set(_keys(match["options"])) <= _known_options():
-        return spec, {}  # it is the server's
-    pairs = [part.partition("=") for part in match["options"].split("&")]
-    return match["location"], {key: value for key, _, value in pairs}
-
-
-def _keys(options: str) -> list[str]:
-    return [part.partition("=")[0] for part in options.split("&")]
-
-
-def _known_options() -> set[str]:
-    """The keys of any source's options."""
-    kinds = (getattr(find_module("source", name), "Options", None) for name in list_names("source"))
-    return {field.name for kind in kinds if kind is not None for field in dataclasses.fields(kind)}
-
-
-def _options(spec: str, module: ModuleType, given: dict[str, str]) -> Any:
-    """The options as the source's own dataclass `Options`."""
-    kind = getattr(module, "Options", None)
-    if kind is None:
+def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str]) -> Any:
+    """Return the text behind a '?' as the reader's dataclass of options."""
+    if given and reader.options is NoOptions:
         raise UsageError(f"'{spec}' takes no options, but '?{next(iter(given))}=' was given")
     plain = re.compile(r"-?[\d.]+(e-?\d+)?|true|false")  # of YAML these only: 'no' is a text here
     values = {key: yaml.safe_load(text) if plain.fullmatch(text) else text for key, text in given.items()}
-    return config.build(kind, values, f"the options of {spec}")
+    return config.build(reader.options, values, f"the options of {spec}")
 
 
-def _from_path(spec: str) -> ModuleType:
-    if not _PATTERN.search(spec) and not remote.is_copy(Path(spec)):  # a copy is made when it is read
+def _reader_of_path(spec: str) -> SampleReader[Any]:
+    if not PATTERN.search(spec) and not remote.is_copy(Path(spec)):  # a copy is made when it is read
         _check_exists(spec)
-    module = _recognised_by(spec)
-    if module is None:
+    reader = _recognised_by(spec)
+    if reader is None:
         _check_exists(spec)
-        raise UsageError(f"'{spec}' is no kind of data that sslbench reads", _understood())
-    return module
+        raise UsageError(f"'{spec}' is no kind of data that sslbench reads", readable_formats())
+    return reader
 
 
-def _recognised_by(spec: str) -> ModuleType | None:
-    """The source for the string; one that takes what nobody else does (`LAST_RESORT`) is asked last."""
-    modules = [find_module("source", name) for name in list_names("source")]
-    modules.sort(key=lambda module: getattr(module, "LAST_RESORT", False))
-    return next((module for module in modules if module.recognises(spec)), None)
+def _recognised_by(spec: str) -> SampleReader[Any] | None:
+    readers = (found.samples for found in all_formats() if found.samples is not None)
+    return next((reader for reader in readers if reader.recognises(spec)), None)
 
 
-def _from_scheme(spec: str, scheme: str, rest: str) -> tuple[ModuleType, str]:
-    """The built-in source for `scheme:rest`, given it whole; else the user's module, given the rest."""
-    if scheme in list_names("source") and _recognises_scheme(scheme):
-        return find_module("source", scheme), spec
+def _reader_of_scheme(spec: str, scheme: str, rest: str) -> tuple[SampleReader[Any], str]:
+    """Return the built-in reader of `scheme:rest` and the whole text, or the user's reader and the rest."""
+    schemes = {name: reader for name in list_names("source") if (reader := _reader_with_scheme(name)) is not None}
+    if scheme in schemes:
+        return schemes[scheme], spec
     if rest.startswith("//"):
-        raise UsageError(f"{spec} is no URL of a file", _understood())
-    if "." not in scheme and (module := _recognised_by(spec)):
-        return module, spec
-    if "." not in scheme:
-        names = [f"{name}:" for name in list_names("source") if _recognises_scheme(name)]
-        raise UsageError(f"there is no '{spec}', neither a path nor a data set", f"{did_you_mean(f'{scheme}:', names)}")
-    module = find_module("source", scheme)
-    if not callable(getattr(module, "open", None)):
-        raise UsageError(f"'{scheme}' ({module.__file__}) is no data source: it has no function 'open'")
-    return module, rest
+        raise UsageError(f"{spec} is no URL of a file", readable_formats())
+    if "." in scheme:
+        return _samples_of(user_format(scheme), scheme), rest
+    reader = _recognised_by(spec)
+    if reader is None:
+        names = [f"{name}:" for name in schemes]
+        raise UsageError(f"there is no '{spec}', neither a path nor a data set", did_you_mean(f"{scheme}:", names))
+    return reader, spec
 
 
-def _recognises_scheme(name: str) -> bool:
-    return bool(find_module("source", name).recognises(f"{name}:"))
+def _reader_with_scheme(name: str) -> SampleReader[Any] | None:
+    reader = builtin_format(name).samples
+    return reader if reader is not None and reader.recognises(f"{name}:") else None
+
+
+def _samples_of(found: SourceFormat, name: str) -> SampleReader[Any]:
+    if found.samples is None:
+        raise UsageError(f"'{name}' does not read images with labels")
+    return found.samples
 
 
 def _check_exists(spec: str) -> None:
@@ -238,29 +282,3 @@ def _check_exists(spec: str) -> None:
         names += catalog.entries()
     hint = did_you_mean(missing.name, names) if names else f"{shown} is empty."
     raise UsageError(f"'{spec}' does not exist: there is no '{missing.name}' in {shown}", hint)
-
-
-def _understood() -> str:
-    """What every source's module says about itself in its first line."""
-    modules = (find_module("source", name) for name in list_names("source"))
-    lines = [(module.__doc__ or module.__name__).strip().splitlines()[0] for module in modules]
-    return "Understood are:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def absolute(spec: str) -> str:
-    """The same location from any folder: a path that exists, or a pattern of paths, becomes absolute.
-
-    Raises:
-        UsageError: it lists several sources, and the list is wrong.
-    """
-    if strings.is_several(spec):
-        return strings.with_locations(spec, absolute)
-    text, options = _without_options(_at_home(spec))
-    is_path = Path(text).exists() or (_PATTERN.search(text) and not _SCHEME.fullmatch(text))
-    scheme = _SCHEME.fullmatch(text)
-    rest = "&".join(f"{key}={value}" for key, value in options.items())
-    if not is_path and scheme and Path(scheme["rest"]).exists() and os.sep in scheme["rest"]:
-        text = f"{scheme['scheme']}:{os.path.abspath(scheme['rest'])}"  # noqa: PTH100 - links stay as they are
-    elif is_path:
-        text = os.path.abspath(text) + ("/" if text.endswith("/") else "")  # noqa: PTH100
-    return f"{text}?{rest}" if rest else text

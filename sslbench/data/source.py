@@ -1,4 +1,4 @@
-"""What every kind of data location is turned into: named samples, their labels, and a way to read one image."""
+"""Samples of every format: ids, labels, and images that are read one by one."""
 
 import dataclasses
 import hashlib
@@ -13,12 +13,12 @@ from sslbench.data.wording import printable
 LabelKind = Literal["single", "multi", "value", "none"]
 
 ORIGIN = "origin"
-"""The attribute of a source made of several that names the one each sample is from."""
+"""Attribute of a joined source: the name of the source that each sample is from."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """The labels of N samples.
+    """Labels of N samples.
 
     Attributes:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
@@ -40,11 +40,11 @@ class Labels:
         return len(self.values)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Labels":
-        """The labels of some samples; the classes stay as they are."""
+        """Return the labels of the samples at `indices`; the classes are unchanged."""
         return dataclasses.replace(self, values=self.values[indices])
 
     def text(self, index: int) -> str:
-        """One sample's label as it is written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
+        """Return a sample's label as written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
 
         Numbers are joined by ';' too.
         """
@@ -71,7 +71,7 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> bytes | npt.NDArray[np.uint8]:
-        """The encoded file, or for images that are arrays already: uint8 (H, W) or (H, W, channels).
+        """Return the encoded file, or for images that are arrays already uint8 (H, W) or (H, W, channels).
 
         Raises:
             OSError: the file cannot be read.
@@ -79,15 +79,15 @@ class Images(Protocol):
         ...
 
     def path(self, index: int) -> str:
-        """What to call the image in messages and in index.csv: its file, else something like 'digits[17]'."""
+        """Return the name of an image in messages and in index.csv: its file, else a text such as 'digits[17]'."""
         ...
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: a hash of each image's content. Cheap when nothing changed since the last call."""
+        """Return (N, 16) bytes: a hash of each image's content. Cheap when nothing changed since the last call."""
         ...
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Images":
-        """Some of the images, in the order of `indices`."""
+        """Return the images at `indices`, in that order."""
         ...
 
 
@@ -96,16 +96,16 @@ class Source:
     """N samples in order of their id.
 
     Attributes:
-        name: what the user calls it, with the split: 'photos/ (train)'.
+        name: the location as the user wrote it, with the split: 'photos/ (train)'.
         ids: unique, ascending, stable between machines (for files: the path relative to the data's root).
         labels: of the same length.
         images: of the same length.
-        notes: what was found on opening and may surprise ("2 hidden folders left out"), one sentence each.
+        notes: remarks on what was left out or changed ("2 hidden folders left out"), one sentence each.
         attributes: further columns of the manifest, name -> one text per sample ('' where there is none); metrics can
             be broken down by them.
         grouped_by: the attribute whose equal values a seeded split keeps on one side: 'video' for frames of videos,
             'image' for crops; empty if every sample stands for itself.
-        weights: of a source made of several (see `joined.join`): the name of each -> how often pretraining shows it,
+        weights: of a joined source (`joined.join`): name of each member -> its sampling frequency in pretraining,
             relative to the others; empty: every image equally often.
     """
 
@@ -133,7 +133,7 @@ class Source:
         return len(self.ids)
 
     def select(self, indices: Sequence[int] | npt.NDArray[np.int64], name: str | None = None) -> "Source":
-        """Some of the samples. `indices` must ascend, so that the ids still do."""
+        """Return a source of the samples at `indices`, which must ascend, as ids do."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and np.any(np.diff(chosen) <= 0):
             raise ValueError("indices must be strictly ascending")
@@ -144,7 +144,7 @@ class Source:
         return Source(name or self.name, ids, labels, images, self.notes, *further)
 
     def images_fingerprint(self) -> str:
-        """Hash of ids and image contents, 32 hex digits: what features depend on."""
+        """Return a hash of all that features depend on: ids and image contents; 32 hex digits."""
         return self.fingerprint_of(self.images.digests())
 
     def fingerprint_of(self, digests: npt.NDArray[np.uint8]) -> str:
@@ -154,7 +154,7 @@ class Source:
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:
-        """Hash of ids, image contents, labels, class names and groups, 32 hex digits: what a score depends on."""
+        """Return a hash of ids, image contents, labels, class names and groups, for keys of scores; 32 hex digits."""
         digest = hashlib.sha256(self.images_fingerprint().encode())
         digest.update("\n".join((self.labels.kind, *self.labels.classes)).encode())
         digest.update(np.ascontiguousarray(self.labels.values).tobytes())

@@ -1,4 +1,4 @@
-"""Braces in a string that stand for several: train-{0000..0099}.tar, {a,b}.tar."""
+"""Data locations for several files or sources: braces (train-{0000..0099}.tar, {a,b}.tar) and `several:` lists."""
 
 import itertools
 import re
@@ -15,10 +15,13 @@ _MAX_SHARDS = 100_000
 
 
 def expanded(spec: str) -> list[str]:
-    """The strings that one with braces stands for, in order; a file that exists stands for itself.
+    """Expand braces, in order; an existing file stands for itself.
 
     Raises:
-        UsageError: a range cannot be read, or they are more than 100,000.
+        UsageError: a range cannot be read, or there are more than 100,000 strings.
+
+    >>> expanded("train-{08..10}.tar")
+    ['train-08.tar', 'train-09.tar', 'train-10.tar']
     """
     if Path(spec).exists() or not _BRACES.search(spec):
         return [spec]
@@ -43,7 +46,7 @@ def _choices(spec: str, inside: str) -> list[str]:
 
 SCHEME = "several:"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-"""What a source may be called: its name stands in front of ids, before a '/'."""
+"""Valid name of a member of a list; it stands in front of ids, before a '/'."""
 NAME_RULE = "Letters, digits, '-', '_' and '.', with a letter or digit in front."
 # A comma separates only where a name and '=' follow, since locations may have commas of their own: {a,b}.tar.
 _SEPARATOR = re.compile(r",(?=[^,={}?&]*=)")
@@ -51,12 +54,12 @@ _PART = re.compile(r"(?P<name>[^=@]*)(?:@(?P<weight>[^=]*))?=(?P<data>.*)", re.D
 
 
 def is_several(spec: str) -> bool:
-    """Whether the string is such a list, right or wrong."""
+    """Return whether the string is meant as a list of several sources."""
     return spec.startswith(SCHEME)
 
 
 def parse(spec: str) -> list[tuple[str, str | None, str]]:
-    """(name, weight as it is written or None, location) of each source.
+    """Split a list into (name, weight as text or None, location) of each source.
 
     Raises:
         UsageError: the string is none, or a name or location is missing.
@@ -74,7 +77,7 @@ def parse(spec: str) -> list[tuple[str, str | None, str]]:
 
 
 def with_locations(spec: str, change: Callable[[str], str]) -> str:
-    """The same list with every location changed.
+    """Apply `change` to every location of a list.
 
     Raises:
         UsageError: as for `parse`.

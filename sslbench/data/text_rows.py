@@ -1,4 +1,4 @@
-"""Many texts in one file that processes share: what is sent to another process is the file's name, not the texts."""
+"""Texts in one file that processes share: only the file's name is sent to other processes."""
 
 import dataclasses
 import functools
@@ -14,10 +14,10 @@ _ERRORS = "surrogatepass"  # file names may hold bytes that are no UTF-8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextRows(Sequence[str]):
-    """Some of the texts in a file that `write_texts` wrote.
+    """Texts in a file that `write_texts` wrote.
 
     Attributes:
-        file: it.
+        file: its path.
         rows: int64, the texts that count, in order; None for all of them.
     """
 
@@ -29,7 +29,7 @@ class TextRows(Sequence[str]):
 
     @functools.cached_property
     def _content(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """(n + 1,) where each text starts, and the bytes; mapped, so that the system keeps one copy for all."""
+        """Offsets, (n + 1,), and bytes of the texts, memory-mapped: the system keeps one copy for all processes."""
         mapped = np.memmap(self.file, dtype=np.uint8, mode="r")
         n = int(mapped[:8].view("<i8")[0])
         return mapped[8 : 16 + 8 * n].view("<i8"), mapped[16 + 8 * n :]
@@ -52,20 +52,20 @@ class TextRows(Sequence[str]):
         return (self[i] for i in range(len(self)))
 
     def all(self) -> tuple[str, ...]:
-        """Every text of the file, in order."""
+        """Return every text of the file, in order."""
         starts, content = self._content
         if len(starts) == 1:
             return ()
         return tuple(content[: int(starts[-1]) - 1].tobytes().decode("utf-8", _ERRORS).split("\0"))
 
     def select(self, indices: npt.NDArray[np.int64]) -> "TextRows":
-        """Some of the texts, in the order of `indices`."""
+        """Return the texts at `indices`, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         return TextRows(self.file, chosen if self.rows is None else self.rows[chosen])
 
 
 def write_texts(texts: Sequence[str], file: Path) -> None:
-    """Writes texts for `TextRows`.
+    """Write texts for `TextRows`.
 
     Raises:
         ValueError: one holds a NUL, which separates them.

@@ -1,11 +1,15 @@
-"""How numbers, lists and file names are put into messages."""
+"""Formatting of numbers, lists and file names in messages."""
 
 import os
 from collections.abc import Sequence
 
 
 def counted(n: int, thing: str) -> str:
-    """'1 image', '3 images', '2 classes', '1,000 categories'."""
+    """Return a count with its noun.
+
+    >>> counted(1, "image"), counted(2, "class"), counted(1000, "category")
+    ('1 image', '2 classes', '1,000 categories')
+    """
     if n == 1:
         return f"1 {thing}"
     plural = f"{thing}es" if thing.endswith(("s", "x")) else f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
@@ -13,13 +17,17 @@ def counted(n: int, thing: str) -> str:
 
 
 def some(names: Sequence[object], n: int = 3) -> str:
-    """The first `n` of many names, and how many more there are."""
+    """Return the first `n` of many names, and the number of others.
+
+    >>> some(["ant", "bee", "cat", "dog"], 2)
+    'ant, bee and 2 more'
+    """
     listed = ", ".join(str(name) for name in names[:n])
     return listed if len(names) <= n else f"{listed} and {len(names) - n:,} more"
 
 
 def printable(name: str) -> str:
-    r"""A file name that can be printed and written as UTF-8: stray bytes become \xNN."""
+    r"""Return a file name that can be printed and written as UTF-8: stray bytes become \xNN."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Sampler
 from sslbench.data.decode.files import UnreadableImage, Wanted
 from sslbench.data.decode.handlers import make_decoder
 from sslbench.data.loading import loader
-from sslbench.data.open_objects import ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.recipe import DetectionRecipe, resized
 from sslbench.errors import DataError, SslbenchError

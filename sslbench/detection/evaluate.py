@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sslbench.data.open_objects import ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.batches import read, test_images
 from sslbench.detection.models import boxes as found_by_network
 from sslbench.detection.models.boxes import rescale

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.loading import loader
-from sslbench.data.open_objects import ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.wording import counted
 from sslbench.detection.batches import picture_of
 from sslbench.distributed.collectives import gather_objects, rank, world_size

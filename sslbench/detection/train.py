@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sslbench.data.open_objects import ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.batches import Batch, training_batches
 from sslbench.detection.log import Meter, MetricsFile, Watch
 from sslbench.detection.models.boxes import Target

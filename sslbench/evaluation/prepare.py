@@ -16,7 +16,7 @@ from sslbench.data.checks import samples
 from sslbench.data.decode.handlers import identified
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.labels import no_labels
-from sslbench.data.open_maps import refuse_label_maps
+from sslbench.data.open import refuse_label_maps
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import TrainTest, label_problems, limit, match_classes, name_numbered, train_test
 from sslbench.errors import DataError, UsageError

@@ -10,8 +10,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.sizes import accept_sizes, feature_dim
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.loading.pretraining import TrainingData
-from sslbench.data.open import open_data
-from sslbench.data.open_maps import refuse_label_maps
+from sslbench.data.open import open_data, refuse_label_maps
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.distributed import this_process

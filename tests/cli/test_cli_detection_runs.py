@@ -80,7 +80,7 @@ SMALLER = [word for word in QUICK if word not in ("--benchmark", "detection/toy"
 
 def test_without_data_the_untrained_backbone_stands_beside(world, sslbench, monkeypatch):
     """Drawn shapes: what they can show is whether the weights are better than none."""
-    monkeypatch.setattr("sslbench.data.open_objects.DEFAULT", "kwcoco:shapes8-64")
+    monkeypatch.setattr("sslbench.data.open.DEFAULT_OBJECTS", "kwcoco:shapes8-64")
     Path("detection").mkdir()
     Path("detection/toy.yaml").write_text("extends: detection/_cpu\ntitle: toys\ndata: kwcoco:shapes8-64\n")
     monkeypatch.setattr("sslbench.cli.commands.eval.detection.TOY", "detection/toy.yaml")

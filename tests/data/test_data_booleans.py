@@ -6,9 +6,7 @@ import containers
 import pytest
 
 from sslbench.data.booleans import boolean
-from sslbench.data.open import open_data
-from sslbench.data.open_maps import open_label_maps
-from sslbench.data.open_objects import open_objects
+from sslbench.data.open import open_data, open_label_maps, open_objects
 from sslbench.errors import DataError
 
 TRUE, FALSE = (1, True, 1.0, "1", "true", "True", " 1 "), (0, False, 0.0, "0", "false", "FALSE", None)

@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from sslbench.cli.main import cli
 from sslbench.data import catalog
-from sslbench.data.open import absolute, locate, open_data
+from sslbench.data.location import absolute, locate
+from sslbench.data.open import open_data
 from sslbench.data.splits import train_test
 from sslbench.errors import SslbenchError, UsageError
 

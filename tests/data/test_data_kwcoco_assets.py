@@ -11,8 +11,7 @@ from sslbench.data.decode.picture import OtherChannels, UnreadableImage
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.formats.coco.asset_images import IDENTITY, placed
 from sslbench.data.loading.loader import batches, read, scan
-from sslbench.data.open import open_data
-from sslbench.data.open_objects import open_objects
+from sslbench.data.open import open_data, open_objects
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
 

@@ -12,8 +12,7 @@ from PIL import Image
 
 from sslbench.cli.main import cli
 from sslbench.data.export.kwcoco import write_kwcoco
-from sslbench.data.open import open_data
-from sslbench.data.open_objects import open_objects
+from sslbench.data.open import open_data, open_objects
 from sslbench.errors import UsageError
 
 WRITE = {

@@ -13,9 +13,9 @@ from sslbench.data.containers import view
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.open import open_data
-from sslbench.data.open_objects import open_objects, split_objects
+from sslbench.data.open import open_data, open_objects
 from sslbench.data.splits import holdout, train_test
+from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError, UsageError
 
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.maps.files import decode_pixels
-from sslbench.data.maps.types import distinct
-from sslbench.data.open_maps import IGNORED, are_label_maps, open_label_maps, refuse_label_maps
+from sslbench.data.maps.types import IGNORED, distinct
+from sslbench.data.open import are_label_maps, open_label_maps, refuse_label_maps
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS
 
@@ -558,7 +558,7 @@ def test_what_holds_no_label_maps(tmp_path):
         ("classes.txt", "sky\nsky", "the same class occurs twice"),
         ("classes.txt", "0 sky\n0 road", "the same value occurs twice"),
         ("classes.json", "{", "is no JSON"),
-        ("classes.json", '{"sky": "blue"}', "does not say what the classes are called"),
+        ("classes.json", '{"sky": "blue"}', "does not name the classes"),
         ("labelmap.txt", "sky:1,2", "should be NAME:R,G,B"),
     ],
 )

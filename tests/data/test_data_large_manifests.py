@@ -18,8 +18,8 @@ from sslbench.data.containers import names as names_module
 from sslbench.data.containers import view as view_module
 from sslbench.data.containers.json_rows import json_rows
 from sslbench.data.objects.rows import ObjectRows
-from sslbench.data.open import open_data
-from sslbench.data.open_objects import open_objects, split_objects
+from sslbench.data.open import open_data, open_objects
+from sslbench.data.splits.objects import split_objects
 from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.errors import DataError
 
@@ -236,7 +236,7 @@ def test_a_view_of_objects_gives_what_the_manifest_gives(tmp_path, manifest, mon
     monkeypatch.setattr(view_module, "LARGE", 0)
     monkeypatch.setattr(view_module, "SETTLED_NS", 0)
     first = open_objects(spec)
-    monkeypatch.setattr("sslbench.data.formats.coco.load", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr("sslbench.data.formats.coco.read_rows", lambda *_: pytest.fail("it was read again"))
     for other in (first, open_objects(spec), pickle.loads(pickle.dumps(first))):  # noqa: S301 - our own bytes
         assert list(other) == list(plain)
         for split, source in plain.items():

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from sslbench import paths
-from sslbench.data.open_objects import DEFAULT, open_objects, split_objects
+from sslbench.data.open import DEFAULT_OBJECTS, open_objects
+from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks
 
@@ -339,7 +340,7 @@ def test_several_years_are_joined(voc, tmp_path):
     assert parts.train.ids == ("VOC2007/a.jpg", "VOC2007/b.jpg", "VOC2012/a.jpg", "VOC2012/x.jpg")
     assert parts.test.ids == ("VOC2007/c.jpg", "VOC2007/d.jpg")
     assert parts.train.images.read(2) == (twelve / "JPEGImages" / "a.jpg").read_bytes()
-    with pytest.raises(DataError, match=r"several years: VOC2007, VOC2012\nName one, .*VOC2007, or several: .*\+"):
+    with pytest.raises(DataError, match=r"several years: VOC2007, VOC2012\nName one: .*VOC2007, or several: .*\+"):
         open_objects(str(tmp_path))
     alone = open_objects(str(twelve))
     assert {name: source.ids for name, source in alone.items()} == {"train": ("x.jpg",), "val": ("a.jpg",)}
@@ -406,7 +407,7 @@ def test_toy_shapes_are_drawn_once(monkeypatch):
         grid = masks.decode(mask)
         inside.append(grid[y1:y2, x1:x2].sum() / max(1, grid.sum()))
     assert np.mean(inside) > 0.9  # boxes and masks lie on the same shapes
-    assert DEFAULT.startswith("kwcoco:shapes")
+    assert DEFAULT_OBJECTS.startswith("kwcoco:shapes")
 
 
 def test_half_drawn_toys_are_not_found(monkeypatch):

@@ -16,7 +16,8 @@ from sslbench.data.joined import JoinedImages, join, located
 from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.loading import loader
 from sslbench.data.loading.pretraining import TrainingData
-from sslbench.data.open import absolute, open_data
+from sslbench.data.location import absolute
+from sslbench.data.open import open_data
 from sslbench.data.sharded import Sharded
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import match_classes, train_test

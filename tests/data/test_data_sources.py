@@ -615,6 +615,29 @@ def test_the_users_own_source_gets_the_rest_of_the_string(tmp_path, monkeypatch)
     assert len(open_data("my_sources.noise:20:x")["all"]) == 1797
 
 
+def test_a_format_of_the_users_own_has_options_and_columns(tmp_path, monkeypatch):
+    (tmp_path / "my_formats").mkdir()
+    (tmp_path / "my_formats" / "toys.py").write_text(
+        "import dataclasses\n"
+        "from sslbench.config import setting\n"
+        "from sslbench.data.format import SampleReader, SourceFormat\n"
+        "from sslbench.data.formats import sklearn\n"
+        "@dataclasses.dataclass(frozen=True)\n"
+        "class ToyOptions:\n"
+        "    first: int = setting(5, 'images to keep')\n"
+        "def read(request):\n"
+        "    assert request.attribute_columns == ('size',)\n"
+        "    return {'all': sklearn.open('sklearn:digits')['all'].select(range(request.options.first))}\n"
+        "columns = frozenset(('attribute',))\n"
+        "FORMAT = SourceFormat('Toys.', SampleReader(lambda spec: False, read, ToyOptions, columns))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert len(open_data("my_formats.toys:x?first=7", attribute_columns=["size"])["all"]) == 7
+    with pytest.raises(UsageError, match="has no column 'kind'"):
+        open_data("my_formats.toys:x", label_column="kind")
+
+
 def test_a_folder_whose_name_has_a_colon_is_a_folder(tmp_path, class_folders, monkeypatch):
     class_folders(tmp_path / "sklearn:digits", cat=1, dog=1)
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ import torch
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
 from sslbench.data.objects.types import Objects, ObjectSource
-from sslbench.data.open_objects import TrainTestObjects
+from sslbench.data.splits.objects import TrainTestObjects
 from sslbench.detection.detectron2 import backend
 from sslbench.detection.recipe import DetectionRecipe, resolved
 from sslbench.detection.train import TrainingRun

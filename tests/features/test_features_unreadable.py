@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sample_data import FORMATS, sample_module
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
@@ -20,33 +21,12 @@ from sslbench.errors import DataError
 from sslbench.features import store
 from sslbench.features.extract import ExtractSettings, extract
 from sslbench.features.skipped import note_skipped
-from sslbench.names import list_names
 from sslbench.preprocessing import Preprocessing
 
 BROKEN = {"bee/07.png": b"no picture at all, but text", "cat/02.png": containers.png(2)[:60]}
 
 
-def write_parquet(root, samples):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    return containers.write_parquet(root, samples)
-
-
-WRITE = {
-    "folder": containers.write_folder,
-    "table": containers.write_csv,
-    "table of text": containers.write_txt,
-    "table of records": containers.write_records,
-    "coco": containers.write_coco,
-    "voc": lambda root, samples: containers.write_voc(root, samples, splits=("trainval",)),
-    "vissl": containers.write_vissl,
-    "tar": containers.write_tar,
-    "tar shards": containers.write_shards,
-    "zip": containers.write_zip,
-    "tsv": containers.write_tsv,
-    "tfds": containers.write_tfds,
-    "hf": write_parquet,
-}
-NEVER_BROKEN = {"torchvision", "sklearn"}  # their images are arrays
+WRITE = {kind: write for name in FORMATS for kind, write in sample_module(name).WRITE.items()}
 CPU = ExtractSettings(torch.device("cpu"), batch_size=5, workers=0)
 
 
@@ -54,11 +34,6 @@ CPU = ExtractSettings(torch.device("cpu"), batch_size=5, workers=0)
 def backbone():
     torch.set_num_threads(1)
     return dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing(32, (32, 32)))
-
-
-def test_every_source_is_here():
-    missing = set(list_names("source")) - NEVER_BROKEN - {name.partition(" ")[0] for name in WRITE}
-    assert missing <= {"kwcoco", "several"}  # COCO's files; whatever it lists
 
 
 def open_one(kind, root, samples):

@@ -34,8 +34,7 @@ def to_kwcoco(
     """
     from sslbench.cli import terminal
     from sslbench.data.export.kwcoco import write_kwcoco
-    from sslbench.data.open import open_data
-    from sslbench.data.open_objects import open_objects
+    from sslbench.data.open import open_data, open_objects
     from sslbench.errors import UsageError
 
     terminal.show_messages()
@@ -100,7 +99,8 @@ def add(name: str, location: str, overwrite: bool, project: bool, **columns: Any
     """
     from sslbench.cli import terminal
     from sslbench.data import catalog
-    from sslbench.data.open import absolute, open_data
+    from sslbench.data.location import absolute
+    from sslbench.data.open import open_data
 
     terminal.show_messages()
     parts = open_data(location, **columns)

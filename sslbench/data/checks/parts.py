@@ -14,9 +14,9 @@ from sslbench.data.checks.sheets import Boxes
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.labels import class_counts
 from sslbench.data.loading import loader
-from sslbench.data.open_objects import TrainTestObjects, split_objects
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, train_test
+from sslbench.data.splits.objects import TrainTestObjects, split_objects
 
 
 @dataclasses.dataclass(frozen=True)

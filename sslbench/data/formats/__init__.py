@@ -1,1 +1,1 @@
-"""Kinds of data locations, a module or package each: `recognises(spec)` and `open(spec)`; the name is the registry."""
+"""Data formats, a module or package each with a `FORMAT` (`sslbench.data.format`); its file name is its name."""

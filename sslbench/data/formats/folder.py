@@ -6,40 +6,36 @@ import os
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
-from sslbench.data.containers.names import refuse_columns, split_name
+from sslbench.data.containers.names import split_name
 from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
+from sslbench.data.format import LabelMapReader, NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.labels import no_labels, single_labels
+from sslbench.data.maps import pairs
+from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, printable, some
 from sslbench.errors import DataError
 
-LAST_RESORT = True
-"""Folders laid out in a way that another source knows are left to that one."""
-
 
 def recognises(spec: str) -> bool:
-    """Whether the string is a folder that exists."""
+    """Return whether the string is an existing folder."""
     return Path(spec).is_dir()
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
-    """The images below a folder.
+def open(spec: str) -> dict[str, Source]:
+    """Return the images below a folder.
 
     Args:
         spec: the folder. If its sub-folders are train/, val/, test/ (or training, valid, validation, testing, in any
             case), each becomes a split. Images anywhere below a class folder belong to that class.
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are paths relative to the folder (to the split's, if split).
 
     Raises:
         DataError: there is no image, there are two folders for one split, or a folder cannot be read.
-        UsageError: a column was named.
     """
-    refuse_columns(spec, image_column, label_column)
     try:
         return _open(Path(spec), spec.rstrip("/") + "/")
     except OSError as error:
@@ -55,7 +51,7 @@ def _open(root: Path, name: str) -> dict[str, Source]:
 
 
 @dataclasses.dataclass
-class _Found:
+class _FolderContent:
     """Files and folders below one folder; names are relative to it.
 
     Attributes:
@@ -73,7 +69,7 @@ class _Found:
     special: list[str] = dataclasses.field(default_factory=list)
 
 
-def _walk(root: str, found: _Found, suffixes: frozenset[str] = SUFFIXES) -> None:
+def _walk(root: str, found: _FolderContent, suffixes: frozenset[str] = SUFFIXES) -> None:
     """Fill `found`, without a stat per file; links to folders are followed, except to a folder around them.
 
     Folders wait in a list, so that any number may lie in each other.
@@ -161,10 +157,10 @@ def _left_out(names: list[str], where: str) -> str:
 
 
 def _open_split(root: Path, name: str, notes: tuple[str, ...]) -> Source:
-    found = _Found()
+    found = _FolderContent()
     _walk(str(root), found)
     if not found.images and ARRAYS & set(found.others):
-        found = _Found()
+        found = _FolderContent()
         _walk(str(root), found, ARRAYS)
     if not found.images:
         others = f" ({_others(found.others)})" if found.others else ""
@@ -183,7 +179,7 @@ def _open_split(root: Path, name: str, notes: tuple[str, ...]) -> Source:
     return Source(name, ids, labels, Files(images, str(root)), about)
 
 
-def _notes(root: Path, found: _Found, classes: tuple[str, ...]) -> list[str]:
+def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[str]:
     where = f"{root}/"
     notes = []
     if found.hidden:
@@ -221,3 +217,21 @@ def _notes(root: Path, found: _Found, classes: tuple[str, ...]) -> list[str]:
 def _others(others: Counter[str]) -> str:
     kinds = [suffix or "no suffix" for suffix, _ in others.most_common()]
     return f"{counted(others.total(), 'file')} of other kinds ({some(kinds)})"
+
+
+def _recognises_maps(spec: str, options: LabelMapOptions) -> bool:
+    folder = Path(spec)
+    return folder.is_dir() and (options.names_folders or bool(pairs.find_places(folder)))
+
+
+def _holds_only_maps(spec: str) -> bool:
+    folder = Path(spec)  # one with ImageSets/ is a Pascal VOC tree without lists for segmentation
+    return folder.is_dir() and not (folder / "ImageSets").is_dir() and pairs.recognises(folder)
+
+
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(recognises, lambda request: open(request.spec), NoOptions),
+    maps=LabelMapReader(_recognises_maps, pairs.open_maps, _holds_only_maps),
+    last_resort=True,
+)

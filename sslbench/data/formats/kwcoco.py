@@ -1,41 +1,69 @@
 """Toy data by kwcoco: kwcoco:shapes8 (8 images of 600 x 600), kwcoco:vidshapes2-msi (2 videos with more channels)."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from sslbench.data.containers.names import refuse_columns
+from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, SourceFormat
 from sslbench.data.formats import coco
-from sslbench.data.formats.coco import WHOLE_IMAGES, Options
+from sslbench.data.formats.coco import WHOLE_IMAGES, CocoOptions
+from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects import toy
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'kwcoco:' or, as kwcoco itself writes it, with 'special:'."""
+    """Return whether the string starts with 'kwcoco:' or, as kwcoco itself writes it, with 'special:'."""
     return toy.recognises(spec)
 
 
-def open(
-    spec: str,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    attribute_columns: Sequence[str] = (),
-    options: Options = WHOLE_IMAGES,
-) -> dict[str, Source]:
-    """The images, labelled with the shapes that are on them (multi-label); drawn once and kept in the cache folder.
+def open(spec: str, *, attribute_columns: Sequence[str] = (), options: CocoOptions = WHOLE_IMAGES) -> dict[str, Source]:
+    """Return the images, labelled with the shapes on them (multi-label); they are drawn once, into the cache folder.
 
     Args:
         spec: the name.
-        image_column: for tables only.
-        label_column: for tables only.
         attribute_columns: as for manifests.
         options: as for manifests: `kwcoco:shapes8?unit=annotation`.
 
     Raises:
-        UsageError: another name, a column was named, or the cache folder cannot be written.
+        UsageError: the name is unknown, or the cache folder cannot be written.
     """
-    refuse_columns(spec, image_column, label_column)
-    manifest = str(toy.manifest(spec))
-    sources = coco.open(manifest, attribute_columns=attribute_columns, options=options)
+    sources = coco.open(str(toy.manifest(spec)), attribute_columns=attribute_columns, options=options)
     return {split: dataclasses.replace(source, name=spec, notes=()) for split, source in sources.items()}
+
+
+def open_objects(spec: str) -> Mapping[str, ObjectSource]:
+    """Return the images with the boxes and masks of their shapes.
+
+    Raises:
+        UsageError: the name is unknown, or the cache folder cannot be written.
+    """
+    (source,) = coco.open_objects(str(toy.manifest(spec))).values()
+    return {"all": dataclasses.replace(source, name=spec, notes=())}
+
+
+def _is_no_file(spec: str) -> bool:
+    return recognises(spec) and not Path(spec).exists()
+
+
+def _recognises_maps(spec: str, _: LabelMapOptions) -> bool:
+    return _is_no_file(spec)
+
+
+def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    return coco.masks.open_maps(spec, options, open_objects)
+
+
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(
+        recognises,
+        lambda request: open(request.spec, attribute_columns=request.attribute_columns, options=request.options),
+        CocoOptions,
+        frozenset(("attribute",)),
+    ),
+    ObjectReader(_is_no_file, open_objects),
+    LabelMapReader(_recognises_maps, _open_maps),
+)

@@ -1,4 +1,4 @@
-"""Several sources at once (a .yaml that names them, several:coco=A.json,o365=photos/): joined, or mixed by weights."""
+"""Several sources (a .yaml that names them, several:coco=A.json,o365=photos/): joined, or mixed by weights."""
 
 import dataclasses
 import difflib
@@ -10,7 +10,9 @@ from typing import Any
 from sslbench import config
 from sslbench.data import catalog, strings
 from sslbench.data.containers.names import split_rank
+from sslbench.data.format import Column, NoOptions, ObjectReader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.joined import join
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Source
 from sslbench.data.wording import counted, some
@@ -21,12 +23,12 @@ SUFFIXES = (".yaml", ".yml")
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """One of the sources."""
+class ListedSource:
+    """Member of a list of sources."""
 
     data: str = config.setting(dataclasses.MISSING, "the data location, as --data takes it; relative to the file")
     weight: float | None = config.setting(
-        None, "how often pretraining shows it, relative to the others (1 for those that give none)"
+        None, "sampling frequency in pretraining, relative to the others (1 for those that give none)"
     )
     split: str | None = config.setting(None, "the only split that is taken; of data without splits, what they are")
     image_column: str | None = config.setting(None, "of a table, the column with the paths")
@@ -35,11 +37,13 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    sources: dict[str, Any] = config.setting(dataclasses.MISSING, "name -> data location, or what `Part` says of it")
+    sources: dict[str, Any] = config.setting(
+        dataclasses.MISSING, "name -> data location, or a mapping with the keys of a source"
+    )
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'several:', or is a YAML file."""
+    """Return whether the string starts with 'several:', or is a YAML file."""
     return strings.is_several(spec) or (spec.lower().endswith(SUFFIXES) and Path(spec).is_file())
 
 
@@ -51,10 +55,10 @@ def open(
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
 ) -> dict[str, Source]:
-    """All samples of several sources, splits joined by their names; see `joined.join`.
+    """Return all samples of several sources, splits joined by their names; see `joined.join`.
 
     Args:
-        spec: a YAML file with the mapping `sources`: name -> location, or name -> the keys of `Part`; paths are
+        spec: a YAML file with the mapping `sources`: name -> location, or name -> the keys of `ListedSource`; paths are
             relative to the file (in one that is fetched by its URL they should be absolute, or URLs). Or the same in
             one string, `several:NAME=LOCATION,NAME@WEIGHT=LOCATION`.
         image_column: of every source that does not name its own.
@@ -88,17 +92,17 @@ def open(
     return _joined(spec, opened, {name: part.weight for name, part in parts.items() if part.weight is not None})
 
 
-def _read_text(spec: str) -> dict[str, Part]:
-    found: dict[str, Part] = {}
+def _read_text(spec: str) -> dict[str, ListedSource]:
+    found: dict[str, ListedSource] = {}
     for name, weight, data in strings.parse(spec):
         if name in found:
             raise UsageError(f"{spec}: two sources are called '{name}'", "Give each a name of its own.")
         values = {"data": data} if weight is None else {"data": data, "weight": weight}
-        found[name] = config.build(Part, values, f"{spec}: {name}")
+        found[name] = config.build(ListedSource, values, f"{spec}: {name}")
     return found
 
 
-def _read_file(file: Path) -> dict[str, Part]:
+def _read_file(file: Path) -> dict[str, ListedSource]:
     content = config.read_yaml(file)
     if "sources" not in content:
         near = "".join(f", not '{key}'" for key in difflib.get_close_matches("sources", content, n=1))
@@ -112,7 +116,7 @@ def _read_file(file: Path) -> dict[str, Part]:
         where = f"{file}: {name}"
         if not isinstance(value, str | dict):
             raise UsageError(f"{where} should be a data location, or a mapping with the key 'data'")
-        part = Part(value) if isinstance(value, str) else config.build(Part, value, where)
+        part = ListedSource(value) if isinstance(value, str) else config.build(ListedSource, value, where)
         refuse_location(part.data, where)
         as_it_is = not part.data or _is_in_catalog(part.data, file)
         data = part.data if as_it_is else catalog.beside(part.data, file)
@@ -121,18 +125,18 @@ def _read_file(file: Path) -> dict[str, Part]:
 
 
 def _is_in_catalog(data: str, file: Path) -> bool:
-    """Whether it is a name of the catalog; a path beside the file wins."""
+    """Return whether the text is a name of the catalog; a path beside the file has precedence."""
     return catalog.find(data.partition("?")[0]) is not None and not (file.parent / data).exists()
 
 
 def _lists_several(data: str) -> bool:
-    """Whether a location, or what the catalog has by that name, is itself such a list, here or elsewhere."""
+    """Return whether a location, or the catalog's entry of that name, is a list of sources."""
     named = catalog.find(data)
     location = (data if named is None else named.entry.data).partition("?")[0]
     return strings.is_several(location) or (location.lower().endswith(SUFFIXES) and not Path(location).is_dir())
 
 
-def _check(spec: str, parts: Mapping[str, Part]) -> None:
+def _check(spec: str, parts: Mapping[str, ListedSource]) -> None:
     if not parts:
         raise UsageError(f"{spec} lists no sources")
     for name, part in parts.items():
@@ -187,3 +191,28 @@ def _joined(spec: str, opened: Mapping[str, dict[str, Source]], weights: Mapping
 
 def _has(names: Sequence[str]) -> str:
     return "has" if len(names) == 1 else "have"
+
+
+def _read_request(request: SampleRequest[NoOptions]) -> dict[str, Source]:
+    return open(
+        request.spec,
+        image_column=request.image_column,
+        label_column=request.label_column,
+        attribute_columns=request.attribute_columns,
+        value_columns=request.value_columns,
+    )
+
+
+def _refuse_objects(spec: str) -> dict[str, ObjectSource]:
+    raise UsageError(
+        f"{spec}: a detector is trained on one data location, not on several at once",
+        "Join the manifests into one with kwcoco union; Pascal VOC trees are joined with '+': VOC2007+VOC2012.",
+    )
+
+
+_COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(recognises, _read_request, NoOptions, _COLUMNS),
+    ObjectReader(recognises, _refuse_objects),
+)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from sslbench.data.containers.names import numbered_ids, refuse_columns
+from sslbench.data.containers.names import numbered_ids
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Arrays
 from sslbench.data.labels import single_labels
 from sslbench.data.source import Source
@@ -13,17 +14,16 @@ PREFIX = "sklearn:"
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'sklearn:'."""
+    """Return whether the string starts with 'sklearn:'."""
     return spec.startswith(PREFIX)
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
-    """The digits; their grey values 0..16 are scaled to 0..255.
+def open(spec: str) -> dict[str, Source]:
+    """Return the digits, their grey values scaled from 0..16 to 0..255.
 
     Raises:
-        UsageError: scikit-learn bundles no such images, or a column was named.
+        UsageError: scikit-learn bundles no such images.
     """
-    refuse_columns(spec, image_column, label_column)
     name = spec.removeprefix(PREFIX)
     if name != "digits":
         raise UsageError(f"there is no data set '{spec}'", did_you_mean(name, ["digits"]))
@@ -33,3 +33,6 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     array = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     labels = single_labels([str(target) for target in digits.target])
     return {"all": Source(spec, numbered_ids(len(array)), labels, Arrays(array, "digits"))}
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

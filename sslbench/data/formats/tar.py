@@ -21,9 +21,9 @@ from sslbench.data.containers.members import (
     safe_name,
     without_arrays_beside,
 )
-from sslbench.data.containers.names import by_split, refuse_columns
+from sslbench.data.containers.names import by_split
 from sslbench.data.containers.slices import RAW, UNKNOWN, Slices, joined
-from sslbench.data.formats import tar
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.table import LABEL_COLUMNS
 from sslbench.data.hashes import Stamp
 from sslbench.data.labels import multi_labels, single_labels, split_cell
@@ -33,18 +33,18 @@ from sslbench.data.wording import counted, printable, some
 from sslbench.errors import DataError, UsageError
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
-"""Extensions of members that may hold the label of the sample of the same key, the first that is there winning."""
+"""Extensions of members that may hold the label of the sample of the same key, in order of precedence."""
 
 _MAX_LABEL_BYTES = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
 
 
 def build(path: Path, shown: str) -> Index:
-    """The images and arrays of a tar file, and its members that may hold labels with their text.
+    """Index a tar file: its images and arrays, and the text of members that may hold labels.
 
     Args:
         path: of the file.
-        shown: what messages call it.
+        shown: its name in messages.
 
     Returns:
         An index whose numbers are offset and size; the text of an image is empty, that of a label is a JSON value.
@@ -79,7 +79,7 @@ def build(path: Path, shown: str) -> Index:
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """The key of a sample, up to the first dot after the last slash (webdataset's rule), and the part after it."""
+    """Return the key of a sample, up to the first dot after the last slash (webdataset's rule), and the extension."""
     folder, slash, file = name.rpartition("/")
     stem, _, extension = file.partition(".")
     return folder + slash + stem, extension.lower()
@@ -100,7 +100,7 @@ def _unusable(member: tarfile.TarInfo, name: str | None) -> str | None:
 
 
 def _members(shown: str, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """Every member. Python's tarfile ends without a word at a damaged header, so the end is checked here."""
+    """Yield every member; tarfile stops silently at a damaged header, so the end of the archive is checked."""
     end = file.seek(0, 2)
     file.seek(0)
     try:
@@ -133,7 +133,7 @@ def _truncated(shown: str, at: int) -> DataError:
 
 
 def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -> str:
-    """The label in a member, as a JSON value; '' if a .json has no key for it."""
+    """Return the label in a member as JSON; '' if a .json has no key for it."""
     shown = f"{container}/{printable(name)}"
     if size > _MAX_LABEL_BYTES:
         raise DataError(f"{shown} has {size:,} bytes, too many for a label")
@@ -150,7 +150,7 @@ def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -
 
 
 def _plain(text: str) -> object:
-    """The text of a .cls or .txt: a list if it is one, else what it says ('007' stays so)."""
+    """Return the label in a .cls or .txt: a list if it is JSON of one, else the text ('007' is kept)."""
     return json.loads(text) if text.startswith("[") and text.endswith("]") else text
 
 
@@ -168,7 +168,7 @@ _LONGEST_CLASS = 100
 
 @dataclasses.dataclass(frozen=True)
 class _Shard:
-    """A tar file that can be read at any place: the user's, or a copy of `origin` while it is there."""
+    """Uncompressed tar file: the user's, or a cached copy of `origin`."""
 
     path: Path
     origin: remote.Origin | None
@@ -179,19 +179,19 @@ class _Shard:
 
     @property
     def stem(self) -> str:
-        """The name without its suffix: the same for x.tar and x.tar.gz."""
+        """File name without suffix, the same for x.tar and x.tar.gz."""
         name = Path(self.shown.partition("?")[0] if self.origin else self.shown).name
         suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)), "")
         return name.removesuffix(name[len(name) - len(suffix) :])
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string ends like a tar file, compressed or not, and is no folder."""
+    """Return whether the string ends like a tar file, compressed or not, and is no folder."""
     return spec.lower().endswith(SUFFIXES) and not Path(spec).is_dir()
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
-    """The images in one tar file or in many.
+def open(spec: str) -> dict[str, Source]:
+    """Return the images in one tar file or in many.
 
     Members whose names are equal up to the first dot are one sample. Its label is in its part .cls, else .json (a key
     such as 'label'), else .txt. Without such parts the folders are the classes, as in an image folder.
@@ -199,8 +199,6 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     Args:
         spec: the file; or many: `{0000..0099}`, `{a,b}`, and `*` stand for several. One that is compressed (gzip,
             bzip2, xz, zstd) is unpacked into the cache folder: nothing in it can be read without all before it.
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the names of the members; if shards share names, the name of
@@ -209,9 +207,8 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     Raises:
         DataError: a shard is missing, damaged or truncated, cannot be fetched, or does not fit into the cache; a label
             is missing; a name occurs twice.
-        UsageError: a column was named, or the braces cannot be read.
+        UsageError: the braces cannot be read.
     """
-    refuse_columns(spec, image_column, label_column)
     shards = _shards(spec)
     if (origin := shards[0].origin) is not None and remote.is_url(origin.url):
         spec = f"{origin.url.rpartition('/')[0]}/{Path(spec).name}"
@@ -232,15 +229,15 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
 
 def _indexed(shard: _Shard) -> tuple[Index, Stamp]:
-    """Of a copy the images are hashed as well while it is there: it need not be fetched again for that."""
+    """Return the index of a shard; of a downloaded copy the images are hashed too, since it may be removed later."""
 
-    def build(path: Path) -> Index:
-        index = tar.build(path, shard.shown)
+    def build_and_hash(path: Path) -> Index:
+        index = build(path, shard.shown)
         if shard.origin is not None:
             _images([shard], [(index, shard.origin.stamp)]).digests()
         return index
 
-    return indexed(shard.path, "tar 2", build, shard.origin)
+    return indexed(shard.path, "tar 2", build_and_hash, shard.origin)
 
 
 def _images(shards: Sequence[_Shard], indexes: Sequence[tuple[Index, Stamp]]) -> Slices:
@@ -256,7 +253,7 @@ def _images_of(index: Index) -> tuple[tuple[str, ...], np.ndarray[tuple[int, ...
 
 
 def _shards(spec: str) -> list[_Shard]:
-    """The files that the string stands for, in order."""
+    """Return the files that the string stands for, in order."""
     names = expanded(spec)
     if len(names) == 1 and not Path(names[0]).exists() and any(sign in names[0] for sign in "*?["):
         names = sorted(glob.glob(names[0]))  # noqa: PTH207 - the string may be relative or absolute
@@ -289,7 +286,7 @@ def _ids(spec: str, shards: Sequence[_Shard], images: Slices) -> tuple[list[str]
 def _by_key(
     spec: str, shards: Sequence[_Shard], found: Sequence[Index], images: Slices, ids: list[str], notes: tuple[str, ...]
 ) -> dict[str, Source] | None:
-    """The samples labelled by members of the same key; None if these are captions."""
+    """Return the samples labelled by members of the same key; None if these are captions."""
     labels = {
         (shard, *split_key(name)): text
         for shard, index in enumerate(found)
@@ -320,13 +317,13 @@ def _by_key(
 
 
 def _folder(shard: _Shard) -> Path:
-    """Where a list of class names may lie beside the shards; of a URL where their copies lie."""
+    """Return the folder in which a list of class names is looked for; of a URL, that of the copies."""
     packed = shard.origin is not None and not remote.is_url(shard.origin.url)
     return Path(shard.shown).parent if packed else shard.path.parent
 
 
 def _one_image_per_key(spec: str, images: Slices) -> tuple[list[int], list[str]]:
-    """Position of the image of each sample: with several, the one whose part has no dot (1.jpg beside 1.mask.png)."""
+    """Return the position of each sample's image; of several, the one without a dot in its part (1.jpg, 1.mask.png)."""
     samples: dict[tuple[int, str], list[int]] = {}
     for i, name in enumerate(images.names):
         samples.setdefault((int(images.places[i, 0]), split_key(name)[0]), []).append(i)
@@ -341,7 +338,7 @@ def _one_image_per_key(spec: str, images: Slices) -> tuple[list[int], list[str]]
 
 
 def _captions(texts: Sequence[object]) -> bool:
-    """Whether texts are sentences rather than classes: long, or hardly one occurs twice."""
+    """Return whether texts are sentences rather than classes: long, or hardly one occurs twice."""
     lines = [text for text in texts if isinstance(text, str)]
     long = any("\n" in line or len(line) > _LONGEST_CLASS for line in lines)
     return long or (len(lines) > 1 and len(set(lines)) > 0.9 * len(lines))
@@ -360,10 +357,13 @@ def _labels(spec: str, folder: Path, values: Sequence[object]) -> tuple[Labels, 
 
 
 def _class_names(folder: Path, values: Sequence[object]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Class number -> name by a list beside the shards, if the labels are numbers and there is one."""
+    """Return class number -> name from a list beside the shards; empty if there is none or labels are no numbers."""
     file = list_beside(folder)
     flat = {str(one) for value in values for one in (value if isinstance(value, list) else [value])}
     if file is None or not all(one.isdecimal() for one in flat):
         return {}, ()
     listed = class_names(file, max(map(int, flat), default=-1))
     return {str(i): name for i, name in enumerate(listed)}, (f"classes are named by {file}",)
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

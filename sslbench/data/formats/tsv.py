@@ -7,9 +7,10 @@ import numpy as np
 
 from sslbench.data.cache.index import Index, indexed
 from sslbench.data.containers.members import refuse_twice
-from sslbench.data.containers.names import by_split, image_id, refuse_columns
+from sslbench.data.containers.names import by_split, image_id
 from sslbench.data.containers.slices import BASE64, UNKNOWN, joined
 from sslbench.data.containers.sniff import base64_cell, has_base64_rows
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted
@@ -20,29 +21,25 @@ MAX_LINE_BYTES = 1 << 28
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string ends in .tsv and one of the first lines holds an image."""
+    """Return whether the string ends in .tsv and one of the first lines holds an image."""
     return spec.lower().endswith(".tsv") and not Path(spec).is_dir() and has_base64_rows(spec)
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
-    """The images in the rows.
+def open(spec: str) -> dict[str, Source]:
+    """Return the images in the rows.
 
     Of the cells that are not the image, the first is the key and the second, if there is one, the label: a class, or
     several separated by ';'. A header is recognised by having no image.
 
     Args:
         spec: the file. Base64 is the usual or the URL-safe one.
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         {"all": source}; ids are the keys.
 
     Raises:
         DataError: a row has another number of cells, no key or an empty label; a key occurs twice.
-        UsageError: a column was named.
     """
-    refuse_columns(spec, image_column, label_column)
     path = Path(spec)
     index, stamp = indexed(path, "tsv", _build)
     ids = [image_id(name, path.parent) for name in index.names]
@@ -55,7 +52,7 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
 
 def _build(path: Path) -> Index:
-    """Key, label and place of the image of every row."""
+    """Index the rows: key, label and place of the image."""
     keys: list[str] = []
     texts: list[str] = []
     numbers: list[tuple[int, int, int]] = []
@@ -87,7 +84,7 @@ def _build(path: Path) -> Index:
 
 
 def _others(path: Path, number: int, cells: Sequence[bytes], image: int, width: int) -> tuple[str, str]:
-    """Key and label of a row; the label is empty if there is no cell for it."""
+    """Return key and label of a row; the label is empty if there is no cell for it."""
     if len(cells) != width or not 2 <= width <= 3:
         expected = "2 or 3" if not 2 <= width <= 3 else f"{width} as before"
         raise DataError(
@@ -110,3 +107,6 @@ def _labels(spec: str, index: Index, has_label: bool) -> Labels:
         return single_labels(index.texts)
     present, ignored = zip(*map(split_cell, index.texts), strict=True)
     return multi_labels(present, ignored)
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

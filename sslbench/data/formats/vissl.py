@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.containers.class_names import class_names, list_beside
-from sslbench.data.containers.names import by_split, check_files, image_id, refuse_columns
+from sslbench.data.containers.names import by_split, check_files, image_id
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.source import Labels, Source
@@ -25,12 +26,12 @@ _HOW = "Write vissl:IMAGES.npy,LABELS.npy; or vissl:FOLDER; then perhaps ,prefix
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'vissl:', or is a folder with lists such as train_images.npy."""
+    """Return whether the string starts with 'vissl:', or is a folder with lists such as train_images.npy."""
     return spec.startswith(PREFIX) or bool(_lists_in(Path(spec)))
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
-    """The images that a list of paths names, and their labels in a list of equal length.
+def open(spec: str) -> dict[str, Source]:
+    """Return the images that a list of paths names, with the labels in a list of equal length.
 
     Labels are class numbers or names, one per image; or (N, C) with 1 present, 0 absent, -1 ignore; or a list of
     classes per image. An image whose only label is -1 is left out. Lists are .npy (mapped into memory) or .pkl (read
@@ -39,8 +40,6 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     Args:
         spec: two files; or the list of images alone; or a folder. `prefix=OLD->NEW` rewrites how paths begin;
             `classes=FILE` names the classes, a line each (a classes.txt beside the lists is used too).
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         {"all": source}, or for a folder split name -> source. Ids are the paths relative to the folder of the lists if
@@ -48,9 +47,8 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
     Raises:
         DataError: a list is damaged, they differ in length, a label is none of these, an image is missing or twice.
-        UsageError: the string cannot be read, a file is not there, a column was named.
+        UsageError: the string cannot be read, a file is not there.
     """
-    refuse_columns(spec, image_column, label_column)
     request = _parse(spec)
     parts = request.parts
     sources: dict[str, Source] = {}
@@ -62,7 +60,7 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """Split -> the list of images and that of labels, if there is one."""
+    """Parsed location: split -> list of images and, if there is one, list of labels."""
 
     parts: dict[str, tuple[Path, Path | None]]
     prefixes: tuple[tuple[str, str], ...]
@@ -133,7 +131,7 @@ def _ids(name: str, paths: Sequence[str], folder: Path) -> tuple[list[str], tupl
 
 
 def _read(path: Path) -> Any:
-    """An array or list. Nothing in the file is run."""
+    """Read an array or list without running anything in the file."""
     from sslbench.weights.reading.pickled import resolve
     from sslbench.weights.reading.unpickle import RestrictedPickle
 
@@ -156,7 +154,7 @@ def _read(path: Path) -> Any:
 
 
 def _checked_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array; numpy takes any four bytes for a character, Python does not."""
+    """Return the array if its text is valid: numpy takes any four bytes for a character, Python does not."""
     if values.dtype.kind == "U" and values.size:
         codes = np.ascontiguousarray(values).view(f"{values.dtype.str[0]}u4")
         if codes.max() > sys.maxunicode:
@@ -194,7 +192,7 @@ def _checked_length(path: Path, values: Any, images: Path, n: int) -> Any:
 def _labels(
     path: Path | None, values: Any, n: int, names_file: Path | None
 ) -> tuple[list[int], Labels, tuple[str, ...]]:
-    """Positions of the images to keep, their labels, and notes."""
+    """Return the positions of the images to keep, their labels, and notes."""
     everything = list(range(n))
     if path is None:
         return everything, no_labels(n), ()
@@ -240,7 +238,10 @@ def _text(path: Path, value: object) -> str:
 
 
 def _names(path: Path, used: set[str], names_file: Path | None) -> dict[str, str]:
-    """Class number -> name, if there is a list of names and the labels are numbers."""
+    """Return class number -> name; empty if there is no list of names or the labels are no numbers."""
     if names_file is None or not all(one.isdecimal() for one in used):
         return {}
     return {str(i): name for i, name in enumerate(class_names(names_file, max(map(int, used), default=-1)))}
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

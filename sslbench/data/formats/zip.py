@@ -10,8 +10,8 @@ import numpy as np
 
 from sslbench.data.cache.index import Index, indexed
 from sslbench.data.containers.members import by_folders, images_among, safe_name, without_arrays_beside
-from sslbench.data.containers.names import refuse_columns
 from sslbench.data.containers.slices import DEFLATED, RAW, joined
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.source import Source
 from sslbench.data.wording import printable
 from sslbench.errors import DataError
@@ -25,18 +25,16 @@ _PACKINGS = {zipfile.ZIP_STORED: RAW, zipfile.ZIP_DEFLATED: DEFLATED}
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string ends in .zip and is neither a folder nor a kwcoco manifest."""
+    """Return whether the string ends in .zip and is neither a folder nor a kwcoco manifest."""
     lower = spec.lower()
     return lower.endswith(".zip") and not lower.endswith(".kwcoco.zip") and not Path(spec).is_dir()
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
-    """The images in an archive, by the rules of image folders; a folder around all of them is looked into.
+def open(spec: str) -> dict[str, Source]:
+    """Return the images in an archive by the rules of image folders; one folder around all of them is ignored.
 
     Args:
         spec: the file.
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are paths as they would be in the unpacked folder.
@@ -44,9 +42,7 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
     Raises:
         DataError: it is no zip file or damaged, has no image, or has a member that is encrypted, a link, too large, or
             named so that it would lie outside.
-        UsageError: a column was named.
     """
-    refuse_columns(spec, image_column, label_column)
     path = Path(spec)
     index, stamp = indexed(path, "zip 2", _build)
     rows, notes = without_arrays_beside(spec, index.names)
@@ -55,7 +51,7 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
 
 def _build(path: Path) -> Index:
-    """The images and arrays of the archive, where their data start, and how they are packed."""
+    """Index the images and arrays of an archive: offset, sizes, checksum and compression."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
@@ -77,7 +73,7 @@ def _build(path: Path) -> Index:
 
 
 def _checked(path: Path, member: zipfile.ZipInfo) -> str:
-    """The name of a member that may be read."""
+    """Return the name of a member, checked to be safe to read."""
     shown = printable(member.filename)
     name = safe_name(member.filename.replace("\\", "/"))
     if name is None:
@@ -109,3 +105,6 @@ def _place(path: Path, file: IO[bytes], member: zipfile.ZipInfo, end: int) -> tu
     if packing == RAW and member.compress_size != member.file_size:
         raise DataError(f"{path} is damaged: '{shown}' is not packed and has two sizes")
     return start, member.compress_size, member.file_size, member.CRC, packing
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

@@ -1,1 +1,1 @@
-"""Label maps, a class for every pixel: files, classes, layouts, and the formats that hold nothing else."""
+"""Label maps, a class for every pixel: files, classes, pairing with images, statistics."""

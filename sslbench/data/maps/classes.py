@@ -1,4 +1,4 @@
-"""What the values in label maps are called: lists of classes beside the maps, and what a user says in options."""
+"""Names of the values in label maps, from lists of classes beside the maps and from the user's options."""
 
 import dataclasses
 import json
@@ -26,14 +26,14 @@ _CVAT = "labelmap.txt"
 """Lines NAME:R,G,B:parts:actions, as CVAT and Datumaro export Pascal VOC."""
 _NUMBERED = re.compile(r"(\d+)\s*[\s,:=]\s*(\S.*)")
 _MOST = 1000
-"""Values that nothing names; with more of them, the files are no maps of classes."""
+"""Largest number of unnamed values; files with more are no maps of classes."""
 _THREADS = 4
 _log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What may stand behind the '?' of a location.
+class LabelMapOptions:
+    """Options of label maps, behind the '?' of a location.
 
     Attributes:
         ignore: values or class names that do not count, with commas.
@@ -47,9 +47,14 @@ class Options:
     images: str | None = None
     maps: str | None = None
 
+    @property
+    def names_folders(self) -> bool:
+        """True if the user names the folders of images and maps."""
+        return bool(self.images or self.maps)
 
-def coding_beside(root: Path, options: Options) -> Coding | None:
-    """The classes that a file in a folder lists; None if there is no such file.
+
+def coding_beside(root: Path, options: LabelMapOptions) -> Coding | None:
+    """Read the classes from a file in the folder; None if there is no such file.
 
     Args:
         root: the folder; looked for are classes.txt, classes.json, labels.*, id2label.json and labelmap.txt.
@@ -75,7 +80,7 @@ def coding_beside(root: Path, options: Options) -> Coding | None:
 
 
 def make_coding(where: object, pairs: Iterable[tuple[int, str]], *, colours: bool = False) -> Coding:
-    """The coding of pairs of value and name.
+    """Return the coding of pairs of value and name.
 
     Raises:
         DataError: a value or a name occurs twice, or there is none.
@@ -90,7 +95,7 @@ def make_coding(where: object, pairs: Iterable[tuple[int, str]], *, colours: boo
 
 
 def refuse_twice(where: object, column: Sequence[object], what: str) -> None:
-    """Nothing occurs twice.
+    """Refuse values that occur twice.
 
     Raises:
         DataError: something does.
@@ -101,7 +106,7 @@ def refuse_twice(where: object, column: Sequence[object], what: str) -> None:
 
 
 def colour(rgb: Sequence[int]) -> int:
-    """The value of a colour: red + 256 green + 65536 blue."""
+    """Return the value of a colour: red + 256 green + 65536 blue."""
     return int(rgb[0]) + 256 * int(rgb[1]) + 65536 * int(rgb[2])
 
 
@@ -144,7 +149,7 @@ def _from_json(path: Path, text: str) -> Coding:
         if all(isinstance(rgb, list) and len(rgb) == 3 and all(_is_value(x, 255) for x in rgb) for _, rgb in items):
             return make_coding(path, [(colour(rgb), name) for name, rgb in items], colours=True)
     raise DataError(
-        f"{path} does not say what the classes are called",
+        f"{path} does not name the classes",
         'Write ["road", "sky"], {"0": "road"}, {"road": 0} or, for maps of colours, {"road": [128, 64, 128]}.',
     )
 
@@ -154,7 +159,7 @@ def _is_value(value: Any, most: int = 2**24 - 1) -> bool:
 
 
 def with_ignored(spec: str, coding: Coding, ignore: str | int | None) -> Coding:
-    """The coding with what a user wants left out.
+    """Add the user's ignored values and classes to a coding.
 
     Args:
         spec: for messages.
@@ -188,7 +193,7 @@ def with_ignored(spec: str, coding: Coding, ignore: str | int | None) -> Coding:
 
 
 def coding_of_values(spec: str, files: Files) -> tuple[Coding, tuple[str, ...]]:
-    """The values that occur in maps as classes of that name, and notes; every map is read.
+    """Return a coding with the values that occur in maps as classes, and notes; every map is read.
 
     255 does not count, unless nothing but 0 and 255 occurs: then it is the foreground.
 
@@ -222,7 +227,7 @@ def coding_of_values(spec: str, files: Files) -> tuple[Coding, tuple[str, ...]]:
 
 
 def _values_of(files: Files, index: int, *, colours: bool = False) -> tuple[Any, bool] | None:
-    """The values of one map, and whether it shows colours; None if it cannot be read."""
+    """Return the values of one map, and whether they are colours; None if it cannot be read."""
     try:
         pixels = load(files, index, MAX_PIXELS)
         if colours or pixels.coloured:

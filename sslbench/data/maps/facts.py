@@ -1,4 +1,4 @@
-"""What reading every map of a source finds: pixels per class, values that are no class, damage."""
+"""Statistics over all label maps of a source: pixels per class, values that are no class, damage."""
 
 import dataclasses
 from typing import Any
@@ -20,21 +20,21 @@ _STEPS, _EDGES = 0.2, 50
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapFacts:
-    """One map.
+    """Facts of one map.
 
     Attributes:
         index: in the source.
-        path: what the map is called.
+        path: name of the map in messages.
         unreadable: why it cannot be read; then the rest is empty.
         pixels: (C,) of each class.
         ignored: pixels that do not count.
         unknown: value that is no class -> pixels.
         smooth: between its classes lie values in between, as when a picture is resized.
-        size: what is wrong with its size.
+        size: difference to the size of its image.
         broken: see `RawMap`.
         odd: see `RawMap`.
         crowds: see `RawMap`.
-        instances: how many; None if nothing tells them apart.
+        instances: their number; None if nothing tells them apart.
         turned: the image is turned by EXIF.
     """
 
@@ -54,14 +54,14 @@ class MapFacts:
 
 
 def map_facts(source: LabelMapSource, rows: npt.NDArray[np.int64], *, workers: int, reading: Reading) -> list[MapFacts]:
-    """Reads maps, in worker processes if asked for, and says what is in each of them."""
+    """Read all maps, in worker processes if requested, and return the facts of each."""
     chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
     dataset = _Facts(source, chunks, reading.max_pixels)
     return [one for chunk in run(dataset, workers, start_method=reading.start_method) for one in chunk]
 
 
 class _Facts(Dataset[Any]):
-    """Item i holds the facts of chunk i."""
+    """Data set of a loader: item i holds the facts of chunk i."""
 
     def __init__(self, source: LabelMapSource, chunks: list[npt.NDArray[np.int64]], max_pixels: int) -> None:
         self.source, self.chunks, self.max_pixels = source, chunks, max_pixels
@@ -104,7 +104,7 @@ def _facts(source: LabelMapSource, index: int, max_pixels: int) -> MapFacts:
 
 
 def is_smooth(values: Grid) -> bool:
-    """Whether the borders of a map are ramps: smoothing puts values in between where two classes meet.
+    """Return whether a map was smoothed: at borders of two classes there are values between theirs.
 
     Counted are pixels at a border, and among them those whose value lies strictly between the two neighbours' on either
     side, along rows and columns. Classes have no order, so in a map of classes that is rare.

@@ -1,4 +1,4 @@
-"""The values in a map's file: indices of a palette, grey values or colours, as they are stored.
+"""Values in a map's file: indices of a palette, grey values or colours, as they are stored.
 
 A picture is decoded to be looked at: palettes become colours, grey values of 2 or 4 bits are stretched to 8, EXIF turns
 it. All of that would change the classes, so maps are read here and not by `decode`.
@@ -26,11 +26,11 @@ _STRETCHED = {2: 85, 4: 17}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pixels:
-    """A map's file, loaded.
+class MapPixels:
+    """Decoded file of a map.
 
     Attributes:
-        path: what it is called.
+        path: its name in messages.
         array: (H, W) of indices or grey values, or (H, W, 3) of colours, uint8.
         palette: (n, 3) colours, if the array holds indices of them.
     """
@@ -41,12 +41,12 @@ class Pixels:
 
     @property
     def coloured(self) -> bool:
-        """Whether there are colours that are no grey."""
+        """True if there are colours other than grey."""
         rgb = self.array
         return rgb.ndim == 3 and not ((rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all())
 
     def indices(self) -> Grid:
-        """(H, W) the values. Grey that is stored as red, green and blue counts as one value.
+        """Return the values, (H, W). Grey stored as red, green and blue counts as one value.
 
         Raises:
             UnreadableImage: there are colours.
@@ -56,7 +56,7 @@ class Pixels:
         return (self.array if self.array.ndim == 2 else self.array[..., 0]).astype(np.int32)
 
     def colours(self) -> Grid:
-        """(H, W) red + 256 green + 65536 blue, of palettes and of grey values too.
+        """Return the colours, (H, W), red + 256 green + 65536 blue, of palettes and of grey values too.
 
         Raises:
             UnreadableImage: grey values of more than 8 bits, or an index beyond the palette.
@@ -74,8 +74,8 @@ class Pixels:
         return np.asarray(parts[..., 0] + 256 * parts[..., 1] + 65536 * parts[..., 2], dtype=np.int32)
 
 
-def load(files: Files, index: int, max_pixels: int) -> Pixels:
-    """One file of maps.
+def load(files: Files, index: int, max_pixels: int) -> MapPixels:
+    """Read and decode one file of maps.
 
     Raises:
         UnreadableImage: it cannot be read, is no complete picture, has lost its values (JPEG) or is too large.
@@ -88,8 +88,8 @@ def load(files: Files, index: int, max_pixels: int) -> Pixels:
     return decode_pixels(data, path, max_pixels)
 
 
-def decode_pixels(data: bytes, path: str, max_pixels: int) -> Pixels:
-    """The pixels of an encoded file as they are stored; see `load`."""
+def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
+    """Decode the pixels of an encoded file as they are stored; see `load`."""
     if not data:
         raise UnreadableImage(path, "empty file")
     with strict_and_silent(max_pixels):
@@ -122,7 +122,7 @@ def _check_kind(image: Image.Image, data: bytes, path: str) -> None:
         raise UnreadableImage(path, f"a {kind} of several frames")
 
 
-def _pixels(image: Image.Image, data: bytes, path: str, codec: str) -> Pixels:
+def _pixels(image: Image.Image, data: bytes, path: str, codec: str) -> MapPixels:
     mode = image.mode
     if ";16" in codec and mode in ("RGB", "RGBA", "LA"):
         raise UnreadableImage(path, "colours of 16 bits")
@@ -130,22 +130,22 @@ def _pixels(image: Image.Image, data: bytes, path: str, codec: str) -> Pixels:
         if np.asarray(image)[..., -1].min() < 255 and mode != "PA":
             raise UnreadableImage(path, "transparent pixels, whose class is not known")
         array = np.asarray(image)[..., :3] if mode == "RGBA" else np.asarray(image)[..., 0]
-        return Pixels(path, array, _palette(image) if mode == "PA" else None)
+        return MapPixels(path, array, _palette(image) if mode == "PA" else None)
     if mode == "1":
-        return Pixels(path, np.asarray(image).astype(np.uint8))
+        return MapPixels(path, np.asarray(image).astype(np.uint8))
     if mode == "P":
-        return Pixels(path, np.asarray(image), _palette(image))
+        return MapPixels(path, np.asarray(image), _palette(image))
     if mode == "L":
         array = np.asarray(image)
         factor = _STRETCHED.get(data[_BITS], 1) if image.format == "PNG" and data[_COLOUR_TYPE] == 0 else 1
-        return Pixels(path, array // factor)
+        return MapPixels(path, array // factor)
     if mode == "RGB":
-        return Pixels(path, np.asarray(image))
+        return MapPixels(path, np.asarray(image))
     if mode.startswith("I"):
         array = np.asarray(image).astype(np.int64)
         if array.size and not 0 <= array.min() <= array.max() < 2**31 - 1:
             raise UnreadableImage(path, f"values from {array.min()} to {array.max()}; classes are numbers from 0 on")
-        return Pixels(path, array)
+        return MapPixels(path, array)
     raise UnreadableImage(path, f"pixels of the kind {mode}, not one whole number each")
 
 
@@ -158,7 +158,7 @@ def _palette(image: Image.Image) -> npt.NDArray[np.uint8] | None:
 
 @dataclasses.dataclass(frozen=True)
 class ValueMaps:
-    """Maps whose pixels hold the class, one file each.
+    """Label maps with the class as the pixel's value, one file each.
 
     Attributes:
         files: one per image.
@@ -170,39 +170,39 @@ class ValueMaps:
     files: Files
     colours: bool = False
     objects: Files | None = None
-    numbers: Callable[[Pixels], Grid] = Pixels.indices
+    numbers: Callable[[MapPixels], Grid] = MapPixels.indices
 
     def __len__(self) -> int:
         return len(self.files)
 
     def path(self, index: int) -> str:
-        """The file."""
+        """Return the map's file."""
         return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map; see `Maps`."""
+        """Read one map; see `Maps`."""
         pixels = load(self.files, index, max_pixels)
         values = pixels.colours() if self.colours else pixels.indices()
         if self.objects is None:
             return RawMap(values)
-        told = load(self.objects, index, max_pixels)
-        numbers = self.numbers(told)
+        instances = load(self.objects, index, max_pixels)
+        numbers = self.numbers(instances)
         if numbers.shape != values.shape:
-            raise UnreadableImage(told.path, "of another size than the map of classes")
+            raise UnreadableImage(instances.path, "of another size than the map of classes")
         return RawMap(values, numbers.astype(np.int32))
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes of the files' hashes."""
+        """Return (N, 16) bytes of the files' hashes."""
         return joined_digests(self.files, self.objects)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "ValueMaps":
-        """Some of the maps."""
+        """Return the maps at `indices`, in that order."""
         objects = None if self.objects is None else self.objects.select(indices)
         return dataclasses.replace(self, files=self.files.select(indices), objects=objects)
 
 
 def joined_digests(files: Files, others: Files | None) -> npt.NDArray[np.uint8]:
-    """(N, 16) hashes of files, or of pairs of them."""
+    """Return (N, 16) hashes of files, or of pairs of them."""
     first = files.digests()
     if others is None:
         return first

@@ -1,4 +1,4 @@
-"""What the layouts of label maps share: pairing images with maps by name, and making sources of the pairs."""
+"""Pairing of images with label maps by name, shared by the layouts."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Images and maps that belong together.
+    """Images and their label maps.
 
     Attributes:
         images: one file per image, in order of the ids.
@@ -25,7 +25,7 @@ class Pairs:
         ids: the paths of the images relative to their folder.
         without_map: images left over.
         without_image: maps left over.
-        notes: what may surprise about it.
+        notes: remarks for the user.
     """
 
     images: Files
@@ -37,7 +37,7 @@ class Pairs:
 
 
 def walk(folder: Path) -> list[str]:
-    """Files below a folder with the suffix of an image, relative to it, sorted; hidden ones are passed over.
+    """List the image files below a folder, relative to it and sorted; hidden ones are skipped.
 
     Raises:
         DataError: a folder cannot be read.
@@ -61,7 +61,7 @@ def walk(folder: Path) -> list[str]:
 
 
 def by_key(folder: Path, paths: Iterable[str], ending: str = "", *, skip: int = 0) -> dict[str, str]:
-    """Key -> path, where the key is the path without suffix and ending; files of other endings are passed over.
+    """Return key -> path; the key is the path without suffix and ending, files with other endings are skipped.
 
     Args:
         folder: for messages.
@@ -85,7 +85,7 @@ def by_key(folder: Path, paths: Iterable[str], ending: str = "", *, skip: int = 
 
 
 def pair(images: Mapping[str, str], maps: Mapping[str, str], image_root: Path, map_root: Path) -> Pairs:
-    """Images and maps of the same key.
+    """Pair images and maps of the same key.
 
     Args:
         images: key -> path relative to the folder of images.
@@ -114,7 +114,7 @@ def pair(images: Mapping[str, str], maps: Mapping[str, str], image_root: Path, m
 def source_of(
     spec: str, split: str, pairs: Pairs, maps: Maps, coding: Coding, notes: Sequence[str] = ()
 ) -> LabelMapSource:
-    """The source of one split."""
+    """Return the source of one split."""
     return LabelMapSource(
         name=spec if split == "all" else f"{spec} ({split})",
         ids=pairs.ids,
@@ -128,6 +128,6 @@ def source_of(
 
 
 def in_order(found: Mapping[str, T]) -> dict[str, T]:
-    """The same by split: train, val, test, then others."""
+    """Sort by split: train, val, test, then others."""
     known = ("all", "train", "val", "test")
     return {s: found[s] for s in sorted(found, key=lambda s: (known.index(s) if s in known else 9, s))}

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from sslbench.data.containers.names import split_name
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import Options, coding_beside, coding_of_values, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside, coding_of_values, with_ignored
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.types import Coding, LabelMapSource
@@ -23,7 +23,7 @@ _ENDINGS = ("", "_mask", "_masks", "_label", "_labels", "_seg", "_segmentation",
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where one split's images and maps lie; the split is 'all' if the folders may hold several."""
+    """Folders of one split's images and maps; the split is 'all' if the folders may hold several."""
 
     split: str
     images: Path
@@ -31,7 +31,7 @@ class Place:
 
 
 def recognises(root: Path) -> bool:
-    """Whether there are folders of images and of maps, and at least half of the images have a map."""
+    """Return whether a folder holds folders of images and of maps, with a map for at least half of the images."""
     try:
         found = paired(find_places(root))
     except DataError:
@@ -39,17 +39,17 @@ def recognises(root: Path) -> bool:
     return bool(found) and all(len(pairs.ids) >= len(pairs.without_map) for pairs in found.values())
 
 
-def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
-    """The maps of a folder; see `sslbench.data.open_maps.open_label_maps`."""
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    """Return the label maps of a folder; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     places = _asked_for(spec, root, options) or find_places(root)
     return sources_of(spec, paired(places), coding_beside(root, options), options)
 
 
 def sources_of(
-    spec: str, splits: dict[str, Pairs], coding: Coding | None, options: Options
+    spec: str, splits: dict[str, Pairs], coding: Coding | None, options: LabelMapOptions
 ) -> dict[str, LabelMapSource]:
-    """Sources of pairs; where nothing names the classes, their values do."""
+    """Return the sources of pairs; without a coding the values become the names of the classes."""
     notes: tuple[str, ...] = ()
     if coding is None:
         files = [pairs.maps.path(i) for pairs in splits.values() for i in range(len(pairs.maps))]
@@ -62,7 +62,7 @@ def sources_of(
 
 
 def find_places(root: Path) -> list[Place]:
-    """The folders by their names; none if they are not there."""
+    """Find the folders of images and maps by their names; empty if there are none."""
     folders = _folders(root)
     inner = _named(root, folders)
     if inner is not None:
@@ -76,7 +76,7 @@ def find_places(root: Path) -> list[Place]:
     return places
 
 
-def _asked_for(spec: str, root: Path, options: Options) -> list[Place]:
+def _asked_for(spec: str, root: Path, options: LabelMapOptions) -> list[Place]:
     if options.images is None and options.maps is None:
         return []
     if options.maps is None:
@@ -134,7 +134,7 @@ def _paired(place: Place) -> dict[str, Pairs]:
 
 
 def _by_split(paths: list[str]) -> dict[str, list[str]] | None:
-    """The files by the split that their first folder is called after; None if there are others."""
+    """Group files by split, the name of their first folder; None if a first folder is no split."""
     groups: dict[str, list[str]] = {}
     for path in paths:
         first, _, rest = path.partition("/")
@@ -146,7 +146,7 @@ def _by_split(paths: list[str]) -> dict[str, list[str]] | None:
 
 
 def _matched(place: Place, images: list[str], maps: list[str], *, skip: int) -> Pairs:
-    """Maps may be called like their image, or with an ending such as '_mask': the one that pairs most."""
+    """Pair maps with images of the same name, or with the ending ('_mask', ...) that pairs most."""
     keys = by_key(place.images, images, skip=skip)
     candidates = [by_key(place.maps, maps, ending, skip=skip) for ending in _ENDINGS if _occurs(ending, maps)]
     best = max(candidates, key=lambda found: len(keys.keys() & found.keys()), default={})

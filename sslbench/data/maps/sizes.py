@@ -18,7 +18,7 @@ _EXIF = (b"eXIf", b"exif", b"Orientation")
 
 
 def upright_size(images: Images, index: int) -> tuple[tuple[int, int] | None, bool]:
-    """Height and width of an image as decoding shows it, and whether EXIF turns it, from the head of its file.
+    """Read height and width of the upright image, and whether EXIF turns it, from the head of its file.
 
     The size is None if the file cannot be read: decoding the image says what is wrong with it.
     """
@@ -36,7 +36,7 @@ def upright_size(images: Images, index: int) -> tuple[tuple[int, int] | None, bo
 
 
 def check_same_size(values: npt.NDArray[np.integer], size: Sequence[int] | None) -> str | None:
-    """What is wrong if a map is of another size than its image."""
+    """Return the difference between the size of a map and that of its image; None if they are equal."""
     height, width = values.shape
     if size is None or tuple(size) == (height, width):
         return None

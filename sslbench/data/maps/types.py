@@ -1,4 +1,4 @@
-"""What every kind of label maps is turned into."""
+"""Label maps of every format, as protocols read them."""
 
 import dataclasses
 import hashlib
@@ -17,13 +17,13 @@ Grid = npt.NDArray[np.int32]
 """(H, W)."""
 
 IGNORED, UNKNOWN = -1, -2
-"""Positions of pixels that do not count, and of values that are no class."""
+"""Classes of ignored pixels, and of values that are no class."""
 
 _TABLE = 1 << 16
 
 
 def distinct(values: Grid) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The values of a map in ascending order, where in that list each pixel's is (H, W), and pixels of each.
+    """Return the distinct values of a map, ascending; the position of each pixel's value (H, W); and the counts.
 
     As np.unique gives them, but sorted are runs of equal pixels, of which a map has few.
     """
@@ -37,7 +37,7 @@ def distinct(values: Grid) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelMap:
-    """The classes of the pixels of one image.
+    """Label map of one image.
 
     Attributes:
         semantic: int32 (H, W), position in the source's classes; -1: the pixel does not count.
@@ -51,13 +51,13 @@ class LabelMap:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RawMap:
-    """One map as its file has it.
+    """Map as stored in its file.
 
     Attributes:
         values: (H, W), the value of every pixel, not below -1.
         instances: as in `LabelMap`.
         broken: why it contradicts itself or its manifest, so that it cannot be used; one clause each.
-        odd: what contradicts the manifest without changing a pixel.
+        odd: contradictions to the manifest that change no pixel.
         crowds: regions with many objects, which are no instances.
     """
 
@@ -74,7 +74,7 @@ class Maps(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map.
+        """Read one map.
 
         Raises:
             UnreadableImage: there is no complete map, or it has more than `max_pixels`.
@@ -82,28 +82,28 @@ class Maps(Protocol):
         ...
 
     def path(self, index: int) -> str:
-        """What to call the map in messages."""
+        """Return the name of a map in messages."""
         ...
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: a hash of each map."""
+        """Return (N, 16) bytes: a hash of each map."""
         ...
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Maps":
-        """Some of the maps, in the order of `indices`."""
+        """Return the maps at `indices`, in that order."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Coding:
-    """Which class a value in a map stands for.
+    """Correspondence of values in maps to classes.
 
     Attributes:
         values: (C,) the value of each class, distinct.
         classes: (C,) the names, distinct.
         ignore: values of pixels that do not count.
         colours: the values are colours, red + 256 green + 65536 blue.
-        named: something says what the classes are called; if not, their values are their names.
+        named: the classes have names; if not, their values are used as names.
     """
 
     values: tuple[int, ...]
@@ -118,7 +118,7 @@ class Coding:
             raise ValueError(f"{len(self.classes)} classes of the values {self.values}, ignored {self.ignore}")
 
     def positions(self, values: Grid) -> Grid:
-        """The class of every pixel, -1 for those that do not count, -2 for values that are no class."""
+        """Return the class of every pixel: -1 if it is ignored, -2 if its value is no class."""
         known = np.array([*self.values, *self.ignore], dtype=np.int64)
         places = np.array([*range(len(self.values)), *[IGNORED] * len(self.ignore)], dtype=np.int32)
         if values.size and values.min() >= -1 and values.max() < _TABLE - 1:
@@ -132,7 +132,7 @@ class Coding:
         return np.asarray(table[inverse], dtype=np.int32)
 
     def text(self, value: int) -> str:
-        """A value as people write it: the number, or red,green,blue."""
+        """Return a value as users write it: the number, or red,green,blue."""
         return ",".join(str(value >> shift & 255) for shift in (0, 8, 16)) if self.colours else str(value)
 
 
@@ -141,12 +141,12 @@ class LabelMapSource:
     """N images in order of their id, and their label maps.
 
     Attributes:
-        name: what the user calls it, with the split.
+        name: the location as the user wrote it, with the split.
         ids: unique, ascending, stable between machines.
         images: of the same length.
         maps: of the same length.
-        coding: which value is which class.
-        notes: what was found on opening and may surprise, one sentence each.
+        coding: correspondence of values to classes.
+        notes: remarks on what was left out or changed on opening, one sentence each.
         without_map: images that were left out since they have no map.
         without_image: maps that were left out since they have no image.
     """
@@ -169,7 +169,7 @@ class LabelMapSource:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The C names."""
+        """Names of the C classes."""
         return self.coding.classes
 
     @property
@@ -178,7 +178,7 @@ class LabelMapSource:
         return self.coding.ignore
 
     def select(self, indices: Sequence[int] | npt.NDArray[np.int64], name: str | None = None) -> "LabelMapSource":
-        """Some of the images. `indices` must ascend, so that the ids still do."""
+        """Return a source of the images at `indices`, which must ascend, as ids do."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and np.any(np.diff(chosen) <= 0):
             raise ValueError("indices must be strictly ascending")
@@ -187,7 +187,7 @@ class LabelMapSource:
         return dataclasses.replace(self, name=name or self.name, ids=ids, images=images, maps=maps)
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> LabelMap:
-        """The classes of the pixels of one image.
+        """Read the label map of one image.
 
         Args:
             index: of the image.
@@ -215,7 +215,7 @@ class LabelMapSource:
         return LabelMap(semantic, raw.instances)
 
     def fingerprint(self) -> str:
-        """Hash of ids, image contents, maps and classes, 32 hex digits: what a score depends on."""
+        """Return a hash of ids, image contents, maps and classes, 32 hex digits; scores depend on these."""
         coding = self.coding
         digest = hashlib.sha256("\n".join((*self.ids, "", *coding.classes)).encode())
         digest.update(repr((coding.values, sorted(coding.ignore), coding.colours)).encode())

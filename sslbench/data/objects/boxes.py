@@ -1,4 +1,4 @@
-"""What the kinds of data with objects share: checked boxes, and what is reported about those that are odd."""
+"""Checks of boxes, shared by the formats with objects, and notes on boxes that were left out or changed."""
 
 import dataclasses
 import logging
@@ -20,8 +20,8 @@ _SLACK = 1.0
 
 
 @dataclasses.dataclass
-class Odd:
-    """What was mended in one manifest or tree; names of the objects."""
+class BoxIssues:
+    """Names of the objects that were left out or changed on reading."""
 
     empty: list[str] = dataclasses.field(default_factory=list)
     outside: list[str] = dataclasses.field(default_factory=list)
@@ -30,7 +30,7 @@ class Odd:
     total: int = 0
 
     def notes(self, spec: str) -> tuple[str, ...]:
-        """One sentence for each kind."""
+        """Return one sentence for each kind of change."""
         found = []
         if self.empty:
             found.append(f"{counted(len(self.empty), 'object')} without width or height left out: {some(self.empty)}")
@@ -50,36 +50,36 @@ class Odd:
 
 
 def is_odd(note: str) -> bool:
-    """Whether a note of a source is one of `Odd.notes`: objects that were left out or changed."""
+    """Return whether a note of a source is one of `BoxIssues.notes`: objects that were left out or changed."""
     return any(part in note for part in (" left out: ", " clipped to the image: ", " without area "))
 
 
-def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd) -> Objects:
-    """One image's objects from dictionaries with name, box, label, crowd, difficult, area (or None), mask (or None).
+def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], issues: BoxIssues) -> Objects:
+    """Return one image's objects from dictionaries: name, box, label, crowd, difficult, area or None, mask or None.
 
     They may have a number, the id of the annotation.
 
     Args:
         rows: boxes are x1, y1, x2, y2, finite.
         size: height and width of the image; zeros if not known, then nothing is clipped.
-        odd: takes the names of the objects that were left out or clipped.
+        issues: takes the names of the objects that were left out or clipped.
     """
     kept, boxes = [], []
-    odd.total += len(rows)
+    issues.total += len(rows)
     for row in rows:
         x1, y1, x2, y2 = box = row["box"]
         height, width = size
         if not (x2 > x1 and y2 > y1):
-            odd.empty.append(row["name"])
+            issues.empty.append(row["name"])
             continue
         if height and (min(x1, y1) < -_SLACK or x2 > width + _SLACK or y2 > height + _SLACK):
             box = (max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height)))
             if not (box[2] > box[0] and box[3] > box[1]):
-                odd.outside.append(row["name"])
+                issues.outside.append(row["name"])
                 continue
-            odd.clipped.append(row["name"])
+            issues.clipped.append(row["name"])
         if row["mask"] is not None and is_empty(row["mask"]):
-            odd.unmasked.append(row["name"])
+            issues.unmasked.append(row["name"])
         kept.append(row)
         boxes.append(box)
     array: npt.NDArray[np.float64] = np.array(boxes, dtype=np.float64).reshape(-1, 4)
@@ -98,7 +98,7 @@ def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], odd: Odd)
 
 
 def size_in_file(path: Path) -> tuple[int, int]:
-    """Height and width of the upright image from the head of its file; zeros if that cannot be read."""
+    """Read height and width of the upright image from the head of its file; zeros if that fails."""
     try:
         with open_regular(str(path)) as file, Image.open(file) as image:
             width, height = image.size

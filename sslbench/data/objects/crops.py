@@ -1,4 +1,4 @@
-"""Every object of a manifest as a sample of its own: the part of the image in its box (`?unit=annotation`)."""
+"""Crops: every object of a manifest as a sample, the part of the image in its box (`?unit=annotation`)."""
 
 import dataclasses
 import hashlib
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from sslbench.data.decode.picture import Decoded
 
 IMAGE = "image"
-"""The attribute that names the image of a crop."""
+"""Attribute with the image of a crop."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What may stand behind a '?': photos.json?unit=annotation&margin=0.1."""
+class CropOptions:
+    """Options behind a '?': photos.json?unit=annotation&margin=0.1."""
 
-    unit: Literal["image", "annotation"] = setting("image", "what is one sample: an image, or the crop of each box")
-    classes: Literal["category", "supercategory"] = setting("category", "what the classes are")
+    unit: Literal["image", "annotation"] = setting("image", "unit of a sample: an image, or the crop of each box")
+    classes: Literal["category", "supercategory"] = setting("category", "level of the classes")
     margin: float = setting(0.1, "of a crop, on each side, as a share of the box's side")
     min_size: float = setting(8.0, "boxes with a shorter side are left out", unit="pixels")
 
@@ -40,11 +40,11 @@ class Options:
             )
 
 
-WHOLE_IMAGES = Options()
+WHOLE_IMAGES = CropOptions()
 
 
 class _Last:
-    """The last decoded image of this process: boxes of one image follow each other. It is not sent to others."""
+    """Cache of the last decoded image: boxes of one image follow each other. It is not sent to other processes."""
 
     def __init__(self) -> None:
         self.known: tuple[int, PictureDecoder, Decoded] | None = None
@@ -78,7 +78,7 @@ class Crops:
         return len(self.rows)
 
     def decoded(self, index: int, decoder: "PictureDecoder") -> "Decoded":
-        """The box with its margin, as far as it lies in the image, which the decoder decodes whole.
+        """Decode the whole image and cut out the box with its margin, clipped to the image.
 
         Raises:
             UnreadableImage: the image cannot be decoded, or is of another size than its boxes are for.
@@ -98,7 +98,7 @@ class Crops:
         return dataclasses.replace(whole, image=part)
 
     def _whole(self, row: int, decoder: "PictureDecoder") -> "Decoded":
-        """The whole image at its full size: boxes are in its pixels."""
+        """Return the whole image at full size: boxes are in its pixels."""
         from sslbench.data.decode.handlers import picture_of
 
         full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))
@@ -109,7 +109,7 @@ class Crops:
         return known[2]
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """uint8 (h, w, 3): the same as 8-bit RGB.
+        """Return the crop as 8-bit RGB, uint8 (h, w, 3).
 
         Raises:
             UnreadableImage: as for `decoded`.
@@ -121,11 +121,11 @@ class Crops:
         return np.ascontiguousarray(crop.permute(1, 2, 0).numpy(), dtype=np.uint8)
 
     def path(self, index: int) -> str:
-        """The image's path and the number of the object: 'a.jpg#2'."""
+        """Return path and number of the object: 'a.jpg#2'."""
         return f"{self.images.path(int(self.rows[index]))}#{self.numbers[index]}"
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: of the image's content, the box and the margin; zeros where the file cannot be read."""
+        """Return (N, 16) bytes: of the image's content, the box and the margin; zeros where the file cannot be read."""
         whole = self.images.digests()
         digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
         for i, row in enumerate(self.rows.tolist()):
@@ -137,14 +137,14 @@ class Crops:
         return digests
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Crops":
-        """Some of the crops, in the order of `indices`."""
+        """Return the crops at `indices`, in that order."""
         at = np.asarray(indices, dtype=np.int64)
         parts = self.rows[at], self.numbers[at], self.boxes[at], self.sizes[at]
         return Crops(self.images, *parts, self.margin)
 
 
 def _grown(box: npt.NDArray[np.float32], margin: float, height: int, width: int) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom in whole pixels: every pixel that the grown box touches, at least one."""
+    """Return left, top, right, bottom in whole pixels: every pixel that the grown box touches, at least one."""
     x1, y1, x2, y2 = box.astype(float).tolist()
     dx, dy = margin * (x2 - x1), margin * (y2 - y1)
     left = min(max(int(np.floor(x1 - dx)), 0), width - 1)
@@ -157,13 +157,13 @@ def _grown(box: npt.NDArray[np.float32], margin: float, height: int, width: int)
 def crops_of(
     spec: str,
     sources: Mapping[str, ObjectSource],
-    options: Options,
+    options: CropOptions,
     group: Mapping[str, str] | None = None,
     *,
     columns: Mapping[str, Mapping[int, str]] | None = None,
     grouped_by: str = "",
 ) -> dict[str, Source]:
-    """The objects of each split as samples, labelled with their class.
+    """Return the objects of each split as samples, labelled with their class.
 
     They have the attributes of their images and one more, 'image', by which seeded splits keep them together, unless
     the images themselves belong together (frames of a video).
@@ -189,7 +189,7 @@ def crops_of(
 def _crops(
     spec: str,
     source: ObjectSource,
-    options: Options,
+    options: CropOptions,
     group: Mapping[str, str],
     columns: Mapping[str, Mapping[int, str]],
     grouped_by: str,
@@ -220,8 +220,8 @@ def _crops(
     present = set(names)
     labels = single_labels(names, [name for name in ordered if name in present])
     out = ((crowds, "crowd"), (ignored, "ignored or difficult object"), (small, "smaller box"))
-    told = [counted(n, what) for n, what in out if n]
-    notes = (f"{spec}: {', '.join(told)} left out",) if told else ()
+    left_out = [counted(n, what) for n, what in out if n]
+    notes = (f"{spec}: {', '.join(left_out)} left out",) if left_out else ()
     parts = rows, np.array(ks, dtype=np.int64), np.array(boxes, dtype=np.float32), source.sizes[rows]
     images = Crops(source.images, *parts, options.margin)
     attributes = {IMAGE: source.ids} | dict(source.attributes)

@@ -1,4 +1,4 @@
-"""The objects of images: in memory, or in files that processes share."""
+"""Objects of images, in memory or in files that processes share."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ _COLUMNS = ("boxes", "classes", "crowd", "difficult", "areas", "numbers", "maske
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Objects:
-    """The n objects of one image.
+    """Objects of one image, n of them.
 
     Attributes:
         boxes: float32 (n, 4), x1, y1, x2, y2 in pixels of the upright image; the first pixel reaches from 0 to 1.
@@ -50,7 +50,7 @@ class Objects:
         return len(self.boxes)
 
     def select(self, rows: Sequence[int]) -> "Objects":
-        """Some of the objects."""
+        """Return the objects at these positions."""
         at = np.asarray(rows, dtype=np.int64)
         masks = None if self.masks is None else tuple(self.masks[i] for i in rows)
         flags = self.crowd[at], self.difficult[at]
@@ -59,7 +59,7 @@ class Objects:
 
 
 def no_objects() -> Objects:
-    """Of an image without any."""
+    """Return the objects of an image without any."""
     flags = np.zeros(0, dtype=np.bool_)
     return Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), flags, flags, np.zeros(0))
 
@@ -69,7 +69,7 @@ NOTHING = no_objects()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObjectRows(Sequence[Objects]):
-    """The objects of some images, in files that `write_objects` wrote; what is sent to another process is their place.
+    """Objects of images in files that `write_objects` wrote; only the folder's name is sent to other processes.
 
     Attributes:
         folder: of the files.
@@ -86,7 +86,7 @@ class ObjectRows(Sequence[Objects]):
 
     @functools.cached_property
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Mapped, so that the system keeps one copy for all processes."""
+        """Memory-mapped columns, of which the system keeps one copy for all processes."""
         return {name: np.load(f"{self.folder}/{name}.npy", mmap_mode="r", allow_pickle=False) for name in _COLUMNS}
 
     @functools.cached_property
@@ -112,15 +112,15 @@ class ObjectRows(Sequence[Objects]):
         return _Viewed.of((self._texts, start, stop), parts) if masked else Objects(**parts)
 
     def select(self, indices: Indices) -> "ObjectRows":
-        """Those of some images, in the order of `indices`."""
+        """Return the objects of the images at `indices`, in that order."""
         return dataclasses.replace(self, rows=indices if self.rows is None else self.rows[indices])
 
     def with_classes(self, moved: Indices) -> "ObjectRows":
-        """The same with other numbers for the classes: int64 (C,)."""
+        """Map the classes to other numbers, int64 (C,)."""
         return dataclasses.replace(self, moved=moved if self.moved is None else moved[self.moved])
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """'boxes', 'classes', 'crowd', 'difficult', 'areas' or 'masked' (has a segmentation) of all objects, joined."""
+        """Return 'boxes', 'classes', 'crowd', 'difficult', 'areas' or 'masked' (has a segmentation) of all objects."""
         found = self._columns[name]
         if self.rows is not None:
             starts, counts = self._columns["starts"], self.counts()
@@ -129,19 +129,19 @@ class ObjectRows(Sequence[Objects]):
         return self.moved[found] if name == "classes" and self.moved is not None else np.array(found)
 
     def counts(self) -> Indices:
-        """Objects of each image."""
+        """Return the number of objects of each image."""
         counts = np.diff(self._columns["starts"])
         return np.asarray(counts if self.rows is None else counts[self.rows], dtype=np.int64)
 
 
 class _Viewed(Objects):
-    """Objects whose segmentations are parsed when they are first asked for: most of the time nobody does."""
+    """Objects with segmentations that are parsed on first access."""
 
     _texts: tuple[TextRows, int, int]
 
     @classmethod
     def of(cls, texts: tuple[TextRows, int, int], parts: dict[str, Any]) -> "_Viewed":
-        """With the segmentations in some rows of a file."""
+        """Return objects with their segmentations in some rows of a file."""
         viewed = cls(**parts)
         del viewed.__dict__["masks"]
         viewed.__dict__["_texts"] = texts
@@ -149,13 +149,13 @@ class _Viewed(Objects):
 
     @functools.cached_property
     def masks(self) -> tuple[rle.Segmentation | None, ...] | None:
-        """As of `Objects`."""
+        """Segmentations, as in `Objects`."""
         texts, start, stop = self._texts
         return tuple(json.loads(text) if text else None for text in (texts[i] for i in range(start, stop)))
 
 
 def write_objects(objects: Sequence[Objects], folder: Path) -> None:
-    """Writes the objects of N images, which have ids, for `ObjectRows`.
+    """Write the objects of N images for `ObjectRows`; they have annotation ids.
 
     Raises:
         OSError: the files cannot be written.

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from sslbench import paths
-from sslbench.data.objects.types import ObjectSource
 from sslbench.errors import UsageError
 
 _PREFIXES = ("kwcoco:", "special:")
@@ -34,7 +33,7 @@ _KNOWN = (
 
 @dataclasses.dataclass(frozen=True)
 class _Toy:
-    """What is drawn.
+    """Parsed name of a toy data set.
 
     Attributes:
         n: images, or videos.
@@ -48,7 +47,7 @@ class _Toy:
 
     @property
     def folder(self) -> str:
-        """Its name in the cache; another version of kwcoco may draw something else."""
+        """Name in the cache, with the version of kwcoco's drawing."""
         if self.key is None:
             from kwcoco.demo import toydata_image
 
@@ -59,12 +58,12 @@ class _Toy:
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string names a toy data set."""
+    """Return whether the string names a toy data set."""
     return spec.startswith(_PREFIXES)
 
 
 def manifest(spec: str) -> Path:
-    """The manifest of a toy data set in the cache folder; draws the images if they are not there yet.
+    """Return the manifest of a toy data set in the cache folder; the images are drawn the first time.
 
     Args:
         spec: `kwcoco:shapesN` or `kwcoco:shapesN-SIDE`: N images of SIDE x SIDE pixels (600 unless given); or
@@ -111,13 +110,8 @@ def _is_side(part: re.Match[str]) -> bool:
     return part["value"] is not None and part["name"] in (None, "gsize")
 
 
-def named(spec: str, source: ObjectSource) -> ObjectSource:
-    """The source under the name that the user gave, without what is always so with toys."""
-    return dataclasses.replace(source, name=spec, notes=())
-
-
 def _draw(folder: Path, toy: _Toy) -> None:
-    """Draws into a folder beside and renames it, so that another process sees all images or none."""
+    """Draw into a temporary folder and rename it, so that other processes see all images or none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

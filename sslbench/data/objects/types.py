@@ -1,4 +1,4 @@
-"""What every kind of data with objects is turned into."""
+"""Images with objects of every format, as detection reads them."""
 
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ class ObjectSource:
     """N images in order of their id, and their objects.
 
     Attributes:
-        name: what the user calls it, with the split.
+        name: the location as the user wrote it, with the split.
         ids: unique, ascending, stable between machines.
         images: of the same length.
         objects: of the same length; an image without objects has an empty one.
@@ -31,10 +31,10 @@ class ObjectSource:
         classes: the C names.
         numbers: the N image ids of the manifest (VOC: 1, 2, ...), as COCO's result files name them.
         class_numbers: the C category ids of the manifest (VOC: 1, 2, ...).
-        notes: what was found on opening and may surprise, one sentence each.
+        notes: remarks on what was left out or changed on opening, one sentence each.
         attributes: as of a `Source`: name -> one text per image.
         grouped_by: as of a `Source`: the attribute whose equal values a seeded split keeps on one side.
-        reading: how the images are decoded.
+        reading: settings of the decoding.
     """
 
     name: str
@@ -68,11 +68,11 @@ class ObjectSource:
 
     @property
     def _rows(self) -> ObjectRows | None:
-        """The objects, if they lie in files: what concerns all of them is then done column by column."""
+        """Objects in files, for operations on whole columns; None if they are in memory."""
         return self.objects if isinstance(self.objects, ObjectRows) else None
 
     def select(self, indices: Sequence[int] | Indices, name: str | None = None) -> "ObjectSource":
-        """Some of the images. `indices` must ascend, so that the ids still do."""
+        """Return a source of the images at `indices`, which must ascend, as ids do."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and np.any(np.diff(chosen) <= 0):
             raise ValueError("indices must be strictly ascending")
@@ -88,7 +88,7 @@ class ObjectSource:
         )
 
     def with_classes(self, classes: tuple[str, ...], class_numbers: tuple[int, ...]) -> "ObjectSource":
-        """The same with classes in another order, more of them, or without some that no object has."""
+        """Change the order of the classes, add classes, or drop those without objects."""
         place = {name: i for i, name in enumerate(classes)}
         moved = np.array([place.get(name, -1) for name in self.classes], dtype=np.int64)
         objects: Sequence[Objects]
@@ -103,7 +103,7 @@ class ObjectSource:
         return dataclasses.replace(self, objects=objects, classes=classes, class_numbers=class_numbers)
 
     def counts(self, *, crowds: bool = False) -> Indices:
-        """(C,) objects of each class, with or without crowds."""
+        """Return the number of objects of each class, (C,), with or without crowds."""
         if self._rows is not None:
             classes = self._rows.column("classes")
             return np.bincount(classes if crowds else classes[~self._rows.column("crowd")], minlength=len(self.classes))
@@ -112,7 +112,7 @@ class ObjectSource:
 
     @property
     def has_masks(self) -> bool:
-        """Whether there are objects and every one has a segmentation."""
+        """True if there are objects and every one has a segmentation."""
         if self._rows is not None:
             masked = self._rows.column("masked")
             return bool(len(masked) and masked.all())
@@ -120,7 +120,7 @@ class ObjectSource:
         return bool(some) and all(m is not None and all(part is not None for part in m) for m in some)
 
     def check_size(self, index: int, height: int, width: int) -> None:
-        """Compares an upright, decoded image with what the manifest says: its boxes would lie elsewhere.
+        """Check that an upright, decoded image has the size given in the manifest, in whose pixels its boxes are.
 
         Raises:
             DataError: the sizes differ.
@@ -140,7 +140,7 @@ class ObjectSource:
         raise DataError(message, "Was the image resized after it was annotated? Boxes and size must be scaled with it.")
 
     def masks_of(self, index: int) -> tuple[rle.Rle, ...]:
-        """The masks of one image as run lengths.
+        """Return the masks of one image as run lengths.
 
         Raises:
             DataError: an object has no segmentation, one that is of another size, or the size is not known.
@@ -156,7 +156,7 @@ class ObjectSource:
             raise DataError(f"{self.name}: {self.images.path(index)}: {error}") from error
 
     def truth(self, *, masks: bool = False) -> Truth:
-        """All objects as arrays, for the metrics.
+        """Return all objects as arrays, for the metrics.
 
         Args:
             masks: with the masks as run lengths.
@@ -178,7 +178,7 @@ class ObjectSource:
         return Truth(len(self), self.classes, images, boxes, labels, crowd, difficult, areas, found, groups)
 
     def fingerprint(self) -> str:
-        """Hash of ids, image contents, objects, class names and groups, 32 hex digits: what a score depends on."""
+        """Return a hash of ids, image contents, objects, class names and groups, for keys of scores; 32 hex digits."""
         digest = hashlib.sha256("\n".join((*self.ids, "", *self.classes)).encode())
         digest.update(self.images.digests().tobytes())
         for objects in self.objects:

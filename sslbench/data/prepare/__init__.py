@@ -12,12 +12,12 @@ from typing import Any
 from sslbench import paths
 from sslbench.config import read_yaml
 from sslbench.data.prepare import dsprites, imagenet, places205, small_norb, ucf101, unpacked
-from sslbench.data.prepare.layout import Layout, Plan, prepare_folder, refuse_existing
+from sslbench.data.prepare.layout import Layout, LayoutPlan, prepare_folder, refuse_existing
 from sslbench.data.prepare.official import Official, find_archives
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
-MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], Plan]]] = {
+MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], LayoutPlan]]] = {
     "dsprites_location": (dsprites.ARCHIVES, dsprites.location),
     "dsprites_orientation": (dsprites.ARCHIVES, dsprites.orientation),
     "imagenet1k": (imagenet.ARCHIVES, imagenet.plan),
@@ -27,7 +27,7 @@ MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], 
     "ucf101": (ucf101.ARCHIVES, ucf101.plan),
     **{name: (kind.archives, kind.plan) for name, kind in unpacked.SETS.items()},
 }
-"""Data set -> its archives, and what makes a plan of them."""
+"""Data set -> its archives, and the function that plans its folder from them."""
 
 
 def archives_of(name: str) -> tuple[Official, ...]:
@@ -42,12 +42,12 @@ def archives_of(name: str) -> tuple[Official, ...]:
 
 
 def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, verify: bool = True) -> Path:
-    """Lay out a data set and return its folder.
+    """Write a data set's folder and return it.
 
     Args:
         name: of the data set, as in benchmarks/data.
         archives: files, or folders that hold them, under their official names.
-        root: where the folder goes; None: where benchmarks look, $SSLBENCH_DATA or ./data.
+        root: parent of the folder; None: the benchmarks' data folder, $SSLBENCH_DATA or ./data.
         verify: compare checksums, where they are published, and the number of images; off for a part of a data set.
 
     Raises:
@@ -68,7 +68,7 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """The data set's file in benchmarks/data, the user's before the built-in one."""
+    """Return the data set's file in benchmarks/data; the user's has precedence."""
     for root in paths.search_path("benchmarks"):
         if (file := root / "data" / f"_{name}.yaml").is_file():
             return read_yaml(file)

@@ -8,7 +8,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.prepare.layout import BLOCK_BYTES, Plan
+from sslbench.data.prepare.layout import BLOCK_BYTES, LayoutPlan
 from sslbench.data.prepare.official import Official
 from sslbench.data.prepare.pixels import png
 from sslbench.errors import DataError
@@ -19,17 +19,17 @@ _CHUNK = 4096  # images
 _ORIENTATION, _X = 3, 4  # columns of the factors: colour, shape, scale, orientation, x, y
 
 
-def location(archives: Mapping[str, Path]) -> Plan:
+def location(archives: Mapping[str, Path]) -> LayoutPlan:
     """Plan a folder per bin of the x position: 16 bins of two of its 32 values."""
     return _plan(archives, _X, 32)
 
 
-def orientation(archives: Mapping[str, Path]) -> Plan:
+def orientation(archives: Mapping[str, Path]) -> LayoutPlan:
     """Plan a folder per bin of the angle: 16 bins of its 40 values."""
     return _plan(archives, _ORIENTATION, 40)
 
 
-def _plan(archives: Mapping[str, Path], column: int, values: int) -> Plan:
+def _plan(archives: Mapping[str, Path], column: int, values: int) -> LayoutPlan:
     path = archives[NAME]
 
     def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -47,11 +47,11 @@ def _plan(archives: Mapping[str, Path], column: int, values: int) -> Plan:
         except (zipfile.BadZipFile, KeyError, EOFError, ValueError, IndexError) as error:
             raise DataError(f"{path} is damaged or another file: {error}", "Download it again.") from error
 
-    return Plan(files(), 737_280 * BLOCK_BYTES)
+    return LayoutPlan(files(), 737_280 * BLOCK_BYTES)
 
 
 def _rows(file: IO[bytes]) -> Iterator[npt.NDArray[np.generic]]:
-    """An array in an .npy stream, some rows at a time: all images together take 3 GB."""
+    """Yield an array in an .npy stream, some rows at a time: all images together take 3 GB."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read(file)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sslbench.data.prepare.layout import Plan, archive_space, members
+from sslbench.data.prepare.layout import LayoutPlan, archive_space, members
 from sslbench.data.prepare.official import Official
 from sslbench.errors import DataError
 
@@ -22,9 +22,9 @@ _TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG")
 _CLASS = re.compile(r"(n\d{8})\.tar")
 
 
-def plan(archives: Mapping[str, Path]) -> Plan:
+def plan(archives: Mapping[str, Path]) -> LayoutPlan:
     """Plan train/WNID/ and val/WNID/."""
-    return Plan(_files(archives), archive_space(archives[TRAIN], archives[VAL]))
+    return LayoutPlan(_files(archives), archive_space(archives[TRAIN], archives[VAL]))
 
 
 def _files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -42,7 +42,7 @@ def _files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], byt
 
 
 def _class_images(archive: Path, wnid: str, content: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """The images in the inner tar of one class, which has about 130 MB."""
+    """Yield the images in the inner tar of one class, of about 130 MB."""
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as inner:
             for member in inner:
@@ -60,7 +60,7 @@ def _slice(content: bytes, begin: int, size: int) -> Callable[[], bytes]:
 
 
 def _validation_classes(devkit: Path) -> list[str]:
-    """The WordNet id of each validation image, in order of the images' numbers."""
+    """Return the WordNet id of each validation image, in order of the images' numbers."""
     texts = {PurePosixPath(name).name: content() for name, content in members(devkit) if name.endswith(_NEEDED)}
     if len(texts) != len(_NEEDED):
         raise DataError(f"{devkit} does not hold {' and '.join(_NEEDED)}")

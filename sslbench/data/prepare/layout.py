@@ -1,4 +1,4 @@
-"""A folder of images that appears whole: planned, written file by file beside its place, counted, renamed."""
+"""Atomic writing of a folder of images: planned, written to a temporary folder, counted, renamed."""
 
 import contextlib
 import dataclasses
@@ -22,12 +22,12 @@ from sslbench.errors import DataError, UsageError
 log = logging.getLogger("sslbench")
 _NOTE_EVERY = 20_000
 BLOCK_BYTES = 4096
-"""What a small file takes on most file systems."""
+"""Smallest allocation of a file on most file systems, in bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where a data set goes.
+    """Target folder of a data set.
 
     Attributes:
         folder: the final one.
@@ -39,8 +39,8 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What is written.
+class LayoutPlan:
+    """Files of a data set, to be written.
 
     Attributes:
         files: relative path of each file and what gives its content; the content of a file that is there is not asked
@@ -52,7 +52,7 @@ class Plan:
     space: int
 
 
-def prepare_folder(layout: Layout, plan: Plan) -> Path:
+def prepare_folder(layout: Layout, plan: LayoutPlan) -> Path:
     """Write all files and return the folder, which then has its name; a run that was interrupted continues.
 
     Raises:
@@ -133,7 +133,7 @@ def _write(partial: Path, files: Iterable[tuple[str, Callable[[], bytes]]]) -> C
 
 
 def _check_counts(found: Counter[str], samples: Mapping[str, int], target: Path) -> None:
-    """Parts are the first folders of the paths; where there are none, the sum counts. A test part may be called val."""
+    """Check the number of images of each split (first folder of a path; without folders the total); test may be val."""
     if not samples:
         return
     if set(found) & {"train", "val", "test"}:
@@ -170,7 +170,7 @@ def members(archive: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
 
 @contextlib.contextmanager
 def _damage(archive: Path) -> Iterator[None]:
-    """Say that an archive is damaged where reading it fails; errors of the disk pass."""
+    """Report an archive as damaged if reading it fails; errors of the disk pass through."""
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:

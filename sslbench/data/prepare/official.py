@@ -1,4 +1,4 @@
-"""Official archives: their names and checksums, and finding them among what the user names."""
+"""Official archives: names, checksums, and their search among the files that the user names."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ _BLOCK = 1 << 22
 
 @dataclasses.dataclass(frozen=True)
 class Official:
-    """An archive as its makers offer it.
+    """Archive as published by the data set's authors.
 
     Attributes:
         name: of the file.

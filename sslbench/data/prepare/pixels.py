@@ -1,4 +1,4 @@
-"""Pictures made of arrays."""
+"""Encoding of arrays as pictures."""
 
 import io
 from collections.abc import Callable

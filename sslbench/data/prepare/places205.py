@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from sslbench.data.containers.members import safe_name
-from sslbench.data.prepare.layout import Plan, archive_space, members
+from sslbench.data.prepare.layout import LayoutPlan, archive_space, members
 from sslbench.data.prepare.official import Official
 from sslbench.errors import DataError
 
@@ -13,9 +13,9 @@ ARCHIVES = (Official(IMAGES, others=("imagesPlaces205_resize.tar",)), Official(L
 _ROOT = "data/vision/torralba/deeplearning/images256/"
 
 
-def plan(archives: Mapping[str, Path]) -> Plan:
+def plan(archives: Mapping[str, Path]) -> LayoutPlan:
     """Plan train/SCENE/ and val/SCENE/; 'a/apartment_building/outdoor' is the scene apartment_building-outdoor."""
-    return Plan(_files(archives), archive_space(archives[IMAGES]))
+    return LayoutPlan(_files(archives), archive_space(archives[IMAGES]))
 
 
 def _files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -28,7 +28,7 @@ def _files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], byt
 
 
 def _parts(lists: Path) -> dict[str, str]:
-    """Path of an image below the root -> train or val."""
+    """Return path of an image below the root -> train or val."""
     parts: dict[str, str] = {}
     for name, content in members(lists):
         part = {"train_places205.csv": "train", "val_places205.csv": "val"}.get(name.rpartition("/")[2])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.prepare.layout import BLOCK_BYTES, Plan
+from sslbench.data.prepare.layout import BLOCK_BYTES, LayoutPlan
 from sslbench.data.prepare.official import Official
 from sslbench.data.prepare.pixels import png
 from sslbench.errors import DataError
@@ -21,17 +21,17 @@ ARCHIVES = tuple(
 _DTYPES = {0x1E3D4C54: "<i4", 0x1E3D4C55: "<u1"}
 
 
-def azimuth(archives: Mapping[str, Path]) -> Plan:
+def azimuth(archives: Mapping[str, Path]) -> LayoutPlan:
     """Plan a folder per azimuth, 000 to 340 degrees in steps of 20."""
     return _plan(archives, lambda info: f"{10 * int(info[2]):03d}")
 
 
-def elevation(archives: Mapping[str, Path]) -> Plan:
+def elevation(archives: Mapping[str, Path]) -> LayoutPlan:
     """Plan a folder per elevation, 30 to 70 degrees in steps of 5."""
     return _plan(archives, lambda info: str(30 + 5 * int(info[1])))
 
 
-def _plan(archives: Mapping[str, Path], label: Callable[[npt.NDArray[np.int32]], str]) -> Plan:
+def _plan(archives: Mapping[str, Path], label: Callable[[npt.NDArray[np.int32]], str]) -> LayoutPlan:
     def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
         for part, name in _NAME.items():
             images = _read(archives[f"{name}-dat.mat.gz"])
@@ -41,11 +41,11 @@ def _plan(archives: Mapping[str, Path], label: Callable[[npt.NDArray[np.int32]],
             for number, (pair, info) in enumerate(zip(images, infos, strict=True)):
                 yield f"{part}/{label(info)}/{number:05d}.png", png(pair[0])  # the first camera's
 
-    return Plan(files(), 2 * 24_300 * 2 * BLOCK_BYTES)
+    return LayoutPlan(files(), 2 * 24_300 * 2 * BLOCK_BYTES)
 
 
 def _read(path: Path) -> npt.NDArray[np.generic]:
-    """An array: magic number of its type, number of dimensions, at least three of them, values, all little-endian."""
+    """Read an array: magic number of its type, number of dimensions, at least three sizes, values; little-endian."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         magic, n = (int(value) for value in np.frombuffer(content, "<i4", 2))

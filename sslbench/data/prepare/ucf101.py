@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from sslbench.data.prepare.layout import Plan, members
+from sslbench.data.prepare.layout import LayoutPlan, members
 from sslbench.data.prepare.official import Official
 from sslbench.errors import DataError, UsageError
 
@@ -17,7 +17,7 @@ _LINE = re.compile(r"(\w+)/(v_\w+)\.avi(?: \d+)?")
 _FRAME_BYTES = 40_000
 
 
-def plan(archives: Mapping[str, Path]) -> Plan:
+def plan(archives: Mapping[str, Path]) -> LayoutPlan:
     """Plan train/ACTION/ and test/ACTION/ of JPEGs.
 
     Raises:
@@ -35,11 +35,11 @@ def plan(archives: Mapping[str, Path]) -> Plan:
         for part, action, video in listed:
             yield f"{part}/{action}/{video}.jpg", _middle_frame(videos / action / f"{video}.avi")
 
-    return Plan(files(), len(listed) * _FRAME_BYTES)
+    return LayoutPlan(files(), len(listed) * _FRAME_BYTES)
 
 
 def _listed(lists: Path) -> list[tuple[str, str, str]]:
-    """(train or test, action, video) of split 1."""
+    """Return (train or test, action, video) of split 1."""
     found = []
     for name, content in members(lists):
         part = {"trainlist01.txt": "train", "testlist01.txt": "test"}.get(name.rpartition("/")[2])
@@ -58,7 +58,7 @@ def _listed(lists: Path) -> list[tuple[str, str, str]]:
 
 
 def _middle_frame(video: Path) -> Callable[[], bytes]:
-    """What decodes a video up to its middle and encodes that frame as JPEG, quality 95."""
+    """Return a function that decodes a video up to its middle and encodes that frame as JPEG, quality 95."""
 
     def read() -> bytes:
         import cv2

@@ -1,17 +1,17 @@
-"""Data sets whose archives hold what benchmarks look for, up to a folder's name."""
+"""Data sets that are only unpacked: archives with the layout of the benchmarks, up to a folder's name."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from sslbench.data.prepare.layout import Plan, archive_space, members
+from sslbench.data.prepare.layout import LayoutPlan, archive_space, members
 from sslbench.data.prepare.official import Official
 from sslbench.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True)
 class UnpackedSet:
-    """A data set that is only unpacked.
+    """Data set that is only unpacked.
 
     Attributes:
         folder: below the user's data folder.
@@ -23,9 +23,9 @@ class UnpackedSet:
     archives: tuple[Official, ...]
     roots: Mapping[str, str]
 
-    def plan(self, archives: Mapping[str, Path]) -> Plan:
+    def plan(self, archives: Mapping[str, Path]) -> LayoutPlan:
         """Plan all members below one of the roots."""
-        return Plan(self._files(archives), archive_space(*archives.values()))
+        return LayoutPlan(self._files(archives), archive_space(*archives.values()))
 
     def _files(self, archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
         for path in archives.values():

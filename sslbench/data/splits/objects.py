@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels
 from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.open import open_objects
 from sslbench.data.splits import holdout
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -31,24 +32,35 @@ class TrainTestObjects:
     notes: tuple[str, ...] = ()
 
 
-def split_objects_of(
-    spec: str,
-    sources: Mapping[str, ObjectSource],
-    test_spec: str | None,
-    others: Mapping[str, ObjectSource] | None,
-    *,
-    seed: int,
-    test_fraction: float,
+def split_objects(
+    data: str, test_data: str | None = None, *, seed: int = 0, test_fraction: float = 0.2
 ) -> TrainTestObjects:
-    """Return the parts of opened sources; see `sslbench.data.open_objects.split_objects`."""
-    if others is not None and test_spec is not None:
-        train = _part(spec, sources, ("train", "all"))
-        test = _part(test_spec, others, ("test", "val", "all"))
+    """Return the train and test part of one data location, or of two.
+
+    Args:
+        data: as `open_objects` takes it. Its train split if it has one, else all of it.
+        test_data: of this the test split, else val, else all. Without it, `data`'s own test split (else val); if `data`
+            has no splits, a seeded split by image that keeps the share of every class.
+        seed: of the split.
+        test_fraction: share of the images that becomes the test part in a seeded split.
+
+    Returns:
+        The two parts with the same classes in the same order; `how` says how they came about.
+
+    Raises:
+        UsageError: a location does not exist or has no part that could serve, or the fraction is not in (0, 1).
+        DataError: a part has fewer than two images or no objects, or test has a class that train does not know.
+    """
+    others = None if test_data is None else open_objects(test_data)
+    sources = open_objects(data)
+    if others is not None and test_data is not None:
+        train = _part(data, sources, ("train", "all"))
+        test = _part(test_data, others, ("test", "val", "all"))
         parts = TrainTestObjects(train, test, f"{train.name} against {test.name}")
     elif len(sources) == 1:
         parts = _seeded(next(iter(sources.values())), seed, test_fraction)
     else:
-        parts = _own(spec, sources)
+        parts = _own(data, sources)
     return _matched(parts)
 
 

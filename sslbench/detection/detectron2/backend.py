@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.data.open_objects import TrainTestObjects
+from sslbench.data.splits.objects import TrainTestObjects
 from sslbench.detection.detectron2 import train
 from sslbench.detection.detectron2.config import Configured, build_model, configured
 from sslbench.detection.detectron2.data import registered

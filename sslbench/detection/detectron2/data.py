@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sslbench.data.open_objects import ObjectSource, TrainTestObjects
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.splits.objects import TrainTestObjects
 from sslbench.detection.batches import read
 from sslbench.detection.detectron2.library import load
 from sslbench.errors import ResultError, SslbenchError, UsageError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sslbench.data.open_objects import ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.detectron2.data import TEST, test_loader
 from sslbench.detection.detectron2.library import load
 from sslbench.detection.evaluate import Progress, joined

@@ -15,7 +15,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.loading import loader
-from sslbench.data.open_objects import TrainTestObjects, split_objects
+from sslbench.data.splits.objects import TrainTestObjects, split_objects
 from sslbench.detection.evaluate import draw, score
 from sslbench.detection.log import Line, Watch
 from sslbench.detection.readable import check_readable

@@ -10,7 +10,7 @@ from typing import Any
 
 from sslbench import detection
 from sslbench.backbones.backbone import Backbone
-from sslbench.data.open_objects import ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.evaluate import Progress, detect
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DetectionRecipe, what_is_trained

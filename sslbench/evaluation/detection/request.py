@@ -14,7 +14,7 @@ from sslbench.backbones.build import users_preprocessing
 from sslbench.backbones.load import load_file
 from sslbench.backbones.resnet import ResNet
 from sslbench.config import resolve
-from sslbench.data.open_objects import TrainTestObjects
+from sslbench.data.splits.objects import TrainTestObjects
 from sslbench.detection.recipe import DetectionRecipe, check, resolved
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import RunSettings

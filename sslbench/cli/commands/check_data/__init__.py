@@ -118,7 +118,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 def _wants_maps(given: dict[str, Any]) -> bool:
     """Whether label maps are checked: asked for, or the data can be nothing else."""
-    from sslbench.data.open_maps import are_label_maps
+    from sslbench.data.open import are_label_maps
     from sslbench.errors import UsageError
 
     others = {"--boxes": given["boxes"], "--label-col": given["label_column"], "--image-col": given["image_column"]}
@@ -134,7 +134,7 @@ def _check_maps(given: dict[str, Any]) -> int:
     """Checks label maps; the exit code."""
     from sslbench.cli.commands.check_data import maps as check_maps_report
     from sslbench.data.checks import maps as map_checks
-    from sslbench.data.open_maps import open_label_maps
+    from sslbench.data.open import open_label_maps
     from sslbench.errors import DataError
 
     reading, workers = _reading(given)

@@ -124,7 +124,7 @@ def _settings(
 
 
 def _request(values: dict[str, Any], given: Mapping[str, Any], d2: dict[str, Any]) -> "DetectionRequest":
-    from sslbench.data.open_objects import DEFAULT
+    from sslbench.data.open import DEFAULT_OBJECTS
     from sslbench.evaluation.detection import DetectionRequest, make_recipe
 
     if not given["weights"]:
@@ -142,8 +142,8 @@ def _request(values: dict[str, Any], given: Mapping[str, Any], d2: dict[str, Any
             "Give a COCO or kwcoco manifest, or a Pascal VOC tree (two as VOC2007+VOC2012).",
         )
     baselines = given["baselines"]
-    if not given["data"] and data == DEFAULT and this_process().rank == 0:
-        echo(f"no --data: using drawn toy shapes ({DEFAULT})", err=True)
+    if not given["data"] and data == DEFAULT_OBJECTS and this_process().rank == 0:
+        echo(f"no --data: using drawn toy shapes ({DEFAULT_OBJECTS})", err=True)
     if not (baselines or given["data"] or given["benchmarks"] or given["no_floors"]):
         baselines = ("random",)  # what the toys can show: whether the weights are better than none
         if this_process().rank == 0 and given["weights"] != "random":

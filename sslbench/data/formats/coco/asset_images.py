@@ -1,4 +1,4 @@
-"""Images whose channels lie in several files of several sizes, put together when they are read."""
+"""Images with channels in several files of several sizes, combined on reading."""
 
 import dataclasses
 import hashlib
@@ -19,8 +19,8 @@ IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
-    """What is taken from a file.
+class BandMapping:
+    """Channels taken from a file, and their placement.
 
     Attributes:
         channels: names of its bands, in order.
@@ -42,7 +42,7 @@ class AssetImages:
         files: M files, those of an image behind each other.
         starts: int64 (N + 1,), where the files of each image start.
         kinds: int64 (M,), position in `about`.
-        about: what is taken from a file.
+        about: channels taken from a file.
         sizes: int64 (N, 2), height and width; zeros where nothing says: then they are those of the first file.
         channels: the names of the channels.
     """
@@ -50,7 +50,7 @@ class AssetImages:
     files: Files
     starts: Indices
     kinds: Indices
-    about: tuple[Kind, ...]
+    about: tuple[BandMapping, ...]
     sizes: Indices
     channels: tuple[str, ...]
 
@@ -58,7 +58,7 @@ class AssetImages:
         return len(self.sizes)
 
     def decoded(self, index: int, decoder: "PictureDecoder") -> "Decoded":
-        """All channels of an image; files of another size are resampled to it linearly, what none covers is zero.
+        """Decode all channels of an image; files of other sizes are resampled linearly, uncovered pixels are zero.
 
         Raises:
             UnreadableImage: a file cannot be decoded or has other bands than it should, or the image has not as many
@@ -87,8 +87,8 @@ class AssetImages:
             image, conversions = image.repeat(3, 1, 1), [*conversions, "grey to RGB"]
         return as_wanted(Decoded(image, tuple(conversions)), self.path(index), decoder.wanted)
 
-    def _file(self, at: int, kind: Kind, decoder: "PictureDecoder") -> "Decoded":
-        """All bands of one file, at full size; 16 bits are kept, so that bands of other depths are on one scale."""
+    def _file(self, at: int, kind: BandMapping, decoder: "PictureDecoder") -> "Decoded":
+        """Decode all bands of one file at full size; 16 bits are kept, so that bands of all depths have one scale."""
         from sslbench.data.decode.picture import OtherChannels, UnreadableImage
 
         path = self.files.path(at)
@@ -100,7 +100,7 @@ class AssetImages:
             raise UnreadableImage(path, reason) from error
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """The image as it is: uint8 (H, W, channels), or uint16 if a file has samples of 16 bits.
+        """Return the stored image: uint8 (H, W, channels), or uint16 if a file has samples of 16 bits.
 
         Raises:
             UnreadableImage: as for `decoded`.
@@ -115,19 +115,19 @@ class AssetImages:
             return np.ascontiguousarray(image)
         return np.ascontiguousarray(np.round(image * 257).astype(np.uint16))
 
-    def parts(self, index: int) -> list[tuple[Path, Kind]]:
-        """The files of an image, and what is taken from each."""
+    def parts(self, index: int) -> list[tuple[Path, BandMapping]]:
+        """Return the files of an image, each with the channels taken from it."""
         rows = range(int(self.starts[index]), int(self.starts[index + 1]))
         return [(Path(self.files.root) / self.files.paths[row], self.about[int(self.kinds[row])]) for row in rows]
 
     def path(self, index: int) -> str:
-        """The first file, and how many more there are."""
+        """Return the first file and the number of further ones: 'a.tif and 2 more'."""
         start, stop = int(self.starts[index]), int(self.starts[index + 1])
         more = stop - start - 1
         return self.files.path(start) + (f" and {more} more" if more else "")
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: of the contents of its files, what is taken from them and where it is put."""
+        """Return (N, 16) bytes: hashes of the files' contents, of the channels taken and of their placement."""
         contents = self.files.digests()
         about = [repr(kind).encode() for kind in self.about]
         digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
@@ -141,7 +141,7 @@ class AssetImages:
         return digests
 
     def select(self, indices: npt.NDArray[np.int64]) -> "AssetImages":
-        """Some of the images, in the order of `indices`."""
+        """Return the images at `indices`, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         counts = np.diff(self.starts)[chosen]
         starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
@@ -153,7 +153,7 @@ class AssetImages:
 def placed(
     pixels: npt.NDArray[np.generic], matrix: tuple[float, ...], height: int, width: int
 ) -> npt.NDArray[np.generic]:
-    """A picture (H, W, C) mapped onto one of height x width: linear, smoothed before where it is made smaller.
+    """Warp a picture (H, W, C) to height x width: linear interpolation, antialiased where it shrinks.
 
     The outermost pixels reach to the edge of the picture; what lies outside of it is zero.
     """
@@ -174,7 +174,7 @@ def placed(
 
 
 def _covered(forward: npt.NDArray[np.float64], size: tuple[int, ...], height: int, width: int) -> npt.NDArray[np.bool_]:
-    """(height, width, 1): which pixels have their centre inside of a picture of that size after it is mapped."""
+    """Return (height, width, 1) bool: pixels with their centre inside of the mapped picture."""
     back = np.linalg.inv(forward)
     x, y = np.arange(width)[None, :] + 0.5, np.arange(height)[:, None] + 0.5
     u, v = (back[row, 0] * x + back[row, 1] * y + back[row, 2] for row in (0, 1))

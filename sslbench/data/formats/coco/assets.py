@@ -1,4 +1,4 @@
-"""What a kwcoco manifest says about images of several channels: which file holds which of them (assets, auxiliary)."""
+"""Files of multi-channel images in a kwcoco manifest (keys `assets` and `auxiliary`)."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.formats.coco.asset_images import IDENTITY, AssetImages, Kind
+from sslbench.data.formats.coco.asset_images import IDENTITY, AssetImages, BandMapping
 from sslbench.data.images import Files
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -31,7 +31,7 @@ def side_of_image(value: object) -> int | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assets:
-    """The files of N images.
+    """Files of N images.
 
     Attributes:
         numbers: the N ids of the images.
@@ -62,7 +62,7 @@ class Assets:
 
 
 class AssetCollector:
-    """Takes the images of a manifest one by one."""
+    """Collector of the images of a manifest, row by row."""
 
     def __init__(self, spec: str) -> None:
         self.spec = spec
@@ -74,7 +74,7 @@ class AssetCollector:
         self._texts: dict[str, str] = {}
 
     def add(self, row: dict[str, Any]) -> None:
-        """An image.
+        """Take an image.
 
         Raises:
             DataError: its assets are no list of mappings with a file_name.
@@ -99,7 +99,7 @@ class AssetCollector:
             self._kinds.append(self._about.setdefault(key, len(self._about)))
 
     def collected(self) -> Assets:
-        """All of it.
+        """Return the files of all images.
 
         Raises:
             DataError: images have neither a file nor assets.
@@ -126,12 +126,12 @@ class AssetCollector:
 def images_of(
     spec: str, assets: Assets, folder: Path, channels: str
 ) -> tuple[Files | AssetImages, list[str], tuple[str, ...]]:
-    """The images of a manifest, what each is called, and notes.
+    """Return the images of a manifest, their names, and notes.
 
     Args:
         spec: the manifest.
         assets: of its images.
-        folder: where relative paths start.
+        folder: start of relative paths.
         channels: names joined by '|' or ',', in the order in which they are wanted; empty: the images' own files if all
             of them have one, else all channels of the assets, as long as they are the same for all images.
 
@@ -149,7 +149,7 @@ def images_of(
     names = _names(assets, parts)
     wanted = _wanted(spec, assets, parts, channels)
     position = {name: i for i, name in enumerate(wanted)}
-    kinds: dict[Kind, int] = {}
+    kinds: dict[BandMapping, int] = {}
     files, codes, starts = [], array("q"), array("q", [0])
     for i, of_image in enumerate(parts):
         missing = set(wanted)
@@ -158,7 +158,7 @@ def images_of(
             if taken:
                 missing -= {wanted[channel] for _, channel in taken}
                 files.append(file)
-                codes.append(kinds.setdefault(Kind(_channels(spec_of), taken, _matrix(spec, warp)), len(kinds)))
+                codes.append(kinds.setdefault(BandMapping(_channels(spec_of), taken, _matrix(spec, warp)), len(kinds)))
         if missing:
             has = "|".join(c for _, spec_of, _ in of_image for c in _channels(spec_of)) or "none that are named"
             raise DataError(f"{spec}, image {assets.numbers[i]} has no channel {some(sorted(missing))}; it has {has}")
@@ -168,11 +168,11 @@ def images_of(
 
 
 _Part = tuple[str, str, str]
-"""File, channel specification, map to the image."""
+"""File, channel specification, affine map to the image."""
 
 
 def _parts(assets: Assets) -> list[list[_Part]]:
-    """The files of each image: its own first, if it says which channels it has."""
+    """Return the files of each image: its own first, if its channels are given."""
     parts: list[list[_Part]] = [
         [(file, assets.channels[i], "null")] if file and i in assets.channels else []
         for i, file in enumerate(assets.own)
@@ -184,7 +184,7 @@ def _parts(assets: Assets) -> list[list[_Part]]:
 
 
 def _names(assets: Assets, parts: list[list[_Part]]) -> list[str]:
-    """What each image is called: its file, else its name, else its first asset's file."""
+    """Return the name of each image: its file, else its key 'name', else its first asset's file."""
     whole = enumerate(zip(assets.own, parts, strict=True))
     return [own or assets.names.get(i) or of_image[0][0] for i, (own, of_image) in whole]
 
@@ -216,7 +216,7 @@ def _wanted(spec: str, assets: Assets, parts: list[list[_Part]], asked: str) -> 
 
 @functools.cache
 def _channels(spec: str) -> tuple[str, ...]:
-    """'red|green' as names; kwcoco's short forms ('rgb', 'Y:2:6' for Y.2 to Y.5) are understood."""
+    """Split 'red|green' into names; kwcoco's short forms ('rgb', 'Y:2:6' for Y.2 to Y.5) are understood."""
     if not spec:
         return ()
     import delayed_image
@@ -227,7 +227,7 @@ def _channels(spec: str) -> tuple[str, ...]:
 
 @functools.cache
 def _matrix(spec: str, warp: str) -> tuple[float, ...]:
-    """The first two rows of the map from the asset to the image."""
+    """Return the first two rows of the affine map from asset to image."""
     import kwimage
 
     given = json.loads(warp)

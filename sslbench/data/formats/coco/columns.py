@@ -1,4 +1,4 @@
-"""What images and labels need of a COCO manifest, as columns: a few bytes for each annotation, whatever it carries."""
+"""Streaming reader of COCO manifests: rows are checked one by one and kept as columns, a few bytes per annotation."""
 
 import contextlib
 import dataclasses
@@ -25,30 +25,33 @@ ID_KEY, VALUES_KEY = "sslbench_id", "sslbench_values"
 """Keys of an image in manifests that `sslbench data to-kwcoco` writes: its id, and the numbers to predict."""
 
 INFO_TYPE = "sslbench"
-"""Of the entry in 'info' of such manifests."""
+"""Type of the entry in 'info' of such manifests."""
 GROUPED_KEY, CHANNELS_KEY = "grouped_by", "channels"
 """Keys of that entry: the attribute whose images belong together, and the channels that were chosen."""
 Indices = npt.NDArray[np.int64]
+Rows = dict[str, list[dict[str, Any]]]
+"""Table -> its rows, as they stand in the manifest."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
-    """A manifest of N images, M annotations that have an image and a category, and C categories.
+    """Manifest of N images, M annotations that have an image and a category, and C categories.
 
     Attributes:
         numbers: int64 (N,), the ids of the images.
         assets: N images with their files, as they stand there.
         splits: N texts, '' where there is none.
         own_ids: N ids that sslbench wrote, '' where there is none.
-        values: what sslbench wrote as numbers to predict, None where there is nothing.
-        attributes: name -> N texts: those that were asked for, and of frames 'video' and 'frame_index'.
+        values: numbers to predict that sslbench wrote, None for images without.
+        attributes: name -> N texts: requested keys that an image has, and of frames 'video' and 'frame_index'.
+        keys: keys with plain values that an image has; collected only if attributes are requested.
         images: int64 (M,), positions of the annotations' images.
         classes: int64 (M,), positions of their categories.
         marked: bool (M,), iscrowd, ignore or difficult.
         skipped: annotations without image or category.
         names: C names in order of the categories' ids.
         supers: C supercategories, the name itself where there is none.
-        info: what stands under 'info'.
+        info: content of the key 'info'.
         grouped_by: the attribute whose images belong together, '' if there is none.
     """
 
@@ -58,6 +61,7 @@ class Columns:
     own_ids: list[str]
     values: list[list[float] | None]
     attributes: dict[str, list[str]]
+    keys: frozenset[str]
     images: Indices
     classes: Indices
     marked: npt.NDArray[np.bool_]
@@ -69,18 +73,45 @@ class Columns:
 
 
 def read_columns(spec: str, attributes: Sequence[str] = ()) -> Columns:
-    """The columns of a manifest, checked to be consistent; it is read row by row.
+    """Return the columns of a manifest, checked to be consistent.
 
     Args:
         spec: a .json, or a .zip with one.
-        attributes: keys of the images to be kept as text; 'video' is the name of the video that a frame is from.
+        attributes: keys of the images to keep as text; 'video' is the name of the video that a frame is from.
 
     Raises:
         DataError: it cannot be read, is no COCO manifest, an id is missing, of another kind or there twice, or an
-            annotation points nowhere.
-        UsageError: no image has such a key.
+            annotation refers to an unknown image or category.
     """
-    collector = _Collector(spec, attributes)
+    return _read(spec, _Collector(spec, attributes))
+
+
+def read_rows(spec: str, attributes: Sequence[str] = ()) -> tuple[Columns, Rows]:
+    """Return the columns and all rows of a manifest, for readers of boxes and masks.
+
+    Args:
+        spec: as for `read_columns`.
+        attributes: as for `read_columns`.
+
+    Raises:
+        DataError: as for `read_columns`.
+    """
+    rows: Rows = {table: [] for table in TABLES}
+    return _read(spec, _Collector(spec, attributes, rows)), rows
+
+
+def refuse_unknown_keys(spec: str, columns: Columns, attributes: Sequence[str]) -> None:
+    """Refuse attributes that no image has.
+
+    Raises:
+        UsageError: there is one; the message names the nearest key.
+    """
+    unknown = next((name for name in attributes if name not in columns.attributes), None)
+    if unknown is not None:
+        raise UsageError(f"no image of {spec} has a key '{unknown}' (to group by)", did_you_mean(unknown, columns.keys))
+
+
+def _read(spec: str, collector: "_Collector") -> Columns:
     keys: list[str] = []
     try:
         with _text(spec) as file:
@@ -110,20 +141,20 @@ def _no_manifest(spec: str, found: str) -> DataError:
     )
 
 
-def told(info: Any, key: str) -> str:
-    """What sslbench wrote under 'info', '' if it did not."""
+def provenance(info: Any, key: str) -> str:
+    """Return a value of sslbench's entry in 'info', '' if there is none."""
     entries = info if isinstance(info, list) else [info]
     entry = next((e for e in entries if isinstance(e, dict) and e.get("type") == INFO_TYPE), {})
     return str(entry.get(key) or "")
 
 
 def text_of(value: object) -> str:
-    """A value as an attribute."""
+    """Return a value as the text of an attribute."""
     return "" if value is None else str(value).strip()
 
 
 def one_line(error: object) -> str:
-    """A message without line breaks, 200 characters at most."""
+    """Return a message without line breaks, of at most 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
@@ -142,10 +173,18 @@ def _text(spec: str) -> Iterator[TextIO]:
 
 
 class _Collector:
-    """Takes rows in any order, checks each, and at the end whether they fit together."""
+    """Checks of single rows as they are read, and of their references at the end.
 
-    def __init__(self, spec: str, attributes: Sequence[str]) -> None:
+    Attributes:
+        spec: the manifest, for messages.
+        rows: takes all rows; None: only columns are kept.
+        n: images read.
+        info: the entry 'info'.
+    """
+
+    def __init__(self, spec: str, attributes: Sequence[str], rows: Rows | None = None) -> None:
         self.spec = spec
+        self.rows = rows
         self.n = 0
         self.info: Any = None
         self._grouped_by = ""
@@ -164,23 +203,25 @@ class _Collector:
         self._categories: list[tuple[int, str, str]] = []
 
     def whole(self, key: str, value: Any) -> None:
-        """A key of the manifest that is no list of rows."""
+        """Take a key of the manifest that is no list of rows."""
         if key in TABLES and value != []:
             found = _no_manifest(self.spec, f"a mapping whose '{key}' is {value!r:.40}") if key == "images" else None
             raise found or DataError(f"{self.spec}: '{key}' is not a list of mappings")
         if key == "info":
             self.info = value
-            self._grouped_by = told(value, GROUPED_KEY)
+            self._grouped_by = provenance(value, GROUPED_KEY)
             if self._grouped_by and not self.n:  # it stands before the images, where sslbench wrote it
                 self._attributes.setdefault(self._grouped_by, [])
         if key == "videos":
             self._videos.table(value or [])
 
     def add(self, table: str, row: Any) -> None:
-        """A row of a table."""
+        """Take a row of a table."""
         if not isinstance(row, dict):
             raise DataError(f"{self.spec}: '{table}' is not a list of mappings")
         number = self._number(table, "id", row)
+        if self.rows is not None:
+            self.rows[table].append(row)
         if table == "annotations":
             self._annotation(number, row)
         elif table == "images":
@@ -215,7 +256,7 @@ class _Collector:
             self._keys.update(key for key, value in row.items() if isinstance(value, str | int | float))
 
     def _text(self, value: object) -> str:
-        """A value as text; equal ones share one text."""
+        """Return a value as text; equal values share one object."""
         text = str(value).strip()
         return self._texts.setdefault(text, text)
 
@@ -229,7 +270,7 @@ class _Collector:
         self._marks.append(any(marks(self.spec, row)))
 
     def columns(self) -> Columns:
-        """All of it."""
+        """Return the columns, after the checks of references."""
         assets = self._assets.collected()
         of_videos = self._videos.attributes(without=self._keys & set(self._attributes))
         self._attributes |= of_videos
@@ -238,11 +279,6 @@ class _Collector:
         if self._grouped_by not in self._keys:
             self._attributes.pop(self._grouped_by, None)
             self._grouped_by = ""
-        unknown = next((name for name in self._attributes if name not in self._keys), None)
-        if unknown is not None:
-            raise UsageError(
-                f"no image of {self.spec} has a key '{unknown}' (to group by)", did_you_mean(unknown, self._keys)
-            )
         self._categories.sort()
         numbers = np.array(self._image_ids, dtype=np.int64)
         category_ids = np.array([number for number, *_ in self._categories], dtype=np.int64)
@@ -258,7 +294,8 @@ class _Collector:
             splits=self._splits,
             own_ids=self._own_ids,
             values=self._values,
-            attributes=self._attributes,
+            attributes={name: column for name, column in self._attributes.items() if name in self._keys},
+            keys=frozenset(self._keys),
             images=self._positions("image_id", "images", places[:, 0], numbers),
             classes=self._positions("category_id", "categories", places[:, 1], category_ids),
             marked=np.frombuffer(self._marks, dtype=np.bool_),

@@ -1,4 +1,4 @@
-"""The labels of a manifest's images, from the categories of their annotations."""
+"""Labels of a manifest's images, from the categories of their annotations."""
 
 import dataclasses
 from typing import Any
@@ -13,8 +13,8 @@ from sslbench.data.wording import counted, some
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """How a split was labelled before it was exported.
+class ExportedLabels:
+    """Labelling of a split before its export.
 
     Attributes:
         kind: of its labels.
@@ -26,7 +26,7 @@ class Kept:
 
 
 def by_supercategory(columns: Columns) -> Columns:
-    """The same with the supercategories as classes, in the order in which the categories name them."""
+    """Replace the classes by their supercategories, in the order of their first category."""
     names = list(dict.fromkeys(columns.supers))
     place = {name: i for i, name in enumerate(names)}
     moved = np.array([place[name] for name in columns.supers], dtype=np.int64)
@@ -34,7 +34,7 @@ def by_supercategory(columns: Columns) -> Columns:
 
 
 def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Labels, tuple[str, ...]]:
-    """The labels, decided over all images so that every split has the same kind and classes; and notes."""
+    """Return labels and notes; all images decide, so that every split has the same kind and classes."""
     notes = (f"{spec}: {counted(columns.skipped, 'annotation')} without category left out",) if columns.skipped else ()
     present, marked = _pairs(columns)
     names = columns.names
@@ -57,7 +57,7 @@ def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Labels, tupl
 
 
 def _pairs(columns: Columns) -> tuple[Indices, Indices]:
-    """(n, 2) image and class: of the clean annotations, and of those that only marked annotations have."""
+    """Return pairs (n, 2) of image and class: with a clean annotation, and with marked annotations only."""
     width = max(len(columns.names), 1)
     keys = columns.images * width + columns.classes
     clean = np.unique(keys[~columns.marked])
@@ -72,25 +72,26 @@ def _matrix(n: int, width: int, present: Indices, marked: Indices) -> npt.NDArra
     return values
 
 
-def exported_as(info: Any) -> dict[str, Kept] | None:
-    """How the splits were labelled, if `sslbench data to-kwcoco` wrote the manifest and says so."""
+def exported_as(info: Any) -> dict[str, ExportedLabels] | None:
+    """Return split -> its labelling before export, if `sslbench data to-kwcoco` wrote the manifest."""
     entries = info if isinstance(info, list) else [info]
     entry = next((e for e in entries if isinstance(e, dict) and e.get("type") == INFO_TYPE), None)
     if entry is None or not isinstance(entry.get("splits"), dict):
         return None
     try:
-        return {split: Kept(kept["labels"], tuple(kept["classes"])) for split, kept in entry["splits"].items()}
+        splits = entry["splits"].items()
+        return {split: ExportedLabels(kept["labels"], tuple(kept["classes"])) for split, kept in splits}
     except (TypeError, KeyError):
         return None
 
 
-def labels_as_exported(columns: Columns, rows: Indices, kept: Kept) -> Labels | None:
-    """The labels of some images as they were; None if the manifest no longer fits what it says about itself.
+def labels_as_exported(columns: Columns, rows: Indices, kept: ExportedLabels) -> Labels | None:
+    """Restore the labels of some images; None if the manifest no longer agrees with the record of its export.
 
     Args:
         columns: of the manifest.
         rows: int64 (n,), positions of the images of one split, in order.
-        kept: how that split was labelled.
+        kept: labelling of that split.
     """
     place = {name: i for i, name in enumerate(kept.classes)}
     if kept.kind == "value":

@@ -1,4 +1,4 @@
-"""The masks of a COCO or kwcoco manifest, polygons or run lengths, drawn into label maps."""
+"""Masks of a COCO or kwcoco manifest (polygons or run lengths), drawn into label maps."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.images import DIGEST_BYTES, digest
-from sslbench.data.maps.classes import Options, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.types import IGNORED, Coding, LabelMapSource, RawMap
 from sslbench.data.objects.types import ObjectSource
 from sslbench.errors import DataError, UsageError
@@ -19,9 +19,9 @@ BACKGROUND = "background"
 
 
 def open_maps(
-    spec: str, options: Options, open_objects: Callable[[str], Mapping[str, ObjectSource]]
+    spec: str, options: LabelMapOptions, open_objects: Callable[[str], Mapping[str, ObjectSource]]
 ) -> dict[str, LabelMapSource]:
-    """Return the masks of a manifest as label maps; see `sslbench.data.open_maps.open_label_maps`."""
+    """Return the masks of a manifest as label maps; see `sslbench.data.open.open_label_maps`."""
     if options.images or options.maps or options.classes:
         raise UsageError(
             f"{spec}: a manifest names its images and classes itself; of the options it takes ignore= only"
@@ -32,8 +32,8 @@ def open_maps(
     return {split: _source(source, options) for split, source in sources.items()}
 
 
-def _source(source: ObjectSource, options: Options) -> LabelMapSource:
-    """Value 0 is background, 1 to C are the classes: a manifest has no values of its own that could be kept."""
+def _source(source: ObjectSource, options: LabelMapOptions) -> LabelMapSource:
+    """Return the source of label maps: value 0 is background, 1 to C are the classes."""
     names = (BACKGROUND, *source.classes)
     if len(set(names)) < len(names):
         raise DataError(f"{source.name} has a class called {BACKGROUND}, as the pixels of no object are called")
@@ -44,7 +44,7 @@ def _source(source: ObjectSource, options: Options) -> LabelMapSource:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObjectMaps:
-    """Maps that are drawn when they are asked for.
+    """Label maps drawn on reading.
 
     Large objects are drawn first, so that small ones stay visible where they overlap. Crowds are drawn as their class
     but are no instances; objects marked ignore or difficult do not count.
@@ -59,11 +59,11 @@ class ObjectMaps:
         return len(self.source)
 
     def path(self, index: int) -> str:
-        """The image's file with what is meant of it."""
+        """Return a name for the map: 'the masks of a.jpg'."""
         return f"the masks of {self.source.images.path(index)}"
 
     def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map; see `Maps`."""
+        """Read one map; see `Maps`."""
         height, width = (int(side) for side in self.source.sizes[index])
         check_size(width, height, self.path(index), max_pixels)
         try:
@@ -80,7 +80,7 @@ class ObjectMaps:
         return RawMap(values, instances, crowds=int(objects.crowd.sum()))
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes of hashes of the masks, their classes and flags."""
+        """Return (N, 16) bytes of hashes of the masks, their classes and flags."""
         rows = []
         for objects, size in zip(self.source.objects, self.source.sizes, strict=True):
             columns = [objects.classes.tolist(), objects.crowd.tolist(), objects.difficult.tolist(), size.tolist()]
@@ -88,5 +88,5 @@ class ObjectMaps:
         return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "ObjectMaps":
-        """Some of the maps."""
+        """Return the maps at `indices`, in that order."""
         return ObjectMaps(self.source.select(indices))

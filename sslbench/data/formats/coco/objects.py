@@ -1,7 +1,6 @@
-"""The objects of a COCO or kwcoco manifest."""
+"""Objects of a COCO or kwcoco manifest."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,41 +8,39 @@ import numpy as np
 
 from sslbench.data.booleans import marks
 from sslbench.data.formats.coco.assets import side_of_image
+from sslbench.data.formats.coco.columns import Columns, Rows
 from sslbench.data.images import Files
-from sslbench.data.objects.boxes import Odd, checked_objects, size_in_file
+from sslbench.data.objects.boxes import BoxIssues, checked_objects, size_in_file
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Images
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.detection.masks import problem
 
-Rows = list[dict[str, Any]]
+Row = dict[str, Any]
 _FARTHEST = 1e9
-"""Pixels; a coordinate beyond is no coordinate."""
+"""Largest coordinate, in pixels."""
 
 
 def object_sources(
     spec: str,
-    content: dict[str, Rows],
+    columns: Columns,
+    content: Rows,
     ids: list[str],
     files: Images,
-    splits: dict[str, list[int]] | None,
+    splits: list[str] | None,
     notes: tuple[str, ...],
-    *,
-    attributes: Mapping[str, Sequence[str]],
-    grouped_by: str,
 ) -> dict[str, ObjectSource]:
-    """One source per split, or {"all": source}.
+    """Return one source per split, or {"all": source}.
 
     Args:
         spec: the manifest, for messages.
-        content: its lists images, annotations and categories, with consistent ids.
+        columns: of the manifest.
+        content: its rows.
         ids: one per image.
         files: the images.
-        splits: split -> positions of its images; None if there are none.
+        splits: the split of each image; None if there are none.
         notes: of the caller.
-        attributes: name -> one text per image.
-        grouped_by: the attribute whose images belong together.
 
     Raises:
         DataError: an annotation has no box, one with a coordinate that is no number, or a damaged segmentation.
@@ -51,21 +48,20 @@ def object_sources(
     images, annotations = content["images"], content["annotations"]
     categories, left_out = _categories(content)
     class_of = {row["id"]: i for i, row in enumerate(categories)}
-    without = sum(row.get("category_id") is None or row.get("image_id") is None for row in annotations)
     rows = _rows(spec, annotations, class_of)
     sizes = [_size(spec, row, files, i) for i, row in enumerate(images)]
-    odd = Odd()
-    objects = [checked_objects(rows[row["id"]], size, odd) for row, size in zip(images, sizes, strict=True)]
-    notes = (*notes, *odd.notes(spec))
-    if without:
-        notes = (*notes, f"{spec}: {counted(without, 'annotation')} without category or image left out")
+    issues = BoxIssues()
+    objects = [checked_objects(rows[row["id"]], size, issues) for row, size in zip(images, sizes, strict=True)]
+    notes = (*notes, *issues.notes(spec))
+    if columns.skipped:
+        notes = (*notes, f"{spec}: {counted(columns.skipped, 'annotation')} without category or image left out")
     if left_out:
         notes = (*notes, f"{spec}: {counted(len(left_out), 'category')} without any object left out: {some(left_out)}")
     order = sorted(range(len(ids)), key=ids.__getitem__)
+    split_of = splits or ["all"] * len(ids)
     sources = {}
-    for split, members in (splits or {"all": list(range(len(ids)))}).items():
-        inside = set(members)
-        chosen = np.array([i for i in order if i in inside], dtype=np.int64)
+    for split in dict.fromkeys(split_of):
+        chosen = np.array([i for i in order if split_of[i] == split], dtype=np.int64)
         sources[split] = ObjectSource(
             name=spec if splits is None else f"{spec} ({split})",
             ids=tuple(ids[i] for i in chosen),
@@ -76,22 +72,22 @@ def object_sources(
             numbers=tuple(images[i]["id"] for i in chosen),
             class_numbers=tuple(row["id"] for row in categories),
             notes=notes,
-            attributes={key: tuple(column[i] for i in chosen) for key, column in attributes.items()},
-            grouped_by=grouped_by,
+            attributes={key: tuple(column[i] for i in chosen) for key, column in columns.attributes.items()},
+            grouped_by=columns.grouped_by,
         )
     return sources
 
 
-def _categories(content: dict[str, Rows]) -> tuple[Rows, list[str]]:
-    """The categories that have objects, in order of their id, and the names of the others."""
+def _categories(content: Rows) -> tuple[list[Row], list[str]]:
+    """Return the categories that have objects, in order of their id, and the names of the others."""
     used = {row.get("category_id") for row in content["annotations"]}
     ordered = sorted(content["categories"], key=lambda row: int(row["id"]))
     return [row for row in ordered if row["id"] in used], [str(row["name"]) for row in ordered if row["id"] not in used]
 
 
-def _rows(spec: str, annotations: Rows, class_of: dict[Any, int]) -> dict[Any, Rows]:
-    """The objects of each image, by its id; what has no image or no category is passed over."""
-    rows: dict[Any, Rows] = defaultdict(list)
+def _rows(spec: str, annotations: list[Row], class_of: dict[Any, int]) -> dict[Any, list[Row]]:
+    """Return image id -> its objects; annotations without image or category are left out."""
+    rows: dict[Any, list[Row]] = defaultdict(list)
     for annotation in annotations:
         if annotation.get("category_id") is not None and annotation.get("image_id") is not None:
             rows[annotation["image_id"]].append(_row(spec, annotation, class_of))
@@ -134,7 +130,7 @@ def _numbers(spec: str, name: str, box: object) -> tuple[float, float, float, fl
 
 
 def _size(spec: str, image: dict[str, Any], files: Images, index: int) -> tuple[int, int]:
-    """Height and width that the manifest gives, else those in the image file."""
+    """Return height and width: those in the manifest, else those in the image file."""
     given = image.get("height"), image.get("width")
     if given == (None, None):
         return size_in_file(Path(files.root) / files.paths[index]) if isinstance(files, Files) else (0, 0)

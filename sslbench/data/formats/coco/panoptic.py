@@ -19,7 +19,7 @@ from sslbench.data.containers.members import safe_name
 from sslbench.data.containers.names import check_files, check_some, image_id, split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import DIGEST_BYTES, Files, digest
-from sslbench.data.maps.classes import Options, make_coding, refuse_twice, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, make_coding, refuse_twice, with_ignored
 from sslbench.data.maps.files import load
 from sslbench.data.maps.layout import Pairs, in_order, source_of
 from sslbench.data.maps.types import Coding, LabelMapSource, RawMap, distinct
@@ -32,13 +32,16 @@ _KEYS = (b'"segments_info"', b'"segmentation"', b'"bbox"')
 _FILE = re.compile(r"(?:.*_)?panoptic_.*\.json")
 
 
-def recognises(path: Path) -> bool:
-    """Whether it is a JSON file with segments_info, or a folder with panoptic_*.json in it or in its annotations/."""
-    return bool(_in_folder(path)) if path.is_dir() else path.suffix.lower() == ".json" and _has_segments(path)
+def recognises(spec: str) -> bool:
+    """Return whether a location is a JSON with segments_info, or a folder with panoptic_*.json (or annotations/)."""
+    path = Path(spec)
+    if path.is_dir():
+        return bool(_in_folder(path))
+    return path.is_file() and path.suffix.lower() == ".json" and _has_segments(path)
 
 
-def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
-    """The maps of one file, or of a folder with several; see `sslbench.data.open_maps.open_label_maps`."""
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    """Return the label maps of one file, or of a folder with several; see `sslbench.data.open.open_label_maps`."""
     path = Path(spec)
     files = _in_folder(path) if path.is_dir() else [path]
     if len(files) > 1 and (options.images or options.maps):
@@ -65,7 +68,7 @@ def _in_folder(root: Path) -> list[Path]:
 
 
 def _has_segments(path: Path) -> bool:
-    """Whether an annotation has segments_info before any other has a box; read as far as the first annotation."""
+    """Return whether segments_info comes before any box; the file is read as far as the first annotation."""
     try:
         with path.open("rb") as file:
             before = b""
@@ -81,14 +84,14 @@ def _has_segments(path: Path) -> bool:
 
 
 def _split_of(file: Path) -> str:
-    """'val' of panoptic_val2017.json; the whole stem if it says nothing."""
+    """Return the split in a file's name: 'val' of panoptic_val2017.json; the whole stem if there is none."""
     words = re.sub(r"\d+", "", file.stem).split("_")
     return next((split for word in words if (split := split_name(word))), file.stem)
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """One entry of segments_info, checked."""
+    """Checked entry of segments_info."""
 
     id: int
     category: int
@@ -96,7 +99,7 @@ class Segment:
     crowd: bool
 
 
-def _open(file: Path, options: Options) -> tuple[Pairs, "PanopticMaps", Coding, tuple[str, ...]]:
+def _open(file: Path, options: LabelMapOptions) -> tuple[Pairs, "PanopticMaps", Coding, tuple[str, ...]]:
     content = _content(file)
     coding, things, notes = _categories(file, content["categories"])
     refuse_twice(f"{file}, images", [row["id"] for row in content["images"]], "id")
@@ -183,8 +186,8 @@ def _check_unique(file: Path, names: list[str], numbers: list[int], images: dict
         raise DataError(f"{file}: annotations of images that are not listed: image_id {some(unknown)}")
 
 
-def _image_folder(file: Path, options: Options, names: list[str]) -> Path:
-    """As COCO lies (../val2017), as ADE20K lies (../images/validation), or beside the file."""
+def _image_folder(file: Path, options: LabelMapOptions, names: list[str]) -> Path:
+    """Find the images: as in COCO (../val2017), as in ADE20K (../images/validation), or beside the file."""
     if options.images:
         return file.parent / options.images
     split = file.stem.rpartition("_")[2]
@@ -194,7 +197,7 @@ def _image_folder(file: Path, options: Options, names: list[str]) -> Path:
     return next((folder for folder in folders if (folder / names[0]).is_file()), file.parent)
 
 
-def _map_folder(file: Path, options: Options, names: list[str]) -> Path:
+def _map_folder(file: Path, options: LabelMapOptions, names: list[str]) -> Path:
     if options.maps:
         return file.parent / options.maps
     folders = [file.with_suffix(""), file.parent]
@@ -203,7 +206,7 @@ def _map_folder(file: Path, options: Options, names: list[str]) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class PanopticMaps:
-    """Maps of segments.
+    """Label maps made of segments.
 
     Attributes:
         files: one per image.
@@ -219,11 +222,11 @@ class PanopticMaps:
         return len(self.files)
 
     def path(self, index: int) -> str:
-        """The PNG."""
+        """Return the PNG of a map."""
         return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map; the value of a pixel is its category, -1 without a segment. See `Maps`."""
+        """Read one map; the value of a pixel is its category, -1 without a segment. See `Maps`."""
         pixels = load(self.files, index, max_pixels)
         if pixels.array.ndim == 2 and pixels.palette is None:
             raise UnreadableImage(pixels.path, "a grey picture, where the colour should be the number of a segment")
@@ -243,7 +246,7 @@ class PanopticMaps:
         return segment.category in self.things and not segment.crowd
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes of hashes of the files and their segments."""
+        """Return (N, 16) bytes of hashes of the files and their segments."""
         images, things = self.files.digests(), repr(sorted(self.things))
         rows = [
             digest(row.tobytes() + repr((s, things)).encode()) for row, s in zip(images, self.segments, strict=True)
@@ -251,7 +254,7 @@ class PanopticMaps:
         return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "PanopticMaps":
-        """Some of the maps."""
+        """Return the maps at `indices`, in that order."""
         return PanopticMaps(self.files.select(indices), tuple(self.segments[i] for i in indices), self.things)
 
 

@@ -1,4 +1,4 @@
-"""The videos of a kwcoco manifest, whose frames are its images."""
+"""Videos of a kwcoco manifest; their frames are its images."""
 
 from collections.abc import Collection
 from typing import Any
@@ -7,11 +7,11 @@ from sslbench.data.wording import some
 from sslbench.errors import DataError
 
 VIDEO, FRAME = "video", "frame_index"
-"""The attributes of a frame: the name of its video, and its place there."""
+"""Attributes of a frame: the name of its video, and its position there."""
 
 
 class Videos:
-    """The videos that images are frames of."""
+    """Videos, and the frames among the images."""
 
     def __init__(self, spec: str) -> None:
         self.spec = spec
@@ -20,7 +20,7 @@ class Videos:
         self._names: dict[int, str] = {}
 
     def table(self, rows: object) -> None:
-        """The list 'videos'.
+        """Take the list 'videos'.
 
         Raises:
             DataError: it is something else.
@@ -35,7 +35,7 @@ class Videos:
             self._names[number] = str(row.get("name") or number)
 
     def add(self, image: dict[str, Any]) -> None:
-        """An image, which may be a frame."""
+        """Take an image, which may be a frame."""
         number = image.get("video_id")
         if number is not None and not isinstance(number, int):
             raise DataError(f"{self.spec}: video_id of 'images' should be a whole number, not {number!r}")
@@ -45,7 +45,7 @@ class Videos:
         self._n += 1
 
     def attributes(self, without: Collection[str] = ()) -> dict[str, list[str]]:
-        """'video' and 'frame_index' -> one text per image, '' where it is of no video; empty if all are.
+        """Return 'video' and 'frame_index' -> one text per image, '' without a video; columns of only '' are dropped.
 
         Args:
             without: keys that the images have themselves.

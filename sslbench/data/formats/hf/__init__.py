@@ -12,6 +12,7 @@ from sslbench.config import setting
 from sslbench.data.cache.index import stamp_of
 from sslbench.data.containers.members import safe_name
 from sslbench.data.containers.names import by_split, split_name
+from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats.hf.files import find_files
 from sslbench.data.formats.hf.rows import RowFile, Rows, damaged, open_row_file
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS
@@ -26,7 +27,7 @@ _LABEL_COLUMNS = (*LABEL_COLUMNS, "fine_label", "coarse_label")
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'hf:', or is a folder that save_to_disk wrote."""
+    """Return whether the string starts with 'hf:', or is a folder that save_to_disk wrote."""
     if spec.startswith(PREFIX):
         return True
     folder = Path(spec)
@@ -36,20 +37,16 @@ def recognises(spec: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What may stand behind a '?'."""
+class HubOptions:
+    """Options behind a '?'."""
 
     download: Literal[0, 1] = setting(0, "1: fetch the data set from the hub if it is not in the local cache")
 
 
 def open(
-    spec: str,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    options: Options = Options(),
+    spec: str, *, image_column: str | None = None, label_column: str | None = None, download: bool = False
 ) -> dict[str, Source]:
-    """The images of a data set in Parquet or Arrow files. Nothing is downloaded unless the string asks for it.
+    """Return the images of a data set in Parquet or Arrow files; nothing is downloaded unless requested.
 
     Args:
         spec: a folder, a Parquet file, or the name of a data set in the local cache of the hub, with a configuration
@@ -58,7 +55,7 @@ def open(
         image_column: the column with the images; by default the one that is declared as Image, or holds bytes.
         label_column: the column with the labels; by default recognised by its name. Class numbers are named as the
             data set declares.
-        options: see there.
+        download: fetch the data set from the hub if it is not in the local cache.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths that the images carry, if every one has its own;
@@ -68,7 +65,7 @@ def open(
         DataError: it is not there, a file is damaged, no column holds images, or pyarrow is needed.
         UsageError: there is no such column.
     """
-    if options.download:
+    if download:
         spec = f"{spec}?download=1"
     files = find_files(spec, spec.removeprefix(PREFIX))
     sources = {}
@@ -106,7 +103,7 @@ def _source(name: str, split: str, paths: Sequence[Path], image: str | None, lab
 
 
 def _features(path: Path, file: RowFile) -> dict[str, Any]:
-    """What the data set declares about its columns: in the file's own metadata, else in dataset_info.json beside it."""
+    """Return the declared features of the columns: in the file's metadata, else in dataset_info.json beside it."""
     written = (file.schema.metadata or {}).get(b"huggingface")
     beside = path.parent / "dataset_info.json"
     try:
@@ -183,7 +180,7 @@ def _ids(split: str, names: Sequence[str | None], n: int) -> list[str]:
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
-    """The names of a ClassLabel, or of a list of them; empty for anything else."""
+    """Return the names of a ClassLabel, or of a list of them; empty for other features."""
     if isinstance(feature, list) and len(feature) == 1:
         feature = feature[0]
     if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
@@ -222,3 +219,11 @@ def _text(name: str, column: str, value: object, classes: tuple[str, ...]) -> st
     if isinstance(value, int | str) and str(value):
         return str(value)
     raise DataError(f"{name}: a label (column '{column}') is {value!r:.40}", "Every image needs one.")
+
+
+def _read(request: SampleRequest[HubOptions]) -> dict[str, Source]:
+    columns = {"image_column": request.image_column, "label_column": request.label_column}
+    return open(request.spec, **columns, download=bool(request.options.download))
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, _read, HubOptions, frozenset(("image", "label"))))

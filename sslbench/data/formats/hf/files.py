@@ -1,4 +1,4 @@
-"""Where the files of a Hugging Face data set lie: a folder, or the hub's cache; and which belong to which split."""
+"""Files of a Hugging Face data set, in a folder or the hub's cache, by split."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def find_files(spec: str, location: str) -> dict[str, list[Path]]:
 
 
 def _from_hub(spec: str, location: str) -> Path:
-    """The folder of a data set in the hub's cache; fetched only where the string says ?download=1."""
+    """Return the folder of a data set in the hub's cache; it is fetched only if the string has ?download=1."""
     match = _HUB_NAME.fullmatch(location)
     if match is None or match["query"] not in (None, _DOWNLOAD):
         raise UsageError(
@@ -89,7 +89,7 @@ def _is_visible(folder: Path, file: Path) -> bool:
 
 
 def _configuration(folder: Path, file: Path) -> str:
-    """The first folder on the way to a file if it is neither 'data' nor a split."""
+    """Return the configuration of a file: its first folder, unless that is 'data' or a split."""
     first, *rest = file.relative_to(folder).parts
     return first if rest and first != "data" and split_name(first) is None else ""
 
@@ -104,7 +104,7 @@ def _split_of(folder: Path, file: Path) -> str:
 
 
 def _saved(folder: Path) -> list[Path]:
-    """The files that save_to_disk lists, in its order."""
+    """Return the files that save_to_disk lists, in its order."""
     rows = _json_list(folder / "state.json", "_data_files")
     files = [folder / _checked_name(folder, row.get("filename") if isinstance(row, dict) else None) for row in rows]
     missing = [file.name for file in files if not file.is_file()]

@@ -20,7 +20,7 @@ _MAX_GROUPS = 2
 
 
 class RowFile:
-    """One open file. Nothing in it is read by several threads: a forked process would wait for them for ever.
+    """Open file, read without threads: a forked process would wait for them for ever.
 
     Attributes:
         schema: of its columns.
@@ -47,7 +47,7 @@ class RowFile:
         self.n = int(self._ends[-1]) if len(sizes) else 0
 
     def column(self, name: str) -> Any:
-        """A whole column, or with a dot in its name a part of one, as a pyarrow array."""
+        """Return a column as a pyarrow array; a name with a dot selects a field of a struct."""
         first, _, rest = name.partition(".")
         if self._parquet is not None:
             column = self._parquet.read(columns=[name], use_threads=False).column(0)
@@ -59,7 +59,7 @@ class RowFile:
         return column.field(rest) if rest else column
 
     def cell(self, name: str, row: int) -> Any:
-        """One cell of a column as Python values; the row groups read last are kept."""
+        """Return a cell of a column as Python values; the row groups read last are cached."""
         if self._parquet is None:
             return self._table.column(name)[row].as_py()
         group = int(np.searchsorted(self._ends, row, side="right"))
@@ -72,7 +72,7 @@ class RowFile:
 
 
 def _arrow_table(path: str) -> Any:
-    """A file of the Arrow stream format, or of the file format, mapped into memory."""
+    """Map a file of Arrow's stream format, or of its file format, into memory."""
     import pyarrow
 
     mapped = pyarrow.memory_map(path)
@@ -84,7 +84,7 @@ def _arrow_table(path: str) -> Any:
 
 
 def open_row_file(path: Path) -> RowFile:
-    """The file, checked to be readable.
+    """Open a file and check that it is readable.
 
     Raises:
         DataError: it is damaged, or pyarrow is not there.
@@ -100,12 +100,12 @@ def open_row_file(path: Path) -> RowFile:
 
 
 def damaged(path: Path, error: object) -> DataError:
-    """The file cannot be read as what its name says."""
+    """Return the error for a file that is not what its suffix says."""
     return DataError(f"cannot read {path}: {' '.join(str(error).split())[:200]}", "It may be incomplete: get it again.")
 
 
 class _RowFiles:
-    """The files this process has open; another process opens its own."""
+    """Files that this process has open; every process opens its own."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, str], RowFile] = {}
@@ -144,7 +144,7 @@ class Rows:
         return len(self.places)
 
     def read(self, index: int) -> bytes:
-        """The bytes of one image; where the row has only a path, of that file.
+        """Return the encoded image of a row; of a row with only a path, that file.
 
         Raises:
             OSError: they cannot be read.
@@ -160,7 +160,7 @@ class Rows:
         return content
 
     def _cell(self, index: int) -> tuple[bytes | None, str | None]:
-        """The bytes in a row, else the file that it names."""
+        """Return the bytes in a row, else the file that it names."""
         import pyarrow
 
         container, row = self.places[index].tolist()
@@ -178,12 +178,12 @@ class Rows:
         return None, None
 
     def path(self, index: int) -> str:
-        """The file and the row in it: 'train-00000-of-00001.parquet[17]'."""
+        """Return file and row: 'train-00000-of-00001.parquet[17]'."""
         container, row = self.places[index].tolist()
         return printable(f"{self.containers[container]}[{row}]")
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
+        """Return (N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
         order = np.lexsort((self.places[:, 1], self.places[:, 0]))
         object.__setattr__(self, "_digests", None)
         # The stamp of the container says nothing about a file that a row names: those are read again every time.
@@ -198,7 +198,7 @@ class Rows:
         return f"{os.path.abspath(self.containers[container])}\0bytes of {self.column}[{row}]"  # noqa: PTH100
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Rows":
-        """Some of the images, in the order of `indices`."""
+        """Return the images at `indices`, in that order."""
         chosen = dataclasses.replace(self, places=self.places[np.asarray(indices, dtype=np.int64)])
         if self._digests is not None:
             object.__setattr__(chosen, "_digests", self._digests[indices])

@@ -14,7 +14,8 @@ from sslbench.data import booleans
 from sslbench.data.containers.names import by_split, check_files, image_id, split_name
 from sslbench.data.containers.sniff import has_base64_rows, is_json_table
 from sslbench.data.containers.view import viewed
-from sslbench.data.formats.table.lists import Table, read_json, read_json_lines, read_lines
+from sslbench.data.format import Column, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.formats.table.lists import TableColumns, read_json, read_json_lines, read_lines
 from sslbench.data.images import Files
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
@@ -27,27 +28,26 @@ IMAGE_COLUMNS = tuple(
     "image image_path img img_path path file filename file_name filepath file_path image_file image_filename "
     "image_name impath".split()
 )
-"""Names under which the image column is recognised, the first that is there winning."""
+"""Names of the image column, in order of precedence."""
 LABEL_COLUMNS = tuple(
     "label labels class classes class_name category categories target targets y label_name class_label tag tags "
     "class_id label_id category_id".split()
 )
-"""Names under which the label column is recognised, the first that is there winning."""
+"""Names of the label column, in order of precedence."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What may stand behind a '?': photos.csv?group=patient."""
+class TableOptions:
+    """Options behind a '?': photos.csv?group=patient."""
 
     group: str = setting("", "column whose equal values a seeded split keeps on one side: patient, video, scene")
 
 
-_PLAIN = Options()
 _FLAGS = {text: int(flag) for text, flag in booleans.TEXTS.items()} | {"-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string ends like a table, is no folder, and the file is no manifest and holds no images itself."""
+    """Return whether the string ends like a table, and is no folder, no manifest and no file with images inside."""
     lower = spec.lower()
     if not lower.endswith(SUFFIXES) or Path(spec).is_dir():
         return False
@@ -63,9 +63,9 @@ def open(
     label_column: str | None = None,
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
-    options: Options = _PLAIN,
+    group: str = "",
 ) -> dict[str, Source]:
-    """The images a table lists.
+    """Return the images that a table lists.
 
     Args:
         spec: the file. A .csv, .tsv or .parquet needs a header; a .json is a list of records, or maps each image to its
@@ -76,7 +76,7 @@ def open(
             columns that hold only 0, 1 and -1 (ignore) are taken as one class each.
         attribute_columns: kept as attributes of the source, read as text; any column may be one.
         value_columns: columns of numbers to predict; then there is no label column.
-        options: see there.
+        group: column whose equal values a seeded split keeps on one side.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths relative to the table's folder.
@@ -87,13 +87,13 @@ def open(
     """
     if value_columns and label_column is not None:
         raise UsageError("--label-col names classes and --value-col numbers: give one of them")
-    if options.group and options.group not in attribute_columns:
-        attribute_columns = (*attribute_columns, options.group)
+    if group and group not in attribute_columns:
+        attribute_columns = (*attribute_columns, group)
     columns = [image_column, label_column, [*attribute_columns], [*value_columns]]
     sources = viewed(
         spec, "table", columns, lambda: _open(spec, image_column, label_column, attribute_columns, value_columns)
     )
-    return {split: dataclasses.replace(source, grouped_by=options.group) for split, source in sources.items()}
+    return {split: dataclasses.replace(source, grouped_by=group) for split, source in sources.items()}
 
 
 def _open(
@@ -127,8 +127,8 @@ def _open(
     return by_split(spec, ids, labels, Files(files, str(folder)), _splits(table, split), notes, attributes)
 
 
-def _numbers(table: Table, names: Sequence[str]) -> Labels:
-    """The columns as numbers to predict."""
+def _numbers(table: TableColumns, names: Sequence[str]) -> Labels:
+    """Return the columns as numbers to predict."""
     columns = {name: table.columns[_find(table, name, (), "of numbers") or name] for name in names}
     values = np.empty((len(next(iter(columns.values()))), len(columns)))
     for c, (name, cells) in enumerate(columns.items()):
@@ -152,14 +152,14 @@ def _number(cell: object) -> float:
         return float("nan")
 
 
-def _attribute(table: Table, name: str) -> list[str]:
-    """A column as text; equal cells share one text, so that a million rows of a few values cost little."""
+def _attribute(table: TableColumns, name: str) -> list[str]:
+    """Return a column as text; equal cells share one object, so that a million rows of a few values cost little."""
     column = _find(table, name, (), "to group by") or name
     texts: dict[str, str] = {}
     return [texts.setdefault(text, text) for text in map(_text, table.columns[column])]
 
 
-def _read(path: Path) -> Table:
+def _read(path: Path) -> TableColumns:
     readers = {".parquet": _read_parquet, ".json": read_json, ".jsonl": read_json_lines, ".txt": read_lines}
     table = readers.get(path.suffix.lower(), _read_text)(path)
     if not table.columns or not len(next(iter(table.columns.values()))):
@@ -167,7 +167,7 @@ def _read(path: Path) -> Table:
     return table
 
 
-def _read_text(path: Path) -> Table:
+def _read_text(path: Path) -> TableColumns:
     notes: tuple[str, ...] = ()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -193,10 +193,10 @@ def _read_text(path: Path) -> Table:
         if len(row) != len(names):
             raise DataError(f"{path}, line {line}: {counted(len(row), 'cell')} where the header has {len(names)}")
     columns: dict[str, Sequence[Any]] = {name: [row[i].strip() for _, row in rows[1:]] for i, name in enumerate(names)}
-    return Table(str(path), columns, lambda row: f"line {lines[row]}", notes)
+    return TableColumns(str(path), columns, lambda row: f"line {lines[row]}", notes)
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path) -> TableColumns:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -214,15 +214,17 @@ def _read_parquet(path: Path) -> Table:
                 f"Give it as hf:{path}",
             )
     columns = {name: content.column(name).to_pylist() for name in content.column_names}
-    return Table(str(path), columns, lambda row: f"row {row + 1}")
+    return TableColumns(str(path), columns, lambda row: f"row {row + 1}")
 
 
 def _key(column: str) -> str:
     return column.strip().lower().replace(" ", "_").replace("-", "_")
 
 
-def _find(table: Table, asked: str | None, known: Sequence[str], what: str, taken: str | None = None) -> str | None:
-    """The column asked for, or else the first known one, in any case and with spaces or hyphens for underscores."""
+def _find(
+    table: TableColumns, asked: str | None, known: Sequence[str], what: str, taken: str | None = None
+) -> str | None:
+    """Return the requested column, else the first known one, in any case, with spaces or hyphens for underscores."""
     if asked is not None:
         if asked not in table.columns:
             raise UsageError(f"{table.name} has no column '{asked}' ({what})", did_you_mean(asked, table.columns))
@@ -231,7 +233,7 @@ def _find(table: Table, asked: str | None, known: Sequence[str], what: str, take
     return next((keys[name] for name in known if name in keys), None)
 
 
-def _ambiguous(table: Table, chosen: str | None, known: Sequence[str]) -> tuple[str, ...]:
+def _ambiguous(table: TableColumns, chosen: str | None, known: Sequence[str]) -> tuple[str, ...]:
     others = [column for column in table.columns if _key(column) in known and column != chosen]
     if chosen is None or _key(chosen) not in known or not others:
         return ()
@@ -239,13 +241,13 @@ def _ambiguous(table: Table, chosen: str | None, known: Sequence[str]) -> tuple[
     return (f"{table.name}: column '{chosen}' is used, not {some(others)}; choose with {option}",)
 
 
-def _refuse_empty(table: Table, column: str, cells: Sequence[str]) -> None:
+def _refuse_empty(table: TableColumns, column: str, cells: Sequence[str]) -> None:
     empty = [table.row_name(i) for i, cell in enumerate(cells) if not cell]
     if empty:
         raise DataError(f"{table.name}: the column '{column}' is empty in {some(empty)}")
 
 
-def _splits(table: Table, column: str | None) -> list[str] | None:
+def _splits(table: TableColumns, column: str | None) -> list[str] | None:
     if column is None:
         return None
     cells = ["" if cell is None else str(cell).strip() for cell in table.columns[column]]
@@ -253,8 +255,8 @@ def _splits(table: Table, column: str | None) -> list[str] | None:
     return [split_name(cell) or cell.lower() for cell in cells]
 
 
-def _labels(table: Table, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
-    """The labels, decided over all rows so that every split has the same kind and classes; and notes."""
+def _labels(table: TableColumns, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
+    """Return labels and notes; all rows decide, so that every split has the same kind and classes."""
     if column is None:
         return _labels_from_flags(table, [name for name in table.columns if name not in leave_out])
     cells = table.columns[column]
@@ -275,13 +277,13 @@ def _labels(table: Table, column: str | None, leave_out: set[str | None]) -> tup
 
 
 def _text(cell: object) -> str:
-    """A cell as text: '007' stays so, and 3.0 (how Parquet keeps a whole number beside empty cells) is '3'."""
+    """Return a cell as text: '007' is kept; 3.0 (Parquet's whole numbers beside empty cells) becomes '3'."""
     if cell is None or (isinstance(cell, float) and np.isnan(cell)):
         return ""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
-def _labels_from_flags(table: Table, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+def _labels_from_flags(table: TableColumns, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
     cells = {name: [_text(cell) for cell in table.columns[name]] for name in names}
     classes = [name for name in names if any(cells[name]) and all(c.lower() in _FLAGS for c in cells[name] if c)]
     n = len(next(iter(table.columns.values())))
@@ -295,3 +297,18 @@ def _labels_from_flags(table: Table, names: Sequence[str]) -> tuple[Labels, tupl
     values = np.array([[_FLAGS[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
     note = f"{table.name}: {counted(len(classes), 'column')} of 0 and 1 taken as classes: {some(classes, 5)}"
     return Labels("multi", tuple(classes), np.ascontiguousarray(values)), (note,)
+
+
+def _read_request(request: SampleRequest[TableOptions]) -> dict[str, Source]:
+    return open(
+        request.spec,
+        image_column=request.image_column,
+        label_column=request.label_column,
+        attribute_columns=request.attribute_columns,
+        value_columns=request.value_columns,
+        group=request.options.group,
+    )
+
+
+_COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, _read_request, TableOptions, _COLUMNS))

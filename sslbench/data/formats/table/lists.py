@@ -1,4 +1,4 @@
-"""Readers of the tables that have no header: a path per line, and records in JSON."""
+"""Readers of tables without header: a path per line, and records in JSON."""
 
 import dataclasses
 import json
@@ -12,8 +12,8 @@ from sslbench.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-    """Column name -> its cells; `row_name` says where row i is in the file."""
+class TableColumns:
+    """Column name -> its cells; `row_name(i)` is the place of row i in the file."""
 
     name: str
     columns: dict[str, Sequence[Any]]
@@ -21,8 +21,8 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-def read_lines(path: Path) -> Table:
-    """A .txt: on every line a path; or a path, white space and a label without any.
+def read_lines(path: Path) -> TableColumns:
+    """Read a .txt: a path per line; or a path, white space, and a label without white space.
 
     Raises:
         DataError: it cannot be read, or only some lines have a label.
@@ -37,7 +37,7 @@ def read_lines(path: Path) -> Table:
     columns: dict[str, Sequence[Any]] = {"path": [file for _, file, _ in rows]}
     if with_label:
         columns["label"] = [label for _, _, label in rows]
-    return Table(str(path), columns, lambda row: f"line {numbers[row]}")
+    return TableColumns(str(path), columns, lambda row: f"line {numbers[row]}")
 
 
 def _path_and_label(line: str) -> tuple[str, str | None]:
@@ -48,8 +48,8 @@ def _path_and_label(line: str) -> tuple[str, str | None]:
     return file, label
 
 
-def read_json(path: Path) -> Table:
-    """A .json: a list of records, or a mapping from image to label.
+def read_json(path: Path) -> TableColumns:
+    """Read a .json: a list of records, or a mapping from image to label.
 
     Raises:
         DataError: it cannot be read, or is neither.
@@ -63,8 +63,8 @@ def read_json(path: Path) -> Table:
     return _records(path, content, "entry")
 
 
-def read_json_lines(path: Path) -> Table:
-    """A .jsonl: a record on every line.
+def read_json_lines(path: Path) -> TableColumns:
+    """Read a .jsonl: a record per line.
 
     Raises:
         DataError: it cannot be read, or a line is no record.
@@ -96,7 +96,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _records(path: Path, records: Any, what: str) -> Table:
+def _records(path: Path, records: Any, what: str) -> TableColumns:
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise DataError(f"{path} is no list of records", 'Such as: [{"path": "a.jpg", "label": "cat"}, ...]')
     names = list(dict.fromkeys(str(key) for record in records for key in record))
@@ -104,7 +104,7 @@ def _records(path: Path, records: Any, what: str) -> Table:
     flat = [name for name in names if name not in nested]
     columns: dict[str, Sequence[Any]] = {name: [record.get(name) for record in records] for name in flat}
     notes = (f"{path}: {some(nested)} left out, which hold more than names and numbers",) if nested else ()
-    return Table(str(path), columns, lambda row: f"{what} {row + 1}", notes)
+    return TableColumns(str(path), columns, lambda row: f"{what} {row + 1}", notes)
 
 
 def _is_nested(value: object) -> bool:

@@ -11,8 +11,9 @@ import numpy as np
 
 from sslbench.data.cache.index import Index, indexed
 from sslbench.data.containers.members import safe_name
-from sslbench.data.containers.names import by_split, refuse_columns, split_name
+from sslbench.data.containers.names import by_split, split_name
 from sslbench.data.containers.slices import RAW, UNKNOWN, joined
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.tfds.array_record import ArrayRecords, build_array_record
 from sslbench.data.formats.tfds.info import Info, find_folder, read_info
 from sslbench.data.formats.tfds.tfrecord import AGAIN, build_tfrecord
@@ -28,21 +29,19 @@ _BOUND = re.compile(r"(?P<number>-?\d+)(?P<percent>%?)")
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'tfds:', or is a folder that TFDS has prepared."""
+    """Return whether the string starts with 'tfds:', or is a folder that TFDS has prepared."""
     if spec.startswith(PREFIX):
         return True
     return (Path(spec) / "dataset_info.json").is_file() and (Path(spec) / "features.json").is_file()
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
-    """The images of a data set that TFDS has prepared; nothing is downloaded.
+def open(spec: str) -> dict[str, Source]:
+    """Return the images of a data set that TFDS has prepared; nothing is downloaded.
 
     Args:
         spec: the folder with dataset_info.json, one above it, or the name below $TFDS_DATA_DIR (~/tensorflow_datasets).
             Behind it one split: [train]; its first part: [train:20%], [train:100]; or a part as TFDS writes it:
             [train[100:200]], [train[20%:]], [train[-50:]]. Parts are counted in the order of the records.
-        image_column: for tables only.
-        label_column: for tables only.
 
     Returns:
         Split name -> source, of the one that is named or of all. Ids are the file names that the data set keeps; if it
@@ -50,9 +49,8 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
     Raises:
         DataError: it is not there, its files are damaged, missing or of another format; array_record is needed.
-        UsageError: there is no such split, the part cannot be read, or a column was named.
+        UsageError: there is no such split, the part cannot be read.
     """
-    refuse_columns(spec, image_column, label_column)
     location, _, wanted = spec.removeprefix(PREFIX).partition("[")
     if wanted and not wanted.endswith("]"):
         raise UsageError(f"'{spec}' has an opening bracket and no closing one at its end")
@@ -72,7 +70,7 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
 @dataclasses.dataclass(frozen=True)
 class _Shards:
-    """The records of a split: their images and indexes."""
+    """Records of a split."""
 
     images: Images
     names: list[str]
@@ -100,7 +98,7 @@ def _open_split(spec: str, info: Info, split: str, part: str | None) -> Source:
 
 
 def _bounds(spec: str, part: str, total: int) -> tuple[int, int]:
-    """First record and the one after the last, by TFDS's rules: percentages are rounded to the nearest record."""
+    """Return the first record and the one after the last; percentages are rounded to the nearest record, as in TFDS."""
     first, colon, last = part.partition(":")
     if not colon:
         raise UsageError(f"'[{part}]' in {spec} is no part of a split", "Write [train[100:200]] or [train[:20%]].")
@@ -157,7 +155,7 @@ def _places(index: Index) -> Any:
 
 
 def _labels(info: Info, labels: list[list[int | str]]) -> tuple[Labels, tuple[str, ...]]:
-    """Decided over a whole split, so that every part of it has the same classes."""
+    """Return the labels of a whole split, so that every part of it has the same classes."""
     if not info.keys.label or not any(labels):
         return no_labels(len(labels)), (f"{info.folder}: no feature is a class label, so there are no labels",)
     if all(row == [-1] for row in labels):
@@ -179,3 +177,6 @@ def _class_name(info: Info, value: int | str) -> str:
     if not 0 <= value < len(info.classes):
         raise DataError(f"{info.folder}: a label is {value}, but there are {len(info.classes)} classes")
     return info.classes[value]
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

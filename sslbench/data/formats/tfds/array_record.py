@@ -1,4 +1,4 @@
-"""Images in ArrayRecord files, which are read through the package array_record."""
+"""Images in ArrayRecord files, read by the package array_record."""
 
 import dataclasses
 import os
@@ -20,7 +20,7 @@ _CHUNK = 256
 
 
 def build_array_record(path: Path, keys: Keys) -> Index:
-    """The records of an ArrayRecord file: numbers are offset and size of the image in its record, texts labels as JSON.
+    """Index an ArrayRecord file: numbers are offset and size of the image in its record, texts labels as JSON.
 
     Raises:
         DataError: it is damaged, a record is no example with an image, or the package array_record is not there.
@@ -58,7 +58,7 @@ def _reader(path: Path) -> Any:
 
 
 class _Readers:
-    """The readers this process has open, by path; another process opens its own."""
+    """Readers that this process has open, by path; every process opens its own."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, str], Any] = {}
@@ -92,7 +92,7 @@ class ArrayRecords:
         return len(self.places)
 
     def read(self, index: int) -> bytes:
-        """The bytes of one image.
+        """Return the bytes of one image.
 
         Raises:
             OSError: the record cannot be read or has changed.
@@ -109,19 +109,19 @@ class ArrayRecords:
         return content[offset : offset + size]
 
     def path(self, index: int) -> str:
-        """The file and the record in it: 'x.array_record-00000-of-00001[17]'."""
+        """Return file and record: 'x.array_record-00000-of-00001[17]'."""
         return printable(f"{self.containers[self.places[index, 0]]}[{self.places[index, 1]}]")
 
     def shards(self) -> npt.NDArray[np.int64]:
-        """int64 (N,): in which file each image lies."""
+        """Return the file of each image, int64 (N,)."""
         return self.places[:, 0]
 
     def fetched(self) -> npt.NDArray[np.int64]:
-        """int64 (files,): bytes that are copied before a file can be read: none."""
+        """Return the bytes to download before a file can be read, int64 (files,): zeros."""
         return np.zeros(len(self.containers), dtype=np.int64)
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
+        """Return (N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
         order = np.lexsort((self.places[:, 1], self.places[:, 0]))
         return remembered(order, self._key, lambda i: self.stamps[self.places[i, 0]], self.read)
 
@@ -129,5 +129,5 @@ class ArrayRecords:
         return f"{os.path.abspath(self.containers[self.places[index, 0]])}\0{self.places[index, 1:].tolist()}"  # noqa: PTH100
 
     def select(self, indices: npt.NDArray[np.int64]) -> "ArrayRecords":
-        """Some of the images, in the order of `indices`."""
+        """Return the images at `indices`, in that order."""
         return dataclasses.replace(self, places=self.places[np.asarray(indices, dtype=np.int64)])

@@ -14,7 +14,7 @@ _MAX_VARINT_BYTES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """One feature of an example.
+    """Feature of an example.
 
     Attributes:
         texts: (start, stop) of each value in the record, of a list of bytes.
@@ -26,7 +26,7 @@ class Feature:
 
 
 def parse(record: bytes) -> dict[str, Feature]:
-    """The features of an example; lists of floats are left out (empty).
+    """Parse the features of an example; lists of floats are returned empty.
 
     Raises:
         ValueError: the record is no such message.
@@ -53,7 +53,7 @@ def _feature(record: bytes, start: int, stop: int) -> Feature:
 
 
 def _integers(record: bytes, start: int, stop: int) -> Iterator[int]:
-    """The values of an Int64List, packed or one by one."""
+    """Parse an Int64List, packed or not."""
     for number, wire, value, at in _fields(record, start, stop):
         if number == 1 and wire == _VARINT:
             yield _signed(value)
@@ -68,7 +68,7 @@ def _signed(value: int) -> int:
 
 
 def _messages(record: bytes, start: int, stop: int, numbers: tuple[int, ...] = (1,)) -> Iterator[tuple[int, int, int]]:
-    """(field, start, stop) of the fields with these numbers, whose values have a length."""
+    """Yield (field, start, stop) of the length-delimited fields with these numbers."""
     for number, wire, value, end in _fields(record, start, stop):
         if number in numbers:
             if wire != _LENGTH:
@@ -77,7 +77,7 @@ def _messages(record: bytes, start: int, stop: int, numbers: tuple[int, ...] = (
 
 
 def _fields(record: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """(field, wire type, value of a varint or start of the value, end of the value)."""
+    """Yield (field, wire type, value of a varint or start of the value, end of the value)."""
     at = start
     while at < stop:
         tag, at = _varint(record, at, stop)

@@ -1,4 +1,4 @@
-"""What TFDS writes beside the records: dataset_info.json, features.json and the names of the classes."""
+"""Metadata of TFDS beside the records: dataset_info.json, features.json and the names of the classes."""
 
 import dataclasses
 import json
@@ -21,18 +21,18 @@ _MAX_SHARDS = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """A data set that TFDS has prepared.
+    """Data set that TFDS has prepared.
 
     Attributes:
-        folder: where its files lie.
-        name: how their names begin.
+        folder: folder of its files.
+        name: prefix of the files' names.
         format: 'tfrecord' or 'array_record'.
-        template: how a file is called.
+        template: pattern of the files' names.
         splits: name -> number of records in each of its files.
         keys: the features that are used.
         classes: the names of the classes, in the order of their numbers; empty if it gives none.
-        several: whether an image has any number of labels.
-        notes: what may surprise.
+        several: an image has any number of labels.
+        notes: warnings for the user.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class Info:
     notes: tuple[str, ...]
 
     def shard(self, split: str, number: int) -> Path:
-        """The file with the records `number` of a split."""
+        """Return the file of shard `number` of a split."""
         count = len(self.splits[split])
         values = {
             "DATASET": self.name,
@@ -65,7 +65,7 @@ class Info:
 
 
 def find_folder(location: str) -> Path:
-    """The folder with dataset_info.json: the location itself, the newest version below it, or a name's.
+    """Return the folder with dataset_info.json: the location itself, the newest version below it, or a name's.
 
     Raises:
         DataError: there is none, or several configurations.
@@ -101,7 +101,7 @@ def _version(name: str) -> tuple[int, ...]:
 
 
 def read_info(folder: Path) -> Info:
-    """What the two JSON files say.
+    """Read dataset_info.json and features.json.
 
     Raises:
         DataError: they are damaged, or describe nothing that can be read as images.
@@ -139,7 +139,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _flat(features: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Key in an example -> kind: 'Image', 'ClassLabel', 'Text', '[ClassLabel]' for a list of them."""
+    """Return key in an example -> kind: 'Image', 'ClassLabel', 'Text', '[ClassLabel]' for a list of them."""
     for name, feature in features.items():
         kind = str(feature["pythonClassName"]).rpartition(".")[2]
         if "featuresDict" in feature:

@@ -1,4 +1,4 @@
-"""Records of a TFDS shard: where the image of each lies, its file name and its label."""
+"""Index of a TFDS shard: place of each record's image, its file name and its label."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ AGAIN = "Get the file again, or prepare the data set again with TFDS."
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """The features of an example that are used: of the image, its label and its file name; empty for none."""
+    """Keys of the features with the image, its label and its file name; empty for none."""
 
     image: str
     label: str
@@ -30,7 +30,7 @@ class Keys:
 
 
 def build_tfrecord(path: Path, keys: Keys) -> Index:
-    """The records of a TFRecord file: numbers are offset and size of the image, texts the label as JSON.
+    """Index a TFRecord file: numbers are offset and size of the image, texts the label as JSON.
 
     A record is its length (8 bytes), a masked CRC-32C of that, the data, and one of these
     (https://www.tensorflow.org/tutorials/load_data/tfrecord). The sum of the length is checked; that of the data is
@@ -47,13 +47,13 @@ _Entry = tuple[int, int, str, str]
 
 
 def index_of(entries: list[_Entry]) -> Index:
-    """The index of the entries of a shard."""
+    """Return the index of the entries of a shard."""
     numbers = np.array([entry[:2] for entry in entries], dtype=np.int64).reshape(-1, 2)
     return Index(tuple(entry[2] for entry in entries), numbers, tuple(entry[3] for entry in entries))
 
 
 def entry(path: Path, number: int, record: bytes, keys: Keys, at: int) -> _Entry:
-    """Offset and size of the image, file name and label of one record that begins at `at`.
+    """Return offset and size of the image, file name and label of the record at offset `at`.
 
     Raises:
         DataError: the record is no example, or has not one image.
@@ -73,7 +73,7 @@ def entry(path: Path, number: int, record: bytes, keys: Keys, at: int) -> _Entry
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Start and content of every record."""
+    """Yield offset and content of every record."""
     end = path.stat().st_size
     with path.open("rb") as file:
         at = 0
@@ -107,7 +107,7 @@ def _crc_table() -> tuple[int, ...]:
 
 
 def _masked_crc(data: bytes) -> int:
-    """CRC-32C, turned and shifted as TFRecord does."""
+    """Return TFRecord's masked CRC-32C: rotated, plus a constant."""
     table, crc = _crc_table(), 0xFFFFFFFF
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)

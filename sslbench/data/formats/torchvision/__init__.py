@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.containers.hdf5 import Hdf5Images, open_hdf5
-from sslbench.data.containers.names import numbered_ids, refuse_columns
+from sslbench.data.containers.names import numbered_ids
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.torchvision.files import FILE_SETS, open_files
 from sslbench.data.hashes import stamp_of
 from sslbench.data.images import Arrays
@@ -23,19 +24,19 @@ from sslbench.names import did_you_mean
 
 PREFIX = "torchvision:"
 _IDX_FILES = {"train": "train", "test": "t10k"}
-"""Split -> how the names of its files begin, in the sets that are laid out like MNIST."""
+"""Split -> prefix of its files, in data sets with the layout of MNIST."""
 
 _Pixels = npt.NDArray[np.uint8]
 _Loaded = dict[str, tuple[_Pixels, list[int]]]
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string starts with 'torchvision:'."""
+    """Return whether the string starts with 'torchvision:'."""
     return spec.startswith(PREFIX)
 
 
-def open(spec: str, *, image_column: str | None = None, label_column: str | None = None) -> dict[str, Source]:
-    """A data set whose files lie in FOLDER, else in $SSLBENCH_DATA, else in ./data, as torchvision lays them out.
+def open(spec: str) -> dict[str, Source]:
+    """Return a data set with torchvision's files in FOLDER, else in $SSLBENCH_DATA, else in ./data.
 
     Nothing is downloaded. Of the sets laid out like MNIST the compressed files are enough. `CLEVRClassification` counts
     objects, as in torchvision; `CLEVRClassification[distance]` and `Kitti[distance]` are the distance tasks of VTAB.
@@ -47,9 +48,8 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
     Raises:
         DataError: the files are not there or are damaged.
-        UsageError: torchvision has no such data set, or a column was named.
+        UsageError: torchvision has no such data set.
     """
-    refuse_columns(spec, image_column, label_column)
     name, _, folder = spec.removeprefix(PREFIX).partition("@")
     if name not in all_sets():
         raise UsageError(
@@ -66,7 +66,7 @@ def open(spec: str, *, image_column: str | None = None, label_column: str | None
 
 
 def all_sets() -> list[str]:
-    """The names that can follow 'torchvision:', sorted."""
+    """Return the names that can follow 'torchvision:', sorted."""
     return sorted([*_LOADERS, *FILE_SETS, "PCAM"])
 
 
@@ -89,7 +89,7 @@ def _not_there(name: str, root: Path, arguments: str, cause: object = None) -> D
 
 
 def _load_idx(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
-    """MNIST, FashionMNIST, KMNIST: idx files, which torchvision itself cannot read while they are compressed."""
+    """Load MNIST, FashionMNIST or KMNIST from idx files; torchvision cannot read them compressed."""
     import torchvision.datasets
 
     folders = [root / name / "raw", root / "raw", root]
@@ -113,7 +113,7 @@ def _idx_file(folder: Path, name: str) -> Path | None:
 
 
 def _read_idx(path: Path) -> _Pixels:
-    """An array in the idx format: two zero bytes, type 8 (uint8), the number of dimensions, big-endian sizes, data."""
+    """Read an idx array: two zero bytes, type 8 (uint8), the number of dimensions, big-endian sizes, data."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zero, kind, dimensions = struct.unpack(">HBB", content[:4])
@@ -163,7 +163,7 @@ _FER_PARTS = {"Training": "train", "PublicTest": "train", "PrivateTest": "test"}
 
 
 def _load_fer(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
-    """FER2013: one table with the pixels as text; test.csv of Kaggle has no labels and is of no use."""
+    """Load FER2013 from a table with the pixels as text; Kaggle's test.csv has no labels and is not read."""
     folder = root / "fer2013"
     file = next((f for f in (folder / "fer2013.csv", folder / "icml_face_data.csv") if f.is_file()), None)
     if file is None:
@@ -184,7 +184,7 @@ def _load_fer(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
 
 
 def _open_pcam(spec: str, root: Path) -> dict[str, Source]:
-    """PatchCamelyon: arrays of several gigabytes in HDF5 files, read patch by patch."""
+    """Open PatchCamelyon: arrays of several gigabytes in HDF5 files, read patch by patch."""
     sources = {}
     for split, word in (("train", "train"), ("val", "valid"), ("test", "test")):
         stem = root / "pcam" / f"camelyonpatch_level_2_split_{word}"
@@ -209,7 +209,7 @@ def _open_pcam(spec: str, root: Path) -> dict[str, Source]:
 
 
 def _channels_last(pixels: _Pixels) -> _Pixels:
-    """(N, C, H, W) -> (N, H, W, C), a view: the pixels of one image are copied when it is read."""
+    """Return (N, C, H, W) as a view (N, H, W, C): pixels are copied when an image is read."""
     return pixels.transpose(0, 2, 3, 1)
 
 
@@ -241,3 +241,6 @@ _PLACES: dict[str, tuple[str, str]] = {
     "USPS": (".", "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"),
 }
 """Name -> (folder below the data folder, official page)."""
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

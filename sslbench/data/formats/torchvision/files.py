@@ -1,4 +1,4 @@
-"""The data sets of torchvision that are image files on disk: where each lies, its official splits, its classes.
+"""Data sets of torchvision that are image files on disk: folders, official splits and classes.
 
 The files are read where torchvision's own classes put and expect them; nothing is downloaded. Where a data set has a
 validation part beside a test part, train is both together: protocols choose on a held-out part of train themselves, and
@@ -30,14 +30,14 @@ _OXFORD = "https://www.robots.ox.ac.uk/~vgg/data"
 
 @dataclasses.dataclass(frozen=True)
 class FileSet:
-    """One data set.
+    """Data set of image files.
 
     Attributes:
-        folder: where it lies below the data folder.
-        page: where its makers offer it.
+        folder: its folder below the data folder.
+        page: web page of its authors.
         read: from the folder to the images of each split.
         arguments: with which torchvision's class downloads it; None if it cannot.
-        note: what may surprise about the splits.
+        note: remark on the splits.
     """
 
     folder: str
@@ -48,10 +48,10 @@ class FileSet:
 
 
 def open_files(spec: str, name: str, root: Path) -> dict[str, Source]:
-    """The splits of a data set of `FILE_SETS`.
+    """Return the splits of a data set of `FILE_SETS`.
 
     Args:
-        spec: what the user calls it.
+        spec: its location, for messages.
         name: the key.
         root: the data folder.
 
@@ -98,7 +98,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _class_folders(base: Path, folder: str) -> Listed:
-    """Every image in the class folders of one folder."""
+    """List the images in the class folders of a folder."""
     found = []
     for entry in sorted((base / folder).iterdir()):
         if entry.is_dir():
@@ -202,7 +202,7 @@ def _eurosat(base: Path) -> dict[str, Listed]:
 
 
 def _caltech101(base: Path) -> dict[str, Listed]:
-    """Thirty images of each class to train on, drawn by a fixed seed: the set has no official split."""
+    """Draw thirty training images of each class by a fixed seed: there is no official split."""
     by_class: dict[str, list[str]] = {}
     for file, name in sorted(_class_folders(base, "")):
         if name != "BACKGROUND_Google":
@@ -216,7 +216,7 @@ def _caltech101(base: Path) -> dict[str, Listed]:
 
 
 def _clevr(base: Path, label: Callable[[list[dict[str, Any]]], str]) -> dict[str, Listed]:
-    """The parts whose scenes are public; the label is a function of the scene's objects."""
+    """Return the splits with public scenes; the label is a function of the scene's objects."""
 
     def part(split: str) -> Listed:
         scenes = json.loads((base / "scenes" / f"CLEVR_{split}_scenes.json").read_text(encoding="utf-8"))["scenes"]
@@ -230,14 +230,14 @@ def _clevr_count(base: Path) -> dict[str, Listed]:
 
 
 def _clevr_distance(base: Path) -> dict[str, Listed]:
-    """Bins of the depth of the closest object (VTAB, Zhai et al. 2019, appendix; edges as VISSL has them)."""
+    """Return the bin of the depth of the closest object (VTAB, Zhai et al. 2019, appendix; edges as VISSL has them)."""
     edges = (8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
     names = [f"{i} below {edge:g}" for i, edge in enumerate(edges)]
     return _clevr(base, lambda objects: names[bisect_left(edges, min(o["pixel_coords"][2] for o in objects))])
 
 
 def _kitti_distance(base: Path) -> dict[str, Listed]:
-    """Bins of the distance of the closest car, van or truck (column 14 of the labels), or none (VTAB)."""
+    """Return the bin of the distance of the closest car, van or truck (column 14 of the labels), or none (VTAB)."""
     names = ("none", "below 8 m", "below 20 m", "from 20 m")
     rows = []
     for file in sorted((base / "label_2").iterdir()):

@@ -6,7 +6,6 @@ classes.txt. Maps that lost their palette and hold its colours are read by these
 """
 
 import dataclasses
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,98 +13,96 @@ import numpy.typing as npt
 
 from sslbench.data.containers.names import check_some
 from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.formats.voc.tree import (
+    IMAGES,
+    MAIN_LISTS,
+    SEGMENTATION_LISTS,
+    find_years,
+    image_files,
+    one_year,
+    read_stems,
+)
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import Options, coding_beside, colour, with_ignored
-from sslbench.data.maps.files import Pixels, ValueMaps, load
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside, colour, with_ignored
+from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, source_of, walk
 from sslbench.data.maps.types import Coding, Grid, LabelMapSource, distinct
 from sslbench.data.wording import printable, some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
 
-_LISTS, _CLASS, _OBJECT = Path("ImageSets") / "Segmentation", "SegmentationClass", "SegmentationObject"
+_CLASS, _OBJECT = "SegmentationClass", "SegmentationObject"
 _BORDER = 255
 NAMES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
-"""The classes of Pascal VOC by their index."""
+"""Classes of Pascal VOC by index."""
 
 
-def recognises(root: Path) -> bool:
-    """Whether it is a folder with SegmentationClass/ and ImageSets/Segmentation/, or holds one such folder."""
-    return bool(years(root))
+def recognises(spec: str, options: LabelMapOptions) -> bool:
+    """Return whether the string is a tree with SegmentationClass/ and ImageSets/Segmentation/."""
+    return not options.names_folders and bool(_years(spec))
 
 
-def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
-    """The maps of one year; see `sslbench.data.open_maps.open_label_maps`."""
-    found = years(Path(spec))
-    if len(found) > 1:
-        raise DataError(f"{spec} holds several years: {some([y.name for y in found])}", f"Name one: {found[0]}")
-    root = found[0]
+def maps_only(spec: str) -> bool:
+    """Return whether the string is such a tree without ImageSets/Main."""
+    years = _years(spec)
+    return bool(years) and not any((year / MAIN_LISTS).is_dir() for year in years)
+
+
+def _years(spec: str) -> list[Path]:
+    return find_years(Path(spec), SEGMENTATION_LISTS, _CLASS)
+
+
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    """Return the label maps of one year; see `sslbench.data.open.open_label_maps`."""
+    root = one_year(spec, _years(spec))
     lists = _lists(root)
     maps = by_key(root / _CLASS, walk(root / _CLASS))
-    images = by_key(root / "JPEGImages", walk(root / "JPEGImages"))
+    images = image_files(root)
     splits = {name: _pairs(root, name, stems, images, maps) for name, stems in lists.items()}
     coding = _coding(root, options, next(iter(splits.values())).maps)
     coding = with_ignored(spec, coding, options.ignore)
     return {s: source_of(spec, s, p, _maps(root, p.maps, coding), coding) for s, p in splits.items()}
 
 
-def years(root: Path) -> list[Path]:
-    """The folders of a tree that hold SegmentationClass/ and ImageSets/Segmentation/."""
-    if not root.is_dir():
-        return []
-    if (root / _CLASS).is_dir() and (root / _LISTS).is_dir():
-        return [root]
-    found = {path.parent.parent for top in (root, root / "VOCdevkit") for path in top.glob(f"VOC*/{_LISTS}")}
-    return sorted(year for year in found if (year / _CLASS).is_dir())
-
-
 def _lists(root: Path) -> dict[str, list[str]]:
     """Split -> stems: train, val and test where there are such lists; else trainval, or whatever there is, as all."""
-    files = {path.stem: path for path in sorted((root / _LISTS).glob("*.txt"))}
+    files = {path.stem: path for path in sorted((root / SEGMENTATION_LISTS).glob("*.txt"))}
     chosen: dict[str, Path] = {name: files[name] for name in ("train", "val", "test") if name in files}
     if not chosen:
         others = sorted(files, key=lambda name: (name != "trainval", name))
         if not others:
-            raise DataError(f"{root / _LISTS} holds no list of images")
+            raise DataError(f"{root / SEGMENTATION_LISTS} holds no list of images")
         chosen = {"all": files[others[0]]}
     found: dict[str, list[str]] = {}
     for name, path in chosen.items():
-        try:
-            stems = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot read {path}: {error}") from error
-        twice = sorted(stem for stem, n in Counter(stems).items() if n > 1)
-        outside = [stem for stem in stems if ".." in Path(stem).parts or Path(stem).is_absolute()]
-        if twice or outside:
-            raise DataError(f"{path} lists {'twice' if twice else 'outside of the tree'}: {some(twice or outside)}")
-        if stems:
-            found[name] = sorted(stems)
+        if stems := read_stems(path):
+            found[name] = stems
     if not found:
-        raise DataError(f"the lists in {root / _LISTS} are empty")
+        raise DataError(f"the lists in {root / SEGMENTATION_LISTS} are empty")
     return found
 
 
 def _pairs(root: Path, split: str, stems: list[str], images: dict[str, str], maps: dict[str, str]) -> Pairs:
-    spec = str(root / _LISTS / f"{split}.txt")
+    spec = str(root / SEGMENTATION_LISTS / f"{split}.txt")
     files = [images.get(stem, f"{stem}.jpg") for stem in stems]
-    check_some(spec, files, root / "JPEGImages", f"Looked for them in {root / 'JPEGImages'}.")
+    check_some(spec, files, root / IMAGES, f"Looked for them in {root / 'JPEGImages'}.")
     without = [stem for stem in stems if stem not in maps]
     if len(without) == len(stems):
         raise DataError(f"{spec}: none of its images has a map in {root / _CLASS}: {some(without)}")
     kept = [stem for stem in stems if stem in maps]
     chosen = tuple(images[stem] for stem in kept)
     return Pairs(
-        Files(chosen, str(root / "JPEGImages")),
+        Files(chosen, str(root / IMAGES)),
         Files(tuple(maps[stem] for stem in kept), str(root / _CLASS)),
         tuple(map(printable, chosen)),
-        tuple(printable(str(root / "JPEGImages" / images[stem])) for stem in without),
+        tuple(printable(str(root / IMAGES / images[stem])) for stem in without),
     )
 
 
-def _coding(root: Path, options: Options, maps: Files) -> Coding:
+def _coding(root: Path, options: LabelMapOptions, maps: Files) -> Coding:
     own = coding_beside(root, options)
     if own is not None:
         has_border = _BORDER in own.values or own.colours
@@ -119,7 +116,7 @@ def _coding(root: Path, options: Options, maps: Files) -> Coding:
 
 
 def _coloured(maps: Files) -> bool:
-    """Whether the first map that can be read and is not grey shows colours in place of indices."""
+    """Return whether the maps hold colours in place of indices, by the first readable one that is not grey."""
     for index in range(min(len(maps), 20)):
         try:
             if load(maps, index, MAX_PIXELS).coloured:
@@ -133,8 +130,8 @@ _NO_OBJECT = (0, 255)
 _NO_OBJECT_COLOURS = (0, 224 + 256 * 224 + 65536 * 192)  # black, and that of borders
 
 
-def _numbers(objects: Pixels) -> Grid:
-    """0 and 255 stand for none; 1, 2, ... for the colours of a file that lost its palette."""
+def _numbers(objects: MapPixels) -> Grid:
+    """Return the numbers of the instances, 0 for none; the colours of a map without palette are numbered 1, 2, ..."""
     if not objects.coloured:
         numbers = objects.indices()
         return np.where(np.isin(numbers, _NO_OBJECT), 0, numbers)
@@ -151,7 +148,7 @@ def _maps(root: Path, files: Files, coding: Coding) -> ValueMaps:
 
 
 def voc_palette() -> npt.NDArray[np.uint8]:
-    """(256, 3) the colours of VOC's palette: the bits of an index dealt out to red, green and blue, highest first."""
+    """Return VOC's palette, (256, 3): the bits of an index are dealt to red, green and blue, highest first."""
     palette = np.zeros((256, 3), dtype=np.uint8)
     for index in range(256):
         for bit in range(8):

@@ -1,4 +1,4 @@
-"""The objects of Pascal VOC trees: ImageSets/Main names the images, Annotations/*.xml holds their boxes.
+"""Objects of Pascal VOC trees: ImageSets/Main names the images, Annotations/*.xml holds their boxes.
 
 VOC numbers pixels from 1, and xmax, ymax belong to the box: xmin=1, xmax=width is the whole image. So x1 = xmin - 1 and
 x2 = xmax, as Detectron2 reads them: subtracting 1 from xmax too would make every box a pixel too small.
@@ -6,7 +6,6 @@ x2 = xmax, as Detectron2 reads them: subtracting 1 from xmax too would make ever
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,28 +13,36 @@ from xml.etree import ElementTree
 import numpy as np
 
 from sslbench.data.booleans import boolean
-from sslbench.data.containers.members import is_image
+from sslbench.data.formats.voc.tree import (
+    ANNOTATIONS,
+    IMAGES,
+    MAIN_LISTS,
+    SPLITS,
+    find_years,
+    image_files,
+    one_year,
+    read_stems,
+)
 from sslbench.data.images import Files
-from sslbench.data.objects.boxes import Odd, checked_objects, size_in_file
+from sslbench.data.objects.boxes import BoxIssues, checked_objects, size_in_file
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.wording import counted, some
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UsageError
 
-_LISTS = Path("ImageSets") / "Main"
 _DIGITS = 9  # of the side of an image
-_SPLITS = ("train", "val", "trainval", "test")
 
 
 def recognises(spec: str) -> bool:
-    """Whether the string is a folder with ImageSets/Main and Annotations, or holds such folders."""
-    return bool(_years(Path(spec)))
+    """Return whether the string is a Pascal VOC tree with annotations, or several folders joined with '+'."""
+    folders = _folders(spec)
+    return len(folders) > 1 or bool(_years(folders[0]))
 
 
-def open_trees(specs: Sequence[str]) -> dict[str, ObjectSource]:
-    """The images of one tree or of several together (VOC07+12).
+def open_objects(spec: str) -> dict[str, ObjectSource]:
+    """Return the images of one tree, or of several together (VOC07+12).
 
     Args:
-        specs: folders of one year each.
+        spec: the folder of a year, or several joined with '+'.
 
     Returns:
         {"train": trainval, "test": test} if any of them has an annotated test split: then train is the trainval of all,
@@ -43,66 +50,59 @@ def open_trees(specs: Sequence[str]) -> dict[str, ObjectSource]:
         `VOC2007/000001.jpg`.
 
     Raises:
+        UsageError: one of several folders is no Pascal VOC tree.
         DataError: a list, an image or an annotation is missing or broken, or a folder holds several years.
     """
-    trees = [_one_year(spec) for spec in specs]
+    folders = _folders(spec)
+    if len(folders) > 1 and (other := [folder for folder in folders if not _years(folder)]):
+        raise UsageError(f"{other[0]} is no Pascal VOC tree, and only such trees can be joined with '+'")
+    trees = [one_year(folder, _years(folder), joinable=True) for folder in folders]
     if len({tree.name for tree in trees}) < len(trees):
-        raise DataError(f"{' + '.join(specs)}: two of the folders have the same name, so that ids would clash")
+        raise DataError(f"{' + '.join(folders)}: two of the folders have the same name, so that ids would clash")
     try:
-        return _open("+".join(specs), trees)
+        return _open(spec, trees)
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
+def _folders(spec: str) -> list[str]:
+    """Return the folders of a location, several if it joins existing ones with '+'."""
+    folders = spec.split("+") if not Path(spec).exists() else [spec]
+    return folders if all(Path(folder).is_dir() for folder in folders) else [spec]
+
+
+def _years(folder: str) -> list[Path]:
+    return find_years(Path(folder), MAIN_LISTS, ANNOTATIONS)
+
+
 @dataclasses.dataclass
-class _Image:
+class _AnnotatedImage:
     id: str
     path: Path
     size: tuple[int, int]
     rows: list[dict[str, Any]]
 
 
-def _years(root: Path) -> list[Path]:
-    if not root.is_dir():
-        return []
-    if (root / _LISTS).is_dir():
-        return [root] if (root / "Annotations").is_dir() else []
-    found = [path.parent.parent for folder in (root, root / "VOCdevkit") for path in folder.glob(f"VOC*/{_LISTS}")]
-    return sorted(year for year in found if (year / "Annotations").is_dir())
-
-
-def _one_year(spec: str) -> Path:
-    years = _years(Path(spec))
-    if not years:
-        raise DataError(f"{spec} is no Pascal VOC tree", "It should hold ImageSets/Main, Annotations and JPEGImages.")
-    if len(years) > 1:
-        raise DataError(
-            f"{spec} holds several years: {some(sorted(year.name for year in years))}",
-            f"Name one, {years[0]}, or several: {'+'.join(map(str, years))}",
-        )
-    return years[0]
-
-
 def _open(spec: str, trees: list[Path]) -> dict[str, ObjectSource]:
-    lists = [{split: stems for split in _SPLITS if (stems := _annotated(tree, split))} for tree in trees]
+    lists = [{split: stems for split in SPLITS if (stems := _annotated(tree, split))} for tree in trees]
     scored = any("test" in found for found in lists)
     chosen: dict[str, list[str | None]] = {"train": [_train(found, whole=scored) for found in lists]}
     chosen["val"] = ["val" if "val" in found and not scored and "train" in found else None for found in lists]
     chosen["test"] = ["test" if "test" in found else None for found in lists]
     chosen = {name: parts for name, parts in chosen.items() if any(parts)}
     if not chosen:
-        looked = ", ".join(str(tree / _LISTS / "{train,val,trainval,test}.txt") for tree in trees)
+        looked = ", ".join(str(tree / MAIN_LISTS / "{train,val,trainval,test}.txt") for tree in trees)
         raise DataError(f"{spec}: no list of annotated images; looked for {looked}")
     notes = [f"{spec}: train is trainval, as VOC is usually scored"] if "trainval" in chosen["train"] and scored else []
-    odd, several = Odd(), len(trees) > 1
+    issues, several = BoxIssues(), len(trees) > 1
     images = {
         name: [image for i, part in enumerate(parts) if part for image in _images(trees[i], lists[i][part], several)]
         for name, parts in chosen.items()
     }
     classes = sorted({row["class"] for part in images.values() for image in part for row in image.rows})
-    objects = {name: [_objects(image, classes, odd) for image in part] for name, part in images.items()}
+    objects = {name: [_objects(image, classes, issues) for image in part] for name, part in images.items()}
     return {
-        name: _source(f"{spec} ({name})", part, objects[name], classes, (*notes, *odd.notes(spec)))
+        name: _source(f"{spec} ({name})", part, objects[name], classes, (*notes, *issues.notes(spec)))
         for name, part in images.items()
     }
 
@@ -113,21 +113,15 @@ def _train(found: dict[str, list[str]], *, whole: bool) -> str | None:
 
 
 def _annotated(tree: Path, split: str) -> list[str]:
-    """The images of a split; none if there is no list, or not one of them has an annotation (test of 2012)."""
-    path = tree / _LISTS / f"{split}.txt"
+    """Return the stems of a split's images; none if there is no list, or if no image has an annotation (test, 2012)."""
+    path = tree / MAIN_LISTS / f"{split}.txt"
     if not path.is_file():
         return []
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a text in UTF-8: {error}") from error
-    stems = [line.strip() for line in lines if line.strip()]
+    stems = read_stems(path)
     odd = [stem for stem in stems if len(stem.split()) > 1]
     if odd:
         raise DataError(f"{path} should name one image per line: {odd[0]!r}")
-    if len(set(stems)) < len(stems):
-        raise DataError(f"{path} lists an image twice: {some(sorted({s for s in stems if stems.count(s) > 1}))}")
-    missing = [stem for stem in stems if not (tree / "Annotations" / f"{stem}.xml").is_file()]
+    missing = [stem for stem in stems if not (tree / ANNOTATIONS / f"{stem}.xml").is_file()]
     if missing and len(missing) == len(stems):
         return []
     if missing:
@@ -135,21 +129,20 @@ def _annotated(tree: Path, split: str) -> list[str]:
             f"{path}: {len(missing):,} of {counted(len(stems), 'image')} have no annotation: {some(missing)}",
             f"Looked for {tree / 'Annotations' / missing[0]}.xml",
         )
-    return sorted(stems)
+    return stems
 
 
-def _images(tree: Path, stems: list[str], several: bool) -> list[_Image]:
-    folder = tree / "JPEGImages"
-    files = {p.stem: p for p in sorted(folder.iterdir()) if is_image(p.name) and not p.name.startswith(".")}
+def _images(tree: Path, stems: list[str], several: bool) -> list[_AnnotatedImage]:
+    folder, files = tree / IMAGES, image_files(tree)
     missing = [stem for stem in stems if stem not in files]
     if missing:
         raise DataError(f"{folder}: {len(missing):,} of {counted(len(stems), 'image file')} missing: {some(missing)}")
     prefix = f"{tree.name}/" if several else ""
-    return [_read(tree, stem, files[stem], prefix) for stem in stems]
+    return [_read(tree, stem, folder / files[stem], prefix) for stem in stems]
 
 
-def _read(tree: Path, stem: str, file: Path, prefix: str) -> _Image:
-    path = tree / "Annotations" / f"{stem}.xml"
+def _read(tree: Path, stem: str, file: Path, prefix: str) -> _AnnotatedImage:
+    path = tree / ANNOTATIONS / f"{stem}.xml"
     try:
         root = ElementTree.parse(path).getroot()
     except (ElementTree.ParseError, ValueError, LookupError) as error:
@@ -160,7 +153,7 @@ def _read(tree: Path, stem: str, file: Path, prefix: str) -> _Image:
     size = tuple(int(side) if side.isdecimal() else 0 for side in sides)
     rows = [_row(path, i, element) for i, element in enumerate(root.findall("object"), start=1)]
     known = (size[0], size[1]) if all(size) else size_in_file(file)
-    return _Image(f"{prefix}{file.name}", file, known, rows)
+    return _AnnotatedImage(f"{prefix}{file.name}", file, known, rows)
 
 
 def _row(path: Path, number: int, element: ElementTree.Element) -> dict[str, Any]:
@@ -191,13 +184,13 @@ def _row(path: Path, number: int, element: ElementTree.Element) -> dict[str, Any
     }
 
 
-def _objects(image: _Image, classes: list[str], odd: Odd) -> Objects:
+def _objects(image: _AnnotatedImage, classes: list[str], issues: BoxIssues) -> Objects:
     place = {name: i for i, name in enumerate(classes)}
-    return checked_objects([{**row, "label": place[row["class"]]} for row in image.rows], image.size, odd)
+    return checked_objects([{**row, "label": place[row["class"]]} for row in image.rows], image.size, issues)
 
 
 def _source(
-    name: str, images: list[_Image], objects: list[Objects], classes: list[str], notes: tuple[str, ...]
+    name: str, images: list[_AnnotatedImage], objects: list[Objects], classes: list[str], notes: tuple[str, ...]
 ) -> ObjectSource:
     order = sorted(range(len(images)), key=lambda i: images[i].id)
     return ObjectSource(

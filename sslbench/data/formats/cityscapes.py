@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from sslbench.data.containers.names import split_name
+from sslbench.data.format import LabelMapReader, SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import Options, with_ignored
-from sslbench.data.maps.files import Pixels, ValueMaps
+from sslbench.data.maps.classes import LabelMapOptions, with_ignored
+from sslbench.data.maps.files import MapPixels, ValueMaps
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.types import Coding, Grid, LabelMapSource
 from sslbench.errors import DataError
@@ -31,13 +32,14 @@ _IMAGES, _TRUTH = "leftImg8bit", ("gtFine", "gtCoarse")
 _PER_CLASS = 1000
 
 
-def recognises(root: Path) -> bool:
-    """Whether there are leftImg8bit/ and gtFine/ or gtCoarse/."""
+def recognises(spec: str) -> bool:
+    """Return whether the location holds leftImg8bit/ and gtFine/ or gtCoarse/."""
+    root = Path(spec)
     return (root / _IMAGES).is_dir() and any((root / name).is_dir() for name in _TRUTH)
 
 
-def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
-    """The maps of a Cityscapes folder; see `sslbench.data.open_maps.open_label_maps`."""
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    """Return the label maps of a Cityscapes folder; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     truth = next(name for name in _TRUTH if (root / name).is_dir())
     files = walk(root / truth)
@@ -84,6 +86,13 @@ def _instances(maps: Files, numbering: str) -> Files | None:
     return Files(others, maps.root) if there else None
 
 
-def _numbers(objects: Pixels) -> Grid:
+def _numbers(objects: MapPixels) -> Grid:
     numbers = objects.indices()
     return np.where(numbers < _PER_CLASS, 0, numbers)
+
+
+def _recognises_without_folders(spec: str, options: LabelMapOptions) -> bool:
+    return not options.names_folders and recognises(spec)
+
+
+FORMAT = SourceFormat(__doc__, maps=LabelMapReader(_recognises_without_folders, open_maps, maps_only=recognises))

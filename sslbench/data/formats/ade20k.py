@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.format import LabelMapReader, SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import Options, coding_beside, make_coding, with_ignored
-from sslbench.data.maps.files import Pixels, ValueMaps, load
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, with_ignored
+from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.pairs import find_places, paired
 from sslbench.data.maps.types import Coding, Grid, LabelMapSource, RawMap
@@ -29,18 +30,19 @@ _PART = re.compile(r".*_parts_\d+")
 _FULL = Path("images") / "ADE"
 
 
-def recognises(root: Path) -> bool:
-    """Whether it is a folder with objectInfo150.txt, or with images/ADE/."""
+def recognises(spec: str) -> bool:
+    """Return whether the location is a folder with objectInfo150.txt, or with images/ADE/."""
+    root = Path(spec)
     return (root / _INFO).is_file() or (root / _FULL).is_dir()
 
 
-def open_maps(spec: str, options: Options) -> dict[str, LabelMapSource]:
-    """The maps of either release; see `sslbench.data.open_maps.open_label_maps`."""
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    """Return the label maps of either release; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     return _scene_parse(spec, root, options) if (root / _INFO).is_file() else _full(spec, root / _FULL, options)
 
 
-def _scene_parse(spec: str, root: Path, options: Options) -> dict[str, LabelMapSource]:
+def _scene_parse(spec: str, root: Path, options: LabelMapOptions) -> dict[str, LabelMapSource]:
     coding = with_ignored(spec, coding_beside(root, options) or _names(root / _INFO), options.ignore)
     places = find_places(root)
     if not places:
@@ -54,7 +56,7 @@ def _scene_parse(spec: str, root: Path, options: Options) -> dict[str, LabelMapS
 
 
 def _names(path: Path) -> Coding:
-    """The classes of objectInfo150.txt: a table with the columns Idx and Name, the name with its synonyms."""
+    """Read the classes of objectInfo150.txt: a table with the columns Idx and Name, the name with its synonyms."""
     try:
         lines = [line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -88,7 +90,7 @@ def _instances(root: Path, pairs: Pairs) -> tuple[Files | None, tuple[str, ...]]
     return Files(tuple(names), str(folder)), ()
 
 
-def _object_numbers(objects: Pixels) -> Grid:
+def _object_numbers(objects: MapPixels) -> Grid:
     return objects.colours() >> 8 & 255
 
 
@@ -106,25 +108,25 @@ class FullMaps:
         return len(self.files)
 
     def path(self, index: int) -> str:
-        """The file."""
+        """Return the map's file."""
         return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
-        """One map; see `Maps`."""
+        """Read one map; see `Maps`."""
         colours = load(self.files, index, max_pixels).colours()
         red, green, blue = colours & 255, colours >> 8 & 255, colours >> 16
         return RawMap((red // 10 * 256 + green).astype(np.int32), blue.astype(np.int32))
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """(N, 16) bytes of the files' hashes."""
+        """Return (N, 16) bytes of the files' hashes."""
         return self.files.digests()
 
     def select(self, indices: npt.NDArray[np.int64]) -> "FullMaps":
-        """Some of the maps."""
+        """Return the maps at `indices`, in that order."""
         return FullMaps(self.files.select(indices))
 
 
-def _full(spec: str, root: Path, options: Options) -> dict[str, LabelMapSource]:
+def _full(spec: str, root: Path, options: LabelMapOptions) -> dict[str, LabelMapSource]:
     splits: dict[str, Pairs] = {}
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
         split = split_name(folder.name)
@@ -146,7 +148,7 @@ def _full(spec: str, root: Path, options: Options) -> dict[str, LabelMapSource]:
 
 
 def _names_in_json(spec: str, splits: dict[str, Pairs]) -> tuple[Coding, list[str]]:
-    """The classes from the JSON file beside every image (release of 2021); its name_ndx is the value in the map."""
+    """Read the classes from the JSON files beside the images (release of 2021); name_ndx is the value in the map."""
     names: dict[int, str] = {}
     files = [Path(p.images.path(i)).with_suffix(".json") for p in splits.values() for i in range(len(p.images))]
     for file in files:
@@ -179,3 +181,10 @@ def _numbers(splits: dict[str, Pairs]) -> list[int]:
             except UnreadableImage:
                 continue  # the check lists it
     return sorted(found - {0})
+
+
+def _recognises_without_folders(spec: str, options: LabelMapOptions) -> bool:
+    return not options.names_folders and recognises(spec)
+
+
+FORMAT = SourceFormat(__doc__, maps=LabelMapReader(_recognises_without_folders, open_maps, maps_only=recognises))

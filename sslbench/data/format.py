@@ -1,0 +1,167 @@
+"""Interface of data formats: every module of `sslbench.data.formats` has one, `FORMAT`, and is found by its name.
+
+A format reads up to three faces of a place: samples (images with labels), objects (boxes and masks) and label maps.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, TypeVar
+
+from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.types import LabelMapSource
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.source import Source
+from sslbench.errors import UsageError
+from sslbench.names import find_module, list_names
+
+O = TypeVar("O")  # noqa: E741 - dataclass of a format's options
+
+Column = Literal["image", "label", "attribute", "value"]
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """Options of a format that has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleRequest(Generic[O]):
+    """Arguments for reading samples.
+
+    Attributes:
+        spec: the location, without options.
+        options: the text behind the '?', parsed.
+        image_column: column with the images or their paths; None: recognised by its name.
+        label_column: column with the labels; None: recognised by its name.
+        attribute_columns: columns (keys of a manifest's images) to keep as attributes.
+        value_columns: columns of numbers to predict, in place of labels.
+    """
+
+    spec: str
+    options: O
+    image_column: str | None = None
+    label_column: str | None = None
+    attribute_columns: tuple[str, ...] = ()
+    value_columns: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleReader(Generic[O]):
+    """Reader of images with labels.
+
+    Attributes:
+        recognises: cheap test of a location: its text, and a look at the disk.
+        open: split -> source; called only with columns in `columns`.
+        options: dataclass of the options behind a '?', each field a `config.setting`.
+        columns: kinds of columns that a user may name.
+    """
+
+    recognises: Callable[[str], bool]
+    open: Callable[[SampleRequest[O]], Mapping[str, Source]]
+    options: type[O]
+    columns: frozenset[Column] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectReader:
+    """Reader of images with boxes and masks.
+
+    Attributes:
+        recognises: cheap test of a location.
+        open: split -> source.
+    """
+
+    recognises: Callable[[str], bool]
+    open: Callable[[str], Mapping[str, ObjectSource]]
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelMapReader:
+    """Reader of images with label maps.
+
+    Attributes:
+        recognises: cheap test of a location, given the user's options.
+        open: split -> source.
+        maps_only: test for a layout that holds label maps and cannot be read as a classification data set.
+    """
+
+    recognises: Callable[[str, LabelMapOptions], bool]
+    open: Callable[[str, LabelMapOptions], Mapping[str, LabelMapSource]]
+    maps_only: Callable[[str], bool] = lambda _: False
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceFormat:
+    """Kind of data location.
+
+    Attributes:
+        doc: docstring of its module; the first line is shown in lists of formats.
+        samples: None: not readable as images with labels.
+        objects: None: no boxes.
+        maps: None: no label maps.
+        last_resort: asked after all others, for a format whose test also accepts theirs.
+    """
+
+    doc: str
+    samples: SampleReader[Any] | None = None
+    objects: ObjectReader | None = None
+    maps: LabelMapReader | None = None
+    last_resort: bool = False
+
+    @property
+    def title(self) -> str:
+        """First line of the docstring."""
+        return (self.doc or "").strip().partition("\n")[0]
+
+
+def all_formats() -> list[SourceFormat]:
+    """Return the built-in formats by name, those of last resort at the end."""
+    formats = [builtin_format(name) for name in list_names("source")]
+    return sorted(formats, key=lambda found: found.last_resort)
+
+
+def builtin_format(name: str) -> SourceFormat:
+    """Return the format in `sslbench/data/formats/NAME.py`.
+
+    Raises:
+        UsageError: there is no such file; the message names the nearest one.
+    """
+    found: SourceFormat = find_module("source", name).FORMAT
+    return found
+
+
+def user_format(name: str) -> SourceFormat:
+    """Return the format of a module outside of the package.
+
+    The module has a `FORMAT`; or, if it reads samples only, a function
+    `open(rest, *, image_column, label_column) -> {split: Source}`.
+
+    Args:
+        name: its dotted name.
+
+    Raises:
+        UsageError: it cannot be imported, a file names it and the user does not, or it has neither.
+    """
+    module = find_module("source", name)
+    content = vars(module)
+    if isinstance(content.get("FORMAT"), SourceFormat):
+        found: SourceFormat = content["FORMAT"]
+        return found
+    opener = content.get("open")
+    if not callable(opener):
+        raise UsageError(f"'{name}' ({module.__file__}) is no data source: it has no function 'open'")
+
+    def read(request: SampleRequest[NoOptions]) -> Mapping[str, Source]:
+        sources: Mapping[str, Source] = opener(
+            request.spec, image_column=request.image_column, label_column=request.label_column
+        )
+        return sources
+
+    columns: frozenset[Column] = frozenset(("image", "label"))
+    return SourceFormat(module.__doc__ or name, SampleReader(lambda _: True, read, NoOptions, columns))
+
+
+def readable_formats() -> str:
+    """Return the lines of an error's remedy that list every format of images."""
+    lines = [found.title for found in all_formats() if found.samples is not None]
+    return "Understood are:\n" + "\n".join(f"  {line}" for line in sorted(lines))

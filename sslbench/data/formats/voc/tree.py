@@ -1,0 +1,88 @@
+"""Folders and lists of Pascal VOC trees, shared by the readers of images, objects and label maps."""
+
+from collections import Counter
+from pathlib import Path
+
+from sslbench.data.maps.layout import by_key, walk
+from sslbench.data.wording import some
+from sslbench.errors import DataError
+
+MAIN_LISTS = Path("ImageSets") / "Main"
+SEGMENTATION_LISTS = Path("ImageSets") / "Segmentation"
+IMAGES, ANNOTATIONS = "JPEGImages", "Annotations"
+SPLITS = ("train", "val", "trainval", "test")
+
+
+def find_years(root: Path, *parts: str | Path) -> list[Path]:
+    """Return the folders of years that hold all `parts`: the root itself, else VOC*/ in it and in its VOCdevkit/."""
+
+    def complete(year: Path) -> bool:
+        return all((year / part).is_dir() for part in parts)
+
+    if not root.is_dir():
+        return []
+    if complete(root):
+        return [root]
+    return sorted(year for folder in (root, root / "VOCdevkit") for year in folder.glob("VOC*") if complete(year))
+
+
+def one_year(spec: str, years: list[Path], *, joinable: bool = False) -> Path:
+    """Return the only year of a tree.
+
+    Args:
+        spec: the tree, for messages.
+        years: as `find_years` returns them.
+        joinable: several years can be named with '+'.
+
+    Raises:
+        DataError: there is none, or there are several.
+    """
+    if not years:
+        raise DataError(f"{spec} is no Pascal VOC tree", "It should hold ImageSets/Main, Annotations and JPEGImages.")
+    if len(years) > 1:
+        together = f", or several: {'+'.join(map(str, years))}" if joinable else ""
+        raise DataError(
+            f"{spec} holds several years: {some(sorted(year.name for year in years))}",
+            f"Name one: {years[0]}{together}",
+        )
+    return years[0]
+
+
+def image_files(year: Path) -> dict[str, str]:
+    """Return stem -> file name of the images of a year.
+
+    Raises:
+        DataError: the folder is missing, or two images have the same stem.
+    """
+    folder = year / IMAGES
+    if not folder.is_dir():
+        raise DataError(f"{folder} is missing", "It should hold the images that the lists in ImageSets name.")
+    return by_key(folder, walk(folder))
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a list, with empty ones.
+
+    Raises:
+        DataError: it is not UTF-8.
+        OSError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a text in UTF-8: {error}") from error
+
+
+def read_stems(path: Path) -> list[str]:
+    """Return the sorted stems of a list with one image per line.
+
+    Raises:
+        DataError: it is not UTF-8, or lists an image twice or outside of the tree.
+        OSError: it cannot be read.
+    """
+    stems = [line.strip() for line in read_lines(path) if line.strip()]
+    if twice := sorted(stem for stem, n in Counter(stems).items() if n > 1):
+        raise DataError(f"{path} lists an image twice: {some(twice)}")
+    if outside := [stem for stem in stems if ".." in Path(stem).parts or Path(stem).is_absolute()]:
+        raise DataError(f"{path} lists images outside of the tree: {some(outside)}")
+    return sorted(stems)

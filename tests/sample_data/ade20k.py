@@ -1,0 +1,16 @@
+"""Small SceneParse folder, for the tests that run over every format; see `sample_data`."""
+
+import numpy as np
+from PIL import Image
+
+LABELS = "none"
+WRITE = {}  # label maps only
+
+
+def make(root):
+    for split in ("training", "validation"):
+        for kind, values in (("images", np.zeros((4, 5, 3))), ("annotations", np.arange(20).reshape(4, 5) % 3)):
+            (root / kind / split).mkdir(parents=True)
+            Image.fromarray(values.astype(np.uint8)).save(root / kind / split / "a.png")
+    (root / "objectInfo150.txt").write_text("Idx\tName\n1\twall\n2\tsky\n")
+    return str(root)
