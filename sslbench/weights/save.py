@@ -143,7 +143,7 @@ def new_file(path: Path) -> Iterator[Path]:
         free = shutil.disk_usage(path.parent).free
         raise SslbenchError(
             f"cannot write {path}: {error.strerror}, after {_size(temporary):,} bytes",
-            f"{free:,} bytes are free in {path.parent}: free some, or write elsewhere. The incomplete file was removed.",
+            f"{free:,} bytes are free in {path.parent}: free some, or write elsewhere. Nothing incomplete is left.",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)

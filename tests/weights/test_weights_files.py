@@ -230,7 +230,7 @@ WRONG_FILES = {
     "npy": (lambda p: np.save(p.open("wb"), np.zeros(3)), r"holds one array without a name \(3\)"),
     "zip": (archive_of("photo.jpg"), "zip archive with no weights; it holds photo.jpg"),
     "torchscript": (archive_of("m/constants.pkl"), "TorchScript"),
-    "noise": (lambda p: p.write_bytes(random.Random(1).randbytes(5000)), "no kind of weights file"),
+    "noise": (lambda p: p.write_bytes(random.Random(1).randbytes(5000)), "not a known kind of weights file"),
     "a list": (lambda p: torch.save([torch.ones(2)], p), "holds a list, not a dict"),
     "a tensor": (lambda p: torch.save(torch.ones(2), p), "holds a Tensor, not a dict"),
     "a model": (lambda p: torch.save(torch.nn.Linear(2, 2), p), r"whole pickled object \(.*Linear"),

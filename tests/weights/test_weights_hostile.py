@@ -27,9 +27,9 @@ REFUSED = {
     "lists again and again": "far beyond its own size",
     "bytes again and again": "far beyond its own size",
     "arrays again and again": "far beyond its own size",
-    "key of 2^60 tuples": "a key that nobody writes",
+    "key of 2^60 tuples": "a key of excessive size",
     "archive that unpacks to a gigabyte": "unpacks to 1,073,741,824",
-    "extension": "Python's registry",
+    "extension": "registry of pickle extensions",
 }
 HARMLESS = {
     *("value of 2^60 lists", "set of 2^60 tuples", "number of 6,000 digits", "items is an attribute"),

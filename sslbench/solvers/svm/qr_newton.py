@@ -1,10 +1,10 @@
 """Newton's method for one squared-hinge SVM with QR decompositions, for costs and features of extreme size.
 
 It continues where rounding ends `squared_hinge`. A step goes to the minimum for the current set of samples inside the
-margin, found as a least squares problem by a QR decomposition. Its rounding error grows with the condition number of the
-features, that of a Newton system, which contains their squares, with the square of it (Golub & Van Loan, section 5.3).
-The minimum for a set of samples that equals the set inside its own margin is the optimum (Keerthi & DeCoste 2005,
-section 3), so the result does not depend on the size of a gradient.
+margin, found as a least squares problem by a QR decomposition. Its rounding error grows with the root of the largest
+cost times squared norm of a sample, that of a Newton system, which contains squares, with the product itself (Golub &
+Van Loan 2013, section 5.3). The minimum for a set of samples that equals the set inside its own margin is the optimum
+(Keerthi & DeCoste 2005), so convergence does not depend on the size of a gradient.
 """
 
 import numpy as np

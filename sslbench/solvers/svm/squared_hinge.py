@@ -29,7 +29,7 @@ _ROUNDING = 1e-15  # relative rounding error of a gradient, a sum in double prec
 _GAP = 1e-6  # relative duality gap accepted as the optimum where rounding prevents further steps
 _FLAT = 1e-2  # slope at which a line search ends, relative to the slope at its start
 _LINE_SEARCH_STEPS = 40
-_EXACT_AFTER = 8  # Newton steps after which systems are solved exactly: inexact steps end with linear convergence
+_EXACT_AFTER = 8  # Newton steps after which systems are solved exactly: only exact steps detect the limit of rounding
 _SHORT_STEPS = 4  # short exact steps after which a gap that remains large is due to rounding
 
 
@@ -222,7 +222,7 @@ class _Unsolved:
 
 
 def _line_search(derivatives: Derivatives, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the (P,) zeros of P increasing, piecewise linear slopes, and (P,) True where the slope at 0 is not negative.
+    """Return (P,) zeros of P increasing, piecewise linear slopes, and (P,) True where the slope at 0 is not negative.
 
     Newton's method from 1, which is the zero as soon as the set of samples inside the margin is that of the optimum; it
     is safeguarded by bisection.

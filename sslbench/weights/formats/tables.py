@@ -165,7 +165,9 @@ class Table:
         rename.parts[part] = (key, tensor)
         return True
 
-    def _apply(self, renames: "dict[tuple[int, str], _Rename]", *, inverse: bool) -> tuple[dict[str, Tensor], list[str]]:
+    def _apply(
+        self, renames: "dict[tuple[int, str], _Rename]", *, inverse: bool
+    ) -> tuple[dict[str, Tensor], list[str]]:
         """Return the renamed tensors, and the keys of incomplete concatenations."""
         renamed: dict[str, Tensor] = {}
         origin: dict[str, str] = {}

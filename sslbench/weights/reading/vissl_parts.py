@@ -64,7 +64,9 @@ def _part_path(path: Path, name: object) -> Path:
     for candidate in (path.parent / listed, path.parent / beside, path.parent / listed.parent.name / beside):
         if candidate.is_file():
             return candidate
-    raise WeightsError(f"{path} lists '{name}', which is neither there nor beside it", "Copy all parts of the checkpoint.")
+    raise WeightsError(
+        f"{path} lists '{name}', which is neither there nor beside it", "Copy all parts of the checkpoint."
+    )
 
 
 def _join_slices(path: Path, loaded: Mapping[str, Any], read: Read) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
