@@ -33,7 +33,7 @@ def joined(path: Path, loaded: Any, read: Read) -> Any:
     kind = loaded.get("type") if isinstance(loaded, Mapping) else None
     if isinstance(kind, str) and kind in _PARTS:
         raise WeightsError(
-            f"{path} is one {kind} of a VISSL checkpoint, not the complete one",
+            f"{path} is one {kind} of a VISSL checkpoint, not the whole",
             f"Give the file that lists its parts: the one named without '{_PARTS[kind]}...'.",
         )
     if not isinstance(kind, str) or kind not in _LISTS:
