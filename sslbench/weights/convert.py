@@ -174,7 +174,7 @@ def rewrite(  # noqa: PLR0913  the options of the command
     if found.variant and table.name != save.FORMAT:
         table = _of_variant(table, found, to)
     found = _as_target_has_it(table, found)
-    plan = _plan(table, found, keep_heads=keep_heads)
+    plan = _output_file(table, found, keep_heads=keep_heads)
     digest = tensors_sha256(found.canonical)
     note = {"converted_from": found.format, "source": file.path.name, "source_sha256": file.sha256}
     note |= {"tensors_sha256": digest} | ({"changed": "; ".join(found.changes)} if found.changes else {})
@@ -248,7 +248,7 @@ def _as_target_has_it(table: Table, found: Recognised) -> Recognised:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _OutputFile:
     """Content of the file to write.
 
     Attributes:
@@ -266,7 +266,7 @@ class _Plan:
     counters_restored: int
 
 
-def _plan(table: Table, found: Recognised, *, keep_heads: bool) -> _Plan:
+def _output_file(table: Table, found: Recognised, *, keep_heads: bool) -> _OutputFile:
     """Return the content to write; only BatchNorm counters may be dropped or added.
 
     Raises:
@@ -295,7 +295,7 @@ def _plan(table: Table, found: Recognised, *, keep_heads: bool) -> _Plan:
         )
     restored = _lacking_counters(canonical, table)
     canonical |= restored
-    return _Plan(canonical, table.from_canonical({**canonical, **inside}), beside, dropped, len(restored))
+    return _OutputFile(canonical, table.from_canonical({**canonical, **inside}), beside, dropped, len(restored))
 
 
 def _lacking_counters(canonical: Mapping[str, Tensor], table: Table) -> dict[str, Tensor]:
@@ -305,7 +305,7 @@ def _lacking_counters(canonical: Mapping[str, Tensor], table: Table) -> dict[str
     return {name: torch.tensor(0) for name in names if name not in canonical and _holds(table, name)}
 
 
-def _check_back(path: Path, to: str, plan: _Plan, expected: Shapes | None) -> None:
+def _check_back(path: Path, to: str, plan: _OutputFile, expected: Shapes | None) -> None:
     """Read the written file back and compare it bit for bit.
 
     Raises:
@@ -348,7 +348,7 @@ def _head_patterns(table: Table) -> set[str]:
     return {f"{_HEADS_BESIDE}*"} | {patterns.parse(text).summary() for text in table.file.heads}
 
 
-def _operations(source: Table, found: Recognised, target: Table, plan: _Plan) -> dict[str, int]:
+def _operations(source: Table, found: Recognised, target: Table, plan: _OutputFile) -> dict[str, int]:
     """Count the canonical tensors changed by each operation of the two tables."""
     counted = Counter[str]()
     for table, names in ((source, found.canonical), (target, plan.canonical)):

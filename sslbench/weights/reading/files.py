@@ -14,7 +14,7 @@ import torch
 
 from sslbench.errors import WeightsError
 from sslbench.weights.reading import haiku, other, torch_files, vissl_parts
-from sslbench.weights.reading.pickled import READABLE, Inert, Unreadable
+from sslbench.weights.reading.pickled import READABLE, InertObject, UnsupportedTensor
 from sslbench.weights.reading.sniff import Container, refuse_path, sniff
 from sslbench.weights.reading.unpickle import RestrictedPickle
 
@@ -94,7 +94,7 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
     if container.startswith("torch "):
         loaded = vissl_parts.joined(path, loaded, lambda part: _read_part(part, trust_pickle=trust_pickle))
     stubbed, suspicious = tuple(sorted(pickled.stubbed)), tuple(sorted(pickled.suspicious))
-    if not isinstance(loaded, Mapping | torch.nn.Module) and not (isinstance(loaded, Inert) and loaded.mapping):
+    if not isinstance(loaded, Mapping | torch.nn.Module) and not (isinstance(loaded, InertObject) and loaded.mapping):
         raise _no_dict(path, loaded, stubbed)
     converter = _PlainConverter(path)
     try:
@@ -156,7 +156,7 @@ def _damaged(path: Path, error: Exception, container: Container = "torch zip") -
 
 
 def _no_dict(path: Path, loaded: object, stubbed: tuple[str, ...]) -> WeightsError:
-    if stubbed and isinstance(loaded, Inert):
+    if stubbed and isinstance(loaded, InertObject):
         return WeightsError(
             f"{path} holds a whole pickled object ({', '.join(stubbed[:3])}), not a dict of tensors",
             "Save model.state_dict() instead of the model.",
@@ -182,7 +182,7 @@ class _PlainConverter:
 
     def convert(self, value: Any) -> Any:
         """Return dicts with text keys, tensors, numbers and text; None for other objects."""
-        if isinstance(value, Inert):
+        if isinstance(value, InertObject):
             value = value.mapping
         if isinstance(value, torch.nn.Module):  # only a trusted pickle holds one
             value = value.state_dict()
@@ -196,15 +196,15 @@ class _PlainConverter:
             return _printable(value)
         if isinstance(value, int):
             return value if value.bit_length() <= 64 else None  # Python refuses to print much larger ones
-        return value if isinstance(value, float | Unreadable) else None
+        return value if isinstance(value, float | UnsupportedTensor) else None
 
-    def _tensor(self, value: torch.Tensor) -> torch.Tensor | Unreadable:
+    def _tensor(self, value: torch.Tensor) -> torch.Tensor | UnsupportedTensor:
         if value.is_nested or value.layout != torch.strided:
-            return Unreadable("nested" if value.is_nested else "sparse")
+            return UnsupportedTensor("nested" if value.is_nested else "sparse")
         if value.dtype not in READABLE:
-            return Unreadable(str(value.dtype).removeprefix("torch."))
+            return UnsupportedTensor(str(value.dtype).removeprefix("torch."))
         if value.is_meta:
-            return Unreadable("meta")
+            return UnsupportedTensor("meta")
         return value.detach().resolve_conj().resolve_neg()
 
     def _mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
@@ -213,9 +213,9 @@ class _PlainConverter:
             for key, entry in value.items():
                 name = _printable(key if isinstance(key, str) else f"{key!s:.100}")
                 converted = self.convert(entry)
-                if isinstance(converted, Unreadable) and converted.kind == "meta":
+                if isinstance(converted, UnsupportedTensor) and converted.kind == "meta":
                     raise WeightsError(f"{self.path} was saved from the meta device: its tensors have no values")
-                if isinstance(converted, Unreadable):
+                if isinstance(converted, UnsupportedTensor):
                     self.unreadable[f"'{name}' ({converted.kind})"] = None
                 elif converted is not None:
                     plain[name] = converted
@@ -228,11 +228,11 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | Unreadable | None:
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | UnsupportedTensor | None:
     """Convert a numpy array to a tensor; None for arrays of text or objects."""
     if array.dtype.kind not in "biufc":
         return None
     if array.dtype.newbyteorder("=") not in _READABLE_ARRAYS:
-        return Unreadable(str(array.dtype))
+        return UnsupportedTensor(str(array.dtype))
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(native.copy(order="C"))  # arrays read by numpy may be read-only

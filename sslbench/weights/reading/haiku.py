@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sslbench.weights.reading.pickled import Array, Dtype, Name
+from sslbench.weights.reading.pickled import ArrayDescription, DtypeDescription, PickledName
 
 _STATE = "experiment_state"
 _NETWORKS = ("online", "target")
@@ -73,24 +73,24 @@ def _as_dict(items: object = ()) -> dict[Any, Any]:
     return items
 
 
-def _array(make: object, args: object, state: object, *_: object) -> Array:
+def _array(make: object, args: object, state: object, *_: object) -> ArrayDescription:
     """Return the description of an array that dill pickles as one call, with numpy's `make`, `args` and `state`."""
-    array = make.make(*args) if isinstance(make, Name) and isinstance(args, tuple) else None
-    if not isinstance(array, Array):
+    array = make.make(*args) if isinstance(make, PickledName) and isinstance(args, tuple) else None
+    if not isinstance(array, ArrayDescription):
         raise pickle.UnpicklingError("an array is constructed by a function that does not return arrays")
     array.set_state(state)
     return array
 
 
-def _dtype(kind: object) -> Dtype:
+def _dtype(kind: object) -> DtypeDescription:
     """Return the dtype of one of numpy's scalar classes."""
-    name = kind.name.removeprefix("numpy.") if isinstance(kind, Name) else ""
+    name = kind.name.removeprefix("numpy.") if isinstance(kind, PickledName) else ""
     if name not in _NUMBERS:
         raise pickle.UnpicklingError("a numpy dtype is damaged")
-    return Dtype(np.dtype(name.removesuffix("_")))
+    return DtypeDescription(np.dtype(name.removesuffix("_")))
 
 
-def _named_tuple(name: object, fields: object, *_: object) -> Name:
+def _named_tuple(name: object, fields: object, *_: object) -> PickledName:
     """Return the stand-in for a named tuple class; its objects are plain dicts, field -> value."""
     names = fields if isinstance(fields, tuple | list) else ()
     if not names or not all(isinstance(field, str) for field in names):
@@ -101,4 +101,4 @@ def _named_tuple(name: object, fields: object, *_: object) -> Name:
             raise pickle.UnpicklingError(f"a named tuple has {len(values)} values for {len(names)} fields")
         return dict(zip(names, values, strict=True))
 
-    return Name(str(name), make)
+    return PickledName(str(name), make)

@@ -13,7 +13,7 @@ import numpy as np
 from torch import UntypedStorage
 
 from sslbench.errors import WeightsError
-from sslbench.weights.reading.pickled import Name, Storage, Tensor, resolve
+from sslbench.weights.reading.pickled import PickledName, StorageDescription, TensorDescription, resolve
 from sslbench.weights.reading.torch_files import owned
 from sslbench.weights.reading.unpickle import RestrictedPickle
 
@@ -103,14 +103,14 @@ def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
 
 def _tar_storages(
     file: IO[bytes], restricted: RestrictedPickle
-) -> tuple[dict[int, Storage], dict[str, UntypedStorage]]:
+) -> tuple[dict[int, StorageDescription], dict[str, UntypedStorage]]:
     """Read number -> description of a storage, and key of a description -> its bytes, stored one after another."""
-    kinds: dict[int, Storage] = {}
+    kinds: dict[int, StorageDescription] = {}
     numbers: dict[str, UntypedStorage] = {}
     for _ in range(_count(restricted.load(file))):
         key, _location, cls = restricted.load(file)
         (count,) = struct.unpack("<q", file.read(8))
-        kinds[key] = storage = Storage(cls.name if isinstance(cls, Name) else "", str(key), count)
+        kinds[key] = storage = StorageDescription(cls.name if isinstance(cls, PickledName) else "", str(key), count)
         if storage.dtype is None:
             raise pickle.UnpicklingError(f"'{storage.kind or cls}' is not a known kind of storage")
         size = count * storage.dtype.itemsize
@@ -121,11 +121,13 @@ def _tar_storages(
         numbers[storage.key] = owned(data)
     for key, root, offset, count in restricted.load(file):
         base = kinds[root]
-        kinds[key] = Storage(base.kind, base.key, base.count, (key, base.first + offset, count))
+        kinds[key] = StorageDescription(base.kind, base.key, base.count, (key, base.first + offset, count))
     return kinds, numbers
 
 
-def _tar_tensors(file: IO[bytes], restricted: RestrictedPickle, kinds: dict[int, Storage]) -> dict[int, Tensor]:
+def _tar_tensors(
+    file: IO[bytes], restricted: RestrictedPickle, kinds: dict[int, StorageDescription]
+) -> dict[int, TensorDescription]:
     found = {}
     for _ in range(_count(restricted.load(file))):
         key, storage, _kind = restricted.load(file)
@@ -133,7 +135,7 @@ def _tar_tensors(file: IO[bytes], restricted: RestrictedPickle, kinds: dict[int,
         sizes = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))
         strides = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))
         (offset,) = struct.unpack("<q", file.read(8))
-        found[key] = Tensor(kinds[storage], offset, sizes, strides, None, None)
+        found[key] = TensorDescription(kinds[storage], offset, sizes, strides, None, None)
     return found
 
 

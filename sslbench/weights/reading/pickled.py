@@ -51,7 +51,7 @@ class Budget:
             )
 
 
-class Name:
+class PickledName:
     """Global name in a pickle and the harmless function called in its place. It has no state that a pickle could set.
 
     Attributes:
@@ -65,7 +65,7 @@ class Name:
         self.name, self.make = name, make
 
 
-class Record:
+class PickledObject:
     """Stand-in for an object of a pickle."""
 
     __slots__ = ()
@@ -74,7 +74,7 @@ class Record:
         """Store the state given by the pickle."""
 
 
-class Inert(Record):
+class InertObject(PickledObject):
     """Object of an unknown class.
 
     Attributes:
@@ -94,7 +94,7 @@ class Inert(Record):
             self.mapping = state
 
 
-class Unreadable(Record):
+class UnsupportedTensor(PickledObject):
     """Tensor of an unsupported kind.
 
     Attributes:
@@ -107,7 +107,7 @@ class Unreadable(Record):
         self.kind = kind
 
 
-class Dtype(Record):
+class DtypeDescription(PickledObject):
     """Numpy dtype of numbers, text or objects, without fields.
 
     Attributes:
@@ -130,7 +130,7 @@ class Dtype(Record):
         self.value = self.value.newbyteorder("=" if order == "|" else order)
 
 
-class Array(Record):
+class ArrayDescription(PickledObject):
     """Numpy array.
 
     Attributes:
@@ -155,7 +155,7 @@ class Array(Record):
         state = self.state if isinstance(self.state, tuple) else ()
         shape, dtype, fortran, data = state[-4:] if len(state) in (4, 5) else (None,) * 4
         data = data.encode("latin1") if isinstance(data, str) else data
-        if not isinstance(dtype, Dtype) or not _are_sizes(shape) or not isinstance(fortran, bool | int):
+        if not isinstance(dtype, DtypeDescription) or not _are_sizes(shape) or not isinstance(fortran, bool | int):
             raise pickle.UnpicklingError("a numpy array is damaged")
         count = math.prod(shape)
         if dtype.value.hasobject:
@@ -172,7 +172,7 @@ class Array(Record):
         return array.reshape(shape, order="F" if fortran else "C")
 
 
-class Storage(Record):
+class StorageDescription(PickledObject):
     """Storage of tensors' values, which lie elsewhere in the file.
 
     Attributes:
@@ -197,7 +197,7 @@ class Storage(Record):
             raise pickle.UnpicklingError("a view of a storage lies outside of it")
 
 
-class Tensor(Record):
+class TensorDescription(PickledObject):
     """Tensor as a view of a storage.
 
     Attributes: the arguments of torch's `_rebuild_tensor` in the file.
@@ -211,7 +211,9 @@ class Tensor(Record):
         self.storage, self.offset, self.shape, self.stride = storage, offset, shape, stride
         self.dtype, self.metadata = dtype, metadata
 
-    def build(self, budget: Budget, read_storage: Callable[[Storage], UntypedStorage]) -> torch.Tensor | Unreadable:
+    def build(
+        self, budget: Budget, read_storage: Callable[[StorageDescription], UntypedStorage]
+    ) -> torch.Tensor | UnsupportedTensor:
         """Return the tensor, after checking that all its values lie in its storage.
 
         Raises:
@@ -219,15 +221,15 @@ class Tensor(Record):
             WeightsError: it takes far more memory than the file has bytes.
         """
         storage, shape, stride = self.storage, self.shape, self.stride
-        if isinstance(storage, Unreadable):
+        if isinstance(storage, UnsupportedTensor):
             return storage
-        if not isinstance(storage, Storage) or not isinstance(shape, tuple) or not isinstance(stride, tuple):
+        if not isinstance(storage, StorageDescription) or not isinstance(shape, tuple) or not isinstance(stride, tuple):
             raise pickle.UnpicklingError("a tensor is damaged")
         if not _are_sizes((self.offset, *shape, *stride)):
             raise pickle.UnpicklingError("a tensor lies outside its storage: a size, stride or offset is invalid")
         dtype = storage.dtype if self.dtype is None else self.dtype
         if dtype not in READABLE or not isinstance(dtype, torch.dtype) or storage.dtype is None:
-            return Unreadable(str(dtype or storage.kind).removeprefix("torch."))
+            return UnsupportedTensor(str(dtype or storage.kind).removeprefix("torch."))
         if len(shape) != len(stride) or len(shape) > 64:
             raise pickle.UnpicklingError("a tensor is damaged")
         last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
@@ -251,12 +253,14 @@ def _are_sizes(values: Any) -> bool:
     return isinstance(values, tuple) and all(type(value) is int and 0 <= value < 1 << 62 for value in values)
 
 
-def no_storages(storage: Storage) -> UntypedStorage:
+def no_storages(storage: StorageDescription) -> UntypedStorage:
     """Refuse a tensor in a file without storages."""
     raise pickle.UnpicklingError(f"there is no storage '{storage.key}'")
 
 
-def resolve(value: Any, budget: Budget, read_storage: Callable[[Storage], UntypedStorage] = no_storages) -> Any:
+def resolve(
+    value: Any, budget: Budget, read_storage: Callable[[StorageDescription], UntypedStorage] = no_storages
+) -> Any:
     """Build the arrays and tensors in a pickle's content; inert objects and names stay as they are.
 
     Args:
@@ -281,12 +285,12 @@ def resolve(value: Any, budget: Budget, read_storage: Callable[[Storage], Untype
             entries.extend(resolved(entry) for entry in value)
         elif isinstance(value, tuple):
             done[id(value)] = tuple(resolved(entry) for entry in value)
-        elif isinstance(value, Inert):
+        elif isinstance(value, InertObject):
             done[id(value)] = value
             value.mapping = resolved(value.mapping)
-        elif isinstance(value, Array):
+        elif isinstance(value, ArrayDescription):
             done[id(value)] = value.build(budget, resolved)
-        elif isinstance(value, Tensor):
+        elif isinstance(value, TensorDescription):
             done[id(value)] = value.build(budget, read_storage)
         else:
             return value

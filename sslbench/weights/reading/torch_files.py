@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import UntypedStorage
 
-from sslbench.weights.reading.pickled import Budget, Inert, Storage, Unreadable, resolve
+from sslbench.weights.reading.pickled import Budget, InertObject, StorageDescription, UnsupportedTensor, resolve
 from sslbench.weights.reading.unpickle import RestrictedPickle
 
 _LEGACY_MAGIC, _LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
@@ -64,13 +64,13 @@ class _Archive:
         self.file.seek(self._start(member))
         return self.file.read(member.file_size)
 
-    def storage(self, storage: Storage) -> UntypedStorage:
+    def storage(self, storage: StorageDescription) -> UntypedStorage:
         """Return the bytes of a storage."""
         if storage.key not in self.storages:
             self.storages[storage.key] = self._storage(storage)
         return self.storages[storage.key]
 
-    def _storage(self, storage: Storage) -> UntypedStorage:
+    def _storage(self, storage: StorageDescription) -> UntypedStorage:
         name = f"data/{storage.key}"
         if not storage.count and f"{self.root}/{name}" not in self.names:
             return owned(b"")
@@ -100,7 +100,7 @@ def read_legacy(path: Path, pickled: RestrictedPickle) -> Any:
         WeightsError: it calls a function that is not allowed.
         Exception: it is damaged; the caller reports this.
     """
-    kinds: dict[str, Storage] = {}
+    kinds: dict[str, StorageDescription] = {}
 
     def persistent(key: Any) -> Any:
         if isinstance(key, tuple) and key[:1] == ("module",):
@@ -151,19 +151,19 @@ def read_torchscript(path: Path, pickled: RestrictedPickle) -> Any:
         Exception: it is damaged; the caller reports this.
     """
     loaded = read_zip(path, pickled)
-    if not isinstance(loaded, Inert) or not loaded.name.startswith("__torch__."):
+    if not isinstance(loaded, InertObject) or not loaded.name.startswith("__torch__."):
         return loaded
     return dict(_tensors(loaded, "", pickled.budget, 0))
 
 
-def _tensors(module: Inert, prefix: str, budget: Budget, depth: int) -> Iterator[tuple[str, Any]]:
+def _tensors(module: InertObject, prefix: str, budget: Budget, depth: int) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a module and its submodules; the depth is bounded, since a file may contain cycles."""
     if depth > _DEEPEST:
         raise ValueError(f"modules are nested more than {_DEEPEST} deep")
     for name, value in module.mapping.items():
         full = f"{prefix}{name}"
         budget.charge(_ATTRIBUTE + len(full))
-        if isinstance(value, torch.Tensor | Unreadable):
+        if isinstance(value, torch.Tensor | UnsupportedTensor):
             yield full, value
-        elif isinstance(value, Inert):
+        elif isinstance(value, InertObject):
             yield from _tensors(value, f"{full}.", budget, depth + 1)

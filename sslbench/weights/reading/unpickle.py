@@ -1,9 +1,9 @@
 """Restricted unpickler: it imports no names, runs no code of the file and returns inert data.
 
 A pickle is a program: it may name any importable function, call it, and set the state of the result. Here a name is
-never imported. It becomes a `Name`: one of the harmless constructors in `_allowed`, a class whose objects are inert, or
-a function that raises an error when called. Arrays and tensors are descriptions (dtype, shape, bytes) until the whole
-pickle has been read; `sslbench.weights.reading.pickled` checks them and builds the real ones.
+never imported. It becomes a `PickledName`: one of the harmless constructors in `_allowed`, a class whose objects are
+inert, or a function that raises an error when called. Arrays and tensors are descriptions (dtype, shape, bytes) until
+the whole pickle has been read; `sslbench.weights.reading.pickled` checks them and builds the real ones.
 """
 
 import os
@@ -19,7 +19,17 @@ import torch
 
 from sslbench.errors import WeightsError
 from sslbench.weights.reading import haiku
-from sslbench.weights.reading.pickled import Array, Budget, Dtype, Inert, Name, Record, Storage, Tensor, Unreadable
+from sslbench.weights.reading.pickled import (
+    ArrayDescription,
+    Budget,
+    DtypeDescription,
+    InertObject,
+    PickledName,
+    PickledObject,
+    StorageDescription,
+    TensorDescription,
+    UnsupportedTensor,
+)
 
 # Modules of which nothing may be called, not even classes.
 _REFUSED_ROOTS = frozenset(
@@ -42,11 +52,11 @@ def _refuse(name: str) -> Callable[..., Any]:
 
 def _reconstruct_object(cls: object, base: object = None, state: object = None) -> object:
     """Construct an object as in pickle protocols 0 and 1; `state` holds the items of a subclass of dict."""
-    if not isinstance(cls, Name):
+    if not isinstance(cls, PickledName):
         raise pickle.UnpicklingError("copyreg reconstructs something that is not a class of the file")
     instance = cls.make()
-    is_dict = isinstance(base, Name) and base.name.endswith(".dict")
-    if isinstance(instance, Inert) and isinstance(state, dict) and is_dict:
+    is_dict = isinstance(base, PickledName) and base.name.endswith(".dict")
+    if isinstance(instance, InertObject) and isinstance(state, dict) and is_dict:
         instance.mapping.update(state)
     return instance
 
@@ -58,41 +68,41 @@ def _encode(text: object, encoding: object = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-def _dtype(name: object, *_flags: object) -> Dtype:
+def _dtype(name: object, *_flags: object) -> DtypeDescription:
     if not isinstance(name, str) or _NUMERIC.fullmatch(name) is None:
         raise pickle.UnpicklingError(f"the numpy dtype {name!r:.40} is not one of numbers or text")
-    return Dtype(np.dtype(name))
+    return DtypeDescription(np.dtype(name))
 
 
 def _scalar(dtype: object, value: object = b"") -> Any:
     data = value.encode("latin1") if isinstance(value, str) else value
-    if not isinstance(dtype, Dtype) or not isinstance(data, bytes) or len(data) != dtype.value.itemsize:
+    if not isinstance(dtype, DtypeDescription) or not isinstance(data, bytes) or len(data) != dtype.value.itemsize:
         raise pickle.UnpicklingError("a numpy scalar is damaged")
     if dtype.value.hasobject:
         raise pickle.UnpicklingError("a numpy scalar holds an object")
     return np.frombuffer(data, dtype=dtype.value)[0].item()
 
 
-def _from_buffer(data: object, dtype: object, shape: object, order: object) -> Array:
+def _from_buffer(data: object, dtype: object, shape: object, order: object) -> ArrayDescription:
     """Return the description of an array that numpy pickled with protocol 5."""
     if order not in ("C", "F"):
         raise pickle.UnpicklingError("a numpy array is damaged")
-    return Array((1, shape, dtype, order == "F", data))
+    return ArrayDescription((1, shape, dtype, order == "F", data))
 
 
-def _tensor(storage: object, offset: object, shape: object, stride: object, *rest: object) -> Tensor:
+def _tensor(storage: object, offset: object, shape: object, stride: object, *rest: object) -> TensorDescription:
     """Return the description of a tensor from the arguments of `_rebuild_tensor` or `_rebuild_tensor_v2`."""
-    return Tensor(storage, offset, shape, stride, None, rest[2] if len(rest) > 2 else None)
+    return TensorDescription(storage, offset, shape, stride, None, rest[2] if len(rest) > 2 else None)
 
 
-def _tensor_v3(*args: object) -> Tensor:
+def _tensor_v3(*args: object) -> TensorDescription:
     """Return the description of a tensor whose dtype has no storage class and which lies in a storage of bytes."""
     storage, offset, shape, stride, _gradient, _hooks, dtype, *rest = args
-    return Tensor(storage, offset, shape, stride, dtype, rest[0] if rest else None)
+    return TensorDescription(storage, offset, shape, stride, dtype, rest[0] if rest else None)
 
 
 def _of_type(rebuild: object, _type: object = None, args: object = (), _state: object = None) -> Any:
-    if not isinstance(rebuild, Name) or not isinstance(args, tuple):
+    if not isinstance(rebuild, PickledName) or not isinstance(args, tuple):
         raise pickle.UnpicklingError("a tensor is constructed by a function that does not return tensors")
     return rebuild.make(*args)
 
@@ -152,8 +162,8 @@ def _allowed() -> dict[str, Callable[..., Any]]:
         "torch._tensor._rebuild_from_type": _of_type,
         "torch._tensor._rebuild_from_type_v2": _of_type,
         "torch.Size": lambda sizes=(): tuple(_listed(sizes)),
-        "torch.device": lambda *_: Inert("torch.device"),
-        "torch.serialization._get_layout": lambda *_: Inert("torch.layout"),
+        "torch.device": lambda *_: InertObject("torch.device"),
+        "torch.serialization._get_layout": lambda *_: InertObject("torch.layout"),
         "collections.OrderedDict": _mapping,
         "collections.defaultdict": lambda _factory=None, items=(): _mapping(items),
         "collections.Counter": _mapping,
@@ -168,7 +178,7 @@ def _allowed() -> dict[str, Callable[..., Any]]:
         "sparse_tensor": "sparse", "sparse_csr_tensor": "sparse", "qtensor": "quantised", "nested_tensor": "nested",
         "wrapper_subclass": "of a class of its own", "meta_tensor_no_storage": "meta",
     }.items():  # fmt: skip
-        functions[f"{rebuild}_{name}"] = lambda *_, kind=kind: Unreadable(kind)
+        functions[f"{rebuild}_{name}"] = lambda *_, kind=kind: UnsupportedTensor(kind)
     # Type annotations of TorchScript's lists and dicts.
     for name in ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag"):
         functions[f"torch.jit._pickle.{name}"] = lambda data, *_: data
@@ -176,10 +186,10 @@ def _allowed() -> dict[str, Callable[..., Any]]:
         functions |= {f"{root}.{kind.__name__}": _plain(kind) for kind in (bool, int, float, complex, str)}
         functions |= {f"{root}.{kind}": _listed for kind in ("list", "set", "frozenset")}
         functions |= {f"{root}.tuple": lambda items=(): tuple(_listed(items)), f"{root}.dict": _mapping}
-        functions[f"{root}.object"] = lambda *_: Inert("object")
+        functions[f"{root}.object"] = lambda *_: InertObject("object")
     for root in ("numpy.core.multiarray", "numpy._core.multiarray"):
         # An array is constructed empty; its state holds shape and values.
-        functions |= {f"{root}._reconstruct": lambda *_: Array(), f"{root}.scalar": _scalar}
+        functions |= {f"{root}._reconstruct": lambda *_: ArrayDescription(), f"{root}.scalar": _scalar}
     for root in ("numpy.core.numeric", "numpy._core.numeric"):
         functions[f"{root}._frombuffer"] = _from_buffer
     return functions | haiku.functions()
@@ -230,7 +240,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
         return self.persistent(pid)
 
     def _call(self, function: Any, args: Any) -> Any:
-        if not isinstance(function, Name) or not isinstance(args, tuple):
+        if not isinstance(function, PickledName) or not isinstance(args, tuple):
             raise pickle.UnpicklingError("the file calls an object that is not a function")
         self.pickled.budget.charge(sum(len(a) for a in args if isinstance(a, str | bytes | list | tuple | dict)))
         return function.make(*args)
@@ -253,7 +263,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
 
     def load_build(self) -> None:
         state, instance = self.stack.pop(), self.stack[-1]
-        if isinstance(instance, Record):
+        if isinstance(instance, PickledObject):
             instance.set_state(state)
         elif not isinstance(instance, dict | list):  # these stand for subclasses, whose attributes are dropped
             raise pickle.UnpicklingError(f"the file sets the state of a {type(instance).__name__}")
@@ -269,7 +279,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
     def _extend(self, values: list[Any]) -> None:
         if isinstance(self.stack[-1], list):
             self.stack[-1].extend(values)
-        elif not isinstance(self.stack[-1], Inert):
+        elif not isinstance(self.stack[-1], InertObject):
             raise pickle.UnpicklingError(f"the file appends to a {type(self.stack[-1]).__name__}")
 
     def load_setitem(self) -> None:
@@ -282,7 +292,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
 
     def _set_items(self, items: list[Any]) -> None:
         instance = self.stack[-1]
-        target = instance.mapping if isinstance(instance, Inert) else instance
+        target = instance.mapping if isinstance(instance, InertObject) else instance
         if not isinstance(target, dict):
             raise pickle.UnpicklingError(f"the file sets items of a {type(instance).__name__}")
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -342,8 +352,11 @@ class RestrictedPickle:
         self.stubbed: set[str] = set()
         self.suspicious: set[str] = set()
         self.budget = Budget(size)
-        self._known: dict[str, Any] = {name: Name(name, function) for name, function in _allowed().items()}
-        self._known |= {**_DTYPES, "numpy.ndarray": Name("numpy.ndarray", lambda *_: Inert("numpy.ndarray"))}
+        self._known: dict[str, Any] = {name: PickledName(name, function) for name, function in _allowed().items()}
+        self._known |= {
+            **_DTYPES,
+            "numpy.ndarray": PickledName("numpy.ndarray", lambda *_: InertObject("numpy.ndarray")),
+        }
 
     def find(self, module: str, name: str) -> Any:
         """Return the stand-in for `module.name`, without importing it."""
@@ -352,7 +365,7 @@ class RestrictedPickle:
             is_class = _looks_like_class(module, name)
             if not _is_silent(full):
                 (self.stubbed if is_class else self.suspicious).add(full)
-            self._known[full] = Name(full, (lambda *_: Inert(full)) if is_class else _refuse(full))
+            self._known[full] = PickledName(full, (lambda *_: InertObject(full)) if is_class else _refuse(full))
         return self._known[full]
 
     def load(self, file: IO[bytes], persistent_load: Callable[[Any], Any] = _no_persistent) -> Any:
@@ -364,13 +377,13 @@ class RestrictedPickle:
         """
         return _RestrictedUnpickler(_BoundedFile(file), self, persistent_load).load()
 
-    def storage(self, persistent_id: Any) -> Storage:
+    def storage(self, persistent_id: Any) -> StorageDescription:
         """Return the description of a storage from torch's ('storage', class, key, device, number of values, view)."""
         kind, cls, key, _device, count, *view = persistent_id
-        name = cls.name if isinstance(cls, Name) else ""
+        name = cls.name if isinstance(cls, PickledName) else ""
         if kind != "storage" or not isinstance(key, str) or not isinstance(count, int) or count < 0:
             raise pickle.UnpicklingError(f"{kind!r:.40} is not a storage")
-        return Storage(name, key, count, view[0] if view else None)
+        return StorageDescription(name, key, count, view[0] if view else None)
 
 
 def _is_silent(name: str) -> bool:
