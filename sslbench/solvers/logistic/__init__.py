@@ -122,7 +122,7 @@ def fit(problem: Problem, variance: FloatArray, c: float, *, start: Fit | None, 
     >>> problem = Problem(x, np.array([[0], [1]], dtype=np.int8), 1)
     >>> found = fit(problem, np.ones(1), 1.0, start=None, max_iter=100, tolerance=1e-10)
     >>> found.weight.round(4).tolist(), found.converged  # the optimum solves w (1 + exp(w)) = 2
-    ([[0.6749]], True)
+    ([[0.6748]], True)
 
     Args:
         problem: samples.
