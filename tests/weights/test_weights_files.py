@@ -185,7 +185,7 @@ def test_a_pickle_cannot_change_what_it_is_allowed_to_call(tmp_path):
     write_zip(tmp_path / "w.pth", b"\x80\x02" + stub + b"ctorch._utils\n_rebuild_tensor_v2\n" + state + b"0}.")
     before = torch._utils._rebuild_tensor_v2.__defaults__
     assert before is not None
-    with pytest.raises(WeightsError, match="sets the state of a Name"):
+    with pytest.raises(WeightsError, match="sets the state of a PickledName"):
         read(tmp_path / "w.pth")
     assert torch._utils._rebuild_tensor_v2.__defaults__ == before
 
