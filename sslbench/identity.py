@@ -1,7 +1,7 @@
 """The keys of stored work: features, records, floors, checkpoints, and the columns and rows of a leaderboard.
 
-Whatever is stored and found again is named by a key of this module, and by nothing else. A key is made of the content
-that decides a number. Names of files, folders and data, the machine and the way of computing are not part of any key.
+All stored work is named by a key of this module. A key is a digest of the content that decides a number. Names of
+files, folders and data, the machine and the way of computing are not part of any key.
 
 ================================================  ========  ======  ======  ===
 change                                            features  record  column  row
@@ -54,7 +54,7 @@ from typing import Any
 from sslbench.results import BenchmarkUsed, DataUsed, PresetUsed, ProtocolUsed, Result, WeightsUsed, canonical
 
 ENCODING = 1
-"""Version of the way from an image file to its features; raised when the same input gives other features."""
+"""Version of the computation from image files to features, raised when the same input gives other features."""
 
 
 def digest(value: Any, digits: int = 16) -> str:
@@ -68,15 +68,15 @@ def digest(value: Any, digits: int = 16) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureKey:
-    """Everything that features depend on but the layer; the key of an entry of the feature store.
+    """Key of a feature store entry: everything that features depend on except the layer.
 
     Attributes:
         weights: SHA-256 of the backbone's tensors.
-        backbone: its name, and what else decides the forward pass (`Backbone.identity`).
+        backbone: name and other properties of the backbone that decide the forward pass (`Backbone.identity`).
         images: fingerprint of ids and image contents.
-        preprocessing: the values that decide the pixels.
-        precision: of the computation, 'fp32', 'bf16' or 'fp16'.
-        dtype: of the stored array, 'float32' or 'float16'.
+        preprocessing: values that decide the pixels.
+        precision: precision of the computation, 'fp32', 'bf16' or 'fp16'.
+        dtype: dtype of the stored array, 'float32' or 'float16'.
         encoding: see `ENCODING`.
     """
 
@@ -95,7 +95,7 @@ class FeatureKey:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What is measured; the fields of a `Result` that decide its numbers and its place on a leaderboard."""
+    """Fields of a `Result` that decide its numbers and its place on a leaderboard."""
 
     weights: WeightsUsed
     layer: str
@@ -141,10 +141,10 @@ def groups_digest(ids: Sequence[str], groups: Mapping[str, Sequence[str]]) -> di
 
 @dataclasses.dataclass(frozen=True)
 class Comparability:
-    """Everything that two results must have in common to stand in one column of a table.
+    """Key of a table's column: the properties that comparable results share.
 
-    Weights, backbone, layer, preprocessing, precision and dtype may differ: they are what is compared, and make the row
-    (`row_key`). The seed may differ: several seeds of one row are averaged, and said to be several. The benchmark's
+    Weights, backbone, layer, preprocessing, precision and dtype may differ: they are compared, and make the row
+    (`row_key`). The seed may differ: several seeds of one row are averaged, and their number is shown. The benchmark's
     name does not matter: the same measurement may be made with and without it.
     """
 
@@ -162,7 +162,7 @@ class Comparability:
 
 
 def comparability_key(result: Result, metric: str | None = None) -> Comparability:
-    """Return what must agree with another result for the two to be compared by `metric` (default: the headline)."""
+    """Return the key that two results must share to be compared by `metric` (default: the headline)."""
     data = result.data
     return Comparability(
         protocol=result.protocol.name,
@@ -180,7 +180,7 @@ def comparability_key(result: Result, metric: str | None = None) -> Comparabilit
 
 
 def row_key(result: Result) -> str:
-    """Return what makes two results one row of a table: everything that is compared, apart from the seed."""
+    """Return the key of a result's row in a table: everything that is compared, apart from the seed."""
     weights = result.weights
     # An untrained backbone has other tensors for every seed, and is the same thing each time.
     tensors = "untrained" if weights.untrained else weights.sha256
@@ -190,12 +190,12 @@ def row_key(result: Result) -> str:
 
 
 def _pixels(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a preprocessing without their origin."""
+    """Return the values of a preprocessing without their origin."""
     return {key: value for key, value in preprocessing.items() if key != "origin"}
 
 
 def _groups(result: Result, metric: str) -> str:
-    """For the metric of a worst group: its members, or of older records the groups and their sizes."""
+    """Return the members of a worst-group metric's groups, or for older records the groups and their sizes; else ''."""
     found = re.fullmatch(r"worst_group\((.*)\)\.\w+", metric)
     if not found:
         return ""

@@ -16,7 +16,7 @@ def test_every_kind_lists_what_is_there():
     assert {"adamw", "larc", "lars", "sgd"} == set(names.list_names("optimizer"))
     assert {"constant", "cosine"} <= set(names.list_names("schedule"))
     assert names.list_names("launcher") == ["local", "slurm"]
-    formats = names.list_names("format")  # the whole list is in tests/weights/test_weights_formats.py
+    formats = names.list_names("format")  # tests/weights/test_weights_formats.py compares all with their key lists
     assert formats == sorted(formats) and {"dino", "moco", "timm", "torchvision", "vissl"} <= set(formats)
 
 

@@ -1,1 +1,1 @@
-"""Solvers: mathematics on arrays, free of files, protocols and printing."""
+"""Solvers: logistic regression, squared-hinge SVMs and nearest neighbours on arrays, free of files and protocols."""

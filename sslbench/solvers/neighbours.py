@@ -1,50 +1,53 @@
-"""Exact nearest neighbours of every test row in train, in bounded memory and with one tie rule.
+"""Exact nearest neighbours of every test row in train, in bounded memory and with a defined order of ties.
 
-Three passes, each for the rows that the one before could not settle:
+Three passes, each for the test rows for which the previous one could not prove its result:
 
-1. float32 matrix products, block by block, rank all train rows; a few more than k are kept. Those among them that
-   rounding could put among the k best are compared in float64, pair by pair.
-2. The same with float64 products, where rounding of the first pass could have lost a neighbour.
-3. All train rows of one test row in float64, where more rows are equally near than were kept (duplicates, collapsed
-   features).
+1. float32 matrix products, block by block, rank all train rows, and a few more than k are kept. Candidates that are
+   among the k nearest within the bound on rounding errors are compared in float64, pair by pair.
+2. The same with float64 products, if rounding errors of the first pass could have lost a neighbour.
+3. All train rows in float64, if more rows are equally near than were kept (duplicates, collapsed features).
 
-So neither the block size, the number of threads, the library that multiplies nor the device changes a neighbour.
+The result therefore does not depend on block size, number of threads, BLAS library or device.
 
-Ties: similarities that agree to about 12 digits count as equal, and of equals the lower train row comes first.
+Ties: similarities that agree to 40 bits (about 12 digits) count as equal; among equals the lower train row comes first.
 """
 
+import contextlib
 import dataclasses
+import functools
+import math
+import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
-import contextlib
-import functools
-import math
-import warnings
-from typing import TYPE_CHECKING, Literal
+
+__all__ = ["Engine", "Metric", "Scope", "nearest"]
 
 Metric = Literal["cosine", "dot", "l2"]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.floating]
 
-_SMALLEST, _LARGEST = 1e-12, 1e12  # norms between which float32 products neither vanish nor overflow
+_SMALLEST, _LARGEST = 1e-12, 1e12  # norms between which float32 products neither underflow nor overflow
+_BITS = 40  # of the mantissa to which similarities are rounded before they are compared
+_CACHED = 65536  # values of train rows compared in float64 at a time, which fit into a processor's cache
+_MOST_QUERIES, _MOST_ROWS = 4096, 8192
 
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """Which rows take part.
+    """Subset of the rows in a search.
 
     Attributes:
-        test_rows: (m,) the rows of test that are searched for; None: all.
-        left_out: (N,) train rows that are no neighbours; None: all may be.
-        without_self: row i of test is row i of train, and no neighbour of itself.
-        apart: (N,) numbers: row i of test is row i of train, and rows with the same number are no neighbours.
+        test_rows: (m,) test rows to search for; None for all.
+        left_out: (N,) True for train rows that are excluded; None for none.
+        without_self: test and train are the same rows, and a row is not its own neighbour.
+        apart: (N,) group numbers: test and train are the same rows, and rows of one group are not neighbours.
     """
 
     test_rows: IntArray | None = None
@@ -54,7 +57,7 @@ class Scope:
 
     @property
     def refused(self) -> int:
-        """How many train rows at most are no neighbours of a test row, beside those that are left out for all."""
+        """Largest number of train rows excluded for a single test row, besides those excluded for all."""
         if self.apart is not None:
             return int(np.unique(self.apart, return_counts=True)[1].max())
         return int(self.without_self)
@@ -62,11 +65,11 @@ class Scope:
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """What ranks the rows first; neighbours do not depend on it.
+    """Library and device of the first pass; the result does not depend on them.
 
     Attributes:
-        library: 'faiss' works on the processor only, where it is the faster one.
-        device: where torch works: 'cpu', 'cuda', 'cuda:1', 'mps'.
+        library: 'faiss' (CPU only, and faster there) or 'torch'.
+        device: device for torch: 'cpu', 'cuda', 'cuda:1', 'mps'.
     """
 
     library: Literal["faiss", "torch"] = "faiss"
@@ -74,15 +77,15 @@ class Engine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
-    """Some test rows, ready to be multiplied.
+class QueryBlock:
+    """Block of test rows, prepared for matrix products.
 
     Attributes:
-        x: (m, D) rows, centred for 'l2' and of length 1 for 'cosine', on the device.
-        norms: (m,) their Euclidean norms.
-        own: (m,) their places in test.
-        products: (m * n,) where torch's products with up to n train rows are put, on the processor: memory that is
-            taken anew for every block costs as much as the search in it.
+        x: (m, D) rows on the device, centred for 'l2' and of length 1 for 'cosine'.
+        norms: (m,) Euclidean norms before normalisation.
+        own: (m,) row numbers in test.
+        products: (m * n,) buffer on the CPU for products with up to n train rows; allocating it for every block costs
+            as much as the search in it.
     """
 
     x: "torch.Tensor"
@@ -93,14 +96,14 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The two matrices, and how a block of products is made of them.
+    """Blockwise similarities of two matrices.
 
     Attributes:
         train: (N, D).
         test: (M, D).
         metric: 'cosine', 'dot', or 'l2', whose similarity is minus the squared distance.
-        scope: rows that are no neighbours have a similarity of -inf.
-        engine: what finds the best of a block; products that are needed whole are always torch's.
+        scope: rows in the search; excluded pairs have a similarity of -inf.
+        engine: library and device of the first pass.
     """
 
     train: Matrix
@@ -111,31 +114,31 @@ class Blocks:
 
     @property
     def width(self) -> int:
-        """D."""
+        """Number of features, D."""
         return int(self.train.shape[1])
 
     @property
     def copies(self) -> bool:
-        """Whether float32 products need a copy of the train rows; else they are multiplied where they lie."""
-        changed = self.metric == "l2" or (self.engine.library == "faiss" and self.metric == "cosine")
-        there = self.engine.device == "cpu" and self.train.dtype == np.float32 and self.train.flags.c_contiguous
-        return changed or not there or (self.engine.library == "faiss" and self.scope.left_out is not None)
+        """Need of a copy of the train rows for float32 products."""
+        transformed = self.metric == "l2" or (self.engine.library == "faiss" and self.metric == "cosine")
+        usable = self.engine.device == "cpu" and self.train.dtype == np.float32 and self.train.flags.c_contiguous
+        return transformed or not usable or (self.engine.library == "faiss" and self.scope.left_out is not None)
 
     @property
     def at_once(self) -> bool:
-        """Whether float32 products with all train rows need no memory: faiss itself goes through them in parts."""
+        """Possibility of a search in all train rows at once without extra memory: faiss itself works in blocks."""
         return self.engine.library == "faiss" and not self.copies
 
     @functools.cached_property
     def centre(self) -> FloatArray:
-        """(D,) a point amid train; with it as the origin distances stay as they are and rounding errors shrink."""
+        """(D,) approximate mean of train for 'l2': centring preserves distances and reduces rounding errors."""
         if self.metric != "l2":
             return np.zeros(self.width)
         step = max(1, len(self.train) // 1024)
         return np.asarray(self.train[::step].mean(axis=0, dtype=np.float64))
 
-    def prepare(self, own: IntArray, most: int, *, precise: bool) -> Prepared:
-        """Some test rows in float32 or, `precise`, in float64; for blocks of at most `most` train rows."""
+    def prepare(self, own: IntArray, most: int, *, precise: bool) -> QueryBlock:
+        """Prepare test rows in float32 or, if `precise`, float64, for blocks of at most `most` train rows."""
         import torch
 
         x = self._on_device(self.test[own], precise=precise)
@@ -143,56 +146,54 @@ class Blocks:
         if self.metric == "cosine":
             x = x / torch.where(norms > 0, norms, 1)[:, None]
         by_torch = precise or self.engine.library == "torch"
-        room = len(own) * most if by_torch and x.device.type == "cpu" else 0
-        # numpy asks the kernel for huge pages, torch does not.
-        products = torch.from_numpy(np.empty(room, dtype=np.float64 if precise else np.float32))
-        return Prepared(x, norms, own, products)
+        buffer_size = len(own) * most if by_torch and x.device.type == "cpu" else 0
+        # numpy requests huge pages from the kernel, torch does not.
+        products = torch.from_numpy(np.empty(buffer_size, dtype=np.float64 if precise else np.float32))
+        return QueryBlock(x, norms, own, products)
 
-    def products(self, prepared: Prepared, part: slice) -> tuple["torch.Tensor", float]:
-        """(m, n) similarities with the train rows `part`, and the largest norm of these; inf where float32 fails.
+    def products(self, batch: QueryBlock, part: slice) -> tuple["torch.Tensor", float]:
+        """Return (m, n) similarities with the train rows `part`, and the largest norm of these rows.
 
-        The next call writes over them.
+        The norm is inf if float32 products would under- or overflow. The next call overwrites the similarities.
         """
         import torch
 
-        block = self._on_device(self.train[part], precise=prepared.x.dtype == torch.float64)
+        block = self._on_device(self.train[part], precise=batch.x.dtype == torch.float64)
         norms = torch.linalg.vector_norm(block, dim=1)
-        similarity = _multiply(prepared, block)
+        similarity = _multiply(batch, block)
         if self.metric == "cosine":
             similarity *= torch.where(norms > 0, 1 / norms, 0)
         elif self.metric == "l2":
-            similarity.mul_(2).sub_(norms.square()).sub_(prepared.norms.square()[:, None])
+            similarity.mul_(2).sub_(norms.square()).sub_(batch.norms.square()[:, None])
         if self.scope.left_out is not None:
             similarity.masked_fill_(torch.from_numpy(self.scope.left_out[part]).to(similarity.device), -torch.inf)
         if self.scope.without_self:
-            here = np.flatnonzero((prepared.own >= part.start) & (prepared.own < part.stop))
-            similarity[here, prepared.own[here] - part.start] = -torch.inf
+            inside = np.flatnonzero((batch.own >= part.start) & (batch.own < part.stop))
+            similarity[inside, batch.own[inside] - part.start] = -torch.inf
         if self.scope.apart is not None:
-            same = self.scope.apart[prepared.own][:, None] == self.scope.apart[part]
+            same = self.scope.apart[batch.own][:, None] == self.scope.apart[part]
             similarity.masked_fill_(torch.from_numpy(same).to(similarity.device), -torch.inf)
         return similarity, _largest(block, norms)
 
     def best(
-        self, prepared: Prepared, part: slice, kept: int, worst: "torch.Tensor | None" = None
+        self, batch: QueryBlock, part: slice, kept: int, worst: "torch.Tensor | None" = None
     ) -> tuple["torch.Tensor", "torch.Tensor", float]:
-        """The best of the train rows `part`: similarities (m, at most kept), places in the block, and as `products`.
+        """Return the largest similarities (m, <= kept) with the train rows `part`, their columns, and the largest norm.
 
         Args:
-            prepared: m test rows.
-            part: of train.
-            kept: how many.
-            worst: (m,) similarities that are of no use, and all below them.
+            batch: m test rows.
+            part: range of train rows.
+            kept: number of neighbours.
+            worst: (m,) similarities up to which results are not needed.
         """
         import torch
 
-        if self.engine.library == "faiss" and prepared.x.dtype == torch.float32:
-            return self._best_by_faiss(prepared, part, kept)
-        similarity, largest = self.products(prepared, part)
+        if self.engine.library == "faiss" and batch.x.dtype == torch.float32:
+            return self._best_by_faiss(batch, part, kept)
+        similarity, largest = self.products(batch, part)
         return *_top(similarity, kept, worst), largest
 
-    def _best_by_faiss(
-        self, prepared: Prepared, part: slice, kept: int
-    ) -> tuple["torch.Tensor", "torch.Tensor", float]:
+    def _best_by_faiss(self, batch: QueryBlock, part: slice, kept: int) -> tuple["torch.Tensor", "torch.Tensor", float]:
         import faiss
         import torch
 
@@ -201,47 +202,47 @@ class Blocks:
         if self.scope.left_out is not None:
             places = np.flatnonzero(~self.scope.left_out[part])
         if not len(places):
-            return torch.empty(len(prepared.own), 0), torch.empty(len(prepared.own), 0, dtype=torch.int64), 0.0
+            return torch.empty(len(batch.own), 0), torch.empty(len(batch.own), 0, dtype=torch.int64), 0.0
         block = self._on_device(x, precise=False)
         norms = torch.linalg.vector_norm(block, dim=1)
         largest = _largest(block, norms)
         if self.metric == "cosine":
             block = block / torch.where(norms > 0, norms, 1)[:, None]
-        how = faiss.METRIC_L2 if self.metric == "l2" else faiss.METRIC_INNER_PRODUCT
-        wanted = min(kept + self.scope.refused, len(places))
-        found, columns = faiss.knn(prepared.x.numpy(), block.numpy(), wanted, metric=how)
+        metric = faiss.METRIC_L2 if self.metric == "l2" else faiss.METRIC_INNER_PRODUCT
+        number = min(kept + self.scope.refused, len(places))
+        found, columns = faiss.knn(batch.x.numpy(), block.numpy(), number, metric=metric)
         values = torch.from_numpy(-found if self.metric == "l2" else found)
         rows = torch.from_numpy(places[columns])
         if self.scope.without_self:
-            values[rows + part.start == torch.from_numpy(prepared.own)[:, None]] = -torch.inf
+            values[rows + part.start == torch.from_numpy(batch.own)[:, None]] = -torch.inf
         if self.scope.apart is not None:
-            same = self.scope.apart[prepared.own][:, None] == self.scope.apart[rows.numpy() + part.start]
+            same = self.scope.apart[batch.own][:, None] == self.scope.apart[rows.numpy() + part.start]
             values[torch.from_numpy(same)] = -torch.inf
         return values, rows, largest
 
-    def error(self, prepared: Prepared, largest: float) -> FloatArray:
-        """(m,) how far a similarity may be from the truth.
+    def error(self, batch: QueryBlock, largest: float) -> FloatArray:
+        """Return (m,) bounds on the rounding errors of similarities.
 
-        The error of a product of D terms grows like sqrt(D); four times that leaves room.
+        The error of a sum of D products grows like sqrt(D) (Higham 2002, section 2.8); a factor of four is the margin.
 
         Args:
-            prepared: the test rows.
-            largest: norm of a train row.
+            batch: the m test rows.
+            largest: largest norm of a train row.
         """
         import torch
 
-        digits = 2.0**-53 if prepared.x.dtype == torch.float64 else 2.0**-24
-        norms = prepared.norms.cpu().numpy().astype(np.float64)
+        digits = 2.0**-53 if batch.x.dtype == torch.float64 else 2.0**-24
+        norms = batch.norms.cpu().numpy().astype(np.float64)
         if math.isinf(largest):
             return np.full(len(norms), np.inf)
         scale = {"cosine": np.ones(len(norms)), "dot": norms * largest, "l2": (norms + largest) ** 2}[self.metric]
         if digits > 2.0**-53:
-            # A row of zeros and one whose squares vanish in float32 look alike; both are settled in float64.
+            # A row of zeros and one whose squares underflow in float32 look alike; both are compared in float64.
             scale[(norms < _SMALLEST) | (norms > _LARGEST)] = np.inf
         return np.asarray(4 * math.sqrt(self.width + 16) * digits * scale)
 
     def exact(self, own: IntArray, rows: IntArray) -> FloatArray:
-        """(m, c) float64 similarities of test rows (m,) with train rows (m, c), each pair summed in the same way."""
+        """Return (m, c) float64 similarities of test rows (m,) with train rows (m, c), all summed in the same order."""
         chosen, queries = self.train[rows].astype(np.float64), self.test[own].astype(np.float64)
         if self.metric == "l2":
             chosen -= queries[:, None]
@@ -254,12 +255,12 @@ class Blocks:
         return np.asarray(similarity)
 
     def _on_device(self, rows: Matrix, *, precise: bool) -> "torch.Tensor":
-        """Rows of train or test as a tensor, centred for 'l2'; float32 on the processor is not copied."""
+        """Return rows of train or test as a tensor, centred for 'l2'; float32 on the CPU is not copied."""
         import torch
 
         dtype = torch.float64 if precise else torch.float32
         with warnings.catch_warnings():
-            # Memory-mapped features are read-only, and nothing here writes into them.
+            # Memory-mapped features are read-only, and nothing here writes to them.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             # Apple's GPUs have no float64.
             device = "cpu" if precise and self.engine.device == "mps" else self.engine.device
@@ -268,31 +269,31 @@ class Blocks:
 
 
 def _largest(block: "torch.Tensor", norms: "torch.Tensor") -> float:
-    """The largest norm; inf when a row is so large or so small that its products in float32 mean nothing."""
+    """Return the largest norm; inf if a row's float32 products would under- or overflow."""
     import torch
 
     largest = float(norms.max())
     if block.dtype == torch.float64:
         return largest
     small = norms < _SMALLEST
-    vanishing = bool(small.any()) and bool((block[small] != 0).any())
-    return math.inf if vanishing or not largest < _LARGEST else largest
+    underflow = bool(small.any()) and bool((block[small] != 0).any())
+    return math.inf if underflow or not largest < _LARGEST else largest
 
 
-def _multiply(prepared: Prepared, block: "torch.Tensor") -> "torch.Tensor":
-    """(m, n) products. On the processor numpy's library is used: it was 1.2 times as fast as torch's."""
-    if prepared.x.device.type != "cpu":
-        return prepared.x @ block.T
-    products = prepared.products[: len(prepared.x) * len(block)].view(len(prepared.x), len(block))
-    np.matmul(prepared.x.numpy(), block.numpy().T, out=products.numpy())
+def _multiply(batch: QueryBlock, block: "torch.Tensor") -> "torch.Tensor":
+    """Return the (m, n) products; on the CPU by numpy, whose BLAS was 1.2 times as fast as torch's."""
+    if batch.x.device.type != "cpu":
+        return batch.x @ block.T
+    products = batch.products[: len(batch.x) * len(block)].view(len(batch.x), len(block))
+    np.matmul(batch.x.numpy(), block.numpy().T, out=products.numpy())
     return products
 
 
 def _top(similarity: "torch.Tensor", kept: int, worst: "torch.Tensor | None") -> tuple["torch.Tensor", "torch.Tensor"]:
-    """The `kept` largest of each row and their columns, in no order; fewer if fewer are above `worst`.
+    """Return the `kept` largest values of each row and their columns, unordered; fewer if fewer exceed `worst`.
 
-    The columns are dealt into groups. The largest numbers lie in the groups with the largest maxima, so that all but a
-    few groups need no more than their maximum, which is found at the speed of memory.
+    The columns are divided into groups. The largest values lie in the groups with the largest maxima, so only the
+    maximum of most groups is needed, which is found at memory bandwidth.
     """
     import torch
 
@@ -301,8 +302,8 @@ def _top(similarity: "torch.Tensor", kept: int, worst: "torch.Tensor | None") ->
         values, columns = similarity.topk(kept, dim=1, sorted=False)
         return values, columns
     groups = similarity.shape[1] // size
-    dealt = similarity[:, : size * groups].reshape(-1, size, groups)
-    maxima = dealt.amax(dim=1)
+    grouped = similarity[:, : size * groups].reshape(-1, size, groups)
+    maxima = grouped.amax(dim=1)
     useful = kept if worst is None else min(kept, int((maxima > worst[:, None]).sum(dim=1).max()))
     chosen = maxima.topk(useful, dim=1, sorted=False).indices
     members = torch.arange(size, device=similarity.device) * groups
@@ -315,7 +316,7 @@ def _top(similarity: "torch.Tensor", kept: int, worst: "torch.Tensor | None") ->
 
 @contextlib.contextmanager
 def full_precision(device: str) -> Iterator[None]:
-    """Products of float32 in float32 on a GPU, whatever the program around has allowed; as it was afterwards."""
+    """Disable TF32 in float32 products on a GPU, and restore the caller's setting afterwards."""
     import torch
 
     before = torch.get_float32_matmul_precision()
@@ -328,21 +329,14 @@ def full_precision(device: str) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-__all__ = ["Engine", "Metric", "Scope", "nearest"]
-
-_DIGITS = 40  # binary ones, that similarities are rounded to before they are compared
-_CACHED = 65536  # numbers of train rows that are compared in float64 together: what fits into a processor's cache
-_MOST_QUERIES, _MOST_ROWS = 4096, 8192
-
-
 @dataclasses.dataclass(frozen=True)
-class _Ranked:
-    """What one pass found for m test rows.
+class _Candidates:
+    """Candidates found by one pass for m test rows.
 
     Attributes:
-        values: (m, c) similarities in the precision of the pass, falling; -inf for a train row that is left out.
+        values: (m, c) similarities in the precision of the pass, in descending order; -inf for excluded train rows.
         rows: (m, c) train rows.
-        error: (m,) how far a value may be from the truth.
+        error: (m,) bounds on the rounding errors of the values.
     """
 
     values: FloatArray
@@ -360,19 +354,26 @@ def nearest(
     scope: Scope | None = None,
     engine: Engine | None = None,
 ) -> tuple[FloatArray, IntArray]:
-    """The k nearest train rows of every test row.
+    """Return the k nearest train rows of every test row.
+
+    >>> train = np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], dtype=np.float32)
+    >>> test = np.array([[2.0, 0.0]], dtype=np.float32)
+    >>> similarity, rows = nearest(train, test, 2, metric="cosine", max_memory=0.1)
+    >>> similarity.round(4).tolist(), rows.tolist()
+    ([[1.0, 0.7071]], [[1, 2]])
 
     Args:
-        train: (N, D) features, not written to; memory-mapped ones are read block by block.
+        train: (N, D) features; memory-mapped ones are read block by block.
         test: (M, D) features, likewise.
-        k: how many neighbours; at most as many as there are train rows to choose from.
-        metric: 'cosine' or 'dot' (higher is nearer), or 'l2'; a row of zeros has cosine 0 with everything.
-        max_memory: how much working memory may be used beside the result, in GB (10^9 bytes).
-        scope: which rows are searched for, and which among; all when None.
-        engine: what multiplies, and where; the result is the same.
+        k: number of neighbours; at most the number of train rows in the search.
+        metric: 'cosine' or 'dot' (higher is nearer), or 'l2'; a row of zeros has cosine 0 with every row.
+        max_memory: working memory besides the result, in GB (10^9 bytes).
+        scope: rows in the search; default: all.
+        engine: library and device of the first pass; default: faiss on the CPU.
 
     Returns:
-        Similarities (m, k), falling, and train rows (m, k). The similarity of 'l2' is minus the squared distance.
+        Similarities (m, k) in descending order, and train rows (m, k). The similarity for 'l2' is minus the squared
+        distance.
     """
     scope, engine = scope or Scope(), engine or Engine()
     queries = np.arange(len(test)) if scope.test_rows is None else scope.test_rows
@@ -385,7 +386,7 @@ def nearest(
             places, unsettled = unsettled, np.empty(0, dtype=np.int64)
             for part in _parts(places, _queries_at_once(blocks, kept, max_memory)):
                 ranked = _rank(blocks, queries[part], kept, max_memory, precise=precise)
-                sure, candidates = _settled(ranked, k, everything=kept == len(train))
+                sure, candidates = _settle(ranked, k, everything=kept == len(train))
                 found = _refine(blocks, queries[part[sure]], candidates, k)
                 similarity[part[sure]], neighbours[part[sure]] = found
                 unsettled = np.concatenate([unsettled, part[~sure]])
@@ -400,12 +401,12 @@ def _parts(places: IntArray, size: int) -> Iterator[IntArray]:
 
 
 def _queries_at_once(blocks: Blocks, kept: int, max_memory: float) -> int:
-    """How many test rows are searched for together: themselves and their candidates take a third of the memory."""
+    """Return the number of test rows per block, which with their candidates take a third of the memory."""
     return int(max(1, min(_MOST_QUERIES, max_memory * 1e9 / 3 / (12 * blocks.width + 64 * kept))))
 
 
 def _block_size(blocks: Blocks, n_queries: int, max_memory: float, bytes_each: int) -> int:
-    """How many train rows are compared together: copies of them and the products take two thirds of the memory."""
+    """Return the number of train rows per block, whose copies and products take two thirds of the memory."""
     if blocks.at_once and bytes_each == 4:
         return len(blocks.train)
     budget = max_memory * 1e9 / 3 / bytes_each
@@ -413,25 +414,25 @@ def _block_size(blocks: Blocks, n_queries: int, max_memory: float, bytes_each: i
     return int(max(64, min(most, budget / (2.5 * blocks.width)) if blocks.copies or bytes_each > 4 else most))
 
 
-def _rank(blocks: Blocks, own: IntArray, kept: int, max_memory: float, *, precise: bool) -> _Ranked:
-    """The `kept` best train rows of each test row by products of one precision."""
+def _rank(blocks: Blocks, own: IntArray, kept: int, max_memory: float, *, precise: bool) -> _Candidates:
+    """Return the `kept` nearest train rows of each test row by products of one precision."""
     import torch
 
     step = _block_size(blocks, len(own), max_memory, 8 if precise else 4)
-    prepared = blocks.prepare(own, step, precise=precise)
+    batch = blocks.prepare(own, step, precise=precise)
     best, rows, largest = torch.empty(len(own), 0), torch.empty(len(own), 0, dtype=torch.int64), 0.0
     for start in range(0, len(blocks.train), step):
         part = slice(start, min(start + step, len(blocks.train)))
         worst = best.amin(dim=1) if best.shape[1] == kept else None
-        values, places, size = blocks.best(prepared, part, min(kept, part.stop - start), worst)
+        values, places, size = blocks.best(batch, part, min(kept, part.stop - start), worst)
         largest = max(largest, size)
-        best, rows = _merged(best.to(values), rows.to(places), values, places + start, kept)
+        best, rows = _merge(best.to(values), rows.to(places), values, places + start, kept)
     best, order = best.sort(dim=1, descending=True)
     found = rows.gather(1, order).cpu().numpy()
-    return _Ranked(best.cpu().numpy().astype(np.float64), found, blocks.error(prepared, largest))
+    return _Candidates(best.cpu().numpy().astype(np.float64), found, blocks.error(batch, largest))
 
 
-def _merged(
+def _merge(
     best: "torch.Tensor", rows: "torch.Tensor", values: "torch.Tensor", places: "torch.Tensor", kept: int
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
     import torch
@@ -443,10 +444,10 @@ def _merged(
     return best, rows.gather(1, chosen)
 
 
-def _settled(ranked: _Ranked, k: int, *, everything: bool) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Which test rows cannot have lost a neighbour, and of those the candidates that could be one, (m, c)."""
+def _settle(ranked: _Candidates, k: int, *, everything: bool) -> tuple[npt.NDArray[np.bool_], IntArray]:
+    """Return (M,) True for test rows that cannot have lost a neighbour, and their candidate neighbours (m, c)."""
     enough = (ranked.values[:, k - 1] - 2 * ranked.error)[:, None]
-    # Written so that NaN, from numbers too large for the precision, is not settled.
+    # NaN, from overflow of the precision, compares as not settled.
     sure = (ranked.values[:, -1:] < enough)[:, 0] | everything & np.isfinite(enough[:, 0])
     possible = (ranked.values[sure] >= enough[sure]).sum(axis=1)
     width = int(possible.max(initial=k))
@@ -454,45 +455,44 @@ def _settled(ranked: _Ranked, k: int, *, everything: bool) -> tuple[npt.NDArray[
 
 
 def _refine(blocks: Blocks, own: IntArray, rows: IntArray, k: int) -> tuple[FloatArray, IntArray]:
-    """The k best of the candidates by float64."""
+    """Return the k nearest of the candidates by float64 similarities."""
     exact = np.empty(rows.shape)
     step = max(1, _CACHED // (rows.shape[1] * blocks.width))
     for start in range(0, len(own), step):
         part = slice(start, start + step)
         exact[part] = blocks.exact(own[part], rows[part])
-    rounded = _rounded(exact)
+    rounded = _round(exact)
     order = np.lexsort((rows, -rounded), axis=1)[:, :k]
     return np.take_along_axis(rounded, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
 
-def _rounded(similarity: FloatArray) -> FloatArray:
+def _round(similarity: FloatArray) -> FloatArray:
     mantissa, exponent = np.frexp(similarity)
-    return np.asarray(np.ldexp(np.round(mantissa * 2.0**_DIGITS), exponent - _DIGITS))
+    return np.asarray(np.ldexp(np.round(mantissa * 2.0**_BITS), exponent - _BITS))
 
 
 def _search_ties(blocks: Blocks, own: IntArray, k: int, max_memory: float) -> tuple[FloatArray, IntArray]:
-    """The k best of all train rows, for test rows that have many equally near ones.
+    """Return the k nearest of all train rows, for test rows with many equally near ones.
 
-    Products in float64 are exact enough to know the rounded similarity of most pairs; the others are compared one by
-    one.
+    Products in float64 determine the rounded similarity of most pairs; the others are computed pair by pair.
     """
     step = _block_size(blocks, len(own), max_memory, 8)
-    prepared = blocks.prepare(own, step, precise=True)
+    batch = blocks.prepare(own, step, precise=True)
     values, largest = np.empty((len(own), len(blocks.train))), 0.0
     for start in range(0, len(blocks.train), step):
         part = slice(start, min(start + step, len(blocks.train)))
-        products, size = blocks.products(prepared, part)
+        products, size = blocks.products(batch, part)
         values[:, part], largest = products.cpu().numpy(), max(largest, size)
-    error = 2 * blocks.error(prepared, largest)
+    error = 2 * blocks.error(batch, largest)
     similarity, neighbours = np.empty((len(own), k)), np.empty((len(own), k), dtype=np.int64)
     for i, row in enumerate(own):
         enough = np.partition(values[i], -k)[-k] - error[i]
         candidates = np.flatnonzero(values[i] >= enough)
         near = values[i, candidates]
-        rounded = _rounded(near - error[i])
-        unclear = np.flatnonzero(rounded != _rounded(near + error[i]))
+        rounded = _round(near - error[i])
+        unclear = np.flatnonzero(rounded != _round(near + error[i]))
         for some in _parts(unclear, max(1, 16 * _CACHED // blocks.width)):
-            rounded[some] = _rounded(blocks.exact(np.array([row]), candidates[None, some])[0])
+            rounded[some] = _round(blocks.exact(np.array([row]), candidates[None, some])[0])
         order = np.argsort(-rounded, kind="stable")[:k]
         similarity[i], neighbours[i] = rounded[order], candidates[order]
     return similarity, neighbours

@@ -1,4 +1,4 @@
-"""Weights: open a file safely, recognise whose key names it has, rename them, fill a module strictly.
+"""Weights: safe reading of files, recognition of their format, renaming of keys, strict loading into a module.
 
 This package knows tensors and names, not networks.
 """

@@ -1,4 +1,4 @@
-"""A weights file of any format as one of another: rename, write, read back, and only then put it in its place."""
+"""Conversion of a weights file to another format: rename, write, read back, compare, and only then publish it."""
 
 import dataclasses
 import json
@@ -30,36 +30,33 @@ from sslbench.weights.reading import files
 
 CONTAINERS = ("safetensors", "pkl", "pth", "pickle", "torch")
 _HEADS_BESIDE = "heads."
-# timm's models with registers have no position for the class token, where DINOv2's own files have one.
-_ONLY_PATCHES_HAVE_POSITIONS = ("timm",)
 CLASS_POSITION = "position of the class token added to it, as timm has it"
 
 
 @dataclasses.dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion did.
+    """Report of a conversion.
 
     Attributes:
-        source: the file that was read.
-        target: the file that was written.
-        format: of the source.
-        to: of the target.
-        network: which of several copies of the backbone was taken from the source; '' where there is only one.
+        source: input file.
+        target: output file.
+        format: format of the source.
+        to: format of the target.
+        network: copy of the backbone taken from the source; '' if it holds only one.
         where: dotted path of the state dict in the source; '' is the file itself.
-        prefix: how the keys of the backbone begin in the source.
-        tensors: how many were written, heads and restored counters included.
-        renamed: how many of them have another key than in the source.
-        dropped: patterns of what was left out because a table declares it: heads, queues, momentum copies.
-        dropped_count: how many tensors that were.
-        heads: heads that were kept, by their names behind the prefix.
-        counters_dropped: BatchNorm counters (num_batches_tracked) that the target has no name for.
-        counters_restored: BatchNorm counters that the source lacks, written as 0.
-        operations: operation -> tensors that it changed on the way: 'flip_channels', 'concat', 'split', ...
-        changes: what makes the backbone's tensors others than in the source, in words; a conversion back does not undo
-            it. Normally nothing.
-        note: what the table of the source says that users of the weights should know.
-        source_sha256: of the source file's bytes.
-        tensors_sha256: of the backbone's tensors, as written, under canonical names (without BatchNorm counters).
+        prefix: prefix of the backbone's keys in the source.
+        tensors: number of tensors written, heads and restored counters included.
+        renamed: number of these whose key differs from that in the source.
+        dropped: patterns of the keys that a table leaves out: heads, queues, momentum copies.
+        dropped_count: number of tensors left out.
+        heads: names, without the prefix, of the heads that were kept.
+        counters_dropped: number of BatchNorm counters (num_batches_tracked) without a name in the target.
+        counters_restored: number of BatchNorm counters missing from the source and written as 0.
+        operations: operation ('flip_channels', 'concat', 'split', ...) -> number of tensors that it changed.
+        changes: descriptions of lossy changes to the backbone's tensors, which converting back does not undo.
+        note: note of the source's table for users of the weights.
+        source_sha256: SHA-256 of the source file's bytes.
+        tensors_sha256: SHA-256 of the written backbone under canonical names (without BatchNorm counters).
     """
 
     source: Path
@@ -93,16 +90,16 @@ def convert(
     overwrite: bool = False,
     backbone: str | None = None,
 ) -> ConversionReport:
-    """Read `src`, write its backbone to `dst` in another format; `dst` appears whole and checked, or not at all.
+    """Write the backbone in `src` to `dst` in another format; `dst` appears complete and verified, or not at all.
 
     Args:
-        src: a weights file.
-        dst: where to; the suffix says the container: .safetensors, .pkl (numpy arrays), else a file of torch.save.
-        to: the format to write, a name from model_converters/ or a .yaml of the user's.
-        format: of `src`; recognised when None.
-        keep_heads: keep what the source's table calls heads; the target must have names for them.
-        overwrite: whether `dst` may be replaced.
-        backbone: name of the architecture, which only sslbench's own files hold.
+        src: input weights file.
+        dst: output file; its suffix selects the container: .safetensors, .pkl (numpy arrays), else torch.save.
+        to: format to write: a name from model_converters/ or the path of a .yaml file.
+        format: format of `src`; recognised when None.
+        keep_heads: keep the heads that the source's table declares; the target must have names for them.
+        overwrite: replace an existing `dst`.
+        backbone: name of the architecture, stored in sslbench's own files only.
 
     Raises:
         UsageError: no such format, or `dst` cannot be written.
@@ -115,7 +112,7 @@ def convert(
 
 
 def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
-    """Raise before anything is read when `dst` cannot be written as format `to`.
+    """Raise, before any file is read, if `dst` cannot be written in format `to`.
 
     Raises:
         UsageError: no such format, or not in that container; `dst` is there already, or is `src`.
@@ -150,20 +147,20 @@ def rewrite(  # noqa: PLR0913  the options of the command
     expected: Shapes | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> ConversionReport:
-    """Write what was recognised in a file as another format, replacing `dst`.
+    """Write a recognised backbone in another format, replacing `dst`.
 
-    What was written is read back as any file, and compared bit for bit, before it takes its place.
+    The new file is read back and compared bit for bit before it replaces `dst`.
 
     Args:
-        file: the source.
-        found: what is in it.
-        dst: where to.
-        to: the format to write.
-        format: of the source, where it was given: a name or a .yaml.
+        file: source.
+        found: backbone recognised in it.
+        dst: output file.
+        to: format to write.
+        format: format of the source if the user named it: a name or the path of a .yaml file.
         keep_heads: keep heads; the target must have names for them.
-        backbone: name of the architecture, which only sslbench's own files hold.
-        expected: the backbone's own names and shapes, if it took them to recognise the file.
-        preprocessing: of the network's images, which only sslbench's own files hold.
+        backbone: name of the architecture, stored in sslbench's own files only.
+        expected: the backbone's own names and shapes, if they were needed to recognise the file.
+        preprocessing: preprocessing of the network's images, stored in sslbench's own files only.
 
     Raises:
         UsageError: `dst` cannot be written.
@@ -177,7 +174,7 @@ def rewrite(  # noqa: PLR0913  the options of the command
     if found.variant and table.name != save.FORMAT:
         table = _of_variant(table, found, to)
     found = _as_target_has_it(table, found)
-    plan = _plan(table, found, keep_heads=keep_heads)
+    plan = _output_file(table, found, keep_heads=keep_heads)
     digest = tensors_sha256(found.canonical)
     note = {"converted_from": found.format, "source": file.path.name, "source_sha256": file.sha256}
     note |= {"tensors_sha256": digest} | ({"changed": "; ".join(found.changes)} if found.changes else {})
@@ -211,22 +208,22 @@ def rewrite(  # noqa: PLR0913  the options of the command
 
 
 def _images_note(table: Table, found: Recognised) -> str:
-    """Return what to tell of mean and std that the target's files do not say: others than ImageNet's."""
-    said = found.input or Input("any")
+    """Return a note with the network's mean and std if they are not ImageNet's and the target cannot store them."""
+    source = found.input or Input("any")
     target = table.file.input or Input("any")
-    if table.name == save.FORMAT or not said.mean or (said.mean, said.std) == (IMAGENET_MEAN, IMAGENET_STD):
+    if table.name == save.FORMAT or not source.mean or (source.mean, source.std) == (IMAGENET_MEAN, IMAGENET_STD):
         return ""
-    if (said.mean, said.std) == (target.mean, target.std):
+    if (source.mean, source.std) == (target.mean, target.std):
         return ""
-    mean, std = (",".join(f"{value:g}" for value in values) for values in (said.mean, said.std))
+    mean, std = (",".join(f"{value:g}" for value in values) for values in (source.mean, source.std))
     return f"files of format {table.name} do not say mean and std: evaluate it with --mean {mean} --std {std}"
 
 
 def _of_variant(table: Table, found: Recognised, to: str) -> Table:
-    """Return the target's table for networks of the source's variant.
+    """Return the target's table for the source's variant.
 
     Raises:
-        WeightsError: the target has the plain networks only, and a file of it would be taken for one.
+        WeightsError: files of the target cannot tell the variant from the standard network.
     """
     plain = (found.strides or Strides()) == Strides() and (found.input is None or found.input.space != "lightness")
     if plain or table.variant:
@@ -241,8 +238,8 @@ def _of_variant(table: Table, found: Recognised, to: str) -> Table:
 
 
 def _as_target_has_it(table: Table, found: Recognised) -> Recognised:
-    """What the target's networks cannot take is changed into what computes the same."""
-    if table.name not in _ONLY_PATCHES_HAVE_POSITIONS:
+    """Rewrite tensors that the target's networks cannot hold into equivalent ones."""
+    if table.file.class_position:
         return found
     canonical = without_class_position(found.canonical)
     if canonical.get("pos_embed") is found.canonical.get("pos_embed"):
@@ -251,8 +248,16 @@ def _as_target_has_it(table: Table, found: Recognised) -> Recognised:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
-    """What will be written: canonical tensors with counters and heads as the target has them, and its own keys."""
+class _OutputFile:
+    """Content of the file to write.
+
+    Attributes:
+        canonical: canonical name -> tensor of the backbone, with the BatchNorm counters of the target.
+        keys: key in the target's format -> tensor, heads included.
+        beside: key -> tensor of heads stored in a dict of their own.
+        counters_dropped: number of BatchNorm counters without a name in the target.
+        counters_restored: number of BatchNorm counters added as 0.
+    """
 
     canonical: dict[str, Tensor]
     keys: dict[str, Tensor]
@@ -261,13 +266,17 @@ class _Plan:
     counters_restored: int
 
 
-def _plan(table: Table, found: Recognised, *, keep_heads: bool) -> _Plan:
-    """Refuses what the target cannot hold, naming it; only BatchNorm counters may come and go."""
+def _output_file(table: Table, found: Recognised, *, keep_heads: bool) -> _OutputFile:
+    """Return the content to write; only BatchNorm counters may be dropped or added.
+
+    Raises:
+        WeightsError: the target has no names for some tensors.
+    """
     heads = found.heads if keep_heads else {}
     beside = {k.removeprefix(_HEADS_BESIDE): t for k, t in heads.items() if k.startswith(_HEADS_BESIDE)}
     inside = {k: t for k, t in heads.items() if not k.startswith(_HEADS_BESIDE)}
-    homeless = [key for key in inside if not _is_head(table, key)]
-    homeless += [_HEADS_BESIDE + key for key in beside if not table.file.heads_at]
+    unnamed = [key for key in inside if not _is_head(table, key)]
+    unnamed += [_HEADS_BESIDE + key for key in beside if not table.file.heads_at]
     canonical, dropped = {}, 0
     for name, tensor in found.canonical.items():
         if _holds(table, name):
@@ -275,32 +284,32 @@ def _plan(table: Table, found: Recognised, *, keep_heads: bool) -> _Plan:
         elif name.rpartition(".")[2] == OPTIONAL_LEAF:
             dropped += 1
         else:
-            homeless.append(name)
-    if homeless:
-        listed = ", ".join(f"'{key}'" for key in homeless[:3]) + (" ..." if len(homeless) > 3 else "")
-        heads_only = all(key in heads for key in homeless)
+            unnamed.append(name)
+    if unnamed:
+        listed = ", ".join(f"'{key}'" for key in unnamed[:3]) + (" ..." if len(unnamed) > 3 else "")
+        heads_only = all(key in heads for key in unnamed)
         raise WeightsError(
-            f"format {table.name} has no name for {len(homeless)} of the file's "
+            f"format {table.name} has no name for {len(unnamed)} of the file's "
             f"{len(found.canonical) + len(heads)} tensors: {listed}",
             "Leave --keep-heads out." if heads_only else f"'sslbench show {table.name}' lists the names that it has.",
         )
     restored = _lacking_counters(canonical, table)
     canonical |= restored
-    return _Plan(canonical, table.from_canonical({**canonical, **inside}), beside, dropped, len(restored))
+    return _OutputFile(canonical, table.from_canonical({**canonical, **inside}), beside, dropped, len(restored))
 
 
 def _lacking_counters(canonical: Mapping[str, Tensor], table: Table) -> dict[str, Tensor]:
-    """Counters that a BatchNorm without one gets, where the target has a name for them: 0, as in a new module."""
+    """Return zero counters for the BatchNorms that lack one, if the target has a name for it."""
     norms = [name.removesuffix("running_mean") for name in canonical if name.endswith(".running_mean")]
     names = [norm + OPTIONAL_LEAF for norm in norms]
     return {name: torch.tensor(0) for name in names if name not in canonical and _holds(table, name)}
 
 
-def _check_back(path: Path, to: str, plan: _Plan, expected: Shapes | None) -> None:
-    """Read the written file as any other, and compare bit for bit.
+def _check_back(path: Path, to: str, plan: _OutputFile, expected: Shapes | None) -> None:
+    """Read the written file back and compare it bit for bit.
 
     Raises:
-        WeightsError: something came back differently.
+        WeightsError: a tensor differs.
     """
     wanted = dict(plan.canonical)
     back = recognise(files.read(path), expected=expected or _shapes(wanted), format=to)
@@ -308,9 +317,9 @@ def _check_back(path: Path, to: str, plan: _Plan, expected: Shapes | None) -> No
     if different:
         listed = ", ".join(f"'{name}'" for name in sorted(different)[:3])
         raise WeightsError(
-            f"format {to} does not give back {len(different)} of the {len(wanted)} tensors as they were: "
+            f"format {to} changes {len(different)} of the {len(wanted)} tensors in a round trip: "
             f"{listed}; nothing was written",
-            "The table must be mended.",
+            "Correct the rules of its table.",
         )
 
 
@@ -326,7 +335,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _holds(table: Table, name: str) -> bool:
-    """Whether the format has a name for a canonical one."""
+    """Return True if the format has a key for a canonical name."""
     return any(pattern.match(name) is not None for rule in table.rules for pattern in rule.canonical)
 
 
@@ -335,12 +344,12 @@ def _is_head(table: Table, name: str) -> bool:
 
 
 def _head_patterns(table: Table) -> set[str]:
-    """Heads as `Recognised.ignored` names them."""
+    """Return the summaries of a table's head patterns, as in `Recognised.ignored`."""
     return {f"{_HEADS_BESIDE}*"} | {patterns.parse(text).summary() for text in table.file.heads}
 
 
-def _operations(source: Table, found: Recognised, target: Table, plan: _Plan) -> dict[str, int]:
-    """Operation -> how many canonical tensors it made, or was undone for; one that both tables do counts twice."""
+def _operations(source: Table, found: Recognised, target: Table, plan: _OutputFile) -> dict[str, int]:
+    """Count the canonical tensors changed by each operation of the two tables."""
     counted = Counter[str]()
     for table, names in ((source, found.canonical), (target, plan.canonical)):
         for rule in table.rules:

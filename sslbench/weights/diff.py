@@ -1,4 +1,4 @@
-"""What differs between the backbones of two weights files, whatever their formats: compared under canonical names."""
+"""Comparison of the backbones in two weights files of any format, under canonical names."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ RAW = "raw names"
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One of the two files, ready to be compared.
+    """Tensors of one of the two files.
 
     Attributes:
-        format: whose names it has.
-        tensors: of the backbone, under canonical names.
-        heads: of heads.
+        format: format of the file.
+        tensors: canonical name -> tensor of the backbone.
+        heads: name -> tensor of the heads.
     """
 
     format: str
@@ -30,13 +30,13 @@ class Side:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Two tensors of one name and shape that are not the same.
+    """Difference between two tensors a and b of the same name and shape.
 
     Attributes:
-        name: canonical.
-        largest: of |a - b|; infinite where a value is infinite or NaN in one of them.
-        relative: largest divided by the largest |a|; 0 divided by 0 counts as 0.
-        dtypes: of a and b.
+        name: canonical name.
+        largest: largest |a - b|; infinite if a value is infinite or NaN in only one of them.
+        relative: `largest` divided by the largest |a|; 0 / 0 counts as 0.
+        dtypes: dtypes of a and b.
     """
 
     name: str
@@ -47,17 +47,17 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Diff:
-    """What differs. BatchNorm counters are no difference: some formats do not keep them, and evaluation uses none.
+    """Differences between two files; BatchNorm counters do not count, since evaluation does not use them.
 
     Attributes:
-        formats: of the two files.
-        equal: names of tensors that are the same, bit for bit up to the sign of zero.
-        changed: tensors of one shape with other values or another dtype, the largest relative difference first.
-        reshaped: name -> the two shapes, where they differ.
+        formats: formats of the two files.
+        equal: names of tensors that are equal bit for bit up to the sign of zero.
+        changed: tensors of equal shape with other values or another dtype, the largest relative difference first.
+        reshaped: name -> the two shapes, if they differ.
         only_a: names in the first file only.
         only_b: names in the second file only.
-        counters: BatchNorm counters that differ, or that only one file has.
-        heads_only: 'A' or 'B' where just that file has heads, which were then not compared; else ''.
+        counters: number of BatchNorm counters that differ or are in one file only.
+        heads_only: 'A' or 'B' if only that file has heads, which are then not compared; else ''.
     """
 
     formats: tuple[str, str]
@@ -71,22 +71,28 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs that evaluation uses."""
+        """Equality of everything that evaluation uses."""
         return not (self.changed or self.reshaped or self.only_a or self.only_b)
 
 
 def side(found: Recognised) -> Side:
-    """What was recognised in a file."""
+    """Return the recognised tensors of a file for `compare`."""
     return Side(found.format, found.canonical, found.heads)
 
 
 def raw_side(file: WeightsFile) -> Side:
-    """All tensors of a file under the names that they have in it, with the dicts around them: 'state_dict.fc.bias'."""
+    """Return all tensors of a file under their dotted paths in it, e.g. 'state_dict.fc.bias'."""
     return Side(RAW, _everything(file.content, "", set()))
 
 
 def compare(a: Side, b: Side) -> Diff:
-    """Every tensor of two files; heads only if both have some."""
+    """Compare all tensors of two files; heads only if both files have some.
+
+    >>> a = Side("torchvision", {"fc.bias": torch.tensor([1.0, 2.0])})
+    >>> b = Side("torchvision", {"fc.bias": torch.tensor([1.0, 2.5])})
+    >>> compare(a, b).changed[0].largest
+    0.5
+    """
     both_have_heads = bool(a.heads) and bool(b.heads)
     left, right = dict(a.tensors), dict(b.tensors)
     if both_have_heads:

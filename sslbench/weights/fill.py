@@ -1,4 +1,4 @@
-"""Filling a module with tensors: strictly, all or nothing, with a report of what was done."""
+"""Strict loading of tensors into a module, all or nothing, with a report."""
 
 import dataclasses
 import hashlib
@@ -25,7 +25,7 @@ _LAYER_SCALE = re.compile(r"(?:^|\.)(?:ls\d\.gamma|gamma(?:_?\d)?|lambda\d|layer
 
 
 def likely_cause(file: Shapes, backbone: Shapes, *, missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """One sentence on what probably is wrong; '' when nothing sensible can be said.
+    """Return one sentence on the likely cause of a mismatch; '' if none is known.
 
     Args:
         file: canonical name -> shape of the tensors in the file.
@@ -42,7 +42,11 @@ def likely_cause(file: Shapes, backbone: Shapes, *, missing: Sequence[str], unex
 
 
 def describe(shapes: Shapes) -> str:
-    """An architecture in words, from names and shapes: 'a resnet50', 'a ViT of 12 blocks, width 384, patch 16'."""
+    """Describe an architecture from names and shapes: 'a resnet50', 'a ViT of 12 blocks, width 384, patch 16'.
+
+    >>> describe({"blocks.0.attn.qkv.weight": (576, 192), "patch_embed.proj.weight": (192, 3, 16, 16)})
+    'a ViT of 1 blocks, width 192, patch 16'
+    """
     stages: dict[int, set[int]] = {}
     blocks = set()
     for name in shapes:
@@ -67,7 +71,7 @@ def describe(shapes: Shapes) -> str:
 
 
 def _stem(shape: tuple[int, ...]) -> str:
-    """What is unusual about the first convolution of a ResNet."""
+    """Describe a ResNet's first convolution where it is not the usual 7x7 one for 3 channels; else return ''."""
     if len(shape) != 4:
         return ""
     kernel = "x".join(map(str, shape[2:]))
@@ -79,7 +83,7 @@ def _for_channels(count: int) -> str:
 
 
 def _prefix(file: Shapes, backbone: Shapes, missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """Names that would fit if their beginning were taken away, or put in front."""
+    """Describe a prefix that must be removed from, or added to, the file's names to match; '' if there is none."""
     if not missing or not unexpected:
         return ""
     lacking, extra = backbone.keys() - file.keys(), set(unexpected)
@@ -116,7 +120,7 @@ def _architecture(file: Shapes, backbone: Shapes) -> str:
 
 
 def _closest_rename(file: Shapes, backbone: Shapes, missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """The pair of a missing and an unexpected name of one shape whose ends agree longest."""
+    """Describe the missing and the unexpected name of equal shape that share most trailing segments."""
     best: tuple[int, str, str] = (0, "", "")
     for wanted in missing[:20]:
         for name in unexpected[:2000]:
@@ -126,7 +130,7 @@ def _closest_rename(file: Shapes, backbone: Shapes, missing: Sequence[str], unex
 
 
 def _shared_end(a: str, b: str) -> int:
-    """Number of dotted segments at the end that agree."""
+    """Count the trailing dotted segments that two names share."""
     count = 0
     for left, right in zip(reversed(a.split(".")), reversed(b.split(".")), strict=False):
         if left != right:
@@ -137,23 +141,24 @@ def _shared_end(a: str, b: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What filling a module did.
+    """Report of loading tensors into a module.
 
     Attributes:
-        loaded: tensors of the module that were filled.
-        total: tensors of the module that should have been (BatchNorm counters that the file lacks are not counted).
-        parameters_loaded_fraction: of the numbers in the module's parameters, 0 to 1.
-        missing: names in the module that the file lacks; empty unless partial.
-        unexpected: names in the file that the module lacks; empty unless partial.
-        mismatched: names whose shape or kind differs; empty unless partial.
-        ignored: what of the file is no backbone, for instance 'fc.*'.
-        format: whose key names the file has.
-        partial: something was missing, unexpected or mismatched, and that was allowed.
-        counters_missing: BatchNorm counters (num_batches_tracked) that the file lacks; evaluation does not use them.
+        loaded: number of the module's tensors that were loaded.
+        total: number of the module's tensors (BatchNorm counters missing from the file are not counted).
+        parameters_loaded_fraction: loaded share of the module's parameter values, 0 to 1.
+        missing: names in the module only; empty unless partial.
+        unexpected: names in the file only; empty unless partial.
+        mismatched: names whose shape or kind of number differs; empty unless partial.
+        ignored: summaries of the file's keys outside the backbone, for instance 'fc.*'.
+        format: format of the file.
+        partial: True if names were missing, unexpected or mismatched and the user allowed it.
+        counters_missing: number of BatchNorm counters (num_batches_tracked) missing from the file; evaluation does not
+            use them.
         casts: conversions of dtype, for instance '161 float16 to float32'.
-        what: the file or weights, for messages.
-        network: which of several copies of the backbone the file's format was asked for, and which others there are.
-        note: what the format's table says that users of the weights should know.
+        what: name of the file or weights in messages.
+        network: selected copy of the backbone in the file, and the others.
+        note: note of the format's table for users of the weights.
     """
 
     loaded: int
@@ -172,7 +177,7 @@ class LoadReport:
     note: str = ""
 
     def line(self) -> str:
-        """One line for a person: 'loaded 318 of 318 backbone tensors (100.0 % of parameters), format moco; ...'."""
+        """Return the report as text: 'loaded 318 of 318 backbone tensors (100.0 % of parameters), format moco; ...'."""
         text = f"loaded {self.loaded} of {self.total} backbone tensors "
         text += f"({_floor_percent(self.parameters_loaded_fraction)} % of parameters)"
         text += f", format {self.format}" if self.format else ""
@@ -201,19 +206,26 @@ def fill(
     network: str = "",
     ignored: Sequence[str] = (),
 ) -> LoadReport:
-    """Copy tensors into a module's parameters and buffers; all names and shapes must fit. On refusal nothing changes.
+    """Copy tensors into a module's parameters and buffers; all names and shapes must match.
+
+    An error leaves the module unchanged.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> fill(layer, {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, what="example").line()
+    'loaded 2 of 2 backbone tensors (100.0 % of parameters)'
 
     Args:
         module: the backbone.
-        tensors: its names -> tensors; floating point is cast to the module's dtype, which is reported.
-        what: what to call the weights in messages, for instance the file's path.
-        allow_partial: fill what fits although something is missing, unexpected or of another shape.
-        format: for the report.
-        network: for the report.
-        ignored: for the report: what of the file was left out on purpose.
+        tensors: name in the module -> tensor; floating-point tensors are cast to the module's dtype.
+        what: name of the weights in messages, for instance the file's path.
+        allow_partial: load the matching tensors even if others are missing, unexpected or of another shape.
+        format: format of the file, for the report.
+        network: selected copy of the backbone, for the report.
+        ignored: summaries of keys that were left out on purpose, for the report.
 
     Raises:
-        WeightsError: something does not fit (and need not), nothing fits at all, or a value is NaN or infinite.
+        WeightsError: a name or shape does not match (unless partial loading is allowed), none matches, or a value is
+            NaN or infinite.
     """
     targets = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     absent = [name for name in targets if name not in tensors]
@@ -222,8 +234,8 @@ def fill(
     unexpected = tuple(name for name in tensors if name not in targets)
     mismatched = tuple(n for n in targets if n in tensors and not _fits(tensors[n], targets[n]))
     matching = [name for name in targets if name in tensors and name not in set(mismatched)]
-    wrong = bool(missing or unexpected or mismatched)
-    if wrong and not (allow_partial and _any_parameter(module, matching)):
+    partial = bool(missing or unexpected or mismatched)
+    if partial and not (allow_partial and _any_parameter(module, matching)):
         raise _refusal(targets, tensors, (missing, unexpected, mismatched), what)
     _refuse_not_finite({name: tensors[name] for name in matching}, what)
     with torch.no_grad():
@@ -238,7 +250,7 @@ def fill(
         mismatched=mismatched,
         ignored=tuple(ignored),
         format=format,
-        partial=wrong,
+        partial=partial,
         counters_missing=len(counters),
         casts=_casts(targets, tensors, matching),
         what=what,
@@ -247,9 +259,12 @@ def fill(
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """Hash of names, dtypes, shapes and values, 64 hex digits: the same whatever the file format and the order of keys.
+    """Return the SHA-256 of names, dtypes, shapes and values, independent of file format and order of keys.
 
-    BatchNorm counters are left out: some formats do not keep them, and they change nothing in evaluation.
+    BatchNorm counters are left out: some formats omit them, and evaluation does not use them.
+
+    >>> tensors_sha256({"a": torch.zeros(2), "b": torch.ones(1)})[:8]
+    '9670d296'
     """
     digest = hashlib.sha256()
     for name in sorted(tensors):
@@ -262,10 +277,10 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _fits(tensor: Tensor, target: Tensor) -> bool:
-    """Same shape and the same kind of number: a whole one, a real one, true or false."""
+    """Return True if shape and kind of number (integer, floating point, bool) agree."""
     same_kind = tensor.layout == target.layout and _number_kind(tensor) == _number_kind(target)
     same_shape = tensor.shape == target.shape or (
-        # One number is saved as () or (1,), depending on torch's age.
+        # A scalar is saved as () or (1,), depending on the version of torch.
         tensor.numel() == target.numel() == 1 and tensor.ndim + target.ndim == 1
     )
     return same_kind and same_shape
@@ -291,7 +306,7 @@ def _fraction(module: nn.Module, filled: set[str]) -> float:
 
 
 def _floor_percent(fraction: float) -> str:
-    """'100.0' only when it is all of them."""
+    """Format a fraction as percent, rounded down, so that '100.0' means all."""
     return f"{int(fraction * 1000) / 10:.1f}"
 
 
@@ -309,29 +324,29 @@ def _refuse_not_finite(tensors: Mapping[str, Tensor], what: str) -> None:
             if any(bool(test(tensors[name]).any()) for name in bad)
         )
         raise WeightsError(
-            f"{what}: {len(bad)} tensors have {kinds} values: {_some(bad)}",
+            f"{what}: {len(bad)} tensors have {kinds} values: {_abridged(bad)}",
             "The training diverged or the file is damaged; use an earlier checkpoint.",
         )
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # NaN and infinities survive the sum, which is one pass without a temporary; a finite tensor whose sum overflows is
-    # looked at value by value.
+    # The sum needs no temporary and is not finite if a value is not; a finite tensor whose sum overflows is checked
+    # value by value.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def _refusal(
     targets: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
-    wrong: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
+    differences: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     what: str,
 ) -> WeightsError:
-    missing, unexpected, mismatched = wrong
+    missing, unexpected, mismatched = differences
     parts = []
     if missing:
-        parts.append(f"{len(missing)} of {len(targets)} tensors missing: {_some(missing)}")
+        parts.append(f"{len(missing)} of {len(targets)} tensors missing: {_abridged(missing)}")
     if unexpected:
-        parts.append(f"{len(unexpected)} unexpected: {_some(unexpected)}")
+        parts.append(f"{len(unexpected)} unexpected: {_abridged(unexpected)}")
     if mismatched:
         pairs = [f"'{n}' {_kind(tensors[n], targets[n])}" for n in mismatched[:3]]
         more = f" and {len(mismatched) - 3} more" if len(mismatched) > 3 else ""
@@ -344,7 +359,7 @@ def _refusal(
     )
     return WeightsError(
         f"{what} does not fit the backbone: {'; '.join(parts)}" + (f". {cause}" if cause else ""),
-        "Give the right --format or --backbone; --allow-partial uses what fits, and marks every result."
+        "Give the right --format or --backbone; --allow-partial loads what fits and marks every result as partial."
         if any(name in tensors and name not in mismatched for name in targets)
         else "Nothing fits: give the right --format or --backbone.",
     )
@@ -356,6 +371,6 @@ def _kind(tensor: Tensor, target: Tensor) -> str:
     return f"{str(tensor.dtype)[6:]} in the file, {str(target.dtype)[6:]} in the backbone"
 
 
-def _some(names: Sequence[str]) -> str:
+def _abridged(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(f"'{name}'" for name in names[:3]) + more

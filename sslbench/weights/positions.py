@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def without_class_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Canonical tensors as timm has them: with registers, only patches have positions.
+    """Return canonical tensors in timm's layout: with registers, only patches have position embeddings.
 
-    DINOv2's own files keep a position for the class token. It is added to the class token: the network only ever sees
-    the sum, so nothing changes in what it computes. Tensors to which this does not apply come back as they are.
+    DINOv2's own files keep a position embedding for the class token. It is added to the class token here; the network
+    only uses the sum, so its output is unchanged. Other tensors are returned unchanged.
     """
     positions, token = tensors.get("pos_embed"), tensors.get("cls_token")
     if positions is None or token is None or "reg_token" not in tensors or positions.ndim != 3:

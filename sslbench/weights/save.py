@@ -1,4 +1,4 @@
-"""sslbench's own weights file: one backbone under canonical names, with its architecture and where it comes from."""
+"""sslbench's own weights file: one backbone under canonical names, with its architecture and provenance."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from sslbench.errors import SslbenchError, UsageError, WeightsError
 
 FORMAT = "sslbench"
 CHECKPOINT_FORMAT = "sslbench checkpoint"
-"""A checkpoint of a training. Those of pretraining hold the network that the run would export, as own files do."""
+"""Value of 'format' in training checkpoints; those of pretraining contain the network as sslbench's own files do."""
 VERSION = 1
 
 
@@ -28,18 +28,18 @@ def save(
     metadata: Mapping[str, Any],
     overwrite: bool = False,
 ) -> Path:
-    """Write a file that every command reads; it appears whole or not at all.
+    """Write sslbench's own weights file; it appears complete or not at all.
 
     Args:
-        path: where to.
+        path: output file.
         tensors: canonical name -> tensor.
         backbone: name of the architecture, for instance 'resnet50'.
-        metadata: numbers and text, possibly in dicts and lists: where the weights come from.
-        overwrite: whether a file that is there may be replaced.
+        metadata: provenance: numbers and text, possibly in dicts and lists.
+        overwrite: replace an existing file.
 
     Raises:
-        UsageError: the file is there already, or its folder is not.
-        WeightsError: there are no tensors, or the metadata holds something else than numbers and text.
+        UsageError: the file exists already, or its folder does not.
+        WeightsError: there are no tensors, or the metadata holds other values than numbers and text.
     """
     path = Path(path).expanduser()
     check_target(path, overwrite=overwrite)
@@ -52,33 +52,33 @@ def save(
 
 
 def write_torch(path: Path, content: Any) -> None:
-    """Write a file of torch.save.
+    """Write a file with torch.save.
 
     Raises:
-        OSError: the disk does not take it; torch itself hides that in a RuntimeError.
+        OSError: a write failed; torch itself hides it in a RuntimeError.
     """
     with path.open("wb") as file:
-        watched = _Watched(file)
+        recording = _ErrorRecordingFile(file)
         try:
-            torch.save(content, cast(IO[bytes], watched))
+            torch.save(content, cast(IO[bytes], recording))
         except RuntimeError as error:
-            if watched.failed is None:
+            if recording.error is None:
                 raise
-            raise watched.failed from error
+            raise recording.error from error
 
 
-class _Watched:
-    """A file to write to, which keeps the error of a write that failed."""
+class _ErrorRecordingFile:
+    """Writable file that records the error of a failed write."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.failed: OSError | None = None
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         try:
             return self.file.write(data)
         except OSError as error:
-            self.failed = error
+            self.error = error
             raise
 
     def flush(self) -> None:
@@ -86,26 +86,26 @@ class _Watched:
 
 
 def own_content(tensors: Mapping[str, Tensor], *, backbone: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What sslbench's own file holds.
+    """Return the content of sslbench's own file.
 
     Raises:
-        WeightsError: the metadata holds something else than numbers and text.
+        WeightsError: the metadata holds other values than numbers and text.
     """
     return {
         "format": FORMAT,
         "version": VERSION,
         "backbone": backbone,
-        # A view of a larger tensor would be written with all of its storage.
+        # torch.save writes the whole storage behind a view, so views are copied.
         "state_dict": {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
         "metadata": _plain(metadata, "metadata"),
     }
 
 
 def check_target(path: Path, *, overwrite: bool, remedy: str = "say that it may be overwritten") -> None:
-    """Raise before any work is done when a file cannot be written there.
+    """Raise if a file cannot be written at `path`.
 
     Raises:
-        UsageError: the file is there already, is a folder, or its folder does not exist.
+        UsageError: the file exists already, is a folder, or its folder does not exist.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder", "Give the name of a file.")
@@ -117,11 +117,11 @@ def check_target(path: Path, *, overwrite: bool, remedy: str = "say that it may 
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path`, with its suffix, that takes its place when the block ends without an error.
+    """Yield a temporary file in the folder of `path` that replaces `path` when the block ends without an error.
 
     Raises:
-        UsageError: the folder does not take it.
-        SslbenchError: the disk is full, or the file larger than may be.
+        UsageError: the folder is not writable.
+        SslbenchError: the disk is full, or the file exceeds a quota or size limit.
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=f".part{path.suffix}")
@@ -143,7 +143,7 @@ def new_file(path: Path) -> Iterator[Path]:
         free = shutil.disk_usage(path.parent).free
         raise SslbenchError(
             f"cannot write {path}: {error.strerror}, after {_size(temporary):,} bytes",
-            f"{free:,} bytes are free in {path.parent}: free some, or write elsewhere. Nothing half-written is left.",
+            f"{free:,} bytes are free in {path.parent}: free some, or write elsewhere. Nothing incomplete is left.",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -157,7 +157,7 @@ def _size(path: Path) -> int:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """The same in plain Python types, which torch's safe reader accepts."""
+    """Return the value in plain Python types, which torch.load(weights_only=True) accepts."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

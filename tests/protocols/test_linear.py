@@ -238,7 +238,7 @@ def test_the_hessian_is_the_derivative_of_the_gradient(blobs, multi):
     at, along = 0.3 * rng.normal(size=(11, 4)), rng.normal(size=(11, 4))
 
     def gradient(point):
-        slope = problem.slope(np.float64, point[:-1], point[-1])
+        slope = problem.loss_and_gradient(np.float64, point[:-1], point[-1])
         return np.vstack([slope.by_weight, slope.by_bias])
 
     expected = (gradient(at + 1e-5 * along) - gradient(at - 1e-5 * along)) / 2e-5

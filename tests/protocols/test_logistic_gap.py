@@ -161,7 +161,7 @@ def test_at_any_point_the_bound_holds(kind, c, away, only_bias, seed):
     weight = best.weight + (0 if only_bias else away * rng.normal(size=best.weight.shape))
     bias = best.bias + away * rng.normal(size=outputs)
     penalty = 1 / (c * len(x))
-    slope = problem.slope(np.float64, weight, bias)
+    slope = problem.loss_and_gradient(np.float64, weight, bias)
     bound, _ = gap.relative_gap(problem, slope, weight, bias, penalty)
     standard = (x.astype(np.float64) - axes.mean) / axes.std
     lowest, value = multinomial_oracle(standard, y, 3, c) if outputs == 3 else binary_oracle(standard, targets[:, 0], c)

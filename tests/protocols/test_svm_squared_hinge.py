@@ -11,9 +11,9 @@ from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
-from sslbench.solvers.svm import newton_systems, rescue
-from sslbench.solvers.svm.newton_systems import Matrices, Systems
-from sslbench.solvers.svm.squared_hinge import principal_axes, solve
+from sslbench.solvers.svm import newton_systems, qr_newton
+from sslbench.solvers.svm.features import rotate
+from sslbench.solvers.svm.squared_hinge import solve
 
 
 def objective(w, x, sign, cost, positive_weight=2.0):
@@ -32,17 +32,15 @@ def oracle(x, sign, cost):
 
 
 def newton(x, signs, costs, **options):
-    x = np.asarray(x, dtype=np.float64)
-    axes = principal_axes(x)
+    features = rotate(np.asarray(x, dtype=np.float64))
     found = solve(
-        axes,
-        Systems(axes.x, axes.energy),
+        features,
         torch.from_numpy(np.asarray(signs, dtype=np.int8)),
         torch.from_numpy(np.asarray(costs, dtype=np.float64)),
         2.0,
         **options,
     )
-    weight, bias = axes.coefficients(found.v)
+    weight, bias = features.coefficients(found.v)
     return np.column_stack([weight, bias]), found
 
 
@@ -83,18 +81,14 @@ WAYS = ("conjugate gradients", "samples", "samples without kept products", "feat
 def test_every_way_to_solve_a_newton_system_leads_to_the_same_optimum(n, width, ways, monkeypatch):
     x, signs = sample(n, width)
     expected, _ = newton(x, signs, [10.0] * len(signs), tolerance=1e-9)
-    prices = {
-        "conjugate gradients": (1e30, 1e30),
-        "samples": (0.0, 1.0),
-        "samples without kept products": (0.0, 1.0),
-        "features": (1.0, 0.0),
-    }
-    if ways in prices:
-        monkeypatch.setattr(Systems, "_prices", lambda *_: prices[ways])
     if ways == "conjugate gradients":
-        monkeypatch.setattr("sslbench.solvers.svm.squared_hinge._DIRECT_AFTER", 10**6)
+        monkeypatch.setattr(newton_systems, "_direct_operations", lambda *_: 1e30)
+        monkeypatch.setattr("sslbench.solvers.svm.squared_hinge._EXACT_AFTER", 10**6)
+    elif ways != "all":
+        monkeypatch.setattr(newton_systems, "_direct_operations", lambda *_: 0.0)
+        monkeypatch.setattr(newton_systems, "_in_sample_space", lambda *_: ways != "features")
     if ways == "samples without kept products":
-        monkeypatch.setattr(newton_systems, "_GRAM_UP_TO", 0)
+        monkeypatch.setattr("sslbench.solvers.svm.features._GRAM_UP_TO", 0)
     found, state = newton(x, signs, [10.0] * len(signs))
     assert state.converged.all()
     assert (np.linalg.norm(found - expected, axis=1) <= 1e-4 * np.linalg.norm(expected, axis=1)).all()
@@ -179,7 +173,7 @@ def test_where_rounding_ends_the_joint_solver_another_takes_over(seed, monkeypat
     found, state = newton(x, [sign], [10.0])
     assert state.converged.all() and relative_gap(found[0], x, sign, 10.0) <= 1e-6
     assert objective(found[0], x, sign, 10.0)[0] <= objective(oracle(x, sign, 10.0), x, sign, 10.0)[0] * (1 + 1e-6)
-    monkeypatch.setattr(rescue, "affordable", lambda samples, width: False)
+    monkeypatch.setattr(qr_newton, "affordable", lambda samples, width: False)
     alone, state = newton(x, [sign], [10.0])
     assert not state.converged.any() and relative_gap(alone[0], x, sign, 10.0) > 1e-6
 
@@ -189,7 +183,7 @@ def test_near_the_optimum_is_not_converged_either(monkeypatch):
     x, sign = rng.normal(size=(30, 20)), rng.choice([-1, 1], 30)
     before = newton(x, [sign], [10.0])[1]
     monkeypatch.setattr("sslbench.solvers.svm.squared_hinge._ROUNDING", np.inf)
-    monkeypatch.setattr(rescue, "affordable", lambda samples, width: False)
+    monkeypatch.setattr(qr_newton, "affordable", lambda samples, width: False)
     found, state = newton(x, [sign], [10.2], start=before)
     assert 1e-6 < relative_gap(found[0], x, sign, 10.2) < 1e-2
     assert not state.converged.any()
@@ -200,7 +194,7 @@ def test_near_the_optimum_is_not_converged_either(monkeypatch):
 def test_where_rounding_ends_the_solver_converged_is_said_only_of_what_is_proven(affordable, seed, monkeypatch):
     rng = np.random.default_rng(seed)
     x, sign = 1e3 * (rng.normal(size=(30, 20)) + 100), rng.choice([-1, 1], 30)
-    monkeypatch.setattr(rescue, "affordable", lambda samples, width: affordable)
+    monkeypatch.setattr(qr_newton, "affordable", lambda samples, width: affordable)
     found, state = newton(x, [sign], [1e3])
     assert state.converged.all() or not affordable
     # Rounding of the decision values, whose terms are a million times as large as their sum, is what is left.
@@ -210,28 +204,25 @@ def test_where_rounding_ends_the_solver_converged_is_said_only_of_what_is_proven
         assert value <= lowest * (1 + 1e-5)
 
 
-def test_kept_matrices_are_those_made_anew():
+@pytest.mark.parametrize("in_sample_space", [True, False])
+@pytest.mark.parametrize("gram_up_to", [0, 2**26])
+def test_a_newton_direction_solves_its_system(in_sample_space, gram_up_to, monkeypatch):
+    monkeypatch.setattr("sslbench.solvers.svm.features._GRAM_UP_TO", gram_up_to)
+    monkeypatch.setattr(newton_systems, "_in_sample_space", lambda *_: in_sample_space)
     rng = np.random.default_rng(3)
-    x, weights = torch.from_numpy(rng.normal(size=(60, 7))), torch.from_numpy(rng.uniform(1, 2, (2, 60)))
-    matrices = Matrices(x, weights)
-    inside = torch.from_numpy(rng.random((2, 60)) < 0.7)
-    for _ in range(200):
-        for p in range(2):
-            expected = (x * (weights[p] * inside[p])[:, None]).T @ x
-            torch.testing.assert_close(matrices.at(p, inside[p]), expected, rtol=0, atol=1e-12)
-            assert matrices.crossing(p, inside[p]) == 0
-        crossed = torch.from_numpy(rng.random((2, 60)) < 0.05)
-        inside = inside ^ crossed
-    assert matrices.crossing(0, inside[0]) == crossed[0].sum()
-
-
-def test_matrices_that_memory_has_no_room_for_are_made_anew(monkeypatch):
-    monkeypatch.setattr("sslbench.solvers.svm.newton_systems._KEPT_UP_TO", 7**2)
-    x = torch.from_numpy(np.random.default_rng(3).normal(size=(60, 7)))
-    matrices, everything = Matrices(x, torch.ones(2, 60, dtype=torch.float64)), torch.ones(60, dtype=torch.bool)
-    for p in range(2):
-        torch.testing.assert_close(matrices.at(p, everything), x.T @ x, rtol=0, atol=1e-12)
-    assert [matrices.crossing(p, everything) for p in range(2)] == [0, 60]
+    features = rotate(rng.normal(size=(60, 20)))
+    assert (features.gram is not None) == (gram_up_to > 0 and 4 * features.x.shape[1] >= 60)
+    hessian_diagonal = torch.from_numpy(rng.uniform(1, 2, (3, 60)) * (rng.random((3, 60)) < 0.7))
+    hessian_diagonal[2] = 0  # no sample inside the margin
+    gradient, accuracy = torch.from_numpy(rng.normal(size=(3, features.x.shape[1]))), torch.full((3,), 1e-3)
+    for exact in (True, False):
+        everywhere = torch.full((3,), exact)
+        found, direct = newton_systems.newton_directions(features, hessian_diagonal, gradient, accuracy, everywhere)
+        for p in range(3):
+            hessian = torch.eye(features.x.shape[1]) + (features.x * hessian_diagonal[p][:, None]).T @ features.x
+            expected = -torch.linalg.solve(hessian, gradient[p])
+            assert (found[p] - expected).norm() <= (1e-12 if direct[p] else 1e-2) * expected.norm()
+        assert direct.all() or not exact
 
 
 def test_a_warm_start_leads_to_the_same_optimum_in_fewer_steps():

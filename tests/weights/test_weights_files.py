@@ -185,7 +185,7 @@ def test_a_pickle_cannot_change_what_it_is_allowed_to_call(tmp_path):
     write_zip(tmp_path / "w.pth", b"\x80\x02" + stub + b"ctorch._utils\n_rebuild_tensor_v2\n" + state + b"0}.")
     before = torch._utils._rebuild_tensor_v2.__defaults__
     assert before is not None
-    with pytest.raises(WeightsError, match="sets the state of a Name"):
+    with pytest.raises(WeightsError, match="sets the state of a PickledName"):
         read(tmp_path / "w.pth")
     assert torch._utils._rebuild_tensor_v2.__defaults__ == before
 
@@ -230,7 +230,7 @@ WRONG_FILES = {
     "npy": (lambda p: np.save(p.open("wb"), np.zeros(3)), r"holds one array without a name \(3\)"),
     "zip": (archive_of("photo.jpg"), "zip archive with no weights; it holds photo.jpg"),
     "torchscript": (archive_of("m/constants.pkl"), "TorchScript"),
-    "noise": (lambda p: p.write_bytes(random.Random(1).randbytes(5000)), "no kind of weights file"),
+    "noise": (lambda p: p.write_bytes(random.Random(1).randbytes(5000)), "not a known kind of weights file"),
     "a list": (lambda p: torch.save([torch.ones(2)], p), "holds a list, not a dict"),
     "a tensor": (lambda p: torch.save(torch.ones(2), p), "holds a Tensor, not a dict"),
     "a model": (lambda p: torch.save(torch.nn.Linear(2, 2), p), r"whole pickled object \(.*Linear"),

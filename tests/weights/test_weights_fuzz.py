@@ -250,7 +250,7 @@ def test_only_trust_pickle_runs_code_and_says_so(tmp_path, caplog):
     assert not marker.exists()
     file = read(path, trust_pickle=True)
     assert marker.exists() and "conv.weight" in file.content["state_dict"]
-    assert f"running whatever {path} asks for" in caplog.text
+    assert f"running the code that {path} refers to" in caplog.text
 
 
 def test_trust_pickle_runs_nothing_where_plain_reading_does(tmp_path, caplog):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.protocols._parts.selection import is_better
-from sslbench.solvers.logistic import Fit, Problem, ahead, fit
+from sslbench.solvers.logistic import Fit, Problem, extrapolate, fit
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -78,7 +78,7 @@ def _start(tried: Sequence[Point], c: float) -> Fit | None:
         return tried[-1].fit if tried else None
     before, last = tried[-2:]
     steps = math.log(c / last.c) / math.log(last.c / before.c)
-    return ahead(before.fit, last.fit, min(steps, _AHEAD))
+    return extrapolate(before.fit, last.fit, min(steps, _AHEAD))
 
 
 def _spacing(grid: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""The SVM protocol's models from `_squared_hinge`: blocks of problems, along the costs, in bounded memory."""
+"""SVM protocol by `solvers.svm.squared_hinge`: blocks of problems, along the costs, in bounded memory."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 
 from sslbench.solvers.svm import HeldOut, Models, no_model
-from sslbench.solvers.svm.newton_systems import Systems
-from sslbench.solvers.svm.squared_hinge import Solutions, principal_axes, solve
+from sslbench.solvers.svm.features import rotate
+from sslbench.solvers.svm.squared_hinge import Solutions, solve
 
 if TYPE_CHECKING:
     from sslbench.protocols.svm.settings import Settings
@@ -19,20 +19,19 @@ Targets = npt.NDArray[np.int8]
 Folds = npt.NDArray[np.int16]
 
 _BLOCK_BYTES = 2**30
-_SEARCH = 10  # times the tolerance while costs are compared: still 1e-6 of the objective
-_PASSING = 100  # times the tolerance at costs that are only passed on the way to another
-_ARRAYS = 24  # of float64 that are held per problem, each as long as the samples or the axes
+_SEARCH = 10  # factor of the tolerance while costs are compared: still 1e-6 of the objective
+_INTERMEDIATE = 100  # factor of the tolerance at the smaller costs on the path to the final one
+_ARRAYS = 24  # float64 arrays per problem, each as long as the samples or the axes
 
 
 class Newton:
     """All models of one data set."""
 
     def __init__(self, x: FloatArray, settings: "Settings", block_bytes: int = _BLOCK_BYTES) -> None:
-        """Prepare the features (N, D), once for all models."""
+        """Rotate the features (N, D), once for all models."""
         self._settings = settings
-        self._axes = principal_axes(x, settings.intercept_scaling)
-        self._systems = Systems(self._axes.x, self._axes.energy)
-        self._block = max(1, block_bytes // (8 * _ARRAYS * sum(self._axes.x.shape)))
+        self._features = rotate(x, settings.intercept_scaling)
+        self._block = max(1, block_bytes // (8 * _ARRAYS * sum(self._features.x.shape)))
 
     def held_out(self, targets: Targets, folds: Folds) -> Iterator[HeldOut]:
         """Cross-validation; see `_svm_models.Solver`."""
@@ -67,7 +66,7 @@ class Newton:
         for first in range(0, targets.shape[1], self._block):
             block = slice(first, first + self._block)
             found = self._along_costs(np.ascontiguousarray(targets[:, block].T), np.asarray(costs[block]))
-            weight, bias = self._axes.coefficients(found.v)
+            weight, bias = self._features.coefficients(found.v)
             parts.append(Models(weight, bias, found.converged.numpy()))
         return Models(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("weight", "bias", "converged")))
 
@@ -76,19 +75,18 @@ class Newton:
         known = {cost for cost in self._settings.costs if cost < costs.max()}
         found: Solutions | None = None
         for cost in [*sorted(known), costs.max()]:
-            found = self._solve(signs, np.minimum(costs, cost), found, 1 if cost == costs.max() else _PASSING)
+            found = self._solve(signs, np.minimum(costs, cost), found, 1 if cost == costs.max() else _INTERMEDIATE)
         if found is None:
             raise ValueError("no problems")
         return found
 
-    def _solve(self, signs: Targets, costs: FloatArray, start: Solutions | None, loose: int) -> Solutions:
+    def _solve(self, signs: Targets, costs: FloatArray, start: Solutions | None, factor: int) -> Solutions:
         return solve(
-            self._axes,
-            self._systems,
+            self._features,
             torch.from_numpy(signs),
             torch.from_numpy(costs),
             self._settings.positive_weight,
             start=start,
-            tolerance=loose * self._settings.tolerance,
+            tolerance=factor * self._settings.tolerance,
             max_iter=self._settings.max_iter,
         )

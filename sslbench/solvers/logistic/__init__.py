@@ -1,14 +1,14 @@
 """L2-regularised logistic regression to convergence.
 
-The objective is scikit-learn's: C times the sum of the losses, plus half the squared length of the weights; the
-intercept is free. Three or more classes: multinomial; two classes, and each label of a multi-label problem: binary.
+The objective is scikit-learn's: C times the sum of the losses, plus half the squared length of the weights; the bias is
+not regularised. Three or more classes: multinomial; two classes, and each label of a multi-label problem: binary.
 
-How it is made fast without changing the optimum: the features are turned onto their principal axes (a rotation, which
-leaves the length of the weights alone) and every axis is scaled by the curvature expected there. What is left for
-L-BFGS is nearly round, so tens of steps are enough where hundreds to thousands are needed without. Large problems are
-brought near the optimum in single precision, where a product costs half, and finished by Newton's method with gradients
-in double. A fit ends when a bound of its distance to the optimum is proven (`_logistic_gap`). Everything is in
-numpy, whose BLAS multiplies such narrow matrices several times as fast as torch's.
+The features are rotated onto their principal axes, which preserves the length of the weights, and every axis is scaled
+by the root of its expected curvature. This diagonal preconditioning of L-BFGS (Liu & Nocedal 1989) reduces hundreds to
+thousands of steps to tens, at the same optimum. Large problems approach the optimum in single precision, where a
+product costs half, and end with Newton's method with gradients in double precision. A fit ends when the duality gap
+proves its distance to the optimum (`gap`). All products are numpy's, whose BLAS is several times as fast as torch's for
+such narrow matrices.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from sslbench.solvers.logistic.newton import polish
-from sslbench.solvers.logistic.problem import Fit, FloatArray, Matrix, Precision, Problem, scales
+from sslbench.solvers.logistic.problem import Fit, FloatArray, Matrix, Precision, Problem, preconditioner
 
-__all__ = ["Axes", "Fit", "Problem", "ahead", "fit", "principal_axes"]
+__all__ = ["Axes", "Fit", "Problem", "extrapolate", "fit", "principal_axes"]
 
 _DOUBLE_UP_TO = 2**27  # feature values (1 GB); above that the coordinates are kept in single precision, to save memory
-_SINGLE_FROM = 2**22  # feature values x outputs from which on single precision is worth its copy of the features
-_NEWTON_FROM = 1e-4  # estimated relative distance from which on Newton's method is faster
+_SINGLE_FROM = 2**22  # feature values x outputs above which single precision is worth a copy of the features
+_NEWTON_FROM = 1e-4  # estimated relative distance below which Newton's method is faster than L-BFGS
 _STALLED = 1e-3  # share of the tolerance: L-BFGS ends when a step gains less
-_DIGITS = 1e-8  # of the largest eigenvalue: smaller ones are not exact
+_ACCURATE = 1e-8  # share of the largest eigenvalue below which eigenvalues are inaccurate
 _ROWS = 8192
 
 
@@ -34,11 +34,11 @@ class Axes:
     """Standardisation and rotation: x -> ((x - mean) / std) @ rotation.
 
     Attributes:
-        mean: (D,) of train.
-        std: (D,) of train; infinite for a feature that does not vary, which makes it 0.
-        rotation: (D, R), orthonormal columns: the principal axes of train along which it varies, R <= min(N, D).
-        variance: (R,) of train along the axes.
-        dtype: of the coordinates.
+        mean: (D,) mean of the training features.
+        std: (D,) standard deviation; infinite for a constant feature, whose standardised value is then 0.
+        rotation: (D, R) orthonormal columns: the principal axes with nonzero variance, R <= min(N, D).
+        variance: (R,) variance along the axes.
+        dtype: dtype of the coordinates.
     """
 
     mean: FloatArray
@@ -48,7 +48,7 @@ class Axes:
     dtype: Precision
 
     def project(self, x: Matrix) -> Matrix:
-        """Return (N, R) coordinates of features (N, D)."""
+        """Return the (N, R) coordinates of features (N, D)."""
         out = np.empty((len(x), self.rotation.shape[1]), dtype=self.dtype)
         for start in range(0, len(x), _ROWS):
             out[start : start + _ROWS] = _standardise(x[start : start + _ROWS], self.mean, self.std) @ self.rotation
@@ -56,14 +56,20 @@ class Axes:
 
 
 def principal_axes(x: Matrix, *, standardise: bool = True) -> Axes:
-    """Return mean, deviation and principal axes of features (N, D).
+    """Return mean, standard deviation and principal axes of features (N, D).
 
-    Without `standardise` every deviation is 1: the features are used as they are, only centred, which changes nothing
-    but the intercept. With fewer samples than features the axes are found in the span of the samples.
+    If N < D the axes are found in the span of the samples. Axes whose variance is below 1e-8 of the largest are
+    recomputed in their own subspace, repeatedly, since a single eigendecomposition gives them few digits. Axes whose
+    variance is rounding error are dropped: the optimum has no weight along them.
 
-    Axes that vary a hundred million times less than others are found in rounds, each among what the last one could not
-    tell from rounding, so that none is lost. Left out are those whose variance is the rounding of the products: along
-    them the features do not vary, and the optimum has no weight.
+    >>> axes = principal_axes(np.array([[1.0, 2.0], [3.0, 6.0]]))
+    >>> axes.variance.round(6).tolist(), np.abs(axes.project(np.array([[5.0, 10.0]]))).round(6).tolist()
+    ([2.0], [[4.242641]])
+
+    Args:
+        x: (N, D) features.
+        standardise: divide by the standard deviation; otherwise the features are only centred, which changes the bias
+            alone.
     """
     mean, std = _moments(x)
     if not standardise:
@@ -77,15 +83,15 @@ def principal_axes(x: Matrix, *, standardise: bool = True) -> Axes:
         rotation[:, :open_axes] = rotation[:, :open_axes] @ turn
         variance[:open_axes], rotated = values, True
         noise = noise or (width * np.finfo(np.float64).eps) ** 2 * float(values.sum())
-        # The eigenvalues ascend; those that are small among these are known to few digits.
-        open_axes = int(np.sum(values < _DIGITS * values[-1])) if values[-1] > noise else 0
+        # The eigenvalues ascend; the small ones are known to few digits.
+        open_axes = int(np.sum(values < _ACCURATE * values[-1])) if values[-1] > noise else 0
     kept = variance > noise
     dtype = np.float64 if n * int(kept.sum()) <= _DOUBLE_UP_TO else np.float32
     return Axes(mean, std, np.ascontiguousarray(rotation[:, kept]), variance[kept], dtype)
 
 
 def _covariance(x: Matrix, mean: FloatArray, std: FloatArray, axes: FloatArray | None) -> FloatArray:
-    """Return that of the standardised features, or of their coordinates on some axes."""
+    """Return the covariance of the standardised features, or of their coordinates on `axes` (D, R)."""
     width = x.shape[1] if axes is None else axes.shape[1]
     covariance = np.zeros((width, width))
     for start in range(0, len(x), _ROWS):
@@ -100,25 +106,31 @@ def _standardise(x: Matrix, mean: FloatArray, std: FloatArray) -> FloatArray:
 
 
 def _moments(x: Matrix) -> tuple[FloatArray, FloatArray]:
-    """Mean and deviation per feature in two passes, so that a large common offset costs no digits."""
+    """Return mean and standard deviation per feature, in two passes to avoid cancellation."""
     blocks = range(0, len(x), _ROWS)
     mean = np.sum([x[i : i + _ROWS].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x)
     squares = np.sum([((x[i : i + _ROWS].astype(np.float64) - mean) ** 2).sum(axis=0) for i in blocks], axis=0)
     std = np.sqrt(squares / len(x))
-    # What is left of a constant feature is rounding noise of its mean.
+    # The computed deviation of a constant feature is the rounding error of its mean.
     return np.asarray(mean), np.where(std > 1e-12 * np.abs(mean), std, np.inf)
 
 
 def fit(problem: Problem, variance: FloatArray, c: float, *, start: Fit | None, max_iter: int, tolerance: float) -> Fit:
     """Return the optimum at one regularisation strength, with a proven bound of the distance to it.
 
+    >>> x = np.array([[-1.0], [1.0]])
+    >>> problem = Problem(x, np.array([[0], [1]], dtype=np.int8), 1)
+    >>> found = fit(problem, np.ones(1), 1.0, start=None, max_iter=100, tolerance=1e-10)
+    >>> found.weight.round(4).tolist(), found.converged  # the optimum solves w (1 + exp(w)) = 2
+    ([[0.6748]], True)
+
     Args:
-        problem: the samples.
-        variance: (R,) of the coordinates.
+        problem: samples.
+        variance: (R,) variance of the coordinates.
         c: inverse regularisation strength, as in scikit-learn.
-        start: a fit at a nearby strength to begin from.
+        start: initial fit, e.g. that at a nearby strength; default: 0.
         max_iter: largest number of steps.
-        tolerance: largest relative distance of the objective to its lowest value.
+        tolerance: largest relative distance of the objective to its minimum.
     """
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -126,17 +138,17 @@ def fit(problem: Problem, variance: FloatArray, c: float, *, start: Fit | None, 
     if start is None:
         start = Fit(np.zeros((len(variance), problem.outputs)), np.zeros(problem.outputs), False, 0, np.inf)
     first: Precision = np.float32 if size >= _SINGLE_FROM else np.float64
-    # Threads must wait for each other in every product; below this size that costs more than they save.
+    # Below this size, synchronising threads in every product costs more than they save.
     with threadpool_limits(1 if size < 2**28 else None, user_api="blas"):
         found = _descend(problem, first, variance, penalty, start, max_iter, max(tolerance, _NEWTON_FROM))
         for precision in (first, np.float64) if first is np.float32 else (first,):
-            left = max_iter - found.iterations
-            better = polish(problem, penalty, found, precision=precision, max_iter=left, tolerance=tolerance)
-            found = dataclasses.replace(better, iterations=found.iterations + better.iterations)
+            remaining = max_iter - found.iterations
+            polished = polish(problem, penalty, found, precision=precision, max_iter=remaining, tolerance=tolerance)
+            found = dataclasses.replace(polished, iterations=found.iterations + polished.iterations)
             if found.converged:
                 break
     if problem.multinomial:
-        # One number added to the biases of all classes changes nothing, so it is fixed.
+        # A constant added to the biases of all classes does not change the probabilities.
         found = dataclasses.replace(found, bias=found.bias - found.bias.mean())
     return found
 
@@ -150,21 +162,21 @@ def _descend(
     max_iter: int,
     tolerance: float,
 ) -> Fit:
-    """Run L-BFGS, scaled by the curvature that is expected along the axes, to an estimate of the relative distance."""
+    """Run preconditioned L-BFGS until the estimated relative distance to the optimum is within the tolerance."""
     from scipy.optimize import minimize
 
     outputs = problem.outputs
     first = np.vstack([start.weight, start.bias])
-    scale = scales(problem, precision, variance, penalty, start.weight, start.bias)
+    scale = preconditioner(problem, precision, variance, penalty, start.weight, start.bias)
     latest = np.inf
 
     def objective(flat: FloatArray) -> tuple[float, FloatArray]:
         nonlocal latest
         values = flat.reshape(-1, outputs) * scale
         weight, bias = values[:-1], values[-1]
-        slope = problem.slope(precision, weight, bias)
-        gradient = np.vstack([slope.by_weight + penalty * weight, slope.by_bias])
-        value = float(slope.losses.sum()) + penalty / 2 * float(np.sum(weight * weight))
+        loss = problem.loss_and_gradient(precision, weight, bias)
+        gradient = np.vstack([loss.by_weight + penalty * weight, loss.by_bias])
+        value = float(loss.values.sum()) + penalty / 2 * float(np.sum(weight * weight))
         latest = float(np.sum(gradient[:-1] ** 2) / penalty + np.sum((gradient[-1] * scale[-1]) ** 2)) / 2 / value
         gradient *= scale
         return value / reference, gradient.ravel() / reference
@@ -184,7 +196,12 @@ def _descend(
     return Fit(values[:-1], values[-1], latest <= tolerance, int(solution.nit), latest)
 
 
-def ahead(before: Fit, last: Fit, steps: float) -> Fit:
-    """Return a guess at the next fit of a path from the two before it, going on in a straight line for some steps."""
+def extrapolate(before: Fit, last: Fit, steps: float) -> Fit:
+    """Extrapolate a path of fits linearly, by `steps` times the step from `before` to `last`.
+
+    >>> before, last = (Fit(np.full((1, 1), w), np.zeros(1), True, 0, 0.0) for w in (1.0, 2.0))
+    >>> extrapolate(before, last, 0.5).weight.tolist()
+    [[2.5]]
+    """
     weight = last.weight + steps * (last.weight - before.weight)
     return dataclasses.replace(last, weight=weight, bias=last.bias + steps * (last.bias - before.bias))

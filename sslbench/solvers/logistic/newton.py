@@ -1,8 +1,8 @@
-"""Newton's method for a logistic regression: gradients in double precision, steps in single or double precision.
+"""Truncated Newton method for a logistic regression: gradients in double precision, steps also in single precision.
 
-Near the optimum the error of a Newton step is that of the system it solves, so the system need not be solved to more
-digits than single precision has; the gradient, computed in double, says how far it still is. The systems are solved by
-conjugate gradients, which need a handful of products where L-BFGS in double needs tens of twice the price.
+Inexact Newton steps converge as long as the gradient is exact (Dembo, Eisenstat & Steihaug 1982), so single precision
+suffices for the Newton systems. They are solved by conjugate gradients with a diagonal preconditioner, which need a few
+products where L-BFGS in double precision needs tens of twice the cost.
 """
 
 import numpy as np
@@ -10,21 +10,21 @@ import numpy as np
 from sslbench.solvers.logistic.gap import Certificate, certify
 from sslbench.solvers.logistic.problem import Fit, FloatArray, Matrix, Precision, Problem
 
-STORED_UP_TO = 2**28  # logits that are kept for a step (1 GB in single precision); more are computed again each time
-_ACCURACY = 0.03  # of a Newton step: more digits cost more rounds than they save steps
-_ROUNDS = 250  # of one step: a rough step from here is better than an exact one where rounding is in the way
-_HALVINGS = 12
+STORED_UP_TO = 2**28  # probabilities stored during a step (1 GB in single precision); more are recomputed
+_ACCURACY = 0.03  # relative residual of a Newton system: higher accuracy costs more iterations than it saves steps
+_MAX_ITERATIONS = 250  # of conjugate gradients in one step: then rounding prevents a higher accuracy
+_HALVINGS = 12  # of a step in the line search
 
 
 class Hessian:
-    """The second derivative of the mean loss at one point, as a product."""
+    """Hessian of the mean loss at one point, as a linear operator."""
 
     def __init__(self, problem: Problem, precision: Precision, weight: FloatArray, bias: FloatArray) -> None:
-        """Prepare: what is needed of the point, (N, K) values.
+        """Compute the probabilities (N, K) at the point, or leave them to be recomputed if they are too many.
 
         Args:
-            problem: the samples.
-            precision: of the products.
+            problem: samples.
+            precision: precision of the products.
             weight: (R, K).
             bias: (K,).
         """
@@ -36,7 +36,7 @@ class Hessian:
             self._parts = [self._of_block(x, rows) for rows, x in problem.blocks(precision)]
 
     def product(self, direction: FloatArray) -> FloatArray:
-        """Return the product with a direction: (R + 1, K), the last row that of the biases."""
+        """Return the (R + 1, K) product with a direction (R + 1, K), whose last row belongs to the biases."""
         narrow: Matrix = direction.astype(self._precision)
         out, total = np.zeros(direction.shape[::-1]), len(self._problem.x)
         for i, (rows, x) in enumerate(self._problem.blocks(self._precision)):
@@ -44,7 +44,7 @@ class Hessian:
             change = x @ narrow[:-1]
             change += narrow[-1]
             if self._problem.multinomial:
-                # Relative to the sample's own class, so that nothing cancels where its probability is nearly 1.
+                # Relative to the sample's own class, to avoid cancellation if its probability is nearly 1.
                 change -= change[np.arange(len(change)), self._problem.targets[rows]][:, None]
                 change -= np.einsum("nk,nk->n", parts, change)[:, None]
             change *= parts
@@ -53,7 +53,7 @@ class Hessian:
         return out.T / total
 
     def diagonal(self) -> FloatArray:
-        """Return its diagonal, (R + 1, K)."""
+        """Return the (R + 1, K) diagonal."""
         out, total = np.zeros((self._problem.outputs, self._problem.x.shape[1] + 1)), len(self._problem.x)
         for i, (rows, x) in enumerate(self._problem.blocks(self._precision)):
             parts = self._parts[i] if self._parts else self._of_block(x, rows)
@@ -79,69 +79,69 @@ class Hessian:
 def polish(
     problem: Problem, penalty: float, start: Fit, *, precision: Precision, max_iter: int, tolerance: float
 ) -> Fit:
-    """Return the optimum from a fit that is near it; `iterations` are the rounds of the conjugate gradients.
+    """Return the optimum from a fit near it; `iterations` counts those of the conjugate gradients.
 
-    It ends early where a step does not lead down, with the bound that was reached.
+    If a step does not decrease the objective, the best point is returned with its duality gap.
 
     Args:
-        problem: the samples.
-        penalty: of the squared length of the weights.
-        start: the fit to begin from.
-        precision: of the steps; the gradients are in double precision.
-        max_iter: largest number of rounds.
-        tolerance: bound that is small enough.
+        problem: samples.
+        penalty: factor of half the squared length of the weights.
+        start: initial fit.
+        precision: precision of the steps; gradients are in double precision.
+        max_iter: largest number of iterations.
+        tolerance: relative duality gap at convergence.
     """
     at = certify(problem, start.weight, start.bias, penalty, tolerance)
     penalties = np.append(np.full(len(start.weight), penalty), 0.0)[:, None]
-    rounds = 0
-    while at.gap > tolerance and rounds < max_iter:
+    iterations = 0
+    while at.gap > tolerance and iterations < max_iter:
         hessian = Hessian(problem, precision, at.weight, at.bias)
-        gradient = np.vstack([at.slope.by_weight + penalty * at.weight, at.slope.by_bias])
-        step, taken = _solve(hessian, penalties, -gradient, min(_ROUNDS, max_iter - rounds))
-        rounds += taken
-        further = _downhill(problem, at, step, penalty, tolerance)
-        if further is None:
+        gradient = np.vstack([at.loss.by_weight + penalty * at.weight, at.loss.by_bias])
+        step, taken = _solve(hessian, penalties, -gradient, min(_MAX_ITERATIONS, max_iter - iterations))
+        iterations += taken
+        improved = _line_search(problem, at, step, penalty, tolerance)
+        if improved is None:
             break
-        at = further
-    return Fit(at.weight, at.bias, at.gap <= tolerance, rounds, at.gap)
+        at = improved
+    return Fit(at.weight, at.bias, at.gap <= tolerance, iterations, at.gap)
 
 
-def _downhill(
+def _line_search(
     problem: Problem, at: Certificate, step: FloatArray, penalty: float, tolerance: float
 ) -> Certificate | None:
-    """Return the first point along the step, halved again and again, that is better; None where there is none."""
+    """Return the first better point by backtracking along the step; None if there is none."""
     value = _objective(at, penalty)
     for halvings in range(_HALVINGS):
         weight, bias = at.weight + step[:-1] / 2**halvings, at.bias + step[-1] / 2**halvings
-        further = certify(problem, weight, bias, penalty, tolerance)
-        # Rounding hides what the last steps gain; there the bound falls.
-        if _objective(further, penalty) < value * (1 - 1e-13) or further.gap < 0.9 * at.gap:
-            return further
+        point = certify(problem, weight, bias, penalty, tolerance)
+        # The gain of the last steps is lost in the objective's rounding, but the gap falls.
+        if _objective(point, penalty) < value * (1 - 1e-13) or point.gap < 0.9 * at.gap:
+            return point
     return None
 
 
 def _objective(at: Certificate, penalty: float) -> float:
-    return float(at.slope.losses.sum()) + penalty / 2 * float(np.sum(at.weight * at.weight))
+    return float(at.loss.values.sum()) + penalty / 2 * float(np.sum(at.weight * at.weight))
 
 
 def _solve(hessian: Hessian, penalties: FloatArray, right: FloatArray, most: int) -> tuple[FloatArray, int]:
-    """Return s with (hessian + penalties) s = right by conjugate gradients, preconditioned, and the rounds taken."""
+    """Solve (hessian + penalties) s = right by preconditioned conjugate gradients; return s and the iterations."""
     diagonal = hessian.diagonal() + penalties
     scale = 1 / np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max()))
     solution, residual = np.zeros_like(right), right * scale
     direction, square = residual.copy(), float(np.sum(residual * residual))
-    enough = _ACCURACY**2 * square
-    rounds = 0
-    while square > enough and rounds < most:
-        moved = direction * scale
-        image = (hessian.product(moved) + penalties * moved) * scale
-        bend = float(np.sum(direction * image))
-        rounds += 1
-        if bend <= 0:
+    target = _ACCURACY**2 * square
+    iterations = 0
+    while square > target and iterations < most:
+        scaled = direction * scale
+        image = (hessian.product(scaled) + penalties * scaled) * scale
+        curvature = float(np.sum(direction * image))
+        iterations += 1
+        if curvature <= 0:
             break
-        reach = square / bend
-        solution += reach * direction
-        residual -= reach * image
-        before, square = square, float(np.sum(residual * residual))
-        direction = residual + square / before * direction
-    return solution * scale, rounds
+        length = square / curvature
+        solution += length * direction
+        residual -= length * image
+        previous, square = square, float(np.sum(residual * residual))
+        direction = residual + square / previous * direction
+    return solution * scale, iterations

@@ -1,7 +1,7 @@
-"""The objective of a logistic regression: its value, its gradient, its curvature.
+"""Objective of a logistic regression: value, gradient and curvature.
 
 The objective is the mean loss per sample plus `penalty` / 2 times the squared length of the weights, where the penalty
-is 1 / (C N) with scikit-learn's C. Biases are free.
+is 1 / (C N) with scikit-learn's C. Biases are not regularised.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ FloatArray = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.floating]
 Precision = type[np.float32] | type[np.float64]
 
-_LOGITS = 2**21  # per block of samples, so that they stay in the cache
-_VALUES = 2**24  # features per block of samples: the bound of what is converted at a time
+_LOGITS = 2**21  # logits per block of samples, which fit into the cache
+_VALUES = 2**24  # feature values per block of samples, which bounds the memory of conversions
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A fitted model.
+    """Fitted model.
 
     Attributes:
-        weight: (R, K) on the axes.
+        weight: (R, K) on the principal axes.
         bias: (K,).
-        converged: whether `gap` is as small as asked.
-        iterations: of L-BFGS, and products of Newton's method.
-        gap: upper bound of the distance of the objective to its lowest value, relative to that.
+        converged: True if `gap` is within the tolerance.
+        iterations: iterations of L-BFGS and of the conjugate gradients in Newton's method.
+        gap: upper bound of the distance of the objective to its minimum, relative to the minimum.
     """
 
     weight: FloatArray
@@ -39,34 +39,34 @@ class Fit:
     gap: float
 
     def decide(self, x: Matrix) -> FloatArray:
-        """Return (N, K) decision values of coordinates (N, R)."""
+        """Return the (N, K) decision values of coordinates (N, R)."""
         return np.asarray(x @ self.weight.astype(x.dtype) + self.bias, dtype=np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
-class Slope:
-    """Mean loss at one point and its derivatives.
+class LossAndGradient:
+    """Mean loss over the samples at one point, and its gradient.
 
     Attributes:
-        losses: mean loss per sample, (1,) of a multinomial problem, (K,) of K binary ones.
-        by_weight: (R, K).
-        by_bias: (K,).
+        values: mean losses, (1,) for a multinomial problem, (K,) for K binary ones.
+        by_weight: (R, K) gradient by the weights.
+        by_bias: (K,) gradient by the biases.
     """
 
-    losses: FloatArray
+    values: FloatArray
     by_weight: FloatArray
     by_bias: FloatArray
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassSums:
-    """Means over all samples, of what does not depend on the weights; a label that is unknown counts for nothing.
+    """Means over all samples that do not depend on the weights; unknown labels count as 0.
 
     Attributes:
-        positive: (K,) of 1 where the sample is of the class.
-        known: (K,) of 1 where the label is known.
-        x_positive: (R, K) of the coordinates of the samples of the class.
-        x_known: (R, K) of the coordinates of those whose label is known.
+        positive: (K,) share of samples of the class.
+        known: (K,) share of samples whose label is known.
+        x_positive: (R, K) coordinates of samples of the class, summed, divided by N.
+        x_known: (R, K) coordinates of samples whose label is known, summed, divided by N.
     """
 
     positive: FloatArray
@@ -76,10 +76,10 @@ class ClassSums:
 
 
 class Problem:
-    """The loss over some samples, as a function of weights on the axes."""
+    """Mean loss over samples as a function of weights on the principal axes."""
 
     def __init__(self, x: Matrix, targets: npt.NDArray[np.int64] | npt.NDArray[np.int8], outputs: int) -> None:
-        """Prepare.
+        """Store the samples.
 
         Args:
             x: (N, R) coordinates.
@@ -91,10 +91,10 @@ class Problem:
         self._single: Matrix | None = None
 
     def blocks(self, precision: Precision) -> Iterator[tuple[slice, Matrix]]:
-        """Yield the samples in parts, so that what is computed of each stays in the cache and memory stays bounded.
+        """Yield the samples in blocks with their coordinates in the given precision.
 
-        The coordinates are in the precision asked for. Single precision is a copy, made once; double precision of
-        coordinates in single precision is made part by part.
+        Blocks keep intermediate results in the cache and bound the memory. A copy in single precision is made once; a
+        conversion to double precision is made per block.
         """
         x = self.x
         if precision is np.float32:
@@ -108,7 +108,7 @@ class Problem:
 
     @functools.cached_property
     def class_sums(self) -> ClassSums:
-        """Sums over the classes, of all samples."""
+        """Means over all samples per class."""
         n, outputs = len(self.x), self.outputs
         positive, known = np.zeros(outputs), np.zeros(outputs)
         x_positive, x_known = np.zeros((self.x.shape[1], outputs)), np.zeros((self.x.shape[1], outputs))
@@ -122,7 +122,7 @@ class Problem:
             x_known += x.T @ is_known
         return ClassSums(positive / n, known / n, x_positive / n, x_known / n)
 
-    def slope(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> Slope:
+    def loss_and_gradient(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> LossAndGradient:
         """Return the mean loss and its gradient; products in the given precision, sums over the samples in double."""
         narrow: Matrix = weight.astype(precision, copy=False)
         offset: Matrix = bias.astype(precision, copy=False)
@@ -135,18 +135,18 @@ class Problem:
             by_weight += logits.T @ x
             by_bias += logits.sum(axis=0, dtype=np.float64)
         n = len(self.x)
-        return Slope(losses / n, by_weight.T / n, by_bias / n)
+        return LossAndGradient(losses / n, by_weight.T / n, by_bias / n)
 
     def loss_and_residuals(self, logits: Matrix, rows: slice) -> FloatArray:
-        """Return the summed losses of (n, K) logits, which become their gradient by the logits."""
+        """Return the summed losses of (n, K) logits, and overwrite the logits by the gradient of the losses by them."""
         return (_multinomial if self.multinomial else _binary)(logits, self.targets[rows])
 
     def hessian_parts(self, residuals: Matrix, rows: slice) -> Matrix:
         """Return (n, K) probabilities (multinomial), or p (1 - p) of each label (binary).
 
         Args:
-            residuals: as `loss_and_residuals` leaves them; they are overwritten.
-            rows: of these samples.
+            residuals: (n, K) gradient by the logits, from `loss_and_residuals`; overwritten.
+            rows: the n samples.
         """
         if not self.multinomial:
             wrong = np.abs(residuals)
@@ -160,24 +160,23 @@ class Problem:
         return float(self.loss_and_residuals(logits.copy(), slice(0, len(logits))).sum()) / len(logits)
 
     def curvature(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> float:
-        """Return the mean of p (1 - p) over outputs and some of the samples; a scale of axes need not be exact."""
+        """Return the mean of p (1 - p) over outputs and a subset of samples, enough for a preconditioner."""
         step = max(1, len(self.x) * self.outputs // _LOGITS)
-        some = self.x[::step].astype(precision)
-        logits = some @ weight.astype(precision) + bias.astype(precision)
+        subset = self.x[::step].astype(precision)
+        logits = subset @ weight.astype(precision) + bias.astype(precision)
         targets: Any = self.targets[::step]
         if not self.multinomial:
             _binary(logits, targets)
             return float(np.mean(np.abs(logits) * (1 - np.abs(logits))))
         _multinomial(logits, targets)
-        # For the class of the sample p - 1 is known to more digits than p where p is nearly 1.
+        # For the sample's class the residual p - 1 has more digits than p if p is nearly 1.
         return float(np.mean(np.abs(logits) * (1 - np.abs(logits))))
 
 
 def _multinomial(logits: Matrix, classes: npt.NDArray[np.integer]) -> FloatArray:
-    """Return the summed loss of (n, K) logits, which become its gradient by them.
+    """Return the summed softmax loss of (n, K) logits, and overwrite the logits by its gradient.
 
-    The probability of a wrong answer is added up from the others, not taken as 1 - p, so that it keeps its digits
-    where it is small, in single precision too.
+    The probability of all other classes is summed, not computed as 1 - p, which would cancel if p is nearly 1.
     """
     rows = np.arange(len(logits))
     logits -= logits.max(axis=1, keepdims=True)
@@ -189,25 +188,30 @@ def _multinomial(logits: Matrix, classes: npt.NDArray[np.integer]) -> FloatArray
     total = others + right
     logits /= total[:, None]
     logits[rows, classes] = -others / total
-    # log(total) - own, where either the sample's logit is the largest (own = 0) or both terms are at least 0.
+    # log(total) - own without cancellation: either own = 0 is the largest logit, or both terms are non-negative.
     losses = np.where(own == 0, np.log1p(others), np.log(total) - own)
     return np.array([losses.sum(dtype=np.float64)])
 
 
 def _binary(logits: Matrix, targets: npt.NDArray[np.integer]) -> FloatArray:
-    """Return the same for K separate labels, (K,): 1, 0, or -1 where the label is unknown and counts for nothing."""
+    """Return the (K,) summed logistic losses of (n, K) logits, and overwrite the logits by their gradient.
+
+    Args:
+        logits: (n, K).
+        targets: (n, K) 1, 0, or -1 for an unknown label, whose loss is 0.
+    """
     sign, known = np.where(targets > 0, 1, -1).astype(logits.dtype), targets >= 0
     margin = sign * logits
     smaller = np.exp(-np.abs(margin))
     losses = ((np.maximum(-margin, 0) + np.log1p(smaller)) * known).sum(axis=0, dtype=np.float64)
-    # The probability of the wrong answer, computed without overflow on either side.
+    # The probability of the wrong label, 1 / (1 + exp(margin)), without overflow.
     logits[:] = -sign * known * np.where(margin > 0, smaller, 1) / (1 + smaller)
     return np.asarray(losses)
 
 
-def scales(
+def preconditioner(
     problem: Problem, precision: Precision, variance: FloatArray, penalty: float, weight: FloatArray, bias: FloatArray
 ) -> FloatArray:
-    """Return (R + 1, 1) factors of weights and biases that make the problem nearly round."""
+    """Return the (R + 1, 1) diagonal preconditioner of weights and biases: inverse roots of the expected curvatures."""
     curvature = max(problem.curvature(precision, weight, bias), 1e-4)
     return np.append(1 / np.sqrt(variance * curvature + penalty), 1 / np.sqrt(curvature))[:, None]

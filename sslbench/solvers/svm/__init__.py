@@ -1,4 +1,4 @@
-"""What the solvers of the SVM protocol have in common."""
+"""Linear SVMs with squared hinge loss: the interface of the solvers, their models and the bound on their error."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -11,19 +11,25 @@ FloatArray = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.int8]
 Folds = npt.NDArray[np.int16]
 
-_CLASSES = 64  # at a time, so that memory does not grow with their number
+_CLASSES = 64  # classes at a time, so that memory does not grow with their number
 
 
 @dataclasses.dataclass(frozen=True)
 class Models:
-    """Linear models of K classes: (K, D) weights, (K,) biases, (K,) whether each one converged."""
+    """Linear models of K classes.
+
+    Attributes:
+        weight: (K, D).
+        bias: (K,).
+        converged: (K,) True where the solver reached its tolerance.
+    """
 
     weight: FloatArray
     bias: FloatArray
     converged: npt.NDArray[np.bool_]
 
     def decide(self, x: FloatArray) -> FloatArray:
-        """(N, K) decision values of features (N, D)."""
+        """Return the (N, K) decision values of features (N, D)."""
         return np.asarray(x @ self.weight.T + self.bias)
 
 
@@ -36,30 +42,37 @@ def relative_gaps(
     positive_weight: float,
     intercept_scaling: float,
 ) -> FloatArray:
-    """Return (K,) upper bounds of the distance of each objective to its lowest value, relative to that.
+    """Return (K,) upper bounds of the distance of each objective to its minimum, relative to the minimum.
 
-    The objective is strongly convex, so half the squared length of the gradient bounds the distance, whichever solver
-    found the model.
+    The objective |v|^2 / 2 + sum_i c_i max(0, 1 - y_i v x_i)^2 is strongly convex with modulus 1, so half the squared
+    length of its gradient bounds the distance (Boyd & Vandenberghe 2004, equation 9.9), whichever solver found v.
+
+    >>> x, targets = np.array([[-1.0], [1.0]]), np.array([[-1], [1]], dtype=np.int8)
+    >>> found = Models(np.array([[0.8], [0.7]]), np.zeros(2), np.ones(2, dtype=bool))
+    >>> gaps = relative_gaps(x, np.repeat(targets, 2, 1), [1.0, 1.0], found, positive_weight=1, intercept_scaling=1)
+    >>> gaps.round(3).tolist()  # 0.8 is the optimum
+    [0.0, 0.417]
 
     Args:
         x: (N, D) training features.
         targets: (N, K), 1 positive, -1 negative, 0 left out.
-        costs: of the K classes.
-        models: the solutions.
-        positive_weight: of the positives' losses; negatives weigh 1.
+        costs: costs of the K classes.
+        models: solutions.
+        positive_weight: weight of the positives' losses; negatives weigh 1.
         intercept_scaling: value of the constant feature whose weight gives the bias.
     """
     gaps = np.empty(targets.shape[1])
     for first in range(0, len(gaps), _CLASSES):
-        some = slice(first, first + _CLASSES)
-        sign, weight, constant = targets[:, some], models.weight[some], models.bias[some] / intercept_scaling
-        slack = np.maximum(0, 1 - sign * (x @ weight.T + models.bias[some])) * (sign != 0)
-        price = np.asarray(costs[some]) * np.where(sign > 0, positive_weight, 1.0)
-        value = (np.sum(weight**2, axis=1) + constant**2) / 2 + np.sum(price * slack**2, axis=0)
-        residual = 2 * price * slack * sign
-        gradient = np.sum((weight - residual.T @ x) ** 2, axis=1)
-        gap = (gradient + (constant - intercept_scaling * residual.sum(axis=0)) ** 2) / 2
-        gaps[some] = np.divide(gap, value - gap, out=np.full(len(gap), np.inf), where=gap < value)
+        block = slice(first, first + _CLASSES)
+        sign, weight, constant = targets[:, block], models.weight[block], models.bias[block] / intercept_scaling
+        slack = np.maximum(0, 1 - sign * (x @ weight.T + models.bias[block])) * (sign != 0)
+        sample_costs = np.asarray(costs[block]) * np.where(sign > 0, positive_weight, 1.0)
+        value = (np.sum(weight**2, axis=1) + constant**2) / 2 + np.sum(sample_costs * slack**2, axis=0)
+        alpha = 2 * sample_costs * slack * sign
+        by_weight = weight - alpha.T @ x
+        by_constant = constant - intercept_scaling * alpha.sum(axis=0)
+        gap = (np.sum(by_weight**2, axis=1) + by_constant**2) / 2
+        gaps[block] = np.divide(gap, value - gap, out=np.full(len(gap), np.inf), where=gap < value)
     return gaps
 
 
@@ -68,11 +81,11 @@ class HeldOut:
     """Cross-validation of one class at one cost.
 
     Attributes:
-        column: of the class in the targets.
-        place: of the cost in the settings.
-        decision: (N,) of each sample by the model that it was held out from. -inf and inf where that model had no
-            positives and no negatives to learn from; 0 for samples that are in no fold.
-        unconverged: how many of the models did not converge.
+        column: column of the class in the targets.
+        place: position of the cost in the settings.
+        decision: (N,) decision value of each sample by the model that it was held out from; -inf if this model had no
+            positives, inf if it had no negatives; 0 for samples in no fold.
+        unconverged: number of models that did not converge.
     """
 
     column: int
@@ -82,28 +95,32 @@ class HeldOut:
 
 
 class Solver(Protocol):
-    """Fits linear SVMs to one set of features."""
+    """Solver of linear SVMs on one set of features."""
 
     def held_out(self, targets: Targets, folds: Folds) -> Iterator[HeldOut]:
-        """Cross-validates every class at every cost of the settings, in any order.
+        """Cross-validate every class at every cost of the settings, in any order.
 
         Args:
             targets: (N, K), 1 positive, -1 negative, 0 left out.
-            folds: (N, K), the fold that holds a sample out for a class, from 0; -1 for those in none.
+            folds: (N, K) the fold that holds a sample out for a class, from 0; -1 for none.
         """
         ...
 
     def fit(self, targets: Targets, costs: Sequence[float]) -> Models:
-        """Fits the final models.
+        """Fit the final models.
 
         Args:
             targets: (N, K), 1 positive, -1 negative (both present), 0 left out.
-            costs: of the K classes.
+            costs: costs of the K classes.
         """
         ...
 
 
 def no_model(signs: Targets) -> FloatArray:
-    """(P,) the decision of problems (P, N) that lack positives (-inf) or negatives (inf); NaN where both are there."""
+    """Return (P,) constant decision values of problems (P, N) without positives (-inf) or negatives (inf), else NaN.
+
+    >>> no_model(np.array([[1, -1], [-1, -1], [1, 0]], dtype=np.int8)).tolist()
+    [nan, -inf, inf]
+    """
     positive, negative = (signs > 0).any(axis=-1), (signs < 0).any(axis=-1)
     return np.where(positive, np.where(negative, np.nan, np.inf), -np.inf)

@@ -1,233 +1,150 @@
 """Newton systems of many squared-hinge SVMs on the same features.
 
-The system of a problem is (I + X' H X) d = -gradient, with X (N, R) the features and H the diagonal of second
-derivatives, 0 for the A samples outside the problem's margin removed. Which way is cheapest depends on A:
+The Newton direction d of a problem solves
 
-- A small: by the Woodbury identity a system of A x A scalar products; A falls as the cost grows.
-- R small: the R x R system itself, whose matrix is brought up to date by the samples that crossed the margin.
-- Both large: conjugate gradients for all problems together, two shared matrix products per round, in single precision.
-  On principal axes the system is nearly diagonal when most samples are inside the margin, so few rounds are needed.
-  A problem whose rounds cost more than one of the direct ways is handed over to it.
+    (I + X' H X) d = -gradient                                       (Keerthi & DeCoste 2005, JMLR 6)
+
+with X (N, R) the features and H the diagonal of the losses' second derivatives by the decision values: 2 c_i for the A
+samples inside the margin, 0 for the others. Two methods:
+
+- Conjugate gradients, for all problems together in single precision: two matrix products per iteration are shared by
+  all problems. They need few iterations where most samples are inside the margin, because the system is then nearly
+  diagonal on principal axes.
+- Cholesky decomposition, problem by problem: of the R x R system, or, by the Woodbury identity, of the A x A system
+
+      d = -gradient + X_A' r s,    (I + r K_A r) s = r X_A gradient,    r = sqrt(H_A),  K_A = X_A X_A',
+
+  whichever is smaller. A falls as the cost grows.
+
+Conjugate gradients are tried first, for at most as many iterations as take the operations of the decomposition.
 """
 
-import dataclasses
 import math
 
 import torch
 
-_KEPT_UP_TO = 2**27  # numbers in all matrices together (1 GiB)
-_UPDATES = 64  # after so many a matrix is made anew, so that rounding errors do not add up
+from sslbench.solvers.svm.features import RotatedFeatures
+
+_MAX_ITERATIONS = 300  # of conjugate gradients; without the bound VOC07 takes 1.2 times as long
 
 
-class Matrices:
-    """The M of P problems on the same features, of as many as memory allows."""
+def newton_directions(
+    features: RotatedFeatures,
+    hessian_diagonal: torch.Tensor,
+    gradient: torch.Tensor,
+    accuracy: torch.Tensor,
+    exact: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the (P, R) Newton directions of P problems, and (P,) True where a decomposition gave them.
 
-    def __init__(self, x: torch.Tensor, weights: torch.Tensor) -> None:
-        """Nothing is computed yet.
-
-        Args:
-            x: (N, R) float64 features.
-            weights: (P, N) float64 weights of the losses without the cost; 0 for a sample that a problem does not have.
-        """
-        self._x, self._weights = x, weights
-        self._most = _KEPT_UP_TO // x.shape[1] ** 2
-        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
-
-    def has(self, problem: int) -> bool:
-        """Whether the matrix of a problem is kept."""
-        return problem in self._kept
-
-    def has_room(self) -> bool:
-        """Whether another one can be kept."""
-        return len(self._kept) < self._most
-
-    def crossing(self, problem: int, inside: torch.Tensor) -> int:
-        """How many samples must be added up to get the matrix for the samples `inside`, (N,) bool."""
-        kept, anew = self._kept.get(problem), int(inside.sum())
-        if kept is None:
-            return anew
-        crossed = int((inside ^ kept[0]).sum())
-        return anew if crossed and kept[2] >= _UPDATES else min(anew, crossed)
-
-    def at(self, problem: int, inside: torch.Tensor) -> torch.Tensor:
-        """(R, R) M of a problem for the samples `inside`, (N,) bool; not to be written to."""
-        kept, wanted = self._kept.get(problem), self.crossing(problem, inside)
-        if kept is None or wanted == int(inside.sum()):
-            matrix, updates = self._sum(problem, inside, None), 0
-        else:
-            matrix, updates = kept[1] + self._sum(problem, inside ^ kept[0], inside), kept[2] + 1
-        if kept is not None or self.has_room():
-            self._kept[problem] = inside.clone(), matrix, updates
-        return matrix
-
-    def _sum(self, problem: int, samples: torch.Tensor, inside: torch.Tensor | None) -> torch.Tensor:
-        """The sum over `samples`; those not `inside` are subtracted."""
-        rows = torch.nonzero(samples).flatten()
-        weights, x = self._weights[problem, rows], self._x[rows]
-        if inside is not None:
-            weights = torch.where(inside[rows], weights, -weights)
-        return (x * weights[:, None]).T @ x
-
-
-_GRAM_UP_TO = 2**26  # scalar products of samples that are kept (512 MB)
-_SLOWER = 1.5  # double against single precision; large factorisations run faster than narrow products
-_ROUNDS = 300  # conjugate gradients that a Newton step may take
-_USES = 16  # Newton steps and costs that a matrix serves
-_DOUBT = 4  # how many times fewer rounds are tried
-
-
-@dataclasses.dataclass(frozen=True)
-class Among:
-    """Which of the problems are meant.
-
-    Attributes:
-        matrices: of all problems.
-        numbers: which of them, P of them.
-        costs: (P,) C of each.
+    Args:
+        features: features of all problems.
+        hessian_diagonal: (P, N) diagonal of H; 0 for samples outside the margin.
+        gradient: (P, R).
+        accuracy: (P,) relative residual at which conjugate gradients end.
+        exact: (P,) True to use a decomposition at any cost.
     """
-
-    matrices: Matrices
-    numbers: list[int]
-    costs: torch.Tensor
-
-    def select(self, rows: torch.Tensor) -> "Among":
-        """Some of these."""
-        return Among(self.matrices, [self.numbers[i] for i in rows.tolist()], self.costs[rows])
-
-
-class Systems:
-    """Solves Newton systems on one set of features."""
-
-    def __init__(self, x: torch.Tensor, energy: torch.Tensor) -> None:
-        """Prepare.
-
-        Args:
-            x: (N, R) float64, on principal axes.
-            energy: (R,) sums of the squares along the axes.
-        """
-        self._x, self._energy = x, energy
-        self._single = x.float()
-        n, width = x.shape
-        keep_gram = n * n <= min(_GRAM_UP_TO, 4 * n * width)
-        self._gram = x @ x.T if keep_gram else None
-
-    def solve(
-        self,
-        curvature: torch.Tensor,
-        gradient: torch.Tensor,
-        accuracy: torch.Tensor,
-        exactly: torch.Tensor,
-        among: Among,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Newton directions.
-
-        Args:
-            curvature: (P, N) diagonals of H.
-            gradient: (P, R).
-            accuracy: (P,) residual to solve to where conjugate gradients are used, of the right side, both scaled.
-            exactly: (P,) for which to use a direct way at any price.
-            among: which problems these are.
-
-        Returns:
-            (P, R) directions, (P,) whether found by a direct way.
-        """
-        n, width = self._x.shape
-        inside = curvature > 0
-        price = torch.tensor([min(self._prices(among, p, inside[p])) for p in range(len(inside))]) / (4 * n * width)
-        # Where a direct way has been needed before, rounds are likely to be in vain.
-        doubt = torch.tensor([_DOUBT if among.matrices.has(number) else 1.0 for number in among.numbers])
-        rounds = torch.where(exactly, 0.0, (price / doubt).clamp(max=_ROUNDS).floor())
-        direction = torch.empty_like(gradient)
-        # Rounds that cannot be enough are not begun.
-        direct = rounds < 4
-        iterative = torch.nonzero(~direct).flatten()
-        if len(iterative):
-            found, solved = self._conjugate_gradients(
-                curvature[iterative], gradient[iterative], accuracy[iterative], rounds[iterative]
-            )
-            direction[iterative] = found
-            # Where a direct way costs more than all the rounds allowed, a rough direction has to do.
-            direct[iterative[~solved & (price[iterative] <= _ROUNDS)]] = True
-        rows = torch.nonzero(direct).flatten()
-        if len(rows):
-            direction[rows] = self._direct(curvature[rows], gradient[rows], among.select(rows))
-        return direction, direct
-
-    def _prices(self, among: Among, p: int, inside: torch.Tensor) -> tuple[float, float]:
-        """Operations of the two direct ways: a system of the samples inside the margin, and one of the features."""
-        width, count = self._x.shape[1], int(inside.sum())
-        form = 20 * count**2 if self._gram is not None else 2 * count**2 * width
-        number = among.numbers[p]
-        # A matrix that is made is used many times.
-        shared = 1 if among.matrices.has(number) or not among.matrices.has_room() else _USES
-        update = among.matrices.crossing(number, inside) / shared
-        return _SLOWER * (count**3 / 3 + form), _SLOWER * (width**3 / 3 + 2 * update * width**2)
-
-    def _direct(self, curvature: torch.Tensor, gradient: torch.Tensor, among: Among) -> torch.Tensor:
-        width = self._x.shape[1]
-        direction = -gradient
-        on_samples = gradient @ self._x.T
-        correction = torch.zeros_like(on_samples)
-        for p in range(len(gradient)):
-            inside = curvature[p] > 0
-            of_samples, of_features = self._prices(among, p, inside)
-            if of_features < of_samples:
-                system = 2 * float(among.costs[p]) * among.matrices.at(among.numbers[p], inside)
-                direction[p] = -_solve(system, torch.ones(width, dtype=gradient.dtype), gradient[p])
-            elif inside.any():
-                rows = torch.nonzero(inside).flatten()
-                h = curvature[p, rows]
-                root = h.sqrt()
-                system = self._products(rows) * root[:, None] * root
-                correction[p, rows] = root * _solve(system, torch.ones_like(h), root * on_samples[p, rows])
-        return direction + correction @ self._x
-
-    def _products(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._gram is None:
-            return self._x[rows] @ self._x[rows].T
-        return self._gram[rows[:, None], rows]
-
-    def _conjugate_gradients(
-        self, curvature: torch.Tensor, gradient: torch.Tensor, accuracy: torch.Tensor, rounds: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(P, R) directions and (P,) whether the accuracy was reached, each row within its number of rounds."""
-        x = self._single
-        shape = 1 + curvature.mean(dim=1, keepdim=True) * self._energy
-        scale = shape.rsqrt()
-        right = -gradient * scale
-        length = right.norm(dim=1, keepdim=True)
-        out = torch.zeros_like(x[:1]).repeat(len(gradient), 1)
-        solved = torch.zeros(len(gradient), dtype=torch.bool)
-        rows, solution = torch.arange(len(gradient)), torch.zeros_like(out)
-        residual = (right / length).float()
-        s, h, within, direction = scale.float(), curvature.float(), accuracy.float(), residual
-        square = residual.square().sum(dim=1)
-        for done_rounds in range(1, math.ceil(float(rounds.max())) + 1):
-            scaled = s * direction
-            image = s * scaled + s * (((scaled @ x.T).mul_(h)) @ x)
-            reach = (square / (direction * image).sum(dim=1))[:, None]
-            solution = solution + reach * direction
-            residual = residual - reach * image
-            before, square = square, residual.square().sum(dim=1)
-            direction = residual + (square / before)[:, None] * direction
-            good = square.sqrt() <= within
-            ended = good | (rounds <= done_rounds)
-            if ended.any():
-                out[rows[ended]], solved[rows[ended]] = solution[ended], good[ended]
-                keep = ~ended
-                if not keep.any():
-                    break
-                rows, solution, residual, direction = rows[keep], solution[keep], residual[keep], direction[keep]
-                s, h, within, square, rounds = s[keep], h[keep], within[keep], square[keep], rounds[keep]
-        return out.double() * length * scale, solved
+    n, width = features.x.shape
+    inside = (hessian_diagonal > 0).sum(dim=1).tolist()
+    affordable = torch.tensor([_direct_operations(features, count) for count in inside]) / (4 * n * width)
+    iterations = torch.where(exact, 0.0, affordable.clamp(max=_MAX_ITERATIONS).floor())
+    direction = torch.empty_like(gradient)
+    direct = iterations < 1
+    rows = torch.nonzero(~direct).flatten()
+    if len(rows):
+        direction[rows], solved = _conjugate_gradients(
+            features, hessian_diagonal[rows], gradient[rows], accuracy[rows], iterations[rows]
+        )
+        # The inexact direction is used if the decomposition costs more than the largest number of iterations.
+        direct[rows[~solved & (affordable[rows] <= _MAX_ITERATIONS)]] = True
+    for p in torch.nonzero(direct).flatten().tolist():
+        direction[p] = _decompose(features, hessian_diagonal[p], gradient[p])
+    return direction, direct
 
 
-def _solve(matrix: torch.Tensor, diagonal: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The solution of (matrix + diagonal) s = right; the matrix, which is overwritten, has no negative eigenvalue."""
-    matrix.diagonal().add_(diagonal)
+def _in_sample_space(inside: int, width: int) -> bool:
+    """Return True if the system of the samples inside the margin is smaller than that of the features."""
+    return inside < width
+
+
+def _direct_operations(features: RotatedFeatures, inside: int) -> float:
+    """Return the number of floating-point operations to form and decompose a system."""
+    width = features.x.shape[1]
+    if _in_sample_space(inside, width):
+        return inside**3 / 3 + (0 if features.gram is not None else 2 * inside**2 * width)
+    return width**3 / 3 + 2 * inside * width**2
+
+
+def _decompose(features: RotatedFeatures, hessian_diagonal: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return the (R,) Newton direction of one problem by Cholesky decomposition."""
+    rows = torch.nonzero(hessian_diagonal).flatten()
+    if not len(rows):
+        return -gradient
+    root = hessian_diagonal[rows].sqrt()
+    x = features.x[rows]
+    if not _in_sample_space(len(rows), features.x.shape[1]):
+        scaled = x * root[:, None]
+        return -_solve(scaled.T @ scaled, gradient)
+    products = x @ x.T if features.gram is None else features.gram[rows[:, None], rows]
+    return -gradient + (root * _solve(products * root[:, None] * root, root * (x @ gradient))) @ x
+
+
+def _solve(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return s with (I + matrix) s = right; the positive semi-definite matrix is overwritten."""
+    matrix.diagonal().add_(1)
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if failed:
-        # Rounding can make the smallest eigenvalues negative when costs and features are both enormous.
+        # Rounding can make the smallest eigenvalues negative if costs and features are both very large.
         matrix.diagonal().add_(1e-13 * matrix.diagonal().max())
         factor = torch.linalg.cholesky(matrix)
     return torch.cholesky_solve(right[:, None], factor)[:, 0]
+
+
+def _conjugate_gradients(
+    features: RotatedFeatures,
+    hessian_diagonal: torch.Tensor,
+    gradient: torch.Tensor,
+    accuracy: torch.Tensor,
+    iterations: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Solve P systems by conjugate gradients with a diagonal preconditioner (Golub & Van Loan 2013, section 11.5).
+
+    Args:
+        features: features of all problems.
+        hessian_diagonal: (P, N).
+        gradient: (P, R).
+        accuracy: (P,) relative residual of the preconditioned system at which a problem ends.
+        iterations: (P,) largest numbers of iterations.
+
+    Returns:
+        (P, R) directions, (P,) True where the accuracy was reached.
+    """
+    x = features.x_single
+    # The diagonal of the system if the samples inside the margin were a random part of all.
+    scale = (1 + hessian_diagonal.mean(dim=1, keepdim=True) * features.energy).rsqrt()
+    right = -gradient * scale
+    norm = right.norm(dim=1, keepdim=True)
+    out = torch.zeros((len(gradient), x.shape[1]))
+    reached = torch.zeros(len(gradient), dtype=torch.bool)
+    rows, solution = torch.arange(len(gradient)), torch.zeros_like(out)
+    residual = (right / norm).float()
+    s, h, within, direction = scale.float(), hessian_diagonal.float(), accuracy.float(), residual
+    square = residual.square().sum(dim=1)
+    for iteration in range(1, math.ceil(float(iterations.max())) + 1):
+        scaled = s * direction
+        image = s * scaled + s * (((scaled @ x.T).mul_(h)) @ x)
+        step = (square / (direction * image).sum(dim=1))[:, None]
+        solution = solution + step * direction
+        residual = residual - step * image
+        previous, square = square, residual.square().sum(dim=1)
+        direction = residual + (square / previous)[:, None] * direction
+        accurate = square.sqrt() <= within
+        ended = accurate | (iterations <= iteration)
+        if ended.any():
+            out[rows[ended]], reached[rows[ended]] = solution[ended], accurate[ended]
+            keep = ~ended
+            if not keep.any():
+                break
+            rows, solution, residual, direction = rows[keep], solution[keep], residual[keep], direction[keep]
+            s, h, within, square, iterations = s[keep], h[keep], within[keep], square[keep], iterations[keep]
+    return out.double() * norm * scale, reached

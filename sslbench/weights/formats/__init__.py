@@ -1,1 +1,1 @@
-"""Weight formats: the tables of `model_converters/`, recognition, and the operations between naming schemes."""
+"""Weight formats: tables of `model_converters/`, recognition, operations on tensors, layout of written files."""

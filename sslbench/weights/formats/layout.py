@@ -1,4 +1,4 @@
-"""How a file of each format is laid out when it is written: container, where the tensors lie, what is beside them."""
+"""Layout of written files: container, place of the state dict, entries beside it."""
 
 import pickle
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from sslbench.errors import UsageError, WeightsError
 from sslbench.weights import save
 from sslbench.weights.formats.tables import Table
 
-NOTE = "sslbench"  # the entry that says where the tensors come from, in layouts that have room for it
+NOTE = "sslbench"  # key of the provenance, in layouts with entries beside the state dict
 
 
 def check_layout(path: Path, table: Table) -> None:
-    """Raise before any work is done when files of the format do not exist in the container that the suffix names.
+    """Raise if files of the format do not exist in the container that the suffix of `path` selects.
 
     Raises:
         UsageError: there are no such files.
@@ -49,12 +49,12 @@ def write(
     """Write tensors that already have the format's keys.
 
     Args:
-        path: where to; the suffix names the container.
-        table: of the format.
+        path: output file; its suffix selects the container.
+        table: table of the format.
         tensors: key -> tensor.
-        heads_beside: key -> tensor of heads that lie in a dict of their own (`heads_at`).
-        backbone: the architecture, for sslbench's own files.
-        note: where the tensors come from: text and numbers.
+        heads_beside: key -> tensor of heads stored in a dict of their own (`heads_at`).
+        backbone: name of the architecture, for sslbench's own files.
+        note: provenance: text and numbers.
 
     Raises:
         WeightsError: the container cannot hold a tensor.
@@ -64,7 +64,7 @@ def write(
         content = save.own_content(tensors, backbone=backbone, metadata=note)
         save.write_torch(path, content)
     elif suffix == ".safetensors":
-        flat = {key: tensor.contiguous() for key, tensor in _own_storage(tensors).items()}
+        flat = {key: tensor.contiguous() for key, tensor in _with_own_storage(tensors).items()}
         metadata = {"format": "pt", **{key: str(value) for key, value in note.items()}}
         path.write_bytes(safetensors_bytes(flat, metadata))
     elif suffix == ".pkl":
@@ -73,14 +73,17 @@ def write(
         path.write_bytes(pickle.dumps(content, protocol=4))
     else:
         beside = {**(table.file.marker or {}), **table.file.write.torch, NOTE: dict(note)}
-        content = _nested(table, _own_storage(tensors), _own_storage(heads_beside), beside)
+        content = _nested(table, _with_own_storage(tensors), _with_own_storage(heads_beside), beside)
         save.write_torch(path, content)
 
 
 def _nested(
     table: Table, tensors: Mapping[str, Any], heads: Mapping[str, Any], beside: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The file's dict: `tensors` at the first place of the table. A file that is the state dict itself has no room."""
+    """Return the content of a file, with `tensors` at the first `state_dict` place of the table.
+
+    A file that is itself the state dict holds neither heads nor other entries beside it.
+    """
     place = table.file.state_dict[0]
     if place == "":
         return dict(tensors)
@@ -98,8 +101,8 @@ def _put(content: dict[str, Any], where: str, value: dict[str, Any]) -> None:
     content[last] = value
 
 
-def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors; a view of a larger one is copied, for torch would write all of its storage."""
+def _with_own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy views of larger tensors, because torch.save writes the whole storage behind a view."""
     return {
         key: tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
         for key, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""What a rename rule may do to a tensor: a closed list, each with its exact inverse."""
+"""Tensor operations of rename rules: a closed list, each with its exact inverse."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ from sslbench.errors import WeightsError
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One operation on one tensor and the operation that undoes it, both bit for bit.
+    """Operation on one tensor and its inverse, exact bit for bit.
 
     Attributes:
-        forward: foreign to canonical.
-        inverse: canonical to foreign.
+        forward: from the format's tensor to the canonical one.
+        inverse: from the canonical tensor to the format's.
     """
 
     forward: Callable[[Tensor], Tensor]
@@ -30,47 +30,47 @@ def flip_channels(weight: Tensor) -> Tensor:
 
 
 def transpose(weight: Tensor) -> Tensor:
-    """(in, out) to (out, in): linear layers as TensorFlow and JAX store them. Its own inverse."""
+    """Convert a linear layer's weight from (in, out), as in TensorFlow and JAX, to (out, in). Its own inverse."""
     if weight.ndim != 2:
         raise ValueError("needs a matrix")
     return weight.t().contiguous()
 
 
 def hwio_to_oihw(weight: Tensor) -> Tensor:
-    """(h, w, in, out) to (out, in, h, w): convolutions as TensorFlow, JAX and Haiku store them."""
+    """Convert a convolution's weight from (h, w, in, out), as in TensorFlow, JAX and Haiku, to (out, in, h, w)."""
     if weight.ndim != 4:
         raise ValueError("needs a convolution's weight (h, w, in, out)")
     return weight.permute(3, 2, 0, 1).contiguous()
 
 
 def oihw_to_hwio(weight: Tensor) -> Tensor:
-    """(out, in, h, w) to (h, w, in, out)."""
+    """Convert a convolution's weight from (out, in, h, w) to (h, w, in, out)."""
     if weight.ndim != 4:
         raise ValueError("needs a convolution's weight (out, in, h, w)")
     return weight.permute(2, 3, 1, 0).contiguous()
 
 
 def linear_to_conv(weight: Tensor) -> Tensor:
-    """(out, in) to (out, in, 1, 1): a linear layer as the 1x1 convolution that it is."""
+    """Convert a linear layer's weight (out, in) to that of the equivalent 1x1 convolution, (out, in, 1, 1)."""
     if weight.ndim != 2:
         raise ValueError("needs a matrix")
     return weight[:, :, None, None]
 
 
 def conv_to_linear(weight: Tensor) -> Tensor:
-    """(out, in, 1, 1) to (out, in)."""
+    """Convert a 1x1 convolution's weight (out, in, 1, 1) to that of the equivalent linear layer, (out, in)."""
     if weight.ndim != 4 or weight.shape[2:] != (1, 1):
         raise ValueError("needs a 1x1 convolution's weight (out, in, 1, 1)")
     return weight[:, :, 0, 0]
 
 
 def unsqueeze(tensor: Tensor) -> Tensor:
-    """(...) to (1, ...): CLIP keeps tokens and position embeddings without the dimension of the batch."""
+    """Add a first dimension of 1; CLIP stores tokens and position embeddings without the batch dimension."""
     return tensor[None]
 
 
 def squeeze(tensor: Tensor) -> Tensor:
-    """(1, ...) to (...)."""
+    """Remove a first dimension of 1."""
     if tensor.ndim == 0 or tensor.shape[0] != 1:
         raise ValueError("needs a first dimension of 1")
     return tensor[0]
@@ -89,30 +89,33 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def concat(parts: list[Tensor]) -> Tensor:
-    """Several tensors of one shape behind each other along dim 0, for instance q, k, v to qkv."""
+    """Concatenate tensors of equal shape along dim 0, for instance q, k, v to qkv."""
     if len({part.shape for part in parts}) != 1 or parts[0].ndim == 0:
         raise ValueError("needs tensors of one shape")
     return torch.cat(parts, dim=0)
 
 
 def split(whole: Tensor, count: int) -> list[Tensor]:
-    """`count` equal parts along dim 0; the inverse of `concat`."""
+    """Split a tensor into `count` equal parts along dim 0; the inverse of `concat`."""
     if whole.ndim == 0 or whole.shape[0] % count:
         raise ValueError(f"cannot be split into {count} equal parts")
     return [part.contiguous() for part in whole.chunk(count, dim=0)]
 
 
 def apply(names: tuple[str, ...], tensor: Tensor, *, key: str, inverse: bool = False) -> Tensor:
-    """All operations of a rule in their order, or their inverses in the opposite order.
+    """Apply the operations of a rule in order, or their inverses in reverse order.
+
+    >>> apply(("linear_to_conv",), torch.zeros(10, 4), key="fc.weight").shape
+    torch.Size([10, 4, 1, 1])
 
     Args:
-        names: of operations.
-        tensor: what they are applied to; not changed.
-        key: what to call it in the message.
-        inverse: whether to undo them.
+        names: names of the operations.
+        tensor: input, left unchanged.
+        key: name of the tensor in error messages.
+        inverse: apply the inverses.
 
     Raises:
-        WeightsError: an operation does not fit the tensor.
+        WeightsError: an operation does not fit the tensor's shape.
     """
     for name in reversed(names) if inverse else names:
         operation = OPERATIONS[name]

@@ -1,4 +1,4 @@
-"""Key patterns: full keys with named holes. `{i}` is a dotted segment or part of one, `{rest*}` one or more of them."""
+"""Key patterns: full keys with named holes. `{i}` matches one dotted segment or part of it, `{rest*}` one or more."""
 
 import dataclasses
 import functools
@@ -9,13 +9,13 @@ _HOLE = re.compile(r"\{([a-z][a-z0-9_]*)(\*?)\}")
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A parsed pattern, for instance `layer{i}.{j}.bn{k}.{leaf}`; it matches whole keys only.
+    """Parsed pattern, for instance `layer{i}.{j}.bn{k}.{leaf}`; it matches whole keys only.
 
     Attributes:
-        text: as written.
-        holes: names of the holes in their order, `*` included for those that may hold dots.
-        expression: what does the matching; users never see it.
-        start: what stands before the first hole: most keys that do not fit differ there.
+        text: pattern as written.
+        holes: names of the holes in order, with `*` for those that may contain dots.
+        expression: equivalent regular expression.
+        start: literal text before the first hole; comparing it first is faster than the expression.
     """
 
     text: str
@@ -24,32 +24,35 @@ class Pattern:
     start: str
 
     def match(self, key: str) -> dict[str, str] | None:
-        """What is in the holes if the pattern fits `key`, else None."""
+        """Return the text in each hole if the pattern matches `key`, else None."""
         if not key.startswith(self.start):
             return None
         found = self.expression.fullmatch(key)
         return found.groupdict() if found else None
 
     def fill(self, values: dict[str, str]) -> str:
-        """The key that has `values` in the holes."""
+        """Return the key with `values` in the holes."""
         return _HOLE.sub(lambda hole: values[hole[1]], self.text)
 
     def shape(self) -> str:
-        """The pattern without the names of its holes: patterns of one shape fit the same keys."""
+        """Return the pattern without the names of its holes; patterns of equal shape match the same keys."""
         return _HOLE.sub(lambda hole: "{" + hole[2] + "}", self.text)
 
     def summary(self) -> str:
-        """How a report names everything that fits: `fc.{rest*}` is 'fc.*'."""
+        """Return the pattern as shown in reports: 'fc.*' for `fc.{rest*}`."""
         return _HOLE.sub("*", self.text)
 
 
 @functools.cache
 def parse(text: str) -> Pattern:
-    """A pattern from its text.
+    """Parse a pattern.
+
+    >>> parse("layer{i}.{j}.bn{k}.{leaf}").match("layer1.0.bn2.bias")
+    {'i': '1', 'j': '0', 'k': '2', 'leaf': 'bias'}
 
     Raises:
-        ValueError: it is empty, has a brace that belongs to no hole, a hole twice, two holes with nothing between them,
-            or a `*` hole that is not whole segments or is not the only one.
+        ValueError: the text is empty, has a brace outside a hole, a hole twice, two adjacent holes, several `*` holes,
+            or a `*` hole that is not delimited by dots.
     """
     holes = list(_HOLE.finditer(text))
     names = [hole[1] for hole in holes]
@@ -65,7 +68,7 @@ def parse(text: str) -> Pattern:
     for hole in holes:
         before, after = text[: hole.start()], text[hole.end() :]
         if hole[2] and not ((before == "" or before[-1] == ".") and (after == "" or after[0] == ".")):
-            raise ValueError(f"'{text}': a hole with a * stands for whole segments, between dots")
+            raise ValueError(f"'{text}': a hole with a * stands for whole dotted segments")
     parts = [re.escape(part) for part in literal.split("\0")]
     expression = parts[0]
     for hole, part in zip(holes, parts[1:], strict=True):

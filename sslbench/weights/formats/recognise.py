@@ -1,4 +1,4 @@
-"""Whose key names a weights file has: exactly one table must explain every key."""
+"""Recognition of a weights file's format: exactly one table must account for every key."""
 
 import dataclasses
 import itertools
@@ -23,18 +23,18 @@ def unrecognised(
     *,
     where: str,
     tries: Sequence[tuple[Table, Split]],
-    quarrels: Sequence[str],
+    conflicts: Sequence[str],
     format: str | None,
 ) -> WeightsError:
-    """Says what the keys look like, which format comes closest and what it does not know.
+    """Return the error for a file of unknown format, with the closest format and a key that it lacks.
 
     Args:
-        file: that was read.
-        tensors: of the place in it that has the most.
-        where: that place.
-        tries: what each table makes of the file.
-        quarrels: what tables say against it.
-        format: that the user named.
+        file: the weights file.
+        tensors: tensors of the dict that holds the most.
+        where: dotted path of this dict.
+        tries: the file's tensors as split by each table.
+        conflicts: messages of tables with contradictory rules for this file.
+        format: format named by the user.
     """
     keys = list(tensors)
     if not keys:
@@ -51,7 +51,7 @@ def unrecognised(
     message += f": its {len(keys)} tensors" + (f" at '{where}'" if where else "")
     message += " are " + ", ".join(f"'{key}'" for key in keys[:3]) + (" ..." if len(keys) > 3 else "")
     hint = _prefix_hint(tensors) or _closest(tries)
-    hint += f"; {quarrels[0]}" if quarrels else ""
+    hint += f"; {conflicts[0]}" if conflicts else ""
     return WeightsError(
         message + hint,
         "Give --format NAME if you know it (sslbench list formats), or your own network: --backbone MODULE:FUNCTION.",
@@ -59,7 +59,7 @@ def unrecognised(
 
 
 def _prefix_hint(tensors: Mapping[str, Tensor]) -> str:
-    """Says which beginning of many keys hides names that are known."""
+    """Return a hint that many keys are known names behind an unknown prefix; '' if they are not."""
     keys = list(tensors)
     beginnings = {".".join(key.split(".")[:n]) + "." for key in keys for n in range(1, min(key.count("."), 4) + 1)}
     tables = [t for name in names.list_names("format") for t in load_networks(name) if not t.file.fallback]
@@ -94,7 +94,11 @@ def _closest(tries: Sequence[tuple[Table, Split]]) -> str:
 
 
 def common_prefix(keys: Iterable[str]) -> str:
-    """The whole dotted segments that all keys start with, with the dot at the end; '' if there are none."""
+    """Return the longest prefix of whole dotted segments that all keys share, with its final dot; '' if none.
+
+    >>> common_prefix(["module.conv1.weight", "module.conv2.weight"])
+    'module.'
+    """
     shared: list[str] | None = None
     for key in keys:
         segments = key.split(".")[:-1]
@@ -103,37 +107,37 @@ def common_prefix(keys: Iterable[str]) -> str:
     return "".join(f"{segment}." for segment in shared or [])
 
 
-# Buffers that torch < 0.4.1 did not write, and that other tools drop: the only tensors that may be missing.
 OPTIONAL_LEAF = "num_batches_tracked"
+"""Last segment of BatchNorm counters, the only tensors that may be missing: torch < 0.4.1 and other tools omit them."""
 
 MAX_TENSORS = 10_000
-"""More are refused: every format would be tried on each of them, for minutes. A ViT-G with its heads has 1,000."""
+"""Largest number of tensors in a file: matching more against every format takes minutes. A ViT-G has about 1,000."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Recognised:
-    """The backbone in a weights file, under canonical names.
+    """Backbone recognised in a weights file, under canonical names.
 
     Attributes:
-        format: name of the table that explains the file.
+        format: name of the format.
         canonical: canonical name -> tensor.
-        heads: tensors of heads, by the names they have behind the format's prefix.
-        dropped: keys of the file that belong to no backbone (momentum copies, queues).
-        ignored: what heads and dropped keys are, as a report names it: ('fc.*', 'module.queue').
-        backbone: the architecture, where the file names it (sslbench's own do).
+        heads: name without the format's prefix -> tensor of the heads.
+        dropped: keys of tensors outside the backbone (momentum copies, queues).
+        ignored: summaries of head and dropped keys for reports: ('fc.*', 'module.queue').
+        backbone: name of the architecture if the file holds it (sslbench's own files).
         where: dotted path of the state dict in the file; '' is the file itself.
-        prefix: how the keys of the backbone begin in the file.
-        network: which of several copies of the backbone was taken ('query', 'teacher'); '' where there is only one.
-        other_networks: those that the file holds besides.
-        note: what the table says that users of the weights should know.
-        variant: of the format, that was named or shows in the file ('colorization', 'msra'); '' where there is none.
-        choices: variants between which the file does not tell, and their titles: the user must choose; empty where
-            there is no doubt.
-        input: images that the network was trained on; None where the table does not say.
-        strides: of a ResNet; None where the table does not say.
-        changes: what was done to `canonical` since, in words: a stem mapped to other channels, for instance.
+        prefix: prefix of the backbone's keys in the file.
+        network: selected copy of the backbone ('query', 'teacher'); '' if the format has one copy.
+        other_networks: other copies in the file.
+        note: note of the table for users of the weights.
+        variant: variant of the format, named by the user or detected ('colorization', 'msra'); '' if none.
+        choices: variant -> title of the variants that the file cannot tell apart, so that the user must choose; else
+            empty.
+        input: images that the network was trained on; None if the table does not define them.
+        strides: strides of a ResNet; None if the table does not define them.
+        changes: descriptions of later changes to `canonical`, for instance a stem mapped to other channels.
     """
 
     format: str
@@ -155,7 +159,7 @@ class Recognised:
 
     @property
     def network_text(self) -> str:
-        """The network as a report names it: 'query, not key (--format moco:key)'; '' when there was no choice."""
+        """Description of the network for reports: 'query, not key (--format moco:key)'; '' if there is only one."""
         if not self.other_networks:
             return "" if self.network == "plain" else self.network
         others = " or ".join(self.other_networks)
@@ -163,8 +167,8 @@ class Recognised:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reading:
-    """A table that explains every key of one place in the file."""
+class _Match:
+    """Table that accounts for every key of one dict in the file."""
 
     table: Table
     where: str
@@ -172,17 +176,17 @@ class _Reading:
 
 
 def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str | None = None) -> Recognised:
-    """The format of a file and its backbone's tensors under canonical names.
+    """Return the backbone in a file under canonical names, and its format.
 
-    Tables that come to the same tensors are not in conflict. Heads that the backbone itself has stay with it.
+    Several tables may match if they give the same tensors. Heads that belong to the backbone itself stay in it.
 
     Args:
-        file: what `files.read` returned.
-        expected: the backbone's own state dict, name -> shape, where it is known; decides between tables.
-        format: a name from model_converters/ (or a .yaml of the user's) that must fit; None: look at all of them.
+        file: result of `files.read`.
+        expected: name -> shape of the backbone's own state dict, if known; decides between tables.
+        format: required format: a name from model_converters/ or the path of a .yaml file; None tries all of them.
 
     Raises:
-        WeightsError: no table explains every key, or several do differently.
+        WeightsError: no table accounts for every key, or several do with different results.
         UsageError: there is no such format.
     """
     tables = [table for name in ([format] if format else names.list_names("format")) for table in load_networks(name)]
@@ -190,29 +194,29 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
         if (n := len(tensors_at(file.content, where))) > MAX_TENSORS:
             raise WeightsError(f"{file.path}: {n:,} tensors in one dict, more than any network has ({MAX_TENSORS:,})")
     marked = [table for table in tables if _has_marker(table, file)]
-    quarrels: list[str] = []
-    claims: list[_Reading] = []
+    conflicts: list[str] = []
+    matches: list[_Match] = []
     for table in marked or tables:
-        reading = _read(table, file, expected, quarrels, named=format is not None)
-        if reading is not None and all(reading.table.name != other.table.name for other in claims):
-            claims.append(reading)
-    if not claims:
+        match = _match(table, file, expected, conflicts, named=format is not None)
+        if match is not None and all(match.table.name != other.table.name for other in matches):
+            matches.append(match)
+    if not matches:
         usable = [table for table in marked or tables if _is_usable(table, file, expected)]
         tries = [(table, split) for table in usable if (split := _best_try(table, file)) is not None]
         where, _ = likely_place(file.content, "", set())
         raise unrecognised(
-            file, tensors_at(file.content, where), where=where, tries=tries, quarrels=quarrels, format=format
+            file, tensors_at(file.content, where), where=where, tries=tries, conflicts=conflicts, format=format
         )
     if expected is not None:
-        most = max(_coverage(reading, expected) for reading in claims)
-        claims = [reading for reading in claims if _coverage(reading, expected) == most]
-    claims = [reading for reading in claims if not reading.table.file.fallback] or claims
-    claims = [reading for reading in claims if _is_preferred(reading.table)] or claims
-    claims.sort(key=lambda reading: (reading.table.is_general, reading.table.name))
-    for other in claims[1:]:
-        if not _same(claims[0].split.canonical, other.split.canonical):
-            raise _ambiguous(file, claims[0], other)
-    return _result(claims[0], file)
+        most = max(_coverage(match, expected) for match in matches)
+        matches = [match for match in matches if _coverage(match, expected) == most]
+    matches = [match for match in matches if not match.table.file.fallback] or matches
+    matches = [match for match in matches if _is_preferred(match.table)] or matches
+    matches.sort(key=lambda match: (match.table.is_general, match.table.name))
+    for other in matches[1:]:
+        if not _same(matches[0].split.canonical, other.split.canonical):
+            raise _ambiguous(file, matches[0], other)
+    return _result(matches[0], file)
 
 
 def _is_preferred(table: Table) -> bool:
@@ -232,13 +236,13 @@ def _has_marker(table: Table, file: WeightsFile) -> bool:
     return True
 
 
-def _read(
-    table: Table, file: WeightsFile, expected: Shapes | None, quarrels: list[str], *, named: bool
-) -> _Reading | None:
-    """The first place in the file that the table explains wholly, or None.
+def _match(
+    table: Table, file: WeightsFile, expected: Shapes | None, conflicts: list[str], *, named: bool
+) -> _Match | None:
+    """Return the match at the first dict whose every key the table accounts for; None if there is none.
 
-    A table whose rules quarrel over this file does not explain it; what they quarrel about is added to `quarrels`. One
-    that the user named need not show by its `detect` entry, which only chooses between tables.
+    A table whose rules contradict each other on this file does not match; the contradiction is added to `conflicts`. A
+    table named by the user need not satisfy its `detect` entry, which only decides between tables.
     """
     if not _is_usable(table, file, expected):
         return None
@@ -249,13 +253,13 @@ def _read(
         try:
             split = _keep_backbone_heads(_with_heads(table, table.split(tensors), file), expected)
         except WeightsError as error:
-            quarrels.append(error.message)
+            conflicts.append(error.message)
             continue
-        claims = bool(split.canonical) and not split.unknown
+        complete = bool(split.canonical) and not split.unknown
         if table.file.needs_backbone and expected is not None:
-            claims = claims and 2 * sum(name in split.canonical for name in expected) > len(expected)
-        if claims:
-            return _Reading(table, where, split)
+            complete = complete and 2 * sum(name in split.canonical for name in expected) > len(expected)
+        if complete:
+            return _Match(table, where, split)
     return None
 
 
@@ -266,7 +270,7 @@ def _is_usable(table: Table, file: WeightsFile, expected: Shapes | None) -> bool
 
 
 def _best_try(table: Table, file: WeightsFile) -> Split | None:
-    """What the table makes of the place that it explains best, for the message that nothing fits."""
+    """Return the split of the dict in which the table accounts for most keys; None if its rules contradict."""
     best: Split | None = None
     for where in table.file.state_dict:
         try:
@@ -279,7 +283,7 @@ def _best_try(table: Table, file: WeightsFile) -> Split | None:
 
 
 def tensors_at(content: Mapping[str, Any], where: str) -> dict[str, Tensor]:
-    """The tensors that lie directly in the dict at a dotted path ('' is the whole); empty when there are none."""
+    """Return the tensors directly in the dict at a dotted path ('' is the whole content); empty if there are none."""
     level: Any = content
     for step in where.split(".") if where else []:
         level = level.get(step) if isinstance(level, Mapping) else None
@@ -304,8 +308,8 @@ def _keep_backbone_heads(split: Split, expected: Shapes | None) -> Split:
     return dataclasses.replace(split, canonical={**split.canonical, **kept}, heads=left, heads_met=met)
 
 
-def _coverage(reading: _Reading, expected: Shapes) -> int:
-    canonical = reading.split.canonical
+def _coverage(match: _Match, expected: Shapes) -> int:
+    canonical = match.split.canonical
     return sum(name in canonical and tuple(canonical[name].shape) == shape for name, shape in expected.items())
 
 
@@ -313,9 +317,9 @@ def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
 
 
-def _result(reading: _Reading, file: WeightsFile) -> Recognised:
-    split = reading.split
-    table, choices = _variant(reading.table, split.canonical, file)
+def _result(match: _Match, file: WeightsFile) -> Recognised:
+    split = match.split
+    table, choices = _variant(match.table, split.canonical, file)
     backbone = file.content.get("backbone") if table.file.marker else None
     return Recognised(
         format=table.name,
@@ -324,10 +328,10 @@ def _result(reading: _Reading, file: WeightsFile) -> Recognised:
         dropped=split.dropped,
         ignored=(*split.heads_met, *split.drops_met),
         backbone=backbone if isinstance(backbone, str) else None,
-        where=reading.where,
+        where=match.where,
         prefix=split.prefix,
         network=table.network,
-        other_networks=_other_networks(reading.table, file),
+        other_networks=_other_networks(match.table, file),
         note=table.file.note,
         variant=table.variant,
         choices=choices,
@@ -337,7 +341,7 @@ def _result(reading: _Reading, file: WeightsFile) -> Recognised:
 
 
 def _variant(table: Table, canonical: Mapping[str, Tensor], file: WeightsFile) -> tuple[Table, dict[str, str]]:
-    """Return the table for the variant that shows in the file, and the variants to choose from where none does."""
+    """Return the table of the variant detected in the file, and the variants to choose from if none is."""
     if table.variant or not table.file.variants:
         return table, {}
     channels = next((int(t.shape[1]) for name, t in canonical.items() if name in _STEMS and t.ndim == 4), 0)
@@ -355,14 +359,14 @@ _STEMS = ("conv1.weight", "features.0.weight", "patch_embed.proj.weight")
 
 
 def refuse_undecided(found: Recognised, what: str) -> None:
-    """Refuse a file that may hold networks of several kinds, which its tensors do not tell apart.
+    """Refuse a file whose variant is ambiguous.
 
     Args:
-        found: in the file.
-        what: the file, for the message.
+        found: backbone recognised in the file.
+        what: name of the file in the message.
 
     Raises:
-        WeightsError: the user has to choose; the message says between what.
+        WeightsError: the user has to choose a variant; the message lists them.
     """
     if not found.choices:
         return
@@ -375,7 +379,7 @@ def refuse_undecided(found: Recognised, what: str) -> None:
 
 
 def _other_networks(table: Table, file: WeightsFile) -> tuple[str, ...]:
-    """Those that have keys in the file, each at its places and behind its prefixes."""
+    """Return the format's networks, besides the selected one, that have keys in the file."""
     found = []
     for name in table.file.networks:
         other = schema.take(table.file, name)
@@ -386,8 +390,8 @@ def _other_networks(table: Table, file: WeightsFile) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _ambiguous(file: WeightsFile, first: _Reading, second: _Reading) -> WeightsError:
-    ways = " or ".join(f"{r.table.name} (at {r.where or 'the top of the file'})" for r in (first, second))
+def _ambiguous(file: WeightsFile, first: _Match, second: _Match) -> WeightsError:
+    ways = " or ".join(f"{m.table.name} (at {m.where or 'the top of the file'})" for m in (first, second))
     return WeightsError(
         f"{file.path} can be read in two ways that differ: {ways}",
         f"Say which: --format {first.table.name}, for instance.",
@@ -395,7 +399,7 @@ def _ambiguous(file: WeightsFile, first: _Reading, second: _Reading) -> WeightsE
 
 
 def likely_place(content: Mapping[str, Any], where: str, seen: set[int]) -> tuple[str, list[str]]:
-    """The dict in the file that has the most tensors: its dotted path and keys."""
+    """Return the dotted path and the keys of the dict in the file that holds the most tensors."""
     seen.add(id(content))
     best = (where, list(tensors_at(content, "")))
     for key, value in content.items():

@@ -1,4 +1,4 @@
-"""The schema of a rename table's YAML, and the checks that need no weights: above all, that rules can be undone."""
+"""Schema of a rename table's YAML, and its checks that need no weights: above all, that rules are invertible."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from sslbench.weights.formats.patterns import Pattern
 
 @dataclasses.dataclass(frozen=True)
 class Detect:
-    """One way in which a format shows itself: all of `present` fit some full key, and none of `absent` does."""
+    """Detection rule: every pattern of `present` matches some full key, and none of `absent` does."""
 
     present: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
@@ -21,11 +21,11 @@ class Detect:
 
 @dataclasses.dataclass(frozen=True)
 class Write:
-    """What stands beside the state dict in a file that is written; the state dict lies at the first `state_dict` place.
+    """Entries beside the state dict in a written file; the state dict is stored at the first `state_dict` place.
 
     Attributes:
-        torch: entries at the top of a file of torch.save.
-        pickle: entries at the top of a .pkl of numpy arrays; None: the format has no such files.
+        torch: top-level entries of a torch.save file.
+        pickle: top-level entries of a .pkl of numpy arrays; None if the format has no such files.
     """
 
     torch: dict[str, str | bool] = dataclasses.field(default_factory=dict)
@@ -34,12 +34,12 @@ class Write:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """One of several copies of the backbone in a file; what is not said here, the table says for all of them.
+    """One of several copies of the backbone in a file; empty entries default to the table's.
 
     Attributes:
-        state_dict: where its tensors may lie.
-        prefix: how its keys begin.
-        preferred: taken before the others when a file holds several, although files are written as the first one.
+        state_dict: dotted paths of its tensors.
+        prefix: prefixes of its keys.
+        preferred: selected before the others if a file holds several, although the first network is the one written.
     """
 
     state_dict: tuple[str, ...] = ()
@@ -49,16 +49,16 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """Images that the networks of a format were trained on; what is not said here is the backbone's own.
+    """Images that the networks of a format were trained on; empty entries default to the backbone's own.
 
     Attributes:
-        space: 'RGB'; 'BGR': the file's first convolution takes blue first, and a rule turns it round on loading;
-            'lightness': one channel, L of CIE Lab less 50; 'any': all kinds of networks have the format.
-        mean: of the values 0 to 1, in the order red, green, blue.
-        std: the same.
-        resize: the shorter side in the authors' evaluation transform, for a crop of 224; other sizes in proportion.
-        interpolation: of that resize.
-        note: what users must know where the file does not tell its input space.
+        space: 'RGB'; 'BGR': the file's first convolution expects blue first, and a rule flips it on loading;
+            'lightness': one channel, L of CIE Lab minus 50; 'any': networks of all kinds use the format.
+        mean: mean of the pixel values in [0, 1], in the order red, green, blue.
+        std: standard deviation, likewise.
+        resize: shorter side in the authors' evaluation transform for a crop of 224 pixels; scaled for other sizes.
+        interpolation: interpolation of this resize.
+        note: note for users if the file does not determine its input space.
     """
 
     space: Literal["RGB", "BGR", "lightness", "any"]
@@ -71,10 +71,10 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Strides:
-    """Places of the strides in the ResNets of a format.
+    """Strides of the ResNets of a format.
 
     Attributes:
-        bottleneck: the convolution of a block with stride 2: '3x3' as in torchvision, '1x1' as in MSRA's own ResNets.
+        bottleneck: convolution of a bottleneck block that has stride 2: '3x3' in torchvision, '1x1' in MSRA's ResNets.
         last: stride of the last stage.
     """
 
@@ -84,19 +84,19 @@ class Strides:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """Networks with the same key names that take other images or have other strides.
+    """Networks with the same key names but other input images or strides.
 
-    A variant shows by the channels of the first convolution or by entries at the top of the file; one that has neither
-    can only be named: 'FORMAT:VARIANT'. Where a table has such variants and none shows, the user must choose.
+    A variant is detected by the channels of the first convolution or by top-level entries of the file; one without
+    either must be named by the user: 'FORMAT:VARIANT'.
 
     Attributes:
-        title: what a person calls these networks.
-        channels: of the images, where the variant shows by them; 0: it does not.
-        marker: entries at the top of the file by which it shows.
-        input: in place of the table's.
-        strides: in place of the table's.
-        rules: take the place of the table's rules with the same canonical keys.
-        note: what whoever uses the weights should know.
+        title: display name.
+        channels: input channels that identify the variant; 0 if they do not.
+        marker: top-level entries that identify the variant.
+        input: replaces the table's `input`.
+        strides: replaces the table's `strides`.
+        rules: replace the table's rules with the same canonical keys.
+        note: note for users of the weights.
     """
 
     title: str
@@ -109,35 +109,36 @@ class Variant:
 
     @property
     def shows(self) -> bool:
-        """Whether a file tells that it is of this variant."""
+        """Detectability of the variant from a file alone."""
         return bool(self.channels or self.marker)
 
 
 @dataclasses.dataclass(frozen=True)
 class TableFile:
-    """What a table's YAML may hold; model_converters/README.md explains each entry.
+    """Content of a table's YAML; model_converters/README.md explains each entry.
 
     Attributes:
-        title: what a person calls the format.
-        source: address where the format is defined.
-        note: what whoever uses the weights should know; every report of loading says it.
-        rules: [foreign, canonical] or [foreign, canonical, operations]; a list of keys on one side is concatenated.
-        state_dict: where the tensors may lie: dotted paths, '' is the file itself; the first place that fits counts.
-        heads_at: dotted paths to dicts that hold nothing but heads.
-        marker: entries at the top of the file which, when equal, settle that it has this format.
-        detect: one of these must hold; none given: it is enough that every key fits.
-        prefix: how all keys of the backbone begin, one for the whole file; rules and heads are written without it. The
-            first is the one that is written.
-        networks: copies of the backbone that files of this format hold (query and key encoder, teacher and student), by
-            name. The first that a file holds is taken, and the others are left out; 'FORMAT:NETWORK' asks for another.
-        heads: patterns of keys that are heads: left out of the backbone and kept on request.
-        drop: patterns of full keys (with any prefix) that belong to no backbone: queues, momentum copies.
-        fallback: looked at only when no other table fits.
-        needs_backbone: usable only when the backbone's own names are known and most of them are in the file.
-        write: what else files of this format hold when they are written.
+        title: display name of the format.
+        source: address of the format's definition.
+        note: note for users of the weights, shown in every load report.
+        rules: [foreign, canonical] or [foreign, canonical, operations]; several keys on one side are concatenated.
+        state_dict: dotted paths of the state dict, '' is the file itself; the first one that matches is used.
+        heads_at: dotted paths to dicts that hold heads only.
+        marker: top-level entries that identify the format.
+        detect: alternatives, one of which must hold; if empty, it is enough that every key matches.
+        prefix: alternative prefixes of the backbone's keys, one per file; rules and heads are written without it. The
+            first one is used for writing.
+        networks: copies of the backbone (query and key encoder, teacher and student), by name. The first one in a file
+            is used; 'FORMAT:NETWORK' selects another.
+        heads: patterns of head keys, which are left out of the backbone and kept on request.
+        drop: patterns of full keys (with any prefix) outside the backbone: queues, momentum copies.
+        fallback: tried only if no other table matches.
+        needs_backbone: usable only if the backbone's own names are known and most of them are in the file.
+        write: entries beside the state dict in written files.
         input: images that the networks were trained on.
-        strides: of ResNets.
-        variants: networks that share the key names and take other images or have other strides, by name.
+        strides: strides of ResNets.
+        variants: networks with the same key names but other input images or strides, by name.
+        class_position: the class token of models with register tokens has a position embedding; timm's have none.
     """
 
     title: str
@@ -158,16 +159,17 @@ class TableFile:
     input: Input | None = None
     strides: Strides | None = None
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)
+    class_position: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One parsed rule: foreign and canonical keys have the same holes; one side has one key.
+    """Parsed rule: foreign and canonical keys have the same holes; at least one side has a single key.
 
     Attributes:
-        foreign: one key, or several that are concatenated along dim 0 to the canonical one.
-        canonical: one key, or several into which the foreign one is split.
-        operations: applied in this order on the way to the canonical name (after concatenating, before splitting).
+        foreign: one key, or several whose tensors are concatenated along dim 0.
+        canonical: one key, or several into which the foreign tensor is split.
+        operations: operations in the order from foreign to canonical (after concatenation, before splitting).
     """
 
     foreign: tuple[Pattern, ...]
@@ -180,10 +182,10 @@ class Rule:
 
 
 def parse(values: Mapping[str, Any], *, where: str) -> tuple[TableFile, tuple[Rule, ...]]:
-    """A table from the mapping in its YAML, and its rules.
+    """Parse and check a table's YAML; return it with its parsed rules.
 
     Raises:
-        UsageError: an unknown or missing key, a pattern or rule that makes no sense, a rule that cannot be undone.
+        UsageError: an unknown or missing key, an invalid pattern or rule, a rule that is not invertible.
     """
     file = build(TableFile, values, where)
     if not file.state_dict or not file.prefix or not file.rules:
@@ -196,12 +198,12 @@ def parse(values: Mapping[str, Any], *, where: str) -> tuple[TableFile, tuple[Ru
             raise UsageError(f"{where}: variant '{name}' shows in the file, so it cannot have rules of its own")
     for text in (*file.heads, *file.drop, *(t for way in file.detect for t in (*way.present, *way.absent))):
         _parse_pattern(text, where)
-    _refuse_twins(rules, where)
+    _refuse_duplicate_keys(rules, where)
     return file, rules
 
 
 def take(file: TableFile, network: str) -> TableFile:
-    """The table for one of its networks: the prefixes of the others are dropped."""
+    """Return the table restricted to one of its networks; keys with another network's prefix are dropped."""
     chosen = file.networks[network]
     prefixes = chosen.prefix or file.prefix
     others = [prefix for other in file.networks.values() for prefix in other.prefix if prefix not in prefixes]
@@ -220,7 +222,7 @@ def take_variant(
     """Return the table of one of its variants, and its rules.
 
     Raises:
-        UsageError: a rule of the variant makes no sense.
+        UsageError: a rule of the variant is invalid.
     """
     chosen = file.variants[name]
     own = tuple(_parse_rule(parts, f"{where}: variant {name}") for parts in chosen.rules)
@@ -235,8 +237,8 @@ def take_variant(
     return changed, (*kept, *own)
 
 
-def _refuse_twins(rules: tuple[Rule, ...], where: str) -> None:
-    """Two rules with the same key on one side: each key that fits one fits the other."""
+def _refuse_duplicate_keys(rules: tuple[Rule, ...], where: str) -> None:
+    """Raise UsageError if two rules have the same key on one side."""
     for side in ("foreign", "canonical"):
         seen: dict[str, Rule] = {}
         for rule in rules:
@@ -256,7 +258,7 @@ def _parse_rule(parts: tuple[tuple[str, ...], ...], where: str) -> Rule:
         raise UsageError(f"{where}: {rule} should have one key on at least one side")
     for pattern in (*foreign, *canonical):
         if sorted(pattern.holes) != sorted(foreign[0].holes):
-            raise UsageError(f"{where}: {rule} cannot be undone: both sides must have the same holes")
+            raise UsageError(f"{where}: {rule} is not invertible: both sides must have the same holes")
     for operation in rule.operations:
         if operation not in operations.OPERATIONS:
             raise UsageError(

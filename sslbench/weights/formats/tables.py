@@ -1,7 +1,7 @@
-"""Rename tables: one YAML per weight format in model_converters/, read both ways.
+"""Rename tables: one YAML per weight format in model_converters/, applied in both directions.
 
-A rule is a pair of full keys with named holes. There is no order and no priority among rules: a key that fits two of
-them is an error of the table, and so is a rule that cannot be undone.
+A rule is a pair of full keys with named holes. Rules have no order and no priority: a key that matches two of them is
+an error of the table, and so is a rule that is not invertible.
 """
 
 import dataclasses
@@ -22,16 +22,16 @@ from sslbench.weights.formats.schema import Detect, Rule, TableFile
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A file's tensors after a table has gone over them.
+    """A file's tensors, sorted by a table.
 
     Attributes:
-        canonical: canonical name -> tensor.
-        heads: name without prefix -> tensor.
+        canonical: canonical name -> tensor of the backbone.
+        heads: name without prefix -> tensor of the heads.
         dropped: full keys that the table drops.
-        heads_met: the patterns of heads that were met, as a report names them: 'fc.*'.
-        drops_met: the same of dropped keys.
-        unknown: full keys that fit nothing.
-        prefix: which prefix the backbone's keys have.
+        heads_met: summaries of the head patterns that matched: 'fc.*'.
+        drops_met: summaries of the drop patterns that matched.
+        unknown: full keys that match nothing.
+        prefix: prefix of the backbone's keys.
     """
 
     canonical: dict[str, Tensor]
@@ -45,14 +45,14 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A rename table, checked: every rule can be undone.
+    """Rename table of one format, checked: every rule is invertible.
 
     Attributes:
-        name: of the format: the file's name without .yaml.
-        file: what the YAML says.
-        rules: parsed.
-        network: which of several copies of the backbone it takes; '' for formats that have one.
-        variant: of the table, that was named or shows; '' where there is none.
+        name: name of the format: the file name without .yaml.
+        file: content of the YAML.
+        rules: parsed rules.
+        network: selected copy of the backbone; '' if the format has one copy.
+        variant: variant named by the user or detected; '' if none.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Table:
 
     @property
     def is_general(self) -> bool:
-        """Whether a rule takes keys as they come; of two tables that agree, the other one names the format."""
+        """Presence of a rule with a `*` hole; if two tables agree, the more specific one names the format."""
         return any(hole.endswith("*") for rule in self.rules for key in rule.foreign for hole in key.holes)
 
     def to_canonical(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-        """Canonical name -> tensor, and the keys that the table drops (heads among them).
+        """Return canonical name -> tensor, and the keys that the table drops, heads included.
 
         Raises:
-            WeightsError: a key fits no rule, or two; two keys have one target.
+            WeightsError: a key matches no rule, or two; two keys have the same target.
         """
         found = self.split(tensors)
         if found.unknown:
@@ -79,54 +79,55 @@ class Table:
         return found.canonical, (*found.dropped, *(found.prefix + key for key in found.heads))
 
     def split(self, tensors: Mapping[str, Tensor]) -> Split:
-        """Sort every key into backbone, heads, dropped and unknown; drops are looked at first, then heads, then rules.
+        """Sort every key into backbone, heads, dropped and unknown; drops are matched first, then heads, then rules.
 
         Raises:
-            WeightsError: a key fits two rules; two keys have one target; a rule cannot be undone for a key.
+            WeightsError: a key matches two rules; two keys have the same target; a rule is not invertible for a key.
         """
         drops, heads_patterns = _parse_all(self.file.drop), _parse_all(self.file.heads)
         prefix = self._prefix(tensors, drops)
         heads: dict[str, Tensor] = {}
         dropped: list[str] = []
         unknown: list[str] = []
-        met: tuple[dict[str, None], dict[str, None]] = ({}, {})  # heads, drops; dicts keep the order
-        jobs: dict[tuple[int, str], _Job] = {}
+        heads_met: dict[str, None] = {}  # dicts keep the order
+        drops_met: dict[str, None] = {}
+        renames: dict[tuple[int, str], _Rename] = {}
         for key, tensor in tensors.items():
-            if fits := _first_fit(drops, key):
+            if pattern := _first_match(drops, key):
                 dropped.append(key)
-                met[1][fits.summary()] = None
+                drops_met[pattern.summary()] = None
                 continue
             short = key.removeprefix(prefix) if key.startswith(prefix) else None
-            if short and (fits := _first_fit(heads_patterns, short)):
+            if short and (pattern := _first_match(heads_patterns, short)):
                 heads[short] = tensor
-                met[0][fits.summary()] = None
-            elif not short or not self._take(short, tensor, jobs, inverse=False):
+                heads_met[pattern.summary()] = None
+            elif not short or not self._add(short, tensor, renames, inverse=False):
                 unknown.append(key)
-        canonical, halves = self._finish(jobs, inverse=False)
-        unknown += [prefix + key for key in halves]
-        return Split(canonical, heads, tuple(dropped), tuple(met[0]), tuple(met[1]), tuple(unknown), prefix)
+        canonical, incomplete = self._apply(renames, inverse=False)
+        unknown += [prefix + key for key in incomplete]
+        return Split(canonical, heads, tuple(dropped), tuple(heads_met), tuple(drops_met), tuple(unknown), prefix)
 
     def from_canonical(self, tensors: Mapping[str, Tensor], *, prefix: str | None = None) -> dict[str, Tensor]:
-        """The format's own keys -> tensors; the exact inverse of `to_canonical`, heads included.
+        """Return the format's own key -> tensor; the exact inverse of `to_canonical`, heads included.
 
         Args:
-            tensors: canonical names, and heads as `split` names them.
-            prefix: one of the table's prefixes; the first when left out.
+            tensors: canonical name -> tensor, and heads under the names in `Split.heads`.
+            prefix: one of the table's prefixes; default: the first.
 
         Raises:
-            WeightsError: the format has no name for a tensor, or two; two tensors have one name.
+            WeightsError: the format has no key for a tensor, or two; two tensors have the same key.
         """
         prefix = self.file.prefix[0] if prefix is None else prefix
         heads_patterns = _parse_all(self.file.heads)
-        jobs: dict[tuple[int, str], _Job] = {}
+        renames: dict[tuple[int, str], _Rename] = {}
         heads, unknown = {}, []
         for key, tensor in tensors.items():
-            if _first_fit(heads_patterns, key):
+            if _first_match(heads_patterns, key):
                 heads[key] = tensor
-            elif not self._take(key, tensor, jobs, inverse=True):
+            elif not self._add(key, tensor, renames, inverse=True):
                 unknown.append(key)
-        foreign, halves = self._finish(jobs, inverse=True)
-        unknown += halves
+        foreign, incomplete = self._apply(renames, inverse=True)
+        unknown += incomplete
         if unknown:
             listed = ", ".join(f"'{key}'" for key in unknown[:3])
             raise WeightsError(f"format {self.name} has no name for {len(unknown)} tensors: {listed}")
@@ -135,68 +136,76 @@ class Table:
         return {prefix + key: tensor for key, tensor in {**foreign, **heads}.items()}
 
     def detected(self, keys: Mapping[str, Any]) -> bool:
-        """Whether the keys show the format as `detect` says."""
+        """Return True if the keys satisfy the table's `detect` entry."""
         return not self.file.detect or any(_detect_holds(way, keys) for way in self.file.detect)
 
     def _prefix(self, tensors: Mapping[str, Tensor], drops: tuple[Pattern, ...]) -> str:
-        """The prefix that most keys have; of several that do, the longest."""
-        keys = [key for key in tensors if not _first_fit(drops, key)]
+        """Return the prefix of the majority of keys; the longest if several qualify."""
+        keys = [key for key in tensors if not _first_match(drops, key)]
         counts = {prefix: sum(key.startswith(prefix) for key in keys) for prefix in self.file.prefix}
         most = max(counts.values())
         enough = [prefix for prefix in self.file.prefix if prefix and counts[prefix] * 2 > len(keys)]
         return max(enough or [p for p in counts if counts[p] == most], key=len)
 
-    def _take(self, key: str, tensor: Tensor, jobs: "dict[tuple[int, str], _Job]", *, inverse: bool) -> bool:
-        """Put the tensor where its one rule wants it; False when no rule fits."""
-        fits = [
+    def _add(self, key: str, tensor: Tensor, renames: "dict[tuple[int, str], _Rename]", *, inverse: bool) -> bool:
+        """Add the tensor to the rename of the one rule that matches its key; return False if no rule does."""
+        matches = [
             (number, part, values)
             for number, rule in enumerate(self.rules)
             for part, pattern in enumerate(rule.canonical if inverse else rule.foreign)
             if (values := pattern.match(key)) is not None
         ]
-        if len(fits) > 1:
-            both = " and ".join(str(self.rules[number]) for number, _, _ in fits[:2])
-            raise WeightsError(f"format {self.name}: '{key}' fits two rules: {both}", "The table must be mended.")
-        if not fits:
+        if len(matches) > 1:
+            both = " and ".join(str(self.rules[number]) for number, _, _ in matches[:2])
+            raise WeightsError(f"format {self.name}: '{key}' fits two rules: {both}", "Correct the table.")
+        if not matches:
             return False
-        number, part, values = fits[0]
-        job = jobs.setdefault((number, repr(sorted(values.items()))), _Job(self.rules[number], values, {}))
-        job.parts[part] = (key, tensor)
+        number, part, values = matches[0]
+        rename = renames.setdefault((number, repr(sorted(values.items()))), _Rename(self.rules[number], values, {}))
+        rename.parts[part] = (key, tensor)
         return True
 
-    def _finish(self, jobs: "dict[tuple[int, str], _Job]", *, inverse: bool) -> tuple[dict[str, Tensor], list[str]]:
-        """Renamed tensors, and the keys whose counterparts (of a concatenation) are not there."""
+    def _apply(
+        self, renames: "dict[tuple[int, str], _Rename]", *, inverse: bool
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """Return the renamed tensors, and the keys of incomplete concatenations."""
         renamed: dict[str, Tensor] = {}
         origin: dict[str, str] = {}
-        halves: list[str] = []
-        for job in jobs.values():
-            sources = job.rule.canonical if inverse else job.rule.foreign
-            if len(job.parts) < len(sources):
-                halves += [key for key, _ in job.parts.values()]
+        incomplete: list[str] = []
+        for rename in renames.values():
+            sources = rename.rule.canonical if inverse else rename.rule.foreign
+            if len(rename.parts) < len(sources):
+                incomplete += [key for key, _ in rename.parts.values()]
                 continue
-            first = job.parts[0][0]
-            for name, tensor in job.run(inverse=inverse):
+            first = rename.parts[0][0]
+            for name, tensor in rename.apply(inverse=inverse):
                 if name in renamed:
                     raise WeightsError(f"format {self.name}: '{origin[name]}' and '{first}' both become '{name}'")
                 renamed[name], origin[name] = tensor, first
-        return renamed, halves
+        return renamed, incomplete
 
 
 @dataclasses.dataclass(frozen=True)
-class _Job:
-    """The tensors that one rule turns into others: `parts` is position among the rule's keys -> (key, tensor)."""
+class _Rename:
+    """One rule applied to one set of keys.
+
+    Attributes:
+        rule: the rule.
+        values: text in its holes.
+        parts: position among the rule's keys -> (key, tensor).
+    """
 
     rule: Rule
     values: dict[str, str]
     parts: dict[int, tuple[str, Tensor]]
 
-    def run(self, *, inverse: bool) -> list[tuple[str, Tensor]]:
+    def apply(self, *, inverse: bool) -> list[tuple[str, Tensor]]:
         targets = self.rule.foreign if inverse else self.rule.canonical
         key = self.parts[0][0]
         tensors = [self.parts[position][1] for position in sorted(self.parts)]
         for target in targets:
             if target.match(target.fill(self.values)) != self.values:
-                raise WeightsError(f"the rule {self.rule} cannot be undone for '{key}': its holes are ambiguous")
+                raise WeightsError(f"the rule {self.rule} is not invertible for '{key}': its holes are ambiguous")
         try:
             whole = operations.concat(tensors) if len(tensors) > 1 else tensors[0]
             if len(targets) == 1:
@@ -210,9 +219,14 @@ class _Job:
 
 
 def load_table(name: str) -> Table:
-    """Return the table of that name, or of a path that ends in .yaml.
+    """Return the table of a format name or of a path that ends in .yaml.
 
-    'moco:key' takes the network 'key' of format moco, 'detectron2:msra' the variant 'msra' of format detectron2.
+    'moco:key' selects the network 'key' of format moco, 'detectron2:msra' the variant 'msra' of format detectron2.
+
+    >>> import torch
+    >>> table = load_table("moco")
+    >>> table.network, table.from_canonical({"conv1.weight": torch.zeros(64, 3, 7, 7)}).keys()
+    ('query', dict_keys(['module.encoder_q.conv1.weight']))
 
     Raises:
         UsageError: there is none, it is not a valid table, or it has no such network or variant.
@@ -223,7 +237,7 @@ def load_table(name: str) -> Table:
 
 
 def load_networks(name: str) -> list[Table]:
-    """Return the table once for each of its networks, preferred ones first; only what is named after the colon, if any.
+    """Return the table once for each of its networks, preferred ones first, or only for the one after the colon.
 
     Raises:
         UsageError: as `load_table`.
@@ -244,24 +258,24 @@ def load_networks(name: str) -> list[Table]:
 
 
 def take(table: Table, network: str) -> Table:
-    """The table for one of its networks."""
+    """Return the table restricted to one of its networks."""
     return dataclasses.replace(table, file=schema.take(table.file, network), network=network)
 
 
 def take_variant(table: Table, name: str) -> Table:
-    """Return the table for one of its variants: another input, other strides, perhaps other rules."""
+    """Return the table of one of its variants, with the variant's input, strides and rules."""
     file, rules = schema.take_variant(table.file, table.rules, name, where=f"format {table.name}")
     return dataclasses.replace(table, file=file, rules=rules, variant=name)
 
 
 @functools.lru_cache(maxsize=256)
 def _load(name: str, path: Path, _changed: int) -> Table:
-    """Parsed once: recognising a file looks at all tables."""
+    """Load a table; cached, because recognising a file needs all tables."""
     return parse_table(name, read_yaml(path), where=str(path))
 
 
 def parse_table(name: str, values: Mapping[str, Any], *, where: str) -> Table:
-    """A table from the mapping in its YAML.
+    """Parse and check the content of a table's YAML.
 
     Raises:
         UsageError: it is not a valid table.
@@ -274,7 +288,7 @@ def _parse_all(texts: tuple[str, ...]) -> tuple[Pattern, ...]:
     return tuple(patterns.parse(text) for text in texts)
 
 
-def _first_fit(candidates: tuple[Pattern, ...], key: str) -> Pattern | None:
+def _first_match(candidates: tuple[Pattern, ...], key: str) -> Pattern | None:
     return next((pattern for pattern in candidates if pattern.match(key) is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""Reading a weights file without running anything that is in it."""
+"""Safe reading of weights files: no code in them is run."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ import torch
 
 from sslbench.errors import WeightsError
 from sslbench.weights.reading import haiku, other, torch_files, vissl_parts
-from sslbench.weights.reading.pickled import READABLE, Inert, Unreadable
+from sslbench.weights.reading.pickled import READABLE, InertObject, UnsupportedTensor
 from sslbench.weights.reading.sniff import Container, refuse_path, sniff
 from sslbench.weights.reading.unpickle import RestrictedPickle
 
@@ -35,18 +35,18 @@ log = logging.getLogger("sslbench")
 
 @dataclasses.dataclass(frozen=True)
 class WeightsFile:
-    """What is in a weights file.
+    """Content of a weights file.
 
     Attributes:
-        path: where it lies.
-        sha256: of the file's bytes, 64 hex digits.
-        content: dicts in dicts with tensors (on the CPU, possibly memory-mapped: do not write into them), numbers and
-            text. Objects that are none of these are left out.
-        container: how the tensors are stored.
-        metadata: of a safetensors file; else empty.
-        stubbed: classes that the file names and that became inert.
-        suspicious: functions that the file names without calling them.
-        unreadable: tensors that are no plain ones and were left out, each with its kind: 'queue (sparse)'.
+        path: path of the file.
+        sha256: SHA-256 of the file's bytes, 64 hex digits.
+        content: nested dicts of tensors (on the CPU, possibly memory-mapped: do not write to them), numbers and text;
+            other objects are left out.
+        container: storage format.
+        metadata: metadata of a safetensors file; else empty.
+        stubbed: classes named in the file, replaced by inert objects.
+        suspicious: functions named in the file but not called.
+        unreadable: names of tensors of unsupported kinds, which are left out: 'queue (sparse)'.
     """
 
     path: Path
@@ -60,16 +60,16 @@ class WeightsFile:
 
 
 def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
-    """Open a file of torch.save or torch.jit.save, safetensors, a pickle, .npy or .npz; no code in it is run.
+    """Read a file of torch.save or torch.jit.save, safetensors, a pickle, .npy or .npz without running its code.
 
-    A VISSL checkpoint in several files (shards, slices) comes back as if it were in one.
+    A VISSL checkpoint in several files (shards, slices) is returned as if it were in one.
 
     Args:
-        path: where it lies.
-        trust_pickle: if the file asks for more than data, run what it asks for: only for files whose maker is trusted.
+        path: path of the file.
+        trust_pickle: run the code that a pickle refers to; only for files from a trusted author.
 
     Raises:
-        WeightsError: there is no such file, it is something else, damaged, or wants to call something.
+        WeightsError: the file does not exist, is of another kind, is damaged, or calls a function that is not allowed.
     """
     path = Path(path).expanduser()
     try:
@@ -81,22 +81,27 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
     if container == "safetensors":
         content, metadata = _read_safetensors(path)
-        plainer = _Plainer(path)
+        converter = _PlainConverter(path)
         return WeightsFile(
-            path, sha256, plainer.plain(content), container, plainer.plain(metadata), (), (), plainer.left_out()
+            path,
+            sha256,
+            converter.convert(content),
+            container,
+            converter.convert(metadata),
+            unreadable=converter.left_out(),
         )
     loaded, pickled = _read_pickled(path, container, trust_pickle=trust_pickle)
     if container.startswith("torch "):
         loaded = vissl_parts.joined(path, loaded, lambda part: _read_part(part, trust_pickle=trust_pickle))
     stubbed, suspicious = tuple(sorted(pickled.stubbed)), tuple(sorted(pickled.suspicious))
-    if not isinstance(loaded, Mapping | torch.nn.Module) and not (isinstance(loaded, Inert) and loaded.mapping):
+    if not isinstance(loaded, Mapping | torch.nn.Module) and not (isinstance(loaded, InertObject) and loaded.mapping):
         raise _no_dict(path, loaded, stubbed)
-    plainer = _Plainer(path)
+    converter = _PlainConverter(path)
     try:
-        content = haiku.flattened(plainer.plain(loaded))
+        content = haiku.flattened(converter.convert(loaded))
     except RecursionError as error:
         raise _damaged(path, error) from error
-    return WeightsFile(path, sha256, content, container, {}, stubbed, suspicious, plainer.left_out())
+    return WeightsFile(path, sha256, content, container, {}, stubbed, suspicious, converter.left_out())
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -108,7 +113,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _read_part(path: Path, *, trust_pickle: bool) -> Any:
-    """Another file of torch.save, which belongs to the one that is being read."""
+    """Read another torch.save file of the same checkpoint."""
     container = sniff(path)
     if not container.startswith("torch "):
         raise WeightsError(f"{path} should be a file of torch.save, not {container}")
@@ -120,7 +125,7 @@ def _read_pickled(path: Path, container: Container, *, trust_pickle: bool) -> tu
     try:
         loaded = _READERS[container](path, restricted)
         if trust_pickle and container.startswith("torch ") and (restricted.stubbed or restricted.suspicious):
-            return _run_pickle(path), restricted  # for what became inert
+            return _run_pickle(path), restricted  # real objects instead of the inert ones
         return loaded, restricted
     except WeightsError as error:
         if trust_pickle and restricted.suspicious and (container == "pickle" or container.startswith("torch ")):
@@ -132,8 +137,8 @@ def _read_pickled(path: Path, container: Container, *, trust_pickle: bool) -> tu
 
 
 def _run_pickle(path: Path, *, plain: bool = False) -> Any:
-    """Unpickle with everything that the file asks for, which may be any program: the only place that does so."""
-    log.warning(f"--trust-pickle: running whatever {path} asks for")
+    """Unpickle without restrictions, which may run any code: the only place that does so."""
+    log.warning(f"--trust-pickle: running the code that {path} refers to")
     try:
         if plain:
             with path.open("rb") as file:
@@ -151,7 +156,7 @@ def _damaged(path: Path, error: Exception, container: Container = "torch zip") -
 
 
 def _no_dict(path: Path, loaded: object, stubbed: tuple[str, ...]) -> WeightsError:
-    if stubbed and isinstance(loaded, Inert):
+    if stubbed and isinstance(loaded, InertObject):
         return WeightsError(
             f"{path} holds a whole pickled object ({', '.join(stubbed[:3])}), not a dict of tensors",
             "Save model.state_dict() instead of the model.",
@@ -159,8 +164,8 @@ def _no_dict(path: Path, loaded: object, stubbed: tuple[str, ...]) -> WeightsErr
     return WeightsError(f"{path} holds a {type(loaded).__name__}, not a dict of tensors", "Save model.state_dict().")
 
 
-class _Plainer:
-    """Makes plain dicts of what a file holds. Each object is visited once: a file may hold the same dict many times."""
+class _PlainConverter:
+    """Converter of a file's content to plain dicts; each object is visited once, since a file may share dicts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -168,16 +173,16 @@ class _Plainer:
         self.unreadable: dict[str, None] = {}
 
     def left_out(self) -> tuple[str, ...]:
-        """Tensors that are not read, each with its kind; the user is told of them."""
+        """Return the names of unsupported tensors, each with its kind, and warn about them."""
         names = tuple(self.unreadable)
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            log.warning(f"{self.path}: left out what is no plain tensor of numbers: {', '.join(names[:3])}{more}")
+            log.warning(f"{self.path}: left out tensors of unsupported kinds: {', '.join(names[:3])}{more}")
         return names
 
-    def plain(self, value: Any) -> Any:
-        """Dicts with text keys, tensors, numbers and text; None for everything else."""
-        if isinstance(value, Inert):
+    def convert(self, value: Any) -> Any:
+        """Return dicts with text keys, tensors, numbers and text; None for other objects."""
+        if isinstance(value, InertObject):
             value = value.mapping
         if isinstance(value, torch.nn.Module):  # only a trusted pickle holds one
             value = value.state_dict()
@@ -191,15 +196,15 @@ class _Plainer:
             return _printable(value)
         if isinstance(value, int):
             return value if value.bit_length() <= 64 else None  # Python refuses to print much larger ones
-        return value if isinstance(value, float | Unreadable) else None
+        return value if isinstance(value, float | UnsupportedTensor) else None
 
-    def _tensor(self, value: torch.Tensor) -> torch.Tensor | Unreadable:
+    def _tensor(self, value: torch.Tensor) -> torch.Tensor | UnsupportedTensor:
         if value.is_nested or value.layout != torch.strided:
-            return Unreadable("nested" if value.is_nested else "sparse")
+            return UnsupportedTensor("nested" if value.is_nested else "sparse")
         if value.dtype not in READABLE:
-            return Unreadable(str(value.dtype).removeprefix("torch."))
+            return UnsupportedTensor(str(value.dtype).removeprefix("torch."))
         if value.is_meta:
-            return Unreadable("meta")
+            return UnsupportedTensor("meta")
         return value.detach().resolve_conj().resolve_neg()
 
     def _mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
@@ -207,27 +212,27 @@ class _Plainer:
             plain = self.done[id(value)] = dict[str, Any]()
             for key, entry in value.items():
                 name = _printable(key if isinstance(key, str) else f"{key!s:.100}")
-                made = self.plain(entry)
-                if isinstance(made, Unreadable) and made.kind == "meta":
+                converted = self.convert(entry)
+                if isinstance(converted, UnsupportedTensor) and converted.kind == "meta":
                     raise WeightsError(f"{self.path} was saved from the meta device: its tensors have no values")
-                if isinstance(made, Unreadable):
-                    self.unreadable[f"'{name}' ({made.kind})"] = None
-                elif made is not None:
-                    plain[name] = made
+                if isinstance(converted, UnsupportedTensor):
+                    self.unreadable[f"'{name}' ({converted.kind})"] = None
+                elif converted is not None:
+                    plain[name] = converted
         found: dict[str, Any] = self.done[id(value)]
         return found
 
 
 def _printable(text: str) -> str:
-    """Return the text with what is no character (half of a surrogate pair) written out."""
+    """Return the text with lone surrogates escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | Unreadable | None:
-    """The same numbers; None for text and objects."""
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | UnsupportedTensor | None:
+    """Convert a numpy array to a tensor; None for arrays of text or objects."""
     if array.dtype.kind not in "biufc":
         return None
     if array.dtype.newbyteorder("=") not in _READABLE_ARRAYS:
-        return Unreadable(str(array.dtype))
+        return UnsupportedTensor(str(array.dtype))
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(native.copy(order="C"))  # what numpy read may be read-only
+    return torch.from_numpy(native.copy(order="C"))  # arrays read by numpy may be read-only

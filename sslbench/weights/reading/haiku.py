@@ -1,8 +1,8 @@
-"""Haiku's checkpoints (DeepMind's BYOL): what their pickles may call, and their nested dicts as one flat dict.
+"""Haiku checkpoints (DeepMind's BYOL): functions that their pickles may call, and flattening of their nested dicts.
 
 Sources: https://github.com/google-deepmind/deepmind-research/blob/master/byol/utils/checkpointing.py and
 https://github.com/google-deepmind/dm-haiku/blob/main/haiku/_src/data_structures.py. They are pickled by dill, which
-makes arrays and named tuples by functions of its own.
+constructs arrays and named tuples with functions of its own.
 """
 
 import pickle
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sslbench.weights.reading.pickled import Array, Dtype, Name
+from sslbench.weights.reading.pickled import ArrayDescription, DtypeDescription, PickledName
 
 _STATE = "experiment_state"
 _NETWORKS = ("online", "target")
@@ -22,24 +22,24 @@ _FIELDS = ("online_params", "target_params", "online_state", "target_state", "op
 
 
 def flattened(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a file; of a BYOL checkpoint, with one flat dict for each network.
+    """Return the content of a file with one flat dict per network if it is a BYOL checkpoint; else unchanged.
 
     `experiment_state` with {online,target}_params and {online,target}_state, each {module: {name: tensor}}, becomes
-    `experiment_state` with online and target, each {'module/name': tensor}. Any other content comes back as it is.
+    `experiment_state` with online and target, each {'module/name': tensor}.
 
     Args:
-        content: plain dicts, as `files.read` makes them.
+        content: plain dicts, as returned by `files.read`.
     """
     state = content.get(_STATE)
     if not isinstance(state, Mapping):
         return content
-    made = {}
+    networks = {}
     for network in _NETWORKS:
         params, moving = state.get(f"{network}_params"), state.get(f"{network}_state")
         if isinstance(params, Mapping) and isinstance(moving, Mapping):
-            made[network] = {**_flat(params), **_flat(moving)}
-    left = {key: value for key, value in state.items() if key not in _FIELDS}
-    return {**content, _STATE: {**left, **made}} if made else content
+            networks[network] = {**_flat(params), **_flat(moving)}
+    rest = {key: value for key, value in state.items() if key not in _FIELDS}
+    return {**content, _STATE: {**rest, **networks}} if networks else content
 
 
 def _flat(modules: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ def _flat(modules: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    """Functions that these pickles may call, by full name; none can do more than the pickle itself."""
+    """Return full name -> function of the functions that these pickles may call; all only construct data."""
     structures = "haiku._src.data_structures"
     return {
         **{f"{structures}.{name}": _as_dict for name in ("FlatMapping", "FlatMap", "frozendict")},
@@ -67,31 +67,31 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 
 def _as_dict(items: object = ()) -> dict[Any, Any]:
-    """Haiku's immutable mappings are pickled with one dict."""
+    """Return the dict of a Haiku mapping, which is pickled with a single dict."""
     if not isinstance(items, dict):
         raise pickle.UnpicklingError("a mapping of Haiku is damaged")
     return items
 
 
-def _array(make: object, args: object, state: object, *_: object) -> Array:
-    """An array as numpy itself pickles it, in one call: `make` is what the file could have called directly."""
-    array = make.make(*args) if isinstance(make, Name) and isinstance(args, tuple) else None
-    if not isinstance(array, Array):
-        raise pickle.UnpicklingError("an array is made by something that makes none")
+def _array(make: object, args: object, state: object, *_: object) -> ArrayDescription:
+    """Return the description of an array that dill pickles as one call, with numpy's `make`, `args` and `state`."""
+    array = make.make(*args) if isinstance(make, PickledName) and isinstance(args, tuple) else None
+    if not isinstance(array, ArrayDescription):
+        raise pickle.UnpicklingError("an array is constructed by a function that does not return arrays")
     array.set_state(state)
     return array
 
 
-def _dtype(kind: object) -> Dtype:
-    """Of a class of numpy's numbers."""
-    name = kind.name.removeprefix("numpy.") if isinstance(kind, Name) else ""
+def _dtype(kind: object) -> DtypeDescription:
+    """Return the dtype of one of numpy's scalar classes."""
+    name = kind.name.removeprefix("numpy.") if isinstance(kind, PickledName) else ""
     if name not in _NUMBERS:
         raise pickle.UnpicklingError("a numpy dtype is damaged")
-    return Dtype(np.dtype(name.removesuffix("_")))
+    return DtypeDescription(np.dtype(name.removesuffix("_")))
 
 
-def _named_tuple(name: object, fields: object, *_: object) -> Name:
-    """A class whose objects are plain dicts, field -> value."""
+def _named_tuple(name: object, fields: object, *_: object) -> PickledName:
+    """Return the stand-in for a named tuple class; its objects are plain dicts, field -> value."""
     names = fields if isinstance(fields, tuple | list) else ()
     if not names or not all(isinstance(field, str) for field in names):
         raise pickle.UnpicklingError("a named tuple is damaged")
@@ -101,4 +101,4 @@ def _named_tuple(name: object, fields: object, *_: object) -> Name:
             raise pickle.UnpicklingError(f"a named tuple has {len(values)} values for {len(names)} fields")
         return dict(zip(names, values, strict=True))
 
-    return Name(str(name), make)
+    return PickledName(str(name), make)

@@ -1,4 +1,4 @@
-"""Reading what torch.save did not write: plain pickles, numpy's files and the archives of the oldest torch."""
+"""Readers of plain pickles, numpy files and the tar archives of torch before 0.1.10."""
 
 import io
 import math
@@ -13,28 +13,28 @@ import numpy as np
 from torch import UntypedStorage
 
 from sslbench.errors import WeightsError
-from sslbench.weights.reading.pickled import Name, Storage, Tensor, resolve
+from sslbench.weights.reading.pickled import PickledName, StorageDescription, TensorDescription, resolve
 from sslbench.weights.reading.torch_files import owned
 from sslbench.weights.reading.unpickle import RestrictedPickle
 
 
 def read_pickle(path: Path, restricted: RestrictedPickle) -> Any:
-    """What a plain pickle holds (Caffe2, Detectron2, MoCo's detection converter).
+    """Read a plain pickle (Caffe2, Detectron2, MoCo's detection converter).
 
     Raises:
-        WeightsError: it asks to call something.
-        Exception: it is damaged; the caller says so.
+        WeightsError: it calls a function that is not allowed.
+        Exception: it is damaged; the caller reports this.
     """
     with path.open("rb") as file:
         return resolve(restricted.load(file), restricted.budget)
 
 
 def read_npy(path: Path, restricted: RestrictedPickle) -> Any:
-    """The dict in a .npy file: numpy writes it as a pickled array of one object.
+    """Read the dict in a .npy file, which numpy stores as a pickled array of one object.
 
     Raises:
-        WeightsError: it holds an array of numbers, which has no name, or asks to call something.
-        Exception: it is damaged; the caller says so.
+        WeightsError: it holds an array of numbers, which has no name, or calls a function that is not allowed.
+        Exception: it is damaged; the caller reports this.
     """
     with path.open("rb") as file:
         value = _array(file, restricted)
@@ -45,11 +45,11 @@ def read_npy(path: Path, restricted: RestrictedPickle) -> Any:
 
 
 def read_npz(path: Path, restricted: RestrictedPickle) -> dict[str, Any]:
-    """Name -> array of a .npz file.
+    """Read name -> array of a .npz file.
 
     Raises:
-        WeightsError: a member asks to call something.
-        Exception: it is damaged; the caller says so.
+        WeightsError: a member calls a function that is not allowed.
+        Exception: it is damaged; the caller reports this.
     """
     found = {}
     with zipfile.ZipFile(path) as archive:
@@ -61,14 +61,14 @@ def read_npz(path: Path, restricted: RestrictedPickle) -> dict[str, Any]:
 
 
 def _array(file: IO[bytes], restricted: RestrictedPickle) -> Any:
-    """An array of numbers, or the one object of an array of objects."""
+    """Read an array of numbers, or the object in an array of one object."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran_order, dtype = read_header(file)
     if dtype.hasobject:
         value = resolve(restricted.load(file), restricted.budget)
         return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
-    # not np.fromfile, which cannot read from an archive
+    # np.fromfile cannot read from an archive.
     size = math.prod(shape) * dtype.itemsize
     restricted.budget.charge(size)
     data = file.read(size)
@@ -78,11 +78,11 @@ def _array(file: IO[bytes], restricted: RestrictedPickle) -> Any:
 
 
 def read_tar(path: Path, restricted: RestrictedPickle) -> Any:
-    """What the archives of torch.save before 0.1.10 (2017) hold: members 'storages', 'tensors' and 'pickle'.
+    """Read a tar archive of torch.save before 0.1.10 (2017), with members 'storages', 'tensors' and 'pickle'.
 
     Raises:
-        WeightsError: it asks to call something.
-        Exception: it is damaged; the caller says so.
+        WeightsError: it calls a function that is not allowed.
+        Exception: it is damaged; the caller reports this.
     """
     with tarfile.open(path, mode="r:") as archive:
         kinds, numbers = _tar_storages(_member(archive, "storages"), restricted)
@@ -103,16 +103,16 @@ def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
 
 def _tar_storages(
     file: IO[bytes], restricted: RestrictedPickle
-) -> tuple[dict[int, Storage], dict[str, UntypedStorage]]:
-    """Number -> description of a storage; key of a description -> its bytes, which lie one behind the other."""
-    kinds: dict[int, Storage] = {}
+) -> tuple[dict[int, StorageDescription], dict[str, UntypedStorage]]:
+    """Read number -> description of a storage, and key of a description -> its bytes, stored one after another."""
+    kinds: dict[int, StorageDescription] = {}
     numbers: dict[str, UntypedStorage] = {}
     for _ in range(_count(restricted.load(file))):
         key, _location, cls = restricted.load(file)
         (count,) = struct.unpack("<q", file.read(8))
-        kinds[key] = storage = Storage(cls.name if isinstance(cls, Name) else "", str(key), count)
+        kinds[key] = storage = StorageDescription(cls.name if isinstance(cls, PickledName) else "", str(key), count)
         if storage.dtype is None:
-            raise pickle.UnpicklingError(f"'{storage.kind or cls}' is no kind of storage")
+            raise pickle.UnpicklingError(f"'{storage.kind or cls}' is not a known kind of storage")
         size = count * storage.dtype.itemsize
         restricted.budget.charge(max(size, 0))
         data = file.read(size)
@@ -121,11 +121,13 @@ def _tar_storages(
         numbers[storage.key] = owned(data)
     for key, root, offset, count in restricted.load(file):
         base = kinds[root]
-        kinds[key] = Storage(base.kind, base.key, base.count, (key, base.first + offset, count))
+        kinds[key] = StorageDescription(base.kind, base.key, base.count, (key, base.first + offset, count))
     return kinds, numbers
 
 
-def _tar_tensors(file: IO[bytes], restricted: RestrictedPickle, kinds: dict[int, Storage]) -> dict[int, Tensor]:
+def _tar_tensors(
+    file: IO[bytes], restricted: RestrictedPickle, kinds: dict[int, StorageDescription]
+) -> dict[int, TensorDescription]:
     found = {}
     for _ in range(_count(restricted.load(file))):
         key, storage, _kind = restricted.load(file)
@@ -133,11 +135,11 @@ def _tar_tensors(file: IO[bytes], restricted: RestrictedPickle, kinds: dict[int,
         sizes = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))
         strides = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))
         (offset,) = struct.unpack("<q", file.read(8))
-        found[key] = Tensor(kinds[storage], offset, sizes, strides, None, None)
+        found[key] = TensorDescription(kinds[storage], offset, sizes, strides, None, None)
     return found
 
 
 def _count(value: object) -> int:
     if not isinstance(value, int):
-        raise pickle.UnpicklingError("a number of storages or tensors is none")
+        raise pickle.UnpicklingError("the number of storages or tensors is not an integer")
     return value

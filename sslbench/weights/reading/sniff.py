@@ -1,4 +1,4 @@
-"""What kind of file this is, from its first bytes, so that a wrong file is refused by its right name."""
+"""Detection of a file's container from its first bytes, and refusal of other files under their right name."""
 
 import re
 import struct
@@ -14,7 +14,7 @@ from sslbench.names import did_you_mean
 Container = Literal["torch zip", "torch legacy", "torch tar", "torchscript", "safetensors", "pickle", "npy", "npz"]
 
 _TAR_MEMBERS = {"storages", "tensors", "pickle"}
-# Pickles of protocols 0 and 1 start with a dict, or a call of something named in the first line; later ones with \x80.
+# Pickles of protocols 0 and 1 start with a dict, or with a global name that is then called; later ones with \x80.
 _OLD_PICKLE = re.compile(rb"\(dp\d|\(d\n|\}q\x00|c[A-Za-z_][\w.]*\n[A-Za-z_]\w*\n")
 # torch.serialization.MAGIC_NUMBER as a pickle stores it: the first thing in a file of torch < 1.6.
 _LEGACY_MAGIC = bytes.fromhex("6cfc9c46f9206aa85019")
@@ -27,20 +27,20 @@ _OTHER_KINDS: tuple[tuple[bytes, str], ...] = (
     (b"BZh", "a bzip2 archive: unpack it first"),
     (b"\xfd7zXZ", "an xz archive: unpack it first"),
     (b"7z\xbc\xaf", "a 7z archive: unpack it first"),
-    (b"\x89HDF", "an HDF5 file (Keras?), which is not read"),
+    (b"\x89HDF", "an HDF5 file (Keras?), which is not supported"),
 )
-# What reading a damaged zip archive may raise; zlib's own error comes when the flag for compression is damaged.
+# Errors of a damaged zip archive; zlib.error occurs if the flag for compression is damaged.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError)
 
 
-_ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf|hdfs):/{1,2}(.+)")  # Path leaves one slash of two
+_ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf|hdfs):/{1,2}(.+)")  # Path collapses two slashes into one
 
 
 def refuse_path(path: Path) -> None:
-    """Raise for a path that is no file, with what the user probably meant.
+    """Raise for a path that is not a readable file, and suggest what the user probably meant.
 
     Raises:
-        WeightsError: nothing there, a folder, or an empty file.
+        WeightsError: the path does not exist, is a folder or an address, or the file is empty.
     """
     if path.is_dir():
         inside = sorted(p.name for p in path.iterdir() if p.is_file())
@@ -48,7 +48,7 @@ def refuse_path(path: Path) -> None:
         raise WeightsError(f"{path} is a folder, not a weights file", f"It holds: {listed}." if inside else None)
     if not path.exists() and (address := _ADDRESS.match(str(path))):
         raise WeightsError(
-            f"{address[1]}://{address[2]} is an address, and weights are not downloaded",
+            f"{address[1]}://{address[2]} is an address; weights are not downloaded",
             f"Download the file first and give its path: --weights {Path(address[2]).name}",
         )
     if not path.exists():
@@ -64,16 +64,16 @@ def refuse_path(path: Path) -> None:
 
 
 def sniff(path: Path) -> Container:
-    """How the tensors are stored.
+    """Return the container of a weights file.
 
     Raises:
-        WeightsError: it is no weights file that can be read; the message says what it is instead.
+        WeightsError: it is not a supported weights file; the message says what it is instead.
     """
     with path.open("rb") as file:
         head = file.read(4096)
     if head[:4] == b"PK\x03\x04":
         return _sniff_zip(path)
-    if tarfile.is_tarfile(path):  # before the next: torch would unpack a tar archive, whatever its first bytes
+    if tarfile.is_tarfile(path):  # first, since a tar archive may start with any bytes
         return _sniff_tar(path)
     if _LEGACY_MAGIC in head[:40]:
         return "torch legacy"
@@ -88,7 +88,7 @@ def sniff(path: Path) -> Container:
             raise WeightsError(f"{path} is {kind}", "Give a file of torch.save or safetensors.")
     _refuse_text(path, head)
     raise WeightsError(
-        f"{path} is no kind of weights file that is known; it starts with {head[:8]!r}",
+        f"{path} is not a known kind of weights file; it starts with {head[:8]!r}",
         "Give a file of torch.save or safetensors.",
     )
 
@@ -113,7 +113,7 @@ def _sniff_zip(path: Path) -> Container:
     except _ZIP_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
         raise WeightsError(
-            f"{path} is damaged: it starts as a file of torch.save does, and its end is missing or broken ({reason})",
+            f"{path} is damaged: it starts like a torch.save file, but its end is missing or broken ({reason})",
             f"It has {path.stat().st_size:,} bytes: was the download or copy interrupted?",
         ) from error
     is_script = any(name.endswith("/constants.pkl") for name in names)
@@ -130,17 +130,17 @@ def _sniff_zip(path: Path) -> Container:
 
 
 def _refuse_bomb(path: Path, archive: zipfile.ZipFile) -> None:
-    """Refuse an archive that unpacks to far more than its size; weights hardly shrink."""
+    """Refuse a zip bomb, an archive that unpacks to far more than its size; weights hardly compress."""
     unpacked = sum(member.file_size for member in archive.infolist())
     if unpacked > 64_000_000 + 16 * path.stat().st_size:
         raise WeightsError(
-            f"{path} has {path.stat().st_size:,} bytes and unpacks to {unpacked:,}, which weights do not",
-            "It is damaged or made to harm: get it from somewhere else.",
+            f"{path} has {path.stat().st_size:,} bytes and unpacks to {unpacked:,}, far more than weights do",
+            "It is damaged or malicious: get it from another place.",
         )
 
 
 def _damaged_member(archive: zipfile.ZipFile) -> str | None:
-    """First member with a wrong checksum. torch can be told to write none: then not one of the large ones is right."""
+    """Return the first member with a wrong checksum; None if no tensor has a right one, as torch can omit them."""
     members = archive.infolist()
     wrong = [member.filename for member in members if _is_damaged(archive, member)]
     tensors = [member.filename for member in members if "/data/" in member.filename]

@@ -1,7 +1,7 @@
-"""Files of torch.save and torch.jit.save: a pickle, and beside it the numbers of every tensor.
+"""Readers of torch.save and torch.jit.save files: a pickle, and beside it the values of every tensor.
 
-torch's own reader trusts what the pickle says about the length of a storage, and reads beyond its end; here every
-storage has as many bytes as the file holds of it, or is refused.
+torch's own reader trusts the storage sizes in the pickle and may read out of bounds; here a storage must have as many
+bytes in the file as the pickle declares.
 """
 
 import io
@@ -17,19 +17,19 @@ from typing import Any, Self
 import torch
 from torch import UntypedStorage
 
-from sslbench.weights.reading.pickled import Budget, Inert, Storage, Unreadable, resolve
+from sslbench.weights.reading.pickled import Budget, InertObject, StorageDescription, UnsupportedTensor, resolve
 from sslbench.weights.reading.unpickle import RestrictedPickle
 
 _LEGACY_MAGIC, _LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a member of a zip archive: lengths of its name and of what follows it
+_LOCAL_HEADER = struct.Struct("<26xHH")  # header of a zip member: lengths of its name and of its extra field
 
 
 def read_zip(path: Path, pickled: RestrictedPickle) -> Any:
-    """What torch.save writes since 1.6, and torch.jit.save: a zip archive with `data.pkl` and one member per storage.
+    """Read a zip archive of torch.save since 1.6 or torch.jit.save, with `data.pkl` and one member per storage.
 
     Raises:
-        WeightsError: it asks to call something.
-        Exception: it is damaged; the caller says so.
+        WeightsError: it calls a function that is not allowed.
+        Exception: it is damaged; the caller reports this.
     """
     with _Archive(path) as archive:
         content = pickled.load(io.BytesIO(archive.read("data.pkl")), pickled.storage)
@@ -37,7 +37,7 @@ def read_zip(path: Path, pickled: RestrictedPickle) -> Any:
 
 
 class _Archive:
-    """The members of such a file; the numbers are mapped into memory, once each: tied tensors stay tied."""
+    """Members of such an archive; each storage is memory-mapped once, so that tied tensors stay tied."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.zip, self.file = path, zipfile.ZipFile(path), path.open("rb")
@@ -45,7 +45,7 @@ class _Archive:
         self.root = self.zip.namelist()[0].partition("/")[0]
         self.storages: dict[str, UntypedStorage] = {}
         self.whole: Any = None
-        # torch < 2.1 does not write it: little
+        # torch < 2.1 writes no byteorder: little endian
         order = self.read("byteorder") if f"{self.root}/byteorder" in self.names else b"little"
         self.swapped = order != sys.byteorder.encode()
 
@@ -57,20 +57,20 @@ class _Archive:
         self.file.close()
 
     def read(self, name: str) -> bytes:
-        """The bytes of a member. Checksums have been looked at before; torch can be told to write none."""
+        """Read the bytes of a member; checksums were verified before, and torch can omit them."""
         member = self.zip.getinfo(f"{self.root}/{name}")
         if member.compress_type != zipfile.ZIP_STORED:
             return self.zip.read(member)
         self.file.seek(self._start(member))
         return self.file.read(member.file_size)
 
-    def storage(self, storage: Storage) -> UntypedStorage:
-        """The bytes of a storage."""
+    def storage(self, storage: StorageDescription) -> UntypedStorage:
+        """Return the bytes of a storage."""
         if storage.key not in self.storages:
             self.storages[storage.key] = self._storage(storage)
         return self.storages[storage.key]
 
-    def _storage(self, storage: Storage) -> UntypedStorage:
+    def _storage(self, storage: StorageDescription) -> UntypedStorage:
         name = f"data/{storage.key}"
         if not storage.count and f"{self.root}/{name}" not in self.names:
             return owned(b"")
@@ -87,31 +87,31 @@ class _Archive:
         return memory
 
     def _start(self, member: zipfile.ZipInfo) -> int:
-        """Where the bytes of a member begin in the file."""
+        """Return the offset of a member's bytes in the file."""
         self.file.seek(member.header_offset)
         name, extra = _LOCAL_HEADER.unpack(self.file.read(_LOCAL_HEADER.size))
         return member.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
 
 
 def read_legacy(path: Path, pickled: RestrictedPickle) -> Any:
-    """What torch.save wrote before 1.6: pickles one behind the other, then the numbers of all storages.
+    """Read a torch.save file of before 1.6: several pickles, then the values of all storages.
 
     Raises:
-        WeightsError: it asks to call something.
-        Exception: it is damaged; the caller says so.
+        WeightsError: it calls a function that is not allowed.
+        Exception: it is damaged; the caller reports this.
     """
-    kinds: dict[str, Storage] = {}
+    kinds: dict[str, StorageDescription] = {}
 
     def persistent(key: Any) -> Any:
         if isinstance(key, tuple) and key[:1] == ("module",):
-            return key[1]  # a class with its source code, which is not looked at
+            return key[1]  # a class with its source code, which is ignored
         storage = pickled.storage(key)
         kinds.setdefault(storage.key, storage)
         return storage
 
     with path.open("rb") as file:
         if pickled.load(file) != _LEGACY_MAGIC or pickled.load(file) != _LEGACY_VERSION:
-            raise pickle.UnpicklingError("it begins like a file of torch.save and goes on differently")
+            raise pickle.UnpicklingError("it starts like a torch.save file, but its header is wrong")
         about = pickled.load(file)
         content = pickled.load(file, persistent)
         swapped = isinstance(about, dict) and about.get("little_endian", True) is not (sys.byteorder == "little")
@@ -119,7 +119,7 @@ def read_legacy(path: Path, pickled: RestrictedPickle) -> Any:
         for key in pickled.load(file):
             kind = kinds[key]
             if kind.dtype is None:
-                raise pickle.UnpicklingError(f"the storage '{key}' is a {kind.kind}, which is not read")
+                raise pickle.UnpicklingError(f"the storage '{key}' is a {kind.kind}, which is not supported")
             (count,) = struct.unpack("<q", file.read(8))
             data = file.read(count * kind.dtype.itemsize) if 0 <= count <= kind.count else b""
             if len(data) != kind.count * kind.dtype.itemsize:
@@ -131,39 +131,39 @@ def read_legacy(path: Path, pickled: RestrictedPickle) -> Any:
 
 
 def owned(data: bytes) -> UntypedStorage:
-    """Return a copy of bytes that torch may write to and does not enlarge."""
+    """Return a writable storage of fixed size with a copy of the bytes."""
     if not data:
         return torch.empty(0, dtype=torch.uint8).untyped_storage()
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
 
 
 _DEEPEST = 200
-_ATTRIBUTE = 100  # bytes that one takes, about
+_ATTRIBUTE = 100  # approximate bytes per attribute
 
 
 def read_torchscript(path: Path, pickled: RestrictedPickle) -> Any:
-    """Dotted name -> tensor of a program of torch.jit.save, as in the module's state_dict; its code is not looked at.
+    """Read dotted name -> tensor of a torch.jit.save file, as in the module's state_dict; its code is ignored.
 
-    Tensors that are neither parameters nor persistent buffers are among them: `data.pkl` does not tell them apart.
+    Non-persistent buffers are included, because `data.pkl` does not mark them.
 
     Raises:
-        WeightsError: it asks to call something.
-        Exception: it is damaged; the caller says so.
+        WeightsError: it calls a function that is not allowed.
+        Exception: it is damaged; the caller reports this.
     """
     loaded = read_zip(path, pickled)
-    if not isinstance(loaded, Inert) or not loaded.name.startswith("__torch__."):
+    if not isinstance(loaded, InertObject) or not loaded.name.startswith("__torch__."):
         return loaded
     return dict(_tensors(loaded, "", pickled.budget, 0))
 
 
-def _tensors(module: Inert, prefix: str, budget: Budget, depth: int) -> Iterator[tuple[str, Any]]:
-    """Of a module and those inside it; a file may hold a module inside itself."""
+def _tensors(module: InertObject, prefix: str, budget: Budget, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a module and its submodules; the depth is bounded, since a file may contain cycles."""
     if depth > _DEEPEST:
-        raise ValueError(f"modules lie more than {_DEEPEST} deep inside each other")
+        raise ValueError(f"modules are nested more than {_DEEPEST} deep")
     for name, value in module.mapping.items():
         full = f"{prefix}{name}"
         budget.charge(_ATTRIBUTE + len(full))
-        if isinstance(value, torch.Tensor | Unreadable):
+        if isinstance(value, torch.Tensor | UnsupportedTensor):
             yield full, value
-        elif isinstance(value, Inert):
+        elif isinstance(value, InertObject):
             yield from _tensors(value, f"{full}.", budget, depth + 1)

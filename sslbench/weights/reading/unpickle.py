@@ -1,9 +1,9 @@
-"""A pickle reader that runs nothing and holds nothing live.
+"""Restricted unpickler: it imports no names, runs no code of the file and returns inert data.
 
-A pickle is a program: it may name any importable function, call it, and set the state of what came out. Here a name is
-never imported. It becomes a `Name`: one of the short list of harmless constructors in `_allowed`, a class whose objects
-are inert, or something that ends the reading when it is called. Arrays and tensors are descriptions (dtype, shape,
-bytes) until the whole pickle has been read; `sslbench.weights.reading.pickled` checks them and makes the real ones.
+A pickle is a program: it may name any importable function, call it, and set the state of the result. Here a name is
+never imported. It becomes a `PickledName`: one of the harmless constructors in `_allowed`, a class whose objects are
+inert, or a function that raises an error when called. Arrays and tensors are descriptions (dtype, shape, bytes) until
+the whole pickle has been read; `sslbench.weights.reading.pickled` checks them and builds the real ones.
 """
 
 import os
@@ -19,9 +19,19 @@ import torch
 
 from sslbench.errors import WeightsError
 from sslbench.weights.reading import haiku
-from sslbench.weights.reading.pickled import Array, Budget, Dtype, Inert, Name, Record, Storage, Tensor, Unreadable
+from sslbench.weights.reading.pickled import (
+    ArrayDescription,
+    Budget,
+    DtypeDescription,
+    InertObject,
+    PickledName,
+    PickledObject,
+    StorageDescription,
+    TensorDescription,
+    UnsupportedTensor,
+)
 
-# Nothing from these modules is ever harmless to call, not even their classes.
+# Modules of which nothing may be called, not even classes.
 _REFUSED_ROOTS = frozenset(
     "os posix nt subprocess sys builtins __builtin__ shutil socket importlib runpy pty ctypes code codeop webbrowser "
     "pickle _pickle marshal multiprocessing commands".split()
@@ -34,65 +44,66 @@ def _refuse(name: str) -> Callable[..., Any]:
     def make(*_: object) -> Any:
         raise WeightsError(
             f"the file asks to call '{name}', which is not needed to read weights; nothing was run",
-            "Do not load this file with anything else unless you trust whoever made it.",
+            "Do not load this file with other software unless you trust its author.",
         )
 
     return make
 
 
 def _reconstruct_object(cls: object, base: object = None, state: object = None) -> object:
-    """How protocols 0 and 1 make an object; of a subclass of dict `state` holds the items."""
-    if not isinstance(cls, Name):
+    """Construct an object as in pickle protocols 0 and 1; `state` holds the items of a subclass of dict."""
+    if not isinstance(cls, PickledName):
         raise pickle.UnpicklingError("copyreg reconstructs something that is not a class of the file")
-    made = cls.make()
-    if isinstance(made, Inert) and isinstance(state, dict) and isinstance(base, Name) and base.name.endswith(".dict"):
-        made.mapping.update(state)
-    return made
+    instance = cls.make()
+    is_dict = isinstance(base, PickledName) and base.name.endswith(".dict")
+    if isinstance(instance, InertObject) and isinstance(state, dict) and is_dict:
+        instance.mapping.update(state)
+    return instance
 
 
 def _encode(text: object, encoding: object = "latin1") -> bytes:
-    """How Python 3 writes bytes with protocol 2: as text and the call of a codec, always this one."""
+    """Return bytes that Python 3 pickled with protocol 2: as text and a call of the latin1 codec."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"the file asks for the codec {encoding!r}")
     return text.encode("latin1")
 
 
-def _dtype(name: object, *_flags: object) -> Dtype:
+def _dtype(name: object, *_flags: object) -> DtypeDescription:
     if not isinstance(name, str) or _NUMERIC.fullmatch(name) is None:
-        raise pickle.UnpicklingError(f"the numpy dtype {name!r:.40} is none of numbers or text")
-    return Dtype(np.dtype(name))
+        raise pickle.UnpicklingError(f"the numpy dtype {name!r:.40} is not one of numbers or text")
+    return DtypeDescription(np.dtype(name))
 
 
 def _scalar(dtype: object, value: object = b"") -> Any:
     data = value.encode("latin1") if isinstance(value, str) else value
-    if not isinstance(dtype, Dtype) or not isinstance(data, bytes) or len(data) != dtype.value.itemsize:
+    if not isinstance(dtype, DtypeDescription) or not isinstance(data, bytes) or len(data) != dtype.value.itemsize:
         raise pickle.UnpicklingError("a numpy scalar is damaged")
     if dtype.value.hasobject:
         raise pickle.UnpicklingError("a numpy scalar holds an object")
     return np.frombuffer(data, dtype=dtype.value)[0].item()
 
 
-def _from_buffer(data: object, dtype: object, shape: object, order: object) -> Array:
-    """How numpy pickles an array with protocol 5."""
+def _from_buffer(data: object, dtype: object, shape: object, order: object) -> ArrayDescription:
+    """Return the description of an array that numpy pickled with protocol 5."""
     if order not in ("C", "F"):
         raise pickle.UnpicklingError("a numpy array is damaged")
-    return Array((1, shape, dtype, order == "F", data))
+    return ArrayDescription((1, shape, dtype, order == "F", data))
 
 
-def _tensor(storage: object, offset: object, shape: object, stride: object, *rest: object) -> Tensor:
-    """A tensor, as `_rebuild_tensor` and `_rebuild_tensor_v2` get it; the last argument says whether it is negated."""
-    return Tensor(storage, offset, shape, stride, None, rest[2] if len(rest) > 2 else None)
+def _tensor(storage: object, offset: object, shape: object, stride: object, *rest: object) -> TensorDescription:
+    """Return the description of a tensor from the arguments of `_rebuild_tensor` or `_rebuild_tensor_v2`."""
+    return TensorDescription(storage, offset, shape, stride, None, rest[2] if len(rest) > 2 else None)
 
 
-def _tensor_v3(*args: object) -> Tensor:
-    """The same for dtypes that have no storage class of their own, which lie in storages of bytes."""
+def _tensor_v3(*args: object) -> TensorDescription:
+    """Return the description of a tensor whose dtype has no storage class and which lies in a storage of bytes."""
     storage, offset, shape, stride, _gradient, _hooks, dtype, *rest = args
-    return Tensor(storage, offset, shape, stride, dtype, rest[0] if rest else None)
+    return TensorDescription(storage, offset, shape, stride, dtype, rest[0] if rest else None)
 
 
 def _of_type(rebuild: object, _type: object = None, args: object = (), _state: object = None) -> Any:
-    if not isinstance(rebuild, Name) or not isinstance(args, tuple):
-        raise pickle.UnpicklingError("a tensor is made by something that makes none")
+    if not isinstance(rebuild, PickledName) or not isinstance(args, tuple):
+        raise pickle.UnpicklingError("a tensor is constructed by a function that does not return tensors")
     return rebuild.make(*args)
 
 
@@ -107,37 +118,37 @@ def _mapping(items: object = ()) -> dict[Any, Any]:
 
 
 def _listed(items: object = (), *_: object) -> list[Any]:
-    """Lists and sets: a set would hash what a file puts in it, which can take for ever."""
+    """Return the items of a list or set as a list; hashing the items of a set could take unbounded time."""
     if not isinstance(items, list | tuple | dict | str | bytes):
-        raise pickle.UnpicklingError("a list of the file is made of something that is none")
+        raise pickle.UnpicklingError("a list of the file is constructed from an object that is not a sequence")
     return list(items)
 
 
 def _plain(kind: type) -> Callable[..., Any]:
     def make(*args: object) -> Any:
         if len(args) > 1 or not all(isinstance(value, str | int | float) for value in args):
-            raise pickle.UnpicklingError(f"the file makes a {kind.__name__} of something that is none")
+            raise pickle.UnpicklingError(f"the file constructs a {kind.__name__} from an object of another type")
         return kind(*args)
 
     return make
 
 
 def checked_key(key: Any) -> Any:
-    """Return the key of a dict, which must be one whose hash takes no time: nested tuples and huge numbers do."""
+    """Return a dict's key after checking that hashing it is cheap: no nested tuples and no huge integers."""
     parts = key if type(key) is tuple else (key,)
     small = isinstance(key, tuple) is False or len(parts) <= 16
     for part in parts:
         small = small and not isinstance(part, tuple | frozenset)
         small = small and not (isinstance(part, int) and part.bit_length() > 64)
     if not small:
-        raise pickle.UnpicklingError("a dict of the file has a key that nobody writes")
+        raise pickle.UnpicklingError("a dict of the file has a key of excessive size")
     return key
 
 
 def _allowed() -> dict[str, Callable[..., Any]]:
-    """Everything that a file may call: this is the whole list.
+    """Return full name -> function of everything that a file may call.
 
-    Containers come back as plain dict, list and tuple, whose behaviour nothing in the file can change.
+    Containers become plain dict, list and tuple, whose behaviour nothing in the file can change.
     """
     rebuild = "torch._utils._rebuild"
     functions: dict[str, Callable[..., Any]] = {
@@ -151,8 +162,8 @@ def _allowed() -> dict[str, Callable[..., Any]]:
         "torch._tensor._rebuild_from_type": _of_type,
         "torch._tensor._rebuild_from_type_v2": _of_type,
         "torch.Size": lambda sizes=(): tuple(_listed(sizes)),
-        "torch.device": lambda *_: Inert("torch.device"),
-        "torch.serialization._get_layout": lambda *_: Inert("torch.layout"),
+        "torch.device": lambda *_: InertObject("torch.device"),
+        "torch.serialization._get_layout": lambda *_: InertObject("torch.layout"),
         "collections.OrderedDict": _mapping,
         "collections.defaultdict": lambda _factory=None, items=(): _mapping(items),
         "collections.Counter": _mapping,
@@ -162,23 +173,23 @@ def _allowed() -> dict[str, Callable[..., Any]]:
         "_codecs.encode": _encode,
         "numpy.dtype": _dtype,
     }
-    # Tensors of kinds that no format of weights has: left out of what is read, with their kind.
+    # Tensors of kinds that no weight format uses; they are left out and reported with their kind.
     for name, kind in {
         "sparse_tensor": "sparse", "sparse_csr_tensor": "sparse", "qtensor": "quantised", "nested_tensor": "nested",
         "wrapper_subclass": "of a class of its own", "meta_tensor_no_storage": "meta",
     }.items():  # fmt: skip
-        functions[f"{rebuild}_{name}"] = lambda *_, kind=kind: Unreadable(kind)
-    # How TorchScript says what its lists and dicts hold.
+        functions[f"{rebuild}_{name}"] = lambda *_, kind=kind: UnsupportedTensor(kind)
+    # Type annotations of TorchScript's lists and dicts.
     for name in ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag"):
         functions[f"torch.jit._pickle.{name}"] = lambda data, *_: data
     for root in ("builtins", "__builtin__"):
         functions |= {f"{root}.{kind.__name__}": _plain(kind) for kind in (bool, int, float, complex, str)}
         functions |= {f"{root}.{kind}": _listed for kind in ("list", "set", "frozenset")}
         functions |= {f"{root}.tuple": lambda items=(): tuple(_listed(items)), f"{root}.dict": _mapping}
-        functions[f"{root}.object"] = lambda *_: Inert("object")
+        functions[f"{root}.object"] = lambda *_: InertObject("object")
     for root in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        # An array is made empty, and gets its shape and values as its state.
-        functions |= {f"{root}._reconstruct": lambda *_: Array(), f"{root}.scalar": _scalar}
+        # An array is constructed empty; its state holds shape and values.
+        functions |= {f"{root}._reconstruct": lambda *_: ArrayDescription(), f"{root}.scalar": _scalar}
     for root in ("numpy.core.numeric", "numpy._core.numeric"):
         functions[f"{root}._frombuffer"] = _from_buffer
     return functions | haiku.functions()
@@ -189,8 +200,8 @@ _DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
-class _Bounded:
-    """A file of which no more can be asked for than it holds: one damaged byte may ask for 2^40."""
+class _BoundedFile:
+    """File that refuses to read beyond its end: one damaged byte may request 2^40 bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -200,24 +211,24 @@ class _Bounded:
 
     def read(self, n: int) -> bytes:
         if not 0 <= n <= self.end - self.file.tell():
-            raise EOFError(f"{n} bytes are asked for, the file ends before")
+            raise EOFError(f"{n} bytes are requested, but the file ends before")
         return self.file.read(n)
 
     def readline(self) -> bytes:
         return self.file.readline()
 
 
-class _Machine(pickle._Unpickler):
-    """The unpickler that is written in Python, without every step that would act on what the file has made.
+class _RestrictedUnpickler(pickle._Unpickler):
+    """Python's pure-Python unpickler, without the steps that would act on objects constructed by the file.
 
-    The one in C also makes room for as many entries as the file says, which takes minutes or the machine.
+    The C implementation also allocates as many entries as the file declares, which may exhaust time or memory.
     """
 
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
 
-    def __init__(self, file: _Bounded, pickled: "RestrictedPickle", persistent_load: Callable[[Any], Any]) -> None:
+    def __init__(self, file: _BoundedFile, pickled: "RestrictedPickle", persistent_load: Callable[[Any], Any]) -> None:
         super().__init__(file, encoding=_ENCODING)
         self.pickled = pickled
         self.persistent = persistent_load
@@ -229,8 +240,8 @@ class _Machine(pickle._Unpickler):
         return self.persistent(pid)
 
     def _call(self, function: Any, args: Any) -> Any:
-        if not isinstance(function, Name) or not isinstance(args, tuple):
-            raise pickle.UnpicklingError("the file calls something that is no name")
+        if not isinstance(function, PickledName) or not isinstance(args, tuple):
+            raise pickle.UnpicklingError("the file calls an object that is not a function")
         self.pickled.budget.charge(sum(len(a) for a in args if isinstance(a, str | bytes | list | tuple | dict)))
         return function.make(*args)
 
@@ -251,11 +262,11 @@ class _Machine(pickle._Unpickler):
         self.append(self._call(self.find_class(module, name), tuple(self.pop_mark())))
 
     def load_build(self) -> None:
-        state, made = self.stack.pop(), self.stack[-1]
-        if isinstance(made, Record):
-            made.set_state(state)
-        elif not isinstance(made, dict | list):  # what stands for their subclasses; their attributes are not kept
-            raise pickle.UnpicklingError(f"the file sets the state of a {type(made).__name__}")
+        state, instance = self.stack.pop(), self.stack[-1]
+        if isinstance(instance, PickledObject):
+            instance.set_state(state)
+        elif not isinstance(instance, dict | list):  # these stand for subclasses, whose attributes are dropped
+            raise pickle.UnpicklingError(f"the file sets the state of a {type(instance).__name__}")
 
     def load_append(self) -> None:
         value = self.stack.pop()
@@ -268,7 +279,7 @@ class _Machine(pickle._Unpickler):
     def _extend(self, values: list[Any]) -> None:
         if isinstance(self.stack[-1], list):
             self.stack[-1].extend(values)
-        elif not isinstance(self.stack[-1], Inert):
+        elif not isinstance(self.stack[-1], InertObject):
             raise pickle.UnpicklingError(f"the file appends to a {type(self.stack[-1]).__name__}")
 
     def load_setitem(self) -> None:
@@ -280,10 +291,10 @@ class _Machine(pickle._Unpickler):
         self._set_items(items)
 
     def _set_items(self, items: list[Any]) -> None:
-        made = self.stack[-1]
-        target = made.mapping if isinstance(made, Inert) else made
+        instance = self.stack[-1]
+        target = instance.mapping if isinstance(instance, InertObject) else instance
         if not isinstance(target, dict):
-            raise pickle.UnpicklingError(f"the file sets items of a {type(made).__name__}")
+            raise pickle.UnpicklingError(f"the file sets items of a {type(instance).__name__}")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[checked_key(key)] = value
 
@@ -303,7 +314,7 @@ class _Machine(pickle._Unpickler):
         self.append(self.read(length))  # type: ignore[attr-defined]
 
     def load_extension(self) -> None:
-        raise pickle.UnpicklingError("the file names something by a number of this Python's registry")
+        raise pickle.UnpicklingError("the file uses the registry of pickle extensions")
 
     dispatch: ClassVar[dict[int, Any]] = {
         **pickle._Unpickler.dispatch,
@@ -325,60 +336,63 @@ class _Machine(pickle._Unpickler):
 
 
 def _no_persistent(key: object) -> Any:
-    raise pickle.UnpicklingError(f"a plain pickle refers to something outside of it: {key!r:.60}")
+    raise pickle.UnpicklingError(f"a plain pickle refers to an object outside of it: {key!r:.60}")
 
 
 class RestrictedPickle:
-    """Reader of the pickles of one file, of `size` bytes; afterwards says which names the file mentions.
+    """Reader of the pickles in one file of `size` bytes.
 
     Attributes:
-        stubbed: classes that became inert.
-        suspicious: functions that were named and not called (a call raises WeightsError).
-        budget: memory that what is made of the file may take.
+        stubbed: classes named in the file and replaced by inert objects.
+        suspicious: functions named in the file but not called (a call raises WeightsError).
+        budget: memory bound of the file's content.
     """
 
     def __init__(self, size: int) -> None:
         self.stubbed: set[str] = set()
         self.suspicious: set[str] = set()
         self.budget = Budget(size)
-        self._known: dict[str, Any] = {name: Name(name, function) for name, function in _allowed().items()}
-        self._known |= {**_DTYPES, "numpy.ndarray": Name("numpy.ndarray", lambda *_: Inert("numpy.ndarray"))}
+        self._known: dict[str, Any] = {name: PickledName(name, function) for name, function in _allowed().items()}
+        self._known |= {
+            **_DTYPES,
+            "numpy.ndarray": PickledName("numpy.ndarray", lambda *_: InertObject("numpy.ndarray")),
+        }
 
     def find(self, module: str, name: str) -> Any:
-        """What stands for `module.name`; imports nothing."""
+        """Return the stand-in for `module.name`, without importing it."""
         full = f"{module}.{name}"
         if full not in self._known:
             is_class = _looks_like_class(module, name)
             if not _is_silent(full):
                 (self.stubbed if is_class else self.suspicious).add(full)
-            self._known[full] = Name(full, (lambda *_: Inert(full)) if is_class else _refuse(full))
+            self._known[full] = PickledName(full, (lambda *_: InertObject(full)) if is_class else _refuse(full))
         return self._known[full]
 
     def load(self, file: IO[bytes], persistent_load: Callable[[Any], Any] = _no_persistent) -> Any:
-        """Read one pickle, from where the file stands; arrays and tensors are descriptions (`pickled.resolve`).
+        """Read one pickle from the file's position; arrays and tensors are descriptions (`pickled.resolve`).
 
         Raises:
-            WeightsError: it asks to call something.
-            Exception: it is damaged; the caller says so.
+            WeightsError: it calls a function that is not allowed.
+            Exception: it is damaged; the caller reports this.
         """
-        return _Machine(_Bounded(file), self, persistent_load).load()
+        return _RestrictedUnpickler(_BoundedFile(file), self, persistent_load).load()
 
-    def storage(self, persistent_id: Any) -> Storage:
-        """The description behind torch's ('storage', class, key, device, number of values, view)."""
+    def storage(self, persistent_id: Any) -> StorageDescription:
+        """Return the description of a storage from torch's ('storage', class, key, device, number of values, view)."""
         kind, cls, key, _device, count, *view = persistent_id
-        name = cls.name if isinstance(cls, Name) else ""
+        name = cls.name if isinstance(cls, PickledName) else ""
         if kind != "storage" or not isinstance(key, str) or not isinstance(count, int) or count < 0:
-            raise pickle.UnpicklingError(f"{kind!r:.40} is no storage of numbers")
-        return Storage(name, key, count, view[0] if view else None)
+            raise pickle.UnpicklingError(f"{kind!r:.40} is not a storage")
+        return StorageDescription(name, key, count, view[0] if view else None)
 
 
 def _is_silent(name: str) -> bool:
-    """Classes that every checkpoint names, which are not worth a word: storages, and modules of TorchScript."""
+    """Return True for classes that are not reported because every checkpoint names them."""
     return name.startswith("__torch__.") or (name.startswith("torch.") and name.endswith("Storage"))
 
 
 def _looks_like_class(module: str, name: str) -> bool:
-    """Whether calling it would merely make an object: looked up among imported modules, else judged by its name."""
+    """Return True if a name is that of a class: looked up in imported modules, else judged by its capital letter."""
     root = module.partition(".")[0]
     if root in _REFUSED_ROOTS:
         return False

@@ -1,7 +1,7 @@
 """VISSL checkpoints in several files: one per process (shards) or one per tensor (slices).
 
-Shards hold pieces of flattened parameters, as fairscale's FullyShardedDataParallel (0.4) keeps them, and say how to put
-them together; fairscale itself is not needed.
+Shards hold pieces of flattened parameters of fairscale's FullyShardedDataParallel (0.4), and the metadata to join them;
+fairscale itself is not needed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +20,15 @@ _PARTS = {"shard": "_shard", "slice": "_layers"}
 
 
 def joined(path: Path, loaded: Any, read: Read) -> Any:
-    """The checkpoint as VISSL would write it into one file; `loaded` itself if it is whole already.
+    """Return the checkpoint in VISSL's single-file layout; `loaded` itself if it is complete already.
 
     Args:
-        path: of the file that was read; the other files lie beside it, or where the list says.
-        loaded: its content.
-        read: reads another file of torch.save.
+        path: path of the file; the other files lie beside it or at the listed paths.
+        loaded: content of the file.
+        read: reader of another torch.save file.
 
     Raises:
-        WeightsError: it is one part of several, or a part is missing or does not fit the others.
+        WeightsError: the file is one part of several, or a part is missing or does not match the others.
     """
     kind = loaded.get("type") if isinstance(loaded, Mapping) else None
     if isinstance(kind, str) and kind in _PARTS:
@@ -51,35 +51,37 @@ def joined(path: Path, loaded: Any, read: Read) -> Any:
 
 
 def _refuse_repeated(path: Path, loaded: Mapping[str, Any]) -> None:
-    """Refuse shards listed twice: a short list could ask for the same large file without end."""
+    """Refuse shards listed twice: a short list could request the same large file any number of times."""
     shards = loaded.get("shards") or ()
     if len({str(name) for name in shards}) < len(shards):
         raise WeightsError(f"{path} lists a part of the checkpoint twice")
 
 
-def _part(path: Path, name: object) -> Path:
-    """Where a part lies: where the list says, else beside the list (checkpoints are copied)."""
-    given = Path(str(name))
-    beside = PureWindowsPath(str(name)).name  # its last step, whichever slashes it has
-    for candidate in (path.parent / given, path.parent / beside, path.parent / given.parent.name / beside):
+def _part_path(path: Path, name: object) -> Path:
+    """Return the path of a listed part: as listed, or beside the list if the checkpoint was copied."""
+    listed = Path(str(name))
+    beside = PureWindowsPath(str(name)).name  # the file name after either kind of slash
+    for candidate in (path.parent / listed, path.parent / beside, path.parent / listed.parent.name / beside):
         if candidate.is_file():
             return candidate
-    raise WeightsError(f"{path} lists '{name}', which is neither there nor beside it", "Copy all parts of it.")
+    raise WeightsError(
+        f"{path} lists '{name}', which is neither there nor beside it", "Copy all parts of the checkpoint."
+    )
 
 
 def _join_slices(path: Path, loaded: Mapping[str, Any], read: Read) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     model = loaded["classy_state_dict"]["base_model"]["model"]
 
     def tensors(listed: Mapping[str, str]) -> dict[str, Tensor]:
-        return {_clean(name): read(_part(path, file))["weight"] for name, file in listed.items()}
+        return {_clean(name): read(_part_path(path, file))["weight"] for name, file in listed.items()}
 
     return tensors(model["trunk"]), tensors(model.get("heads") or {})
 
 
 def _join_shards(path: Path, loaded: Mapping[str, Any], read: Read) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    shards = [read(_part(path, name))["classy_state_dict"]["base_model"] for name in loaded["shards"]]
+    shards = [read(_part_path(path, name))["classy_state_dict"]["base_model"] for name in loaded["shards"]]
     if not shards:
-        raise ValueError("it lists no parts")
+        raise ValueError("the list of parts is empty")
     trunk = consolidate([s["model"]["trunk"] for s in shards], [s["meta"]["trunk"] for s in shards])
     heads: dict[str, Tensor] = {}
     for number in range(len(shards[0]["meta"].get("heads") or ())):
@@ -90,28 +92,28 @@ def _join_shards(path: Path, loaded: Mapping[str, Any], read: Read) -> tuple[dic
 
 
 def consolidate(pieces: Sequence[Mapping[str, Tensor]], meta: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Whole tensors from the pieces of all processes, in the order of their ranks.
+    """Join the tensors from the pieces of all processes, in the order of their ranks.
 
     Args:
-        pieces: name -> tensor; a flattened parameter is cut into equal pieces, the last one padded.
-        meta: what fairscale recorded beside them: which parameters are in a flattened one, in which shapes.
+        pieces: name -> tensor per process; a flattened parameter is cut into equal pieces, the last one padded.
+        meta: fairscale's metadata per process: the parameters in each flattened one, and their shapes.
 
     Raises:
-        KeyError, ValueError, RuntimeError: the pieces are not what `meta` says.
+        KeyError, ValueError, RuntimeError: the pieces contradict `meta`.
     """
     whole: dict[str, Tensor] = {}
     pieces = [{_clean(name): tensor for name, tensor in piece.items()} for piece in pieces]
     for number, entry in enumerate(meta[0]["param_metadata"]):
         path = entry["fsdp_path"]
         for flat_name, info in entry["params"].items():
-            key = _clean(_at(path, flat_name))
+            key = _clean(_dotted(path, flat_name))
             ranks = range(1 if entry.get("no_broadcast_optim_state") else len(pieces))
             pads = [meta[rank]["param_metadata"][number]["params"][flat_name]["padding"] for rank in ranks]
             cut = [pieces[rank][key].flatten() for rank in ranks]
             flat = torch.cat([c[: len(c) - pad] if pad else c for c, pad in zip(cut, pads, strict=True)])
             parts = torch.split(flat, list(info["numels"]))
             for name, part, shape in zip(info["names"], parts, info["shapes"], strict=True):
-                whole[_clean(_at(path, name))] = part.reshape(tuple(shape))
+                whole[_clean(_dotted(path, name))] = part.reshape(tuple(shape))
         for source, target in entry["shared_param_info"]:  # one parameter under two names
             whole[_clean(target)] = whole[_clean(source)]
     for name in meta[0]["buffer_names"]:
@@ -119,7 +121,7 @@ def consolidate(pieces: Sequence[Mapping[str, Tensor]], meta: Sequence[Mapping[s
     return whole
 
 
-def _at(*path: str) -> str:
+def _dotted(*path: str) -> str:
     return ".".join(step for step in path if step)
 
 

@@ -1,0 +1,72 @@
+"""Features of the SVM solver: with a constant feature for the bias, rotated onto their principal axes."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+FloatArray = npt.NDArray[np.float64]
+
+_NULL = 1e-24  # share of the features' squared norm below which an axis holds rounding errors only
+_GRAM_UP_TO = 2**26  # inner products of samples kept in memory (512 MB); without them VOC07 takes 1.7 times as long
+
+
+@dataclasses.dataclass(frozen=True)
+class RotatedFeatures:
+    """Features on their principal axes, the constant feature included.
+
+    Attributes:
+        x: (N, R) float64 coordinates, R <= min(N, D + 1).
+        x_single: (N, R) the same in float32.
+        energy: (R,) sum over the samples of the squared coordinates along each axis.
+        gram: (N, N) inner products of the samples; None if they are too many to keep.
+        basis: (D + 1, R) orthonormal columns, the axes; the last row belongs to the constant feature.
+        intercept_scaling: value of the constant feature.
+    """
+
+    x: torch.Tensor
+    x_single: torch.Tensor
+    energy: torch.Tensor
+    gram: torch.Tensor | None
+    basis: torch.Tensor
+    intercept_scaling: float
+
+    def coefficients(self, v: torch.Tensor) -> tuple[FloatArray, FloatArray]:
+        """Return the (P, D) weights and (P,) biases of solutions (P, R)."""
+        full: FloatArray = (v @ self.basis.T).numpy()
+        return full[:, :-1], full[:, -1] * self.intercept_scaling
+
+
+def rotate(x: FloatArray, intercept_scaling: float = 1.0) -> RotatedFeatures:
+    """Append the constant feature and rotate onto the principal axes, without centring.
+
+    A rotation preserves lengths, so the optimum is that of the original features; on principal axes the Newton systems
+    are closer to diagonal.
+
+    >>> rotate(np.array([[3.0, 4.0], [6.0, 8.0]]), intercept_scaling=0.0).x.abs().round(decimals=6).tolist()
+    [[5.0], [10.0]]
+
+    Args:
+        x: (N, D) finite features.
+        intercept_scaling: value of the constant feature whose weight gives the bias, as in LinearSVC.
+    """
+    full = torch.empty((len(x), x.shape[1] + 1), dtype=torch.float64)
+    full[:, :-1] = torch.from_numpy(x)
+    full[:, -1] = intercept_scaling
+    span = None
+    if full.shape[0] < full.shape[1]:
+        # The optimum lies in the span of the samples, so N axes are enough.
+        span, triangle = torch.linalg.qr(full.T)
+        full = triangle.T.contiguous()
+    # numpy's eigendecomposition takes half the time of torch's on a CPU.
+    rotation = torch.from_numpy(np.linalg.eigh((full.T @ full).numpy())[1])
+    rotated = full @ rotation
+    energy = torch.linalg.vector_norm(rotated, dim=0).square()
+    kept = energy > _NULL * energy.sum()
+    if not kept.all():
+        rotated, rotation, energy = rotated[:, kept].contiguous(), rotation[:, kept], energy[kept]
+    basis = rotation if span is None else span @ rotation
+    n, width = rotated.shape
+    gram = rotated @ rotated.T if n * n <= min(_GRAM_UP_TO, 4 * n * width) else None
+    return RotatedFeatures(rotated, rotated.float(), energy, gram, basis, intercept_scaling)
