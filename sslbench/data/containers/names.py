@@ -9,7 +9,7 @@ import numpy as np
 
 from sslbench.data.source import Images, Labels, Source
 from sslbench.data.wording import counted, printable, some
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError
 
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -25,17 +25,6 @@ MOST_CHECKED = 20_000
 def split_name(name: str) -> str | None:
     """Return 'train', 'val' or 'test' for a usual name of that split, in any case; None for any other name."""
     return _SPLITS.get(name.strip().lower())
-
-
-def refuse_columns(spec: str, image_column: str | None, label_column: str | None) -> None:
-    """Raise if a column is named for data without columns.
-
-    Raises:
-        UsageError: a column is named.
-    """
-    for name in (image_column, label_column):
-        if name is not None:
-            raise UsageError(f"{spec} has no column '{name}': columns can be named for tables only")
 
 
 def image_id(name: str, folder: Path) -> str:
