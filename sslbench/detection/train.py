@@ -33,7 +33,7 @@ from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import SIGNAL_CHECK, NotFiniteError, StoppedError
 from sslbench.train.resume import continue_from, newest_whole
-from sslbench.train.signals import stop_signals
+from sslbench.runtime.signals import stop_signals
 
 
 def losses_of(model: nn.Module, batch: Batch, device: torch.device, *, seed: int, iteration: int) -> dict[str, Tensor]:

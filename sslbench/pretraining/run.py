@@ -26,7 +26,7 @@ from sslbench.train.lock import exclusive
 from sslbench.train.loop import train
 from sslbench.train.meter import Line
 from sslbench.train.resume import continue_from
-from sslbench.train.signals import stop_signals
+from sslbench.runtime.signals import stop_signals
 from sslbench.train.state import from_checkpoint, random_states, restore_random_states, to_checkpoint
 from sslbench.weights.save import save
 

@@ -24,7 +24,7 @@ from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import SIGNAL_CHECK, NotFiniteError, StoppedError
 from sslbench.train.resume import continue_from, newest_whole
-from sslbench.train.signals import stop_signals
+from sslbench.runtime.signals import stop_signals
 
 _KEEP = 2  # checkpoints
 BACKEND = "detectron2"

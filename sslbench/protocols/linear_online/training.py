@@ -30,7 +30,7 @@ from sslbench.train.loop import NotFiniteError, StoppedError
 from sslbench.train.optimizers import OptimizerSettings, make_optimizer, set_rates
 from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.schedules import Schedule
-from sslbench.train.signals import stop_signals
+from sslbench.runtime.signals import stop_signals
 
 log = logging.getLogger("sslbench")
 
