@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent / "sslbench"
 ROWS = (
     {"errors", "paths", "names", "text"},
     {"config", "preprocessing", "metrics", "results", "identity", "user_code", "library", "weights", "solvers"},
-    {"data", "backbones", "distributed"},
+    {"distributed", "runtime"},
+    {"data", "backbones"},
     {"features", "methods", "train"},
     {"protocols", "detection"},
     {"leaderboard", "evaluation", "pretraining", "api", "__init__"},
@@ -31,6 +32,7 @@ WITHIN_ROW = {
     "weights": {"config", "preprocessing"},
     "library": {"config"},
     "methods": {"train"},
+    "runtime": {"distributed"},
     "pretraining": {"evaluation"},
     "api": {"evaluation", "leaderboard", "pretraining"},
     "__init__": {"api"},

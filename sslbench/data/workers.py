@@ -9,25 +9,15 @@ from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sslbench.errors import DataError, SslbenchError, UsageError
+from sslbench.runtime.workers import StartMethod
 
 _SECONDS_TO_DIE = 10.0  # from the first sign of a death until the process is gone
-
-StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
-"""How worker processes come into being; see multiprocessing's documentation."""
-
-
-def default_workers() -> int:
-    """Processes for decoding: the cores this process may use (affinity, container), at most 16; 0 for one core."""
-    import joblib  # type: ignore[import-untyped]
-
-    cores = int(joblib.cpu_count())
-    return 0 if cores == 1 else min(cores, 16)
 
 
 def run(

@@ -41,25 +41,3 @@ def this_process() -> Process:
     if not 0 <= rank < world:
         raise UsageError(f"{names[0]}={rank} does not fit {names[1]}={world}")
     return Process(rank, world, local)
-
-
-def own_device(visible: int) -> int:
-    """Return the number of this process's GPU among those that it sees.
-
-    Processes of one machine take them in turn. Under `srun --gpus-per-task=1` each sees one GPU, another one, as number
-    0.
-
-    Args:
-        visible: GPUs that this process sees, at least one.
-
-    Raises:
-        UsageError: torchrun started more processes than there are GPUs: two of them would share one.
-    """
-    local = this_process().local
-    together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's, whose processes all see the same GPUs
-    if 1 < visible < together:
-        raise UsageError(
-            f"{together} processes were started on this machine, which shows them {visible} GPUs",
-            f"Start as many as there are GPUs: torchrun --nproc-per-node {visible}.",
-        )
-    return local % visible

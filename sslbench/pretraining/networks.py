@@ -21,6 +21,7 @@ from sslbench.distributed.collectives import rank, world_size
 from sslbench.distributed.parallel import wrap
 from sslbench.errors import UsageError
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings
+from sslbench.runtime.seeds import seed_process
 from sslbench.train.method import Method, Setup
 from sslbench.train.optimizers import make_optimizer, parameter_groups
 from sslbench.train.state import State, moving_average
@@ -123,7 +124,7 @@ def make_state(method: Method, settings: PretrainSettings, device: torch.device)
     groups = parameter_groups(method, settings.optimizer)
     optimizer = make_optimizer(groups, settings.optimizer, zero=settings.zero)
     scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
-    torch.manual_seed(settings.seed * 1_000_003 + rank())
+    seed_process(settings.seed, rank())
     return State(method, model, optimizer, scaler, average)
 
 

@@ -16,7 +16,6 @@ from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.request import RunSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.pretraining.channels import normalised, views_for
 from sslbench.pretraining.networks import (
@@ -26,6 +25,8 @@ from sslbench.pretraining.networks import (
     with_sync_bn,
 )
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, updates
+from sslbench.runtime.device import choose_device
+from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
 from sslbench.train.loop import Plan
 from sslbench.train.method import Method, Setup
@@ -71,8 +72,11 @@ def prepare(request: PretrainRequest) -> Prepared:
             channels they have and, for other than three, what normalises them.
     """
     settings, process = request.settings, this_process()
-    device = RunSettings(device=settings.device).torch_device()
+    device = choose_device(settings.device)
     per_process = _images_per_process(settings, process.world)
+    workers = resolve_workers(settings.workers, device)
+    if workers < 0:
+        raise UsageError(f"workers {workers} must not be negative")
     source, reading = _open(request), _reading(settings)
     backbone = make_backbone(request)
     init_sha256 = backbone.weights_sha256 if request.init is not None else None  # a method may change tensors
@@ -85,7 +89,7 @@ def prepare(request: PretrainRequest) -> Prepared:
         rank=process.rank,
         world=process.world,
         seed=settings.seed,
-        workers=_workers(settings, device),
+        workers=workers,
         prefetch=settings.prefetch,
         reading=reading,
         sampler=settings.sampler,
@@ -185,15 +189,6 @@ def _reading(settings: PretrainSettings) -> Reading:
             "Leave it out; JPEGs are decoded by libjpeg-turbo in any case.",
         )
     return Reading(settings.decoder, settings.max_pixels, settings.start_method)
-
-
-def _workers(settings: PretrainSettings, device: torch.device) -> int:
-    """As for evaluation: one per core beside a GPU, one per two cores where the network needs the cores too."""
-    if settings.workers != "auto":
-        if settings.workers < 0:
-            raise UsageError(f"workers {settings.workers} must not be negative")
-        return settings.workers
-    return RunSettings(device=str(device)).extract_settings().workers
 
 
 def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:

@@ -21,13 +21,14 @@ from sslbench.pretraining import folder
 from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.prepare import Prepared, prepare
 from sslbench.pretraining.settings import PretrainRequest, plain
+from sslbench.runtime.seeds import preserved_random_states
+from sslbench.runtime.signals import stop_signals
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import train
 from sslbench.train.meter import Line
 from sslbench.train.resume import continue_from
-from sslbench.runtime.signals import stop_signals
-from sslbench.train.state import from_checkpoint, random_states, restore_random_states, to_checkpoint
+from sslbench.train.state import from_checkpoint, to_checkpoint
 from sslbench.weights.save import save
 
 FEATURES = "features"
@@ -168,22 +169,20 @@ def pretrain(request: PretrainRequest, *, command: str, observers: Sequence[Obse
         NotFiniteError: the loss is NaN or infinite.
         StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
     """
-    before = random_states("cpu")
     try:
-        prepared = prepare(request)
-        checkable(request)
-        with process_group(prepared.device):
-            return _Run(prepared, command, observers).go()
+        with preserved_random_states():
+            prepared = prepare(request)
+            checkable(request)
+            with process_group(prepared.device):
+                return _Run(prepared, command, observers).go()
     except RuntimeError as error:
         if "DataLoader worker (pid" not in str(error):
             raise
-        # torch notices at any moment that a worker is gone, not only while a batch is waited for.
+        # torch reports the loss of a worker at any moment, not only while a batch is waited for.
         raise DataError(
             f"a process that decodes and augments images was killed ({error})",
             "Too little memory, perhaps; try fewer --workers. The same command continues.",
         ) from error
-    finally:
-        restore_random_states(before)
 
 
 class _Run:

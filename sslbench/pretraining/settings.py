@@ -11,6 +11,8 @@ from sslbench.data.sharded import WINDOW
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.runtime.device import Precision
+from sslbench.runtime.workers import StartMethod
 from sslbench.train.optimizers import OptimizerSettings
 
 Spec = dict[str, Any] | float
@@ -45,7 +47,7 @@ class PretrainSettings:
     accumulate: int = setting(1, "forward passes that an update is divided into")
     clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip")
     clip_each: bool = setting(False, "clip_norm is that of each tensor's gradient (DINO's code), not of all together")
-    precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "of the forward pass (autocast)")
+    precision: Precision = setting("fp32", "of the forward pass (autocast)")
     sync_bn: bool = setting(False, "BatchNorm over all processes (GPU only)")
     strategy: Literal["ddp", "fsdp"] = setting("ddp", "fsdp shards parameters, gradients and optimizer state")
     zero: bool = setting(False, "divide the optimizer's state over the processes")
@@ -58,7 +60,7 @@ class PretrainSettings:
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, mps")
     workers: int | Literal["auto"] = setting("auto", "processes that decode and augment, per training process")
     prefetch: int = setting(4, "batches that every worker prepares ahead")
-    start_method: Literal["auto", "fork", "spawn", "forkserver"] = setting("auto", "of those processes")
+    start_method: StartMethod = setting("auto", "of those processes")
     decoder: tuple[str, ...] = setting((), "functions of yours that decode images: my_module.my_function")
     max_pixels: int = setting(MAX_PIXELS, "larger images count as unreadable", unit="pixels")
     sampler: AskedSampler = setting(

@@ -5,25 +5,23 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.pretraining import RawBatch
-from sslbench.distributed.collectives import max_, sum_, world_size
+from sslbench.distributed.collectives import sum_, world_size
 from sslbench.distributed.parallel import clip_gradients, without_synchronisation
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
+from sslbench.runtime.device import DTYPES, Precision
+from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process
 from sslbench.train.meter import Line, Meter
 from sslbench.train.method import Batch, Loss, Step
 from sslbench.train.optimizers import set_rates
 from sslbench.train.schedules import Schedule
 from sslbench.train.state import State, update_average
-
-DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-SIGNAL_CHECK = 10  # updates between two looks at whether any of several processes was told to stop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Plan:
     accumulate: int = 1
     clip_norm: float | None = None
     clip_each: bool = False
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     average_decay: float = 0.0
     frozen: Mapping[str, int] = dataclasses.field(default_factory=dict)
     log_every: int = 10
@@ -71,14 +69,6 @@ class NotFiniteError(SslbenchError):
     """The loss is NaN or infinite."""
 
     exit_code = 1
-
-
-class StoppedError(SslbenchError):
-    """A signal asked the run to end; everything is saved."""
-
-    def __init__(self, message: str, remedy: str, exit_code: int) -> None:
-        super().__init__(message, remedy)
-        self.exit_code = exit_code
 
 
 def train(
@@ -124,15 +114,12 @@ def train(
             log(meter.line(state.step / plan.per_epoch, state.step, loss, float(value), rates, norm))
         if plan.evaluate_every and (state.step % plan.evaluate_every == 0 or last):
             evaluate(step)
-        stop = _signalled(signal_number, state, epoch_ends)
+        compare = state.step % SIGNAL_INTERVAL == 0 or epoch_ends
+        stop = signal_on_any_process(signal_number, state.device, compare=compare)
         if stop or last or state.step % plan.save_every == 0:
             save()
         if stop and not last:
-            raise StoppedError(
-                f"stopped by signal {stop} after update {state.step} of {plan.steps}; everything is saved",
-                "Run the same command again to continue.",
-                128 + stop,
-            )
+            raise StoppedError(stop, f"update {state.step} of {plan.steps}")
 
 
 def _forward_backward(state: State, plan: Plan, raw: RawBatch, step: Step) -> tuple[Loss, Tensor]:
@@ -210,12 +197,3 @@ def _stop_not_finite(
         "Try a lower optimizer.lr, more schedule.warmup_epochs, clip_norm=3 or precision=fp32; the weights before this "
         "update are in the last checkpoint.",
     )
-
-
-def _signalled(signal_number: Callable[[], int], state: State, epoch_ends: bool) -> int:
-    """The signal that any process got; several processes only compare now and then."""
-    if world_size() == 1:
-        return signal_number()
-    if state.step % SIGNAL_CHECK and not epoch_ends:
-        return 0
-    return int(max_(torch.tensor(signal_number(), device=state.device)))

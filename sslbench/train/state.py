@@ -2,16 +2,15 @@
 
 import copy
 import dataclasses
-import random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sslbench.distributed.collectives import gather_objects, rank, world_size
 from sslbench.distributed.parallel import load_module_state, load_optimizer_state, module_state, optimizer_state
 from sslbench.errors import UsageError
+from sslbench.runtime.seeds import random_states, restore_random_states
 from sslbench.train.method import Method
 
 
@@ -91,30 +90,6 @@ def from_checkpoint(state: State, content: dict[str, Any]) -> None:
     state.method.load_local_state(own["local"])
     restore_random_states(own["random"])
     state.step = content["step"]
-
-
-def random_states(device_type: str) -> dict[str, Any]:
-    """The states of torch's, numpy's and Python's global generators as tensors and numbers."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    states = {
-        "torch": torch.get_rng_state(),
-        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
-        "python": random.getstate(),
-    }
-    if device_type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def restore_random_states(states: dict[str, Any]) -> None:
-    """Puts back what `random_states` gave."""
-    torch.set_rng_state(states["torch"])
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,12 +1,9 @@
 """How images are read; apart from the decoder, since what lists images should not have to load what decodes them."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from sslbench.preprocessing import MAX_PIXELS
-
-if TYPE_CHECKING:
-    from sslbench.data.workers import StartMethod
+from sslbench.runtime.workers import StartMethod
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +18,7 @@ class Reading:
 
     decoder: tuple[str, ...] = ()
     max_pixels: int = MAX_PIXELS
-    start_method: "StartMethod" = "auto"
+    start_method: StartMethod = "auto"
 
 
 DEFAULT = Reading()
