@@ -77,15 +77,19 @@ def barlow_twins_loss(
     return scale * (invariance + off_diagonal * redundancy)
 
 
-class Method(method.Method):
+class Method(method.Method[Config]):
     """Barlow Twins on two views; each goes through the network by itself, as in the published code."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Raises UsageError when there are not two views, or only one image at a time."""
-        super().__init__(backbone)
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images."""
         need_views(setup, 2, method="barlow_twins")
         need_several_images(setup, method="barlow_twins")
-        self.config = config
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         self.projector = mlp([setup.feature_dim, *config.projector], norm=True, bias=False, last_bias=False)
 
     def loss(self, batch: Batch, step: Step) -> Loss:

@@ -39,15 +39,19 @@ def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
     return 2 - 2 * functional.cosine_similarity(prediction, target.detach(), dim=1).mean()
 
 
-class Method(method.Method):
+class Method(method.Method[Config]):
     """BYOL on two views."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Raises UsageError when there are not two views, or only one image at a time."""
-        super().__init__(backbone)
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images."""
         need_views(setup, 2, method="byol")
         need_several_images(setup, method="byol")
-        self.config = config
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         dim = config.projector[-1]
         self.projector = mlp([setup.feature_dim, *config.projector], norm=True, last_bias=False)
         self.predictor = mlp([dim, *config.predictor, dim], norm=True, last_bias=False)

@@ -121,14 +121,15 @@ class UnitLinear(nn.Module):
         return functional.linear(x, functional.normalize(self.direction, dim=1) * self.length)
 
 
-class Method(method.Method):
+class Method(method.Method[Config]):
     """DINO with any number of views, large ones first."""
 
+    config_type = Config
     center: Tensor
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Raises UsageError when there is no pair of views."""
-        super().__init__(backbone)
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require at least one pair of a teacher view and another view."""
         if not 1 <= config.teacher_views <= len(setup.sizes) or len(setup.sizes) < 2:
             raise UsageError(
                 f"dino compares {config.teacher_views} teacher views with others, the augmentation makes "
@@ -137,7 +138,9 @@ class Method(method.Method):
             )
         if config.head_norm:
             need_several_images(setup, method="dino with method.head_norm=true")
-        self.config = config
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         self.head = Head(setup.feature_dim, config)
         self.teacher_backbone = copy_of(backbone)
         self.teacher_head = copy_of(self.head)

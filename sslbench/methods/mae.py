@@ -116,21 +116,25 @@ class Decoder(nn.Module):
         return painted
 
 
-class Method(method.Method):
+class Method(method.Method[Config]):
     """MAE on the views of one size; each is a sample of its own (the published augmentation makes one)."""
 
+    config_type = Config
     backbone: VisionTransformer
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Raises UsageError when the backbone is not a plain timm vision transformer for views of this size."""
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require a plain vision transformer of timm for views of this size."""
         vit = _vision_transformer(backbone, setup)
-        super().__init__(vit)
+        patches = vit.patch_embed.num_patches
+        _check(config, patches, _visible(config, patches), vit.embed_dim)
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        vit = _vision_transformer(backbone, setup)
+        super().__init__(vit, config, setup)
         grid: tuple[int, int] = vit.patch_embed.grid_size
         self.patch_size: tuple[int, int] = vit.patch_embed.patch_size
-        patches = grid[0] * grid[1]
-        self.visible = int(patches * (1 - config.masked))
-        self.config = config
-        _check(config, patches, self.visible, vit.embed_dim)
+        self.visible = _visible(config, grid[0] * grid[1])
         if not setup.loaded:
             initialise(vit, class_token_std=0.02, separate_qkv=False)
         if config.positions == "sincos" and vit.pos_embed is not None:
@@ -186,6 +190,11 @@ def _vision_transformer(backbone: nn.Module, setup: Setup) -> VisionTransformer:
             f"Views of one size and the backbone built for it: --backbone {base},img_size={side}.",
         )
     return backbone
+
+
+def _visible(config: Config, patches: int) -> int:
+    """Return the number of patches that the encoder sees."""
+    return int(patches * (1 - config.masked))
 
 
 def _check(config: Config, patches: int, visible: int, dim: int) -> None:

@@ -18,6 +18,7 @@ from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.precision import in_float32, unit_length
+from sslbench.methods._parts.queue import enqueue_
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -52,26 +53,21 @@ def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> T
     return functional.softplus(negatives - positives).mean()
 
 
-def enqueue_(queue: Tensor, keys: Tensor, pointer: int) -> int:
-    """Overwrites the oldest rows: `queue[pointer : pointer + n] = keys`, in place; K is a multiple of n.
-
-    Returns:
-        The next pointer.
-    """
-    queue[pointer : pointer + len(keys)] = keys
-    return (pointer + len(keys)) % len(queue)
-
-
-class Method(method.Method):
+class Method(method.Method[Config]):
     """Queries are compared with keys that a slowly moving copy of the network made, of this batch and earlier ones."""
 
+    config_type = Config
     queue: Tensor
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views, and a queue that whole updates fill."""
         need_views(setup, 2, method="moco_v2")
         _require_divisible(config.queue, setup.images_per_update)
-        super().__init__(backbone)
-        self.config, self.world = config, setup.world
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        self.world = setup.world
         self.head = mlp([setup.feature_dim, *config.projector])
         self.key_backbone = momentum_copies.copy_of(backbone)
         self.key_head = momentum_copies.copy_of(self.head)

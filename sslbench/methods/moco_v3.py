@@ -6,7 +6,7 @@ sines and cosines. Weights that were loaded (--init) stay as they are, position 
 
 import dataclasses
 import logging
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 from timm.layers.patch_embed import PatchEmbed
@@ -61,16 +61,27 @@ def contrastive(query: Tensor, key: Tensor, temperature: float) -> Tensor:
     return functional.cross_entropy(logits, own) * (2 * temperature)
 
 
-class Method(method.Method):
+class Method(method.Method[Config]):
     """Each view predicts the other one's key, made by a slowly moving copy of the network."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images, and a width that the positions asked for fit."""
         need_views(setup, 2, method="moco_v3")
         need_negatives(setup, method="moco_v3")
-        super().__init__(backbone)
-        self.config = config
-        if isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed):
-            _begin(backbone, config, setup)
+        if _is_plain_vit(backbone) and config.positions == "sincos" and backbone.embed_dim % 4:
+            raise UsageError(
+                f"moco_v3: the backbone's width is {backbone.embed_dim}, no multiple of 4, which positions of sines "
+                "and cosines need",
+                "Train learnt ones: method.positions=learnt.",
+            )
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        if _is_plain_vit(backbone):
+            _initialise_vit(backbone, config, setup)
         if config.freeze_patch_projection:
             _freeze_patch_projection(backbone)
         self.projector = mlp(
@@ -106,18 +117,17 @@ class Method(method.Method):
         return {"student": self.backbone, "teacher": self.key_backbone}
 
 
-def _begin(vit: VisionTransformer, config: Config, setup: Setup) -> None:
-    """Give a vision transformer the published initial weights, unless some were loaded, and the positions asked for."""
+def _is_plain_vit(backbone: nn.Module) -> TypeGuard[VisionTransformer]:
+    """Return whether a backbone is a vision transformer of timm with a linear patch projection."""
+    return isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed)
+
+
+def _initialise_vit(vit: VisionTransformer, config: Config, setup: Setup) -> None:
+    """Set the published initial weights, unless weights were loaded, and the positions of the settings."""
     if not setup.loaded:
         initialise(vit, class_token_std=1e-6, separate_qkv=True)
         nn.init.zeros_(vit.patch_embed.proj.bias)
     if config.positions == "sincos":
-        if vit.embed_dim % 4:
-            raise UsageError(
-                f"moco_v3: the backbone's width is {vit.embed_dim}, no multiple of 4, which positions of sines and "
-                "cosines need",
-                "Train learnt ones: method.positions=learnt.",
-            )
         fix_positions(vit, loaded=setup.loaded)
 
 

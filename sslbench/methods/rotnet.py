@@ -38,12 +38,18 @@ def rotations(images: Tensor) -> tuple[Tensor, Tensor]:
     return turned.contiguous(memory_format=torch.channels_last), labels
 
 
-class Method(method.Method):
+class Method(method.Method[Config]):
     """A linear classifier of the four rotations on top of the backbone."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require a single view."""
         need_views(setup, 1, method="rotnet")
-        super().__init__(backbone)
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         self.head = nn.Linear(setup.feature_dim, ANGLES)
 
     def loss(self, batch: Batch, step: Step) -> Loss:

@@ -65,19 +65,24 @@ def nt_xent(views: Tensor, temperature: float) -> Tensor:
     return terms.sum() / (rows * (n_views - 1))
 
 
-class Method(method.Method):
+class Method(method.Method[Config]):
     """Pulls the views of an image together, and away from those of other images."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require several views of at least two images."""
         need_view_pairs(setup, method="simclr")
         need_negatives(setup, method="simclr")
-        super().__init__(backbone)
-        self.temperature = config.temperature
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         self.head = mlp([setup.feature_dim, *config.projector], norm=config.projector_norm)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """NT-Xent over all pairs of views."""
         features = torch.cat(encode(self.backbone, batch.views))
         embeddings = self.head(features).unflatten(0, (len(batch.views), -1))
-        value = nt_xent(embeddings, self.temperature)
+        value = nt_xent(embeddings, self.config.temperature)
         return Loss(value, functional.normalize(embeddings[0].detach().float(), dim=1))

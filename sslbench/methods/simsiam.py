@@ -34,14 +34,19 @@ def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
     return -functional.cosine_similarity(prediction, target, dim=1).mean()
 
 
-class Method(method.Method):
+class Method(method.Method[Config]):
     """SimSiam on two views."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Raises UsageError when there are not two views, or only one image at a time."""
-        super().__init__(backbone)
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images."""
         need_views(setup, 2, method="simsiam")
         need_several_images(setup, method="simsiam")
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         dim = config.projector[-1]
         widths = [setup.feature_dim, *config.projector]
         # Biases right before a BatchNorm have no effect: the published code has none, or keeps them at their start.

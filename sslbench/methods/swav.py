@@ -18,6 +18,7 @@ from sslbench.methods._parts.checks import need_view_pairs
 from sslbench.methods._parts.crops import encode
 from sslbench.methods._parts.heads import Prototypes, mlp
 from sslbench.methods._parts.precision import in_float32, unit_length
+from sslbench.methods._parts.queue import shift_in
 from sslbench.methods._parts.sinkhorn import sinkhorn
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
@@ -80,19 +81,19 @@ def assign(scores: Tensor, queued: Tensor | None, config: Config, *, hard: bool 
     return functional.one_hot(codes.argmax(dim=1), codes.shape[1]).to(codes.dtype) if hard else codes
 
 
-def shift_in(queue: Tensor, new: Tensor) -> Tensor:
-    """The queue (..., n, d) with `new` (..., b, d) in front and the oldest b rows dropped."""
-    return torch.cat([new, queue], dim=-2)[..., : queue.shape[-2], :]
-
-
-class Method(method.Method):
+class Method(method.Method[Config]):
     """Online clustering: assignments by Sinkhorn-Knopp over all processes, prediction from other views."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require several views, views to assign among them, and a queue that the processes share evenly."""
         need_view_pairs(setup, method="swav")
         _require_assignable(config, setup)
-        super().__init__(backbone)
-        self.config = config
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         self.head = mlp([setup.feature_dim, *config.projector], norm=True)
         self.prototypes = Prototypes(config.projector[-1], config.prototypes)
         self.prototypes.normalize_()

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from sslbench import names
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.resnet import without_initialisation
@@ -22,7 +21,7 @@ from sslbench.distributed.parallel import wrap
 from sslbench.errors import UsageError
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings
 from sslbench.runtime.seeds import seed_process
-from sslbench.train.method import Method, Setup
+from sslbench.train.method import Method, Setup, find_method
 from sslbench.train.optimizers import make_optimizer, parameter_groups
 from sslbench.train.state import State, moving_average
 
@@ -63,13 +62,12 @@ def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, 
     name = settings.get("name")
     if not isinstance(name, str):
         raise UsageError("which method? The settings have no method.name")
-    module = names.find_module("method", name)
+    method_type = find_method(name)
     values = {key: value for key, value in settings.items() if key != "name"}
-    config = build(module.Config, values, f"method {settings['name']}")
+    config = build(method_type.config_type, values, f"method {name}")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed + 1)  # another stream than that of the backbone's weights
-        method: Method = module.Method(backbone, config, setup)
-    return method
+        return method_type(backbone, config, setup)
 
 
 def with_sync_bn(method: Method, device: torch.device, *, asked: bool, world: int) -> Method:
