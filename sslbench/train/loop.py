@@ -26,22 +26,22 @@ from sslbench.train.state import State, update_average
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How the loop runs.
+    """Plan of a training run.
 
     Attributes:
-        steps: optimizer updates in all.
-        per_epoch: updates in an epoch.
-        lr: where in [0, 1] -> learning rate.
-        peak_lr: of parameters whose rate does not follow the schedule.
-        weight_decay: where -> weight decay; None leaves that of the groups.
-        momentum: where -> SGD's momentum; None leaves it.
+        steps: optimizer updates of the whole run.
+        per_epoch: updates per epoch.
+        lr: learning rate, as a function of the progress in [0, 1].
+        peak_lr: learning rate of parameters with a constant rate.
+        weight_decay: schedule of the weight decay; None keeps that of the groups.
+        momentum: schedule of SGD's momentum; None keeps it constant.
         normalisation: mean and std of the views.
         accumulate: forward passes per update.
         clip_norm: largest norm of the gradients.
-        clip_each: the largest norm is that of each tensor's gradient, not of all together.
-        precision: of the forward pass; parameters stay float32.
-        average_decay: of the moving average of the backbone.
-        frozen: prefix of parameter names -> updates for which they stay as they are.
+        clip_each: apply clip_norm to each tensor's gradient instead of all together.
+        precision: precision of the forward pass; parameters are float32.
+        average_decay: decay of the moving average of the backbone.
+        frozen: number of updates for which parameters are frozen, by prefix of their names.
         log_every: updates between log lines.
         save_every: updates between checkpoints; the last update is always saved.
         evaluate_every: updates between evaluations, 0 for none.
@@ -66,7 +66,7 @@ class Plan:
 
 
 class NotFiniteError(SslbenchError):
-    """The loss is NaN or infinite."""
+    """NaN or infinite loss."""
 
     exit_code = 1
 
@@ -82,21 +82,21 @@ def train(
     signal_number: Callable[[], int],
     failed: Callable[[RawBatch, float, int], Path],
 ) -> None:
-    """Trains from `state.step` to the end.
+    """Train from `state.step` to the end of the plan.
 
     Args:
-        state: changed in place.
-        plan: see there.
-        batches: from the position `state.step` on, one per update and process.
-        log: called on every process, every `log_every` updates and at the end.
-        save: writes a checkpoint; called on every process.
-        evaluate: called on every process every `evaluate_every` updates, with the update that just ended.
-        signal_number: the signal that asked this process to stop, or 0.
-        failed: keeps a batch whose loss is not finite; called on the processes that have one.
+        state: training state, changed in place.
+        plan: schedules, clipping, precision and intervals.
+        batches: one batch per update for this process, from update `state.step` on.
+        log: called on every process every `log_every` updates and at the end.
+        save: callback that writes a checkpoint; called on every process.
+        evaluate: called on every process every `evaluate_every` updates, with the update that has just ended.
+        signal_number: see `stop_signals`.
+        failed: callback that saves a batch whose loss is not finite, with the loss and the update.
 
     Raises:
-        NotFiniteError: the loss is NaN or infinite; the parameters are those before the bad update.
-        StoppedError: a signal came; a checkpoint was saved.
+        NotFiniteError: the loss is NaN or infinite; the parameters are those before the update.
+        StoppedError: a signal was received; a checkpoint was saved.
     """
     meter = Meter(state.device)
     for index in range(state.step, plan.steps):
@@ -123,7 +123,7 @@ def train(
 
 
 def _forward_backward(state: State, plan: Plan, raw: RawBatch, step: Step) -> tuple[Loss, Tensor]:
-    """The last pass's loss, and the value over all passes and processes; gradients are left in the parameters."""
+    """Compute the gradients; return the loss of the last pass, and the mean loss over passes and processes."""
     state.optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=state.device)
     parts = _split(raw, plan.accumulate)
@@ -139,6 +139,7 @@ def _forward_backward(state: State, plan: Plan, raw: RawBatch, step: Step) -> tu
 
 
 def _update(state: State, plan: Plan, step: Step) -> Tensor | None:
+    """Update parameters and moving average; return the norm of the gradients if they are clipped."""
     state.scaler.unscale_(state.optimizer)
     for prefix, updates in plan.frozen.items():
         if step.index < updates:
@@ -168,7 +169,7 @@ def _set_rates(state: State, plan: Plan, where: float) -> None:
 
 
 def _split(raw: RawBatch, parts: int) -> list[RawBatch]:
-    """The images of a batch in equal parts."""
+    """Return the batch in equal parts."""
     if parts == 1:
         return [raw]
     views = zip(*(view.chunk(parts) for view in raw.views), strict=True)
@@ -190,7 +191,7 @@ def _to_device(raw: RawBatch, device: torch.device, normalisation: Preprocessing
 def _stop_not_finite(
     raw: RawBatch, step: Step, own: float, mean: float, failed: Callable[[RawBatch, float, int], Path]
 ) -> None:
-    """Every process comes here together; those with the bad batch keep it."""
+    """Raise NotFiniteError on all processes; those with a loss that is not finite save their batch first."""
     kept = "" if math.isfinite(own) else f" The batch is in {failed(raw, own, step.index)}."
     raise NotFiniteError(
         f"the loss is {mean} in update {step.index + 1} (epoch {step.epoch + 1}).{kept}",

@@ -1,4 +1,4 @@
-"""Everything that changes while a method is trained, and how it goes into a checkpoint and comes out of it."""
+"""State of a training run, and its conversion to and from a checkpoint."""
 
 import copy
 import dataclasses
@@ -16,13 +16,13 @@ from sslbench.train.method import Method
 
 @dataclasses.dataclass
 class State:
-    """What training changes.
+    """State of a training run: everything that training changes.
 
     Attributes:
-        method: the plain module.
-        model: what is called: the method, or its wrapper over several processes.
-        optimizer: of the method's parameters.
-        scaler: of the loss, for float16.
+        method: the method itself.
+        model: module to call: the method, or its DDP or FSDP wrapper.
+        optimizer: optimizer of the method's parameters.
+        scaler: scaler of the loss, for float16.
         average: exponential moving average of the backbone, or None.
         step: optimizer updates done.
     """
@@ -36,18 +36,18 @@ class State:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return next(self.method.parameters()).device
 
 
 def moving_average(backbone: nn.Module) -> nn.Module:
-    """A copy to be averaged into: no gradients, evaluation mode."""
+    """Return a copy of the backbone for its moving average: without gradients, in evaluation mode."""
     return copy.deepcopy(backbone).eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def update_average(average: nn.Module, backbone: nn.Module, decay: float) -> None:
-    """Average <- decay * average + (1 - decay) * backbone, parameters and float buffers; counters are copied."""
+    """Update parameters and float buffers: average <- decay * average + (1 - decay) * backbone; copy counters."""
     for own, new in zip(average.state_dict().values(), backbone.state_dict().values(), strict=True):
         if own.is_floating_point():
             own.lerp_(new.to(own.dtype), 1 - decay)
@@ -56,7 +56,7 @@ def update_average(average: nn.Module, backbone: nn.Module, decay: float) -> Non
 
 
 def to_checkpoint(state: State) -> dict[str, Any]:
-    """The whole state as plain tensors and numbers; every process has to call this, the first one writes the result."""
+    """Return the state as plain tensors and numbers, for the first process to write; every process calls this."""
     processes = gather_objects(
         {"random": random_states(state.device.type), "local": _on_cpu(state.method.local_state())}
     )
@@ -70,10 +70,10 @@ def to_checkpoint(state: State) -> dict[str, Any]:
 
 
 def from_checkpoint(state: State, content: dict[str, Any]) -> None:
-    """Puts a checkpoint's content back into a state that was built the same way.
+    """Restore the content of a checkpoint into a state that was built with the same settings.
 
     Raises:
-        UsageError: it was written by another number of processes.
+        UsageError: the checkpoint was written by another number of processes.
     """
     processes = content["processes"]
     if len(processes) != world_size():

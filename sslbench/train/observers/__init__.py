@@ -1,6 +1,6 @@
-"""Who follows a pretraining run: files, plots, warnings.
+"""Observers of a pretraining run: files, plots, warnings.
 
-Each observer is told of lines and evaluations, and only reads; all of them are on the first process.
+An observer receives log records and evaluations on the first process, and changes nothing of the run.
 """
 
 from pathlib import Path
@@ -46,7 +46,7 @@ class Run(Protocol):
 
 
 def scalars(line: Line) -> dict[str, float | int]:
-    """A line as flat numbers, without what does not apply."""
+    """Return the values of a log record by name, without those that are None."""
     values: dict[str, float | int | None] = {
         "step": line.step,
         "epoch": line.epoch,

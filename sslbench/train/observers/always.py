@@ -1,4 +1,4 @@
-"""The observers that every run has."""
+"""Observers of every run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +13,12 @@ from sslbench.train.observers.views import Views
 def always(
     out: Path, *, mean: Sequence[float], std: Sequence[float]
 ) -> list[JsonLines | Views | Health | Origins | Curve]:
-    """metrics.jsonl, views.png, warnings, origins of images; in the end curve.png, which reads what the first wrote.
+    """Return the observers for metrics.jsonl, views.png, warnings, origins of images, and curve.png.
 
     Args:
         out: folder of the run.
-        mean: what views are normalised with, per channel.
-        std: likewise.
+        mean: mean of the views' normalisation, per channel.
+        std: standard deviation of the views' normalisation, per channel.
     """
     views = Views(out / "views.png", mean=mean, std=std)
     return [JsonLines(out / "metrics.jsonl"), views, Health(), Origins(), Curve()]
