@@ -1,6 +1,6 @@
-"""Which of how many processes this one is, read from the environment that torchrun or srun sets.
+"""Rank of this process and number of processes, from the environment that torchrun or srun sets.
 
-Joining them and collective operations are in `collectives`, which imports torch; this does not.
+This module does not import torch; process groups and collective operations are in `collectives`.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from sslbench.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """This process among the `world` that were started together; `local` counts on its own machine."""
+    """Rank of this process, number of processes, and rank on its own machine."""
 
     rank: int = 0
     world: int = 1
@@ -19,10 +19,10 @@ class Process:
 
 
 def this_process() -> Process:
-    """From torchrun's RANK and WORLD_SIZE, else from the step variables of srun, else one process alone.
+    """Return this process by torchrun's RANK and WORLD_SIZE, else by srun's step variables, else as a single process.
 
-    A batch script under SLURM that does not use srun is one process, whatever number of tasks was reserved: only
-    variables of the *step* count.
+    A batch script under SLURM without srun is a single process, whatever number of tasks was reserved: only variables
+    of the *step* count.
 
     Raises:
         UsageError: the variables contradict each other.

@@ -1,7 +1,7 @@
 """MoCo v3 (Chen, Xie, He 2021, arXiv 2104.02057): for ResNets and ViTs, without a queue.
 
-A plain vision transformer of timm begins as the published code's: Xavier's uniform distribution, fixed positions of
-sines and cosines. Weights that were loaded (--init) stay as they are, position embeddings included.
+A plain vision transformer of timm is initialised as in the published code: Xavier's uniform distribution, fixed
+positions of sines and cosines. Loaded weights (--init) are kept, including position embeddings.
 """
 
 import dataclasses
@@ -32,28 +32,32 @@ log = logging.getLogger("sslbench")
 class Config:
     """Settings of MoCo v3."""
 
-    temperature: float = setting(1.0, "similarities are divided by it; 0.2 for ViTs")
-    momentum: float = setting(0.99, "of the key network at the start; it rises to 1 along half a cosine")
+    temperature: float = setting(1.0, "temperature of the similarities; 0.2 for ViTs")
+    momentum: float = setting(0.99, "decay of the key network at the start; it rises to 1 along half a cosine")
     projector: tuple[int, ...] = setting((4096, 256), "widths of the projector's layers; 4096, 4096, 256 for ViTs")
     predictor: tuple[int, ...] = setting((4096,), "widths of the predictor's hidden layers")
-    predictor_last_norm: bool = setting(False, "BatchNorm behind the predictor's last layer; true for ViTs")
-    freeze_patch_projection: bool = setting(True, "a ViT's patch projection stays random, against instability (4.2)")
+    predictor_last_norm: bool = setting(False, "BatchNorm after the predictor's last layer; true for ViTs")
+    freeze_patch_projection: bool = setting(True, "freeze a ViT's random patch projection, for stability (section 4.2)")
     positions: Literal["sincos", "learnt"] = setting(
-        "sincos", "of a ViT: fixed sines and cosines (published; loaded ones stay, and are fixed), or trained ones"
+        "sincos", "positions of a ViT: fixed sines and cosines (published; loaded ones are kept and fixed), or trained"
     )
 
 
 @in_float32
 def contrastive(query: Tensor, key: Tensor, temperature: float) -> Tensor:
-    """`ctr(q, k)` of Algorithm 1: cross entropy of the own key among the keys of all processes, times 2 * temperature.
+    """Return `ctr(q, k)` of Algorithm 1: cross entropy of the positive key among the keys of all processes, times 2 T.
+
+    >>> q = torch.eye(2)
+    >>> round(float(contrastive(q, q, 1.0)), 4)  # 2 * log(1 + exp(-1))
+    0.6265
 
     Args:
-        query: (B, d), normalised here.
-        key: (B, d), normalised here, without gradient.
-        temperature: above 0.
+        query: (B, d), not necessarily normalised.
+        key: (B, d), not necessarily normalised; gets no gradient.
+        temperature: temperature T, above 0.
 
     Returns:
-        The mean over this process's queries.
+        Mean over this process's queries.
     """
     query, key = functional.normalize(query, dim=1), functional.normalize(key.detach(), dim=1)
     logits = query @ gather(key).T / temperature
@@ -62,13 +66,13 @@ def contrastive(query: Tensor, key: Tensor, temperature: float) -> Tensor:
 
 
 class Method(method.Method[Config]):
-    """Each view predicts the other one's key, made by a slowly moving copy of the network."""
+    """Contrast of each view's prediction with the other view's key by a momentum network."""
 
     config_type = Config
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require two views of at least two images, and a width that the positions asked for fit."""
+        """Require two views of at least two images, and a width that is a multiple of 4 for positions of sines."""
         need_views(setup, 2, method="moco_v3")
         need_negatives(setup, method="moco_v3")
         if _is_plain_vit(backbone) and config.positions == "sincos" and backbone.embed_dim % 4:
@@ -98,7 +102,7 @@ class Method(method.Method[Config]):
         self.key_projector = momentum_copies.copy_of(self.projector)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Algorithm 1: the two directions added up."""
+        """Return the sum of the losses of both directions (Algorithm 1)."""
         queries = [self.predictor(self.projector(self.backbone(view))) for view in batch.views]
         with torch.no_grad():
             keys = [self.key_projector(self.key_backbone(view)) for view in batch.views]
@@ -107,13 +111,13 @@ class Method(method.Method[Config]):
         return Loss(value, functional.normalize(queries[0].detach().float(), dim=1))
 
     def after_update(self, step: Step) -> None:
-        """The momentum copies follow."""
+        """Update the key network."""
         momentum = momentum_copies.cosine_momentum(self.config.momentum, 1.0, step.where)
         momentum_copies.update(self.key_backbone, self.backbone, momentum)
         momentum_copies.update(self.key_projector, self.projector, momentum)
 
     def exports(self) -> dict[str, nn.Module]:
-        """The query network's backbone, and the momentum copy."""
+        """Return the backbones of the query network and of the key network."""
         return {"student": self.backbone, "teacher": self.key_backbone}
 
 
@@ -132,8 +136,9 @@ def _initialise_vit(vit: VisionTransformer, config: Config, setup: Setup) -> Non
 
 
 def _freeze_patch_projection(backbone: nn.Module) -> None:
-    """Does nothing to networks without one (ResNets)."""
+    """Freeze the patch projection, if the network has one."""
+    # The backbone may be any network, of timm or a user; only vision transformers have this module.
     projection = getattr(getattr(backbone, "patch_embed", None), "proj", None)
     if isinstance(projection, nn.Module):
         projection.requires_grad_(False)
-        log.info("moco_v3: the patch projection stays as it was initialised (freeze_patch_projection)")
+        log.info("moco_v3: the patch projection keeps its initial weights (freeze_patch_projection)")

@@ -1,4 +1,4 @@
-"""Supervised classification, for comparison with the methods that need no labels."""
+"""Supervised classification, for comparison with self-supervised methods."""
 
 import dataclasses
 
@@ -16,11 +16,11 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of supervised training."""
 
-    label_smoothing: float = setting(0.0, "share of the target that is spread over all classes")
+    label_smoothing: float = setting(0.0, "fraction of the target spread over all classes")
 
 
 class Method(method.Method[Config]):
-    """A linear classifier of the data's classes on top of the backbone."""
+    """Linear classifier of the data's classes on the backbone."""
 
     config_type = Config
 
@@ -39,7 +39,7 @@ class Method(method.Method[Config]):
         self.head = nn.Linear(setup.feature_dim, setup.classes)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Cross entropy."""
+        """Return the cross entropy with label smoothing."""
         if batch.labels is None:
             raise UsageError("supervised training got a batch without labels")
         features = self.backbone(batch.views[0])
