@@ -31,8 +31,8 @@ def wrap(module: nn.Module, device: torch.device, strategy: Strategy) -> nn.Modu
     if strategy == "fsdp":
         return fully_shard(module, mesh=init_device_mesh(device.type, (world_size(),)))  # type: ignore[return-value]
     ids = [device.index] if device.type == "cuda" else None
-    # Queues and centres are equal on all processes by construction, and statistics of BatchNorm are taken from the first
-    # process at the end, so broadcasting buffers in every forward pass would be wasted.
+    # Queues and centres are equal on all processes by construction, and statistics of BatchNorm are taken from the
+    # first process at the end, so broadcasting buffers in every forward pass would be wasted.
     accepted = inspect.signature(DistributedDataParallel.__init__).parameters
     switch = "forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers"  # before torch 2.15
     options: dict[str, Any] = {"device_ids": ids, "gradient_as_bucket_view": True, switch: False}

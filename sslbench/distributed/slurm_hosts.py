@@ -13,7 +13,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 def hosts(nodes: str) -> list[str]:
     """Return the host names of a compact list, in order.
 
-    Numbers have as many digits as the lower end of their range. With several brackets in a name, the last varies fastest.
+    Numbers have as many digits as the lower end of their range. Of several brackets in a name, the last varies fastest.
 
     >>> hosts("gpu[01-03,7]-ib,login")
     ['gpu01-ib', 'gpu02-ib', 'gpu03-ib', 'gpu7-ib', 'login']

@@ -1,4 +1,4 @@
-"""The backbone and the method of a run, from their names and settings."""
+"""Backbone and method of a run, built from their names and settings."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ log = logging.getLogger("sslbench")
 
 
 def make_backbone(request: PretrainRequest) -> Backbone:
-    """The backbone to be trained: random weights, or those of a file, loaded strictly.
+    """Return the backbone to train, with random weights or the weights of a file, loaded strictly.
 
     Raises:
         SslbenchError: there is no such backbone, or the file does not fit it.
@@ -49,19 +49,25 @@ def make_backbone(request: PretrainRequest) -> Backbone:
     if backbone.report is not None:
         log.info(f"{request.init}: {backbone.name}, {backbone.report.line()}")
     backbone.module.requires_grad_(True).train()
-    # The weights that come out are no initial ones: a file of them holds the plain architecture.
+    # Trained weights are saved under the plain architecture, without its initialisation.
     return dataclasses.replace(backbone, name=without_initialisation(backbone.name))
 
 
 def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, seed: int) -> Method:
-    """The method around the backbone; its own parts are initialised from the seed alone.
+    """Return the method around a backbone; the initial weights of its heads depend on the seed only.
+
+    Args:
+        backbone: network to train.
+        settings: 'name' of the method, and its settings.
+        setup: facts about the run.
+        seed: seed of the heads.
 
     Raises:
-        UsageError: no such method or setting, or the method cannot use this backbone or data.
+        UsageError: there is no such method or setting, or the method cannot use this backbone or data.
     """
     name = settings.get("name")
     if not isinstance(name, str):
-        raise UsageError("which method? The settings have no method.name")
+        raise UsageError("the settings have no method.name", "Set method.name to a name from: sslbench list methods.")
     method_type = find_method(name)
     values = {key: value for key, value in settings.items() if key != "name"}
     config = build(method_type.config_type, values, f"method {name}")
@@ -71,7 +77,7 @@ def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, 
 
 
 def with_sync_bn(method: Method, device: torch.device, *, asked: bool, world: int) -> Method:
-    """BatchNorm over all processes, where that is possible and makes a difference."""
+    """Return the method with BatchNorm synchronised over all processes, if requested and on GPUs."""
     if not asked or world == 1:
         return method
     if device.type != "cuda":
@@ -85,11 +91,12 @@ def with_sync_bn(method: Method, device: torch.device, *, asked: bool, world: in
 
 
 def checkpoint_activations(backbone: Backbone) -> None:
-    """Makes every stage compute its activations again in the backward pass.
+    """Recompute activations in the backward pass, by timm's own switch or per block of a ResNet's stages.
 
     Raises:
-        UsageError: the backbone's stages are not known.
+        UsageError: the backbone has neither.
     """
+    # The backbone may be a model of timm, torchvision or the user, so its interface is only known at run time.
     module = backbone.module
     if callable(switch := getattr(module, "set_grad_checkpointing", None)):
         switch(True)
@@ -107,7 +114,7 @@ def checkpoint_activations(backbone: Backbone) -> None:
 def make_state(method: Method, settings: PretrainSettings, device: torch.device) -> State:
     """Return the state at the start of training, on its device; every process calls this.
 
-    Random numbers of training start here, another stream on every process.
+    The global generators are seeded here, with a separate stream on every process.
     """
     method = method.to(device)
     sharded = settings.strategy == "fsdp" and world_size() > 1
@@ -129,12 +136,12 @@ def make_state(method: Method, settings: PretrainSettings, device: torch.device)
 def _contexts(
     block: nn.Module,
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    return contextlib.nullcontext(), _statistics_stay(block)
+    return contextlib.nullcontext(), _frozen_statistics(block)
 
 
 @contextlib.contextmanager
-def _statistics_stay(block: nn.Module) -> Iterator[None]:
-    """The second forward pass would count every batch twice in BatchNorm's running statistics."""
+def _frozen_statistics(block: nn.Module) -> Iterator[None]:
+    """Keep BatchNorm's running statistics during a block, or recomputation would count every batch twice."""
     norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [m.momentum for m in norms]
     counts = [None if m.num_batches_tracked is None else m.num_batches_tracked.clone() for m in norms]

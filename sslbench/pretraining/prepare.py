@@ -1,4 +1,4 @@
-"""Opening data and building networks for a run, and every check that needs no image."""
+"""Preparation of a run: data, networks, and all checks that need no decoded image."""
 
 import dataclasses
 import logging
@@ -37,19 +37,19 @@ log = logging.getLogger("sslbench")
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A run that can start: nothing has been decoded or written yet.
+    """Run that is ready to start; nothing has been written yet.
 
     Attributes:
-        request: see there; its views are those for the channels that the backbone takes.
-        device: of this process.
-        source: the images.
-        data: the stream of batches.
-        backbone: to be trained, with the preprocessing its views call for.
-        method: around it, on the CPU.
-        setup: what the method knows of the run.
-        plan: of the loop.
-        init_sha256: hash of the tensors that training starts from; None: random ones.
-        changes: dotted key of a setting -> how it differs from the recipe, in words; see `pretraining.channels`.
+        request: the run, with views for the channels of the backbone.
+        device: device of this process.
+        source: training images.
+        data: stream of batches.
+        backbone: backbone to train, with the preprocessing that its views imply.
+        method: method around the backbone, on the CPU.
+        setup: facts about the run that the method was built for.
+        plan: plan of the training loop.
+        init_sha256: hash of the initial weights; None for random ones.
+        changes: descriptions of the changes to the recipe, by the dotted key of the setting.
     """
 
     request: PretrainRequest
@@ -65,11 +65,12 @@ class Prepared:
 
 
 def prepare(request: PretrainRequest) -> Prepared:
-    """Opens the data, builds backbone and method, and checks them against each other.
+    """Open the data, build backbone and method, and check them against each other.
+
+    Only a few images are decoded, to find the number of channels and, unless it is three, their normalisation.
 
     Raises:
-        SslbenchError: anything that is wrong. No more images have been decoded then than it takes to see how many
-            channels they have and, for other than three, what normalises them.
+        SslbenchError: settings, data or weights are invalid or do not fit together.
     """
     settings, process = request.settings, this_process()
     device = choose_device(settings.device)
@@ -135,10 +136,10 @@ def prepare(request: PretrainRequest) -> Prepared:
 
 
 def evaluation_transform(settings: PretrainSettings) -> Preprocessing:
-    """How images reach the backbone when it is evaluated: the size and normalisation of its largest views.
+    """Return the preprocessing for evaluations: size and normalisation of the largest views.
 
-    From 96 pixels on, the shorter side is made 256/224 of the crop, as for ImageNet; below, images are that small
-    themselves and nothing is cut away.
+    From 96 pixels on, the shorter side is resized to 256/224 of the crop, as for ImageNet; smaller images are resized
+    without a crop.
     """
     size = max(settings.augment.sizes)
     return Preprocessing(

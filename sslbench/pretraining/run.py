@@ -1,4 +1,4 @@
-"""A pretraining run: resume or begin, train, evaluate now and then, export."""
+"""Pretraining run: resume or start, train, evaluate at intervals, export."""
 
 import contextlib
 import dataclasses
@@ -7,9 +7,9 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslbench import evaluation
 from sslbench.backbones.backbone import Backbone
@@ -27,25 +27,26 @@ from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import train
 from sslbench.train.meter import Line
+from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.resume import continue_from
 from sslbench.train.state import from_checkpoint, to_checkpoint
 from sslbench.weights.save import save
 
 FEATURES = "features"
-"""Folder beside the records that is removed after each evaluation."""
+"""Name of the feature store beside the records, removed after each evaluation."""
 
 
 def evaluate_backbone(
     backbone: Backbone, tensors: Mapping[str, Tensor], request: PretrainRequest, out: Path, *, command: str
 ) -> dict[str, float]:
-    """Scores of kNN, in percent, by their names ('top1', 'top5', ...); {} on processes other than the first.
+    """Return the scores of kNN in percent, by name ('top1', 'top5', ...); {} on processes other than the first.
 
     Args:
-        backbone: the architecture and its preprocessing.
-        tensors: the weights to score.
-        request: says on what data.
+        backbone: architecture and preprocessing.
+        tensors: weights to evaluate.
+        request: the run, with the evaluation data.
         out: folder for the records.
-        command: for the records.
+        command: command line for the records.
 
     Raises:
         SslbenchError: as `sslbench eval` would.
@@ -57,14 +58,14 @@ def evaluate_backbone(
     store = out / FEATURES
     results = evaluation.evaluate(evaluation.prepare(asked, run, backbone=copy), store=store, out=out, command=command)
     barrier()
-    if rank() == 0:  # features of weights that change all the time are of no use later
+    if rank() == 0:  # features of intermediate weights are not used again
         shutil.rmtree(store, ignore_errors=True)
     metrics = {name: metric.value for result in results for name, metric in result.metrics.items()}
     return {name: value for name, value in metrics.items() if value is not None}
 
 
-def checkable(request: PretrainRequest) -> None:
-    """Opens the evaluation data and checks it, so that a mistake in it shows before hours of training.
+def check_evaluation(request: PretrainRequest) -> None:
+    """Open and check the evaluation data before hours of training.
 
     Raises:
         SslbenchError: as `sslbench eval` would.
@@ -98,52 +99,15 @@ log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
-class About:
-    """What an observer may want to know when a run starts.
-
-    Attributes:
-        out: folder of the run.
-        method: the module that is trained.
-        steps: updates in all.
-        per_epoch: updates in an epoch.
-        start: updates done before: more than 0 when the run continues.
-        images_per_update: of all processes.
-    """
-
-    out: Path
-    method: nn.Module
-    steps: int
-    per_epoch: int
-    start: int
-    images_per_update: int
-
-
-class Observer(Protocol):
-    """Somebody who follows a run; called on the first process only."""
-
-    def started(self, about: About) -> None:
-        """Before the first update."""
-
-    def line(self, line: Line) -> None:
-        """Every `log_every` updates; gradients of the update are still there."""
-
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """After an evaluation: step, epoch, scores."""
-
-    def finished(self) -> None:
-        """After the weights are written."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run ended with.
+    """Result of a run.
 
     Attributes:
-        weights: the exported backbone.
-        steps: updates in all.
-        resumed_from: updates that an earlier run had done; None when it began anew.
-        last: the last line of the log; None when there was nothing left to train.
-        evaluations: 'step', 'epoch' and the scores of every evaluation of this run.
+        weights: file of the exported backbone.
+        steps: updates of the whole run.
+        resumed_from: updates done by an earlier run; None for a new run.
+        last: last log record; None if no update was left to do.
+        evaluations: scores of every evaluation in this run, with 'step' and 'epoch'.
     """
 
     weights: Path
@@ -154,25 +118,25 @@ class Outcome:
 
 
 def pretrain(request: PretrainRequest, *, command: str, observers: Sequence[Observer] = ()) -> Outcome:
-    """Trains a backbone; the folder `request.out` then holds weights.torch and how it came about.
+    """Pretrain a backbone, and write weights.torch, checkpoints and records to the folder `request.out`.
 
-    Every process of a run calls this. It can be killed at any moment: the same call continues from the last checkpoint.
-    Global random states are as before when it returns.
+    Every process of a run calls this. After an interruption, the same call continues from the last checkpoint. Global
+    random states are restored at the end.
 
     Args:
-        request: see there.
-        command: what the user typed, for the records.
-        observers: told what happens, on the first process.
+        request: the run.
+        command: command line for the records.
+        observers: observers, called on the first process.
 
     Raises:
-        SslbenchError: anything that is wrong with the request, the data or the disk.
+        SslbenchError: settings, data or weights are invalid, or files cannot be written.
         NotFiniteError: the loss is NaN or infinite.
-        StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
+        StoppedError: SIGTERM, SIGUSR1 or SIGINT was received; everything is saved.
     """
     try:
         with preserved_random_states():
             prepared = prepare(request)
-            checkable(request)
+            check_evaluation(request)
             with process_group(prepared.device):
                 return _Run(prepared, command, observers).go()
     except RuntimeError as error:
@@ -186,7 +150,7 @@ def pretrain(request: PretrainRequest, *, command: str, observers: Sequence[Obse
 
 
 class _Run:
-    """The parts of a run that the loop calls back."""
+    """Run in progress: state, and callbacks of the loop."""
 
     def __init__(self, prepared: Prepared, command: str, observers: Sequence[Observer]) -> None:
         self.prepared, self.command = prepared, command
@@ -216,14 +180,14 @@ class _Run:
             from_checkpoint(self.state, content)
             continue_from(out / "checkpoints", path, self.state.step)
         start = self.state.step
-        about = About(
+        info = RunInfo(
             out, self.state.method, prepared.plan.steps, prepared.plan.per_epoch, start, self.settings.batch_size
         )
         for observer in self.observers:
-            observer.started(about)
+            observer.started(info)
         if found is None:
             self._evaluate_at(0)
-        # Closed whatever happens: workers that outlive the loop would hold up the end of the process.
+        # Always closed: workers that outlive the loop would delay the end of the process.
         batches = contextlib.closing(prepared.data.batches(start, prepared.plan.steps))
         with stop_signals() as signal_number, batches as stream:
             train(
@@ -275,7 +239,7 @@ class _Run:
             observer.evaluated(record)
 
     def _exportable(self, method: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return what makes a checkpoint a weights file too; the tensors are the method's, so they take no room."""
+        """Return the entries that make a checkpoint a weights file too; tensors are shared with the method's."""
         networks = self.state.method.exports()
         name = next(iter(networks)) if self.settings.export == "auto" else self.settings.export
         path = next(path for path, module in self.state.method.named_modules() if module is networks[name])
@@ -287,13 +251,13 @@ class _Run:
         }
 
     def _network(self, export: str) -> tuple[str, dict[str, Tensor]]:
-        """The name and tensors of the network that is exported; every process has to call this."""
+        """Return name and tensors of the exported network; every process calls this."""
         networks = self.state.method.exports()
         name = next(iter(networks)) if export == "auto" else export
         return name, module_state(networks[name])
 
     def _export(self) -> Path:
-        """Writes weights.torch, and the moving average beside it."""
+        """Write weights.torch and, if there is a moving average, weights_ema.torch; return the first."""
         name, tensors = self._network(self.settings.export)
         target = self.request.out / "weights.torch"
         average = module_state(self.state.average) if self.state.average is not None else None

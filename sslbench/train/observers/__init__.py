@@ -3,6 +3,7 @@
 An observer receives log records and evaluations on the first process, and changes nothing of the run.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Protocol
 
@@ -11,38 +12,41 @@ from torch import nn
 from sslbench.train.meter import Line
 
 
-class Run(Protocol):
-    """What an observer is told when a run starts."""
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+    """Facts about a run, given to observers at its start.
 
-    @property
-    def out(self) -> Path:
-        """Folder of the run."""
-        ...
+    Attributes:
+        out: folder of the run.
+        method: trained module; its gradients are those of the last update whenever a log record arrives.
+        steps: updates of the whole run.
+        per_epoch: updates per epoch.
+        start: updates done before; more than 0 when the run continues.
+        images_per_update: images per update, over all processes.
+    """
 
-    @property
-    def method(self) -> nn.Module:
-        """What is trained; its gradients are those of the last update whenever a line comes."""
-        ...
+    out: Path
+    method: nn.Module
+    steps: int
+    per_epoch: int
+    start: int
+    images_per_update: int
 
-    @property
-    def steps(self) -> int:
-        """Updates in all."""
-        ...
 
-    @property
-    def per_epoch(self) -> int:
-        """Updates in an epoch."""
-        ...
+class Observer(Protocol):
+    """Observer of a run, called on the first process only."""
 
-    @property
-    def start(self) -> int:
-        """Updates done before: more than 0 when the run continues."""
-        ...
+    def started(self, run: RunInfo) -> None:
+        """Prepare for a run, before its first update."""
 
-    @property
-    def images_per_update(self) -> int:
-        """Of all processes together."""
-        ...
+    def line(self, line: Line) -> None:
+        """Handle a log record, every `log_every` updates."""
+
+    def evaluated(self, record: dict[str, float | int]) -> None:
+        """Handle the scores of an evaluation, with 'step' and 'epoch'."""
+
+    def finished(self) -> None:
+        """Finish after the weights are written."""
 
 
 def scalars(line: Line) -> dict[str, float | int]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslbench.train.observers import Observer
 from sslbench.train.observers.curve import Curve
 from sslbench.train.observers.health import Health
 from sslbench.train.observers.json_lines import JsonLines
@@ -10,9 +11,7 @@ from sslbench.train.observers.origins import Origins
 from sslbench.train.observers.views import Views
 
 
-def always(
-    out: Path, *, mean: Sequence[float], std: Sequence[float]
-) -> list[JsonLines | Views | Health | Origins | Curve]:
+def always(out: Path, *, mean: Sequence[float], std: Sequence[float]) -> list[Observer]:
     """Return the observers for metrics.jsonl, views.png, warnings, origins of images, and curve.png.
 
     Args:

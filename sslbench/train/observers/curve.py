@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run, json_lines
+from sslbench.train.observers import RunInfo, json_lines
 from sslbench.weights.save import new_file
 
 
 class Curve:
     """Plot of metrics.jsonl, drawn at the end of a run."""
 
-    def started(self, run: Run) -> None:
+    def started(self, run: RunInfo) -> None:
         """Store the folder of the run."""
         self.out = run.out
 

@@ -4,7 +4,7 @@ import logging
 
 from sslbench.distributed.collectives import world_size
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run
+from sslbench.train.observers import RunInfo
 
 log = logging.getLogger("sslbench")
 
@@ -16,12 +16,12 @@ class Health:
     """Warnings that name a problem, its meaning and a remedy, each given once."""
 
     def __init__(self) -> None:
-        self.run: Run
+        self.run: RunInfo
         self.collapsed = self.slow_data = False
         self.waiting_in_a_row = 0
         self.replaced = self.images = 0
 
-    def started(self, run: Run) -> None:
+    def started(self, run: RunInfo) -> None:
         """Start counting."""
         self.run, self.step = run, run.start
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run, scalars
+from sslbench.train.observers import RunInfo, scalars
 from sslbench.weights.save import new_file
 
 
@@ -18,7 +18,7 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def started(self, run: Run) -> None:
+    def started(self, run: RunInfo) -> None:
         """Keep the records up to the update from which the run continues; a new run starts with an empty file."""
         kept = [record for record in read(self.path) if run.start and record["step"] <= run.start]
         with new_file(self.path) as temporary:

@@ -5,7 +5,7 @@ from collections import Counter
 
 from sslbench.distributed.collectives import world_size
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run
+from sslbench.train.observers import RunInfo
 
 log = logging.getLogger("sslbench")
 
@@ -14,10 +14,10 @@ class Origins:
     """Report of the images per source after every epoch; nothing is reported for a single source."""
 
     def __init__(self) -> None:
-        self.run: Run
+        self.run: RunInfo
         self.shown: Counter[str] = Counter()
 
-    def started(self, run: Run) -> None:
+    def started(self, run: RunInfo) -> None:
         """Start counting."""
         self.run, self.first, self.step = run, run.start, run.start
 

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from sslbench.errors import UsageError
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run
+from sslbench.train.observers import RunInfo
 
 log = logging.getLogger("sslbench")
 
@@ -34,7 +34,7 @@ class Profile:
         self.hook: Any = None
         self.profiler: Any = None
 
-    def started(self, run: Run) -> None:
+    def started(self, run: RunInfo) -> None:
         """Count updates by the optimizer's steps, since not every update has a log record."""
         if run.steps - run.start < WARM_UP + self.updates:
             left = run.steps - run.start

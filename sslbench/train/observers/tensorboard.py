@@ -9,7 +9,7 @@ import torch
 from sslbench.distributed.collectives import world_size
 from sslbench.errors import UsageError
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run
+from sslbench.train.observers import RunInfo
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -34,10 +34,10 @@ class TensorBoard:
             raise UsageError("TensorBoard is not installed", "pip install tensorboard")
         self.folder, self.histograms = folder, histograms
         self.writer: SummaryWriter
-        self.run: Run
+        self.run: RunInfo
         self.last_histograms = -1  # epoch
 
-    def started(self, run: Run) -> None:
+    def started(self, run: RunInfo) -> None:
         """Open the event file; records of an earlier run after `run.start` are hidden."""
         from torch.utils.tensorboard import SummaryWriter
 

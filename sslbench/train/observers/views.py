@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sslbench.data.views.sheet import contact_sheet
 from sslbench.train.meter import Line
 from sslbench.train.method import Batch
-from sslbench.train.observers import Run
+from sslbench.train.observers import RunInfo
 
 ROWS = 8
 
@@ -29,8 +29,8 @@ class Views:
         self.path = path
         self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
 
-    def started(self, run: Run) -> None:
-        """Hook the first forward pass; a run that continues has its picture already."""
+    def started(self, run: RunInfo) -> None:
+        """Register a hook on the first forward pass; a run that continues has its picture already."""
         self.hook = None if run.start else run.method.register_forward_pre_hook(self._look)
 
     def line(self, line: Line) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sslbench.errors import UsageError
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run, scalars
+from sslbench.train.observers import RunInfo, scalars
 
 
 class Wandb:
@@ -28,7 +28,7 @@ class Wandb:
         self.project, self.settings = project, dict(settings or {})
         self.session: Any = None
 
-    def started(self, run: Run) -> None:
+    def started(self, run: RunInfo) -> None:
         """Open the run.
 
         Raises:
