@@ -33,7 +33,7 @@ WITHIN_ROW = {
     "library": {"config"},
     "methods": {"train"},
     "runtime": {"distributed"},
-    "pretraining": {"evaluation"},
+    "evaluation": {"pretraining"},
     "api": {"evaluation", "leaderboard", "pretraining"},
     "__init__": {"api"},
     "__main__": {"cli"},

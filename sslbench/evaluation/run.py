@@ -91,21 +91,6 @@ def seen_of_embeddings(
 log = logging.getLogger("sslbench")
 
 
-def check_writable(folder: Path) -> None:
-    """Makes the folder, and finds out that it cannot be written before hours of work.
-
-    Raises:
-        UsageError: it is a file, or writing is not allowed.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write-test"
-        probe.touch()
-        probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
-
-
 def extract_only(
     request: Request,
     run: RunSettings,

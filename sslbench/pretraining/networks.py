@@ -76,9 +76,9 @@ def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, 
         return method_type(backbone, config, setup)
 
 
-def with_sync_bn(method: Method, device: torch.device, *, asked: bool, world: int) -> Method:
+def with_sync_bn(method: Method, device: torch.device, *, enabled: bool, world: int) -> Method:
     """Return the method with BatchNorm synchronised over all processes, if requested and on GPUs."""
-    if not asked or world == 1:
+    if not enabled or world == 1:
         return method
     if device.type != "cuda":
         if this_process().rank == 0:

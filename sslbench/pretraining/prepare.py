@@ -117,7 +117,7 @@ def prepare(request: PretrainRequest) -> Prepared:
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
     if settings.activation_checkpointing:
         checkpoint_activations(backbone)
-    method = with_sync_bn(method, device, asked=settings.sync_bn, world=process.world)
+    method = with_sync_bn(method, device, enabled=settings.sync_bn, world=process.world)
     _check_export(settings.export, method)
     augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
     settings = dataclasses.replace(settings, augment=augment)
@@ -206,19 +206,19 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
         raise UsageError("zero=true and strategy=fsdp: fsdp divides the optimizer's state already", "Leave zero out.")
     steps = max(1, round(settings.epochs * per_epoch))
     epochs = steps / per_epoch
-    asked = settings.schedule
+    schedule = settings.schedule
     factor = schedules.build_with_warmup(
-        asked.lr,
-        freeze_epochs=asked.freeze_epochs,
-        warmup_epochs=asked.warmup_epochs,
-        warmup_start=asked.warmup_start,
+        schedule.lr,
+        freeze_epochs=schedule.freeze_epochs,
+        warmup_epochs=schedule.warmup_epochs,
+        warmup_start=schedule.warmup_start,
         where="schedule.lr",
         epochs=epochs,
     )
     base = scaled_lr(settings.optimizer, settings.batch_size)
     others = [
         None if spec is None else schedules.build(spec, where=f"schedule.{name}", epochs=epochs)
-        for name, spec in (("weight_decay", asked.weight_decay), ("momentum", asked.momentum))
+        for name, spec in (("weight_decay", schedule.weight_decay), ("momentum", schedule.momentum))
     ]
     return Plan(
         steps=steps,

@@ -4,16 +4,13 @@ import contextlib
 import dataclasses
 import json
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from sslbench import evaluation
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.build import build
 from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, module_state
 from sslbench.errors import DataError
@@ -21,6 +18,7 @@ from sslbench.pretraining import folder
 from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.prepare import Prepared, prepare
 from sslbench.pretraining.settings import PretrainRequest, plain
+from sslbench.runtime.folders import check_writable
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.runtime.signals import stop_signals
 from sslbench.train import checkpoints
@@ -32,67 +30,15 @@ from sslbench.train.resume import continue_from
 from sslbench.train.state import from_checkpoint, to_checkpoint
 from sslbench.weights.save import save
 
-FEATURES = "features"
-"""Name of the feature store beside the records, removed after each evaluation."""
 
+class Evaluator(Protocol):
+    """Evaluation of the backbone at intervals during a run; see `sslbench.evaluation.pretraining.knn_evaluator`."""
 
-def evaluate_backbone(
-    backbone: Backbone, tensors: Mapping[str, Tensor], request: PretrainRequest, out: Path, *, command: str
-) -> dict[str, float]:
-    """Return the scores of kNN in percent, by name ('top1', 'top5', ...); {} on processes other than the first.
+    def check(self) -> None:
+        """Open and check the evaluation data before hours of training."""
 
-    Args:
-        backbone: architecture and preprocessing.
-        tensors: weights to evaluate.
-        request: the run, with the evaluation data.
-        out: folder for the records.
-        command: command line for the records.
-
-    Raises:
-        SslbenchError: as `sslbench eval` would.
-    """
-    fresh = build(backbone.name, seed=0)
-    fresh.module.load_state_dict(dict(tensors))
-    copy = dataclasses.replace(fresh, preprocessing=backbone.preprocessing)
-    asked, run = _asked(request, backbone.name)
-    store = out / FEATURES
-    results = evaluation.evaluate(evaluation.prepare(asked, run, backbone=copy), store=store, out=out, command=command)
-    barrier()
-    if rank() == 0:  # features of intermediate weights are not used again
-        shutil.rmtree(store, ignore_errors=True)
-    metrics = {name: metric.value for result in results for name, metric in result.metrics.items()}
-    return {name: value for name, value in metrics.items() if value is not None}
-
-
-def check_evaluation(request: PretrainRequest) -> None:
-    """Open and check the evaluation data before hours of training.
-
-    Raises:
-        SslbenchError: as `sslbench eval` would.
-    """
-    if request.eval_data is None:
-        return
-    evaluation.prepare(*_asked(request, "pixels"))
-
-
-def _asked(request: PretrainRequest, weights: str) -> tuple[evaluation.Request, evaluation.RunSettings]:
-    settings = request.settings
-    asked = evaluation.Request(
-        weights=weights,
-        data=str(request.eval_data),
-        test_data=request.eval_test_data,
-        tasks=(evaluation.make_task("knn", {"k": (settings.eval_k,)}),),
-        image_column=request.image_column,
-        label_column=request.label_column,
-    )
-    return asked, evaluation.RunSettings(
-        device=settings.device,
-        seed=settings.seed,
-        floors=False,
-        decoder=settings.decoder or ("reference",),
-        max_pixels=settings.max_pixels,
-        start_method=settings.start_method,
-    )
+    def scores(self, backbone: Backbone, tensors: Mapping[str, Tensor], out: Path, *, command: str) -> dict[str, float]:
+        """Evaluate weights on all processes, and return the scores by name; {} on processes other than the first."""
 
 
 log = logging.getLogger("sslbench")
@@ -117,7 +63,9 @@ class Outcome:
     evaluations: tuple[dict[str, float | int], ...]
 
 
-def pretrain(request: PretrainRequest, *, command: str, observers: Sequence[Observer] = ()) -> Outcome:
+def pretrain(
+    request: PretrainRequest, *, command: str, observers: Sequence[Observer] = (), evaluator: Evaluator | None = None
+) -> Outcome:
     """Pretrain a backbone, and write weights.torch, checkpoints and records to the folder `request.out`.
 
     Every process of a run calls this. After an interruption, the same call continues from the last checkpoint. Global
@@ -127,6 +75,7 @@ def pretrain(request: PretrainRequest, *, command: str, observers: Sequence[Obse
         request: the run.
         command: command line for the records.
         observers: observers, called on the first process.
+        evaluator: evaluation every `eval_every` epochs; None for no evaluation.
 
     Raises:
         SslbenchError: settings, data or weights are invalid, or files cannot be written.
@@ -136,9 +85,10 @@ def pretrain(request: PretrainRequest, *, command: str, observers: Sequence[Obse
     try:
         with preserved_random_states():
             prepared = prepare(request)
-            check_evaluation(request)
+            if evaluator is not None:
+                evaluator.check()
             with process_group(prepared.device):
-                return _Run(prepared, command, observers).go()
+                return _Run(prepared, command, observers, evaluator).go()
     except RuntimeError as error:
         if "DataLoader worker (pid" not in str(error):
             raise
@@ -152,7 +102,10 @@ def pretrain(request: PretrainRequest, *, command: str, observers: Sequence[Obse
 class _Run:
     """Run in progress: state, and callbacks of the loop."""
 
-    def __init__(self, prepared: Prepared, command: str, observers: Sequence[Observer]) -> None:
+    def __init__(
+        self, prepared: Prepared, command: str, observers: Sequence[Observer], evaluator: Evaluator | None
+    ) -> None:
+        self.evaluator = evaluator
         self.prepared, self.command = prepared, command
         self.request, self.settings = prepared.request, prepared.request.settings
         self.observers = observers if rank() == 0 else ()
@@ -164,7 +117,7 @@ class _Run:
         out = self.request.out
         folder.refuse_different(self.identity)
         folder.check_resume(self.request)
-        on_all(lambda: evaluation.check_writable(out))
+        on_all(lambda: check_writable(out))
         with exclusive(out / "checkpoints"):
             return self._train()
 
@@ -222,14 +175,13 @@ class _Run:
             )
 
     def _evaluate_at(self, step: int) -> None:
-        if self.request.eval_data is None:
+        if self.evaluator is None:
             return
         if world_size() > 1:
             broadcast_buffers(self.state.method)  # every process must encode with the same statistics
         _, tensors = self._network(self.settings.export)
-        scores = evaluate_backbone(
-            self.prepared.backbone, tensors, self.request, self.request.out / "evaluations", command=self.command
-        )
+        folder = self.request.out / "evaluations"
+        scores = self.evaluator.scores(self.prepared.backbone, tensors, folder, command=self.command)
         if rank() != 0:
             return
         record: dict[str, float | int] = {"step": step, "epoch": step / self.prepared.plan.per_epoch}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import sslbench.methods
 from sslbench.config import build
+from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.library.recipes import compose_pretraining
 from sslbench.names import list_names
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
@@ -93,7 +94,7 @@ def run(method, out, *, limit=96, observers=(), eval_data=None, **changes):
     request = PretrainRequest(
         settings(method, **changes), data="sklearn:digits", out=Path(out), limit=limit, eval_data=eval_data
     )
-    return pretrain(request, command="test", observers=observers)
+    return pretrain(request, command="test", observers=observers, evaluator=knn_evaluator(request))
 
 
 def main():
