@@ -31,6 +31,7 @@ def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
 
     The gradient flows into both arguments; the caller detaches the target.
 
+    >>> import torch
     >>> float(negative_cosine(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 0.0]])))
     -1.0
     """

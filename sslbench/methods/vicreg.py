@@ -31,6 +31,7 @@ def vicreg_terms(za: Tensor, zb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Every process computes variance and covariance of the whole batch, and the invariance of its own rows. The means of
     values and gradients over processes are therefore those of the whole batch.
 
+    >>> import torch
     >>> z = torch.tensor([[2.0, 0.0], [-2.0, 0.0]])
     >>> [round(float(term), 3) for term in vicreg_terms(z, z)]  # the second dimension has collapsed
     [0.0, 0.495, 0.0]

@@ -82,6 +82,8 @@ def pretrain(
         NotFiniteError: the loss is NaN or infinite.
         StoppedError: SIGTERM, SIGUSR1 or SIGINT was received; everything is saved.
     """
+    if request.eval_data is not None and evaluator is None:
+        raise ValueError("request.eval_data needs an evaluator, for instance knn_evaluator(request)")
     try:
         with preserved_random_states():
             prepared = prepare(request)
@@ -180,8 +182,8 @@ class _Run:
         if world_size() > 1:
             broadcast_buffers(self.state.method)  # every process must encode with the same statistics
         _, tensors = self._network(self.settings.export)
-        folder = self.request.out / "evaluations"
-        scores = self.evaluator.scores(self.prepared.backbone, tensors, folder, command=self.command)
+        out = self.request.out / "evaluations"
+        scores = self.evaluator.scores(self.prepared.backbone, tensors, out, command=self.command)
         if rank() != 0:
             return
         record: dict[str, float | int] = {"step": step, "epoch": step / self.prepared.plan.per_epoch}

@@ -53,7 +53,7 @@ def recipe_in_small(method):
     views = recipe["augment"]["views"]
     largest = max(view["size"] for view in views)
     small = [
-        {"count": view["count"], "size": 32 if view["size"] == largest else 16, "scale": [0.3, 1.0], "flip": 0.0}
+        {"count": view.get("count", 1), "size": 32 if view["size"] == largest else 16, "scale": [0.3, 1.0], "flip": 0.0}
         for view in views
     ]
     return own, {"views": small}, VIT if recipe["backbone"].startswith("timm:vit") else RESNET
