@@ -51,6 +51,6 @@ def _numbers(ranges: str, nodes: str) -> list[str]:
 
 def _malformed(nodes: str) -> UsageError:
     return UsageError(
-        f"'{nodes}' is no list of hosts as SLURM writes it: node[003-006,9],other",
+        f"'{nodes}' is not a SLURM host list such as node[003-006,9],other",
         "Set MASTER_ADDR to the first host of the job.",
     )

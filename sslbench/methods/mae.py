@@ -190,7 +190,7 @@ def _vision_transformer(backbone: nn.Module, setup: Setup) -> VisionTransformer:
     plain = isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed)
     if not plain or backbone.attn_pool is not None or type(backbone)._pos_embed is not VisionTransformer._pos_embed:
         raise UsageError(
-            f"mae needs a plain vision transformer, {setup.backbone} is none",
+            f"mae needs a plain vision transformer, and {setup.backbone} is not one",
             "For instance --backbone timm:vit_base_patch16_224, or timm:vit_tiny_patch16_224,img_size=32,patch_size=4 "
             "for small images.",
         )
@@ -215,7 +215,7 @@ def _check(config: Config, patches: int, visible: int, dim: int) -> None:
     if not 0 < visible < patches:
         raise UsageError(
             f"mae: with method.masked={config.masked}, {visible} of {patches} patches are visible",
-            "Choose another share, or smaller patches (--backbone NAME,patch_size=...).",
+            "Choose another method.masked, or smaller patches (--backbone NAME,patch_size=...).",
         )
     if config.decoder_dim % config.decoder_heads:
         raise UsageError(

@@ -78,7 +78,7 @@ class Method(method.Method[Config]):
         self.register_buffer("queue", functional.normalize(torch.randn(config.queue, config.projector[-1]), dim=1))
         self._new_keys: list[Tensor] = []
         if config.shuffle_bn and setup.world == 1:
-            log.info("moco: one process, so there are no others to shuffle images with before BatchNorm")
+            log.info("moco: a single process, so images are not shuffled between processes before BatchNorm")
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return InfoNCE, with queries from the first view and keys from the second."""
@@ -130,6 +130,6 @@ def _require_divisible(queue: int, images: int) -> None:
     near = {max((n for n in divisors if n < images), default=0), min((n for n in divisors if n > images), default=0)}
     batches = " or ".join(str(n) for n in sorted(near - {0}))
     raise UsageError(
-        f"moco: queue={queue} is no multiple of images_per_update={images}, by which it is refilled",
+        f"moco: queue={queue} is no multiple of images_per_update={images}",
         f"Set method.queue to {queues}" + (f", or batch_size to {batches}." if batches else "."),
     )

@@ -41,7 +41,7 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the cross entropy with label smoothing."""
         if batch.labels is None:
-            raise UsageError("supervised training got a batch without labels")
+            raise UsageError("supervised training received a batch without labels")
         features = self.backbone(batch.views[0])
         logits = self.head(features)
         value = cross_entropy(logits, batch.labels, self.config.label_smoothing)

@@ -59,7 +59,7 @@ def refuse_different(own: Mapping[str, Any]) -> None:
     for number, other in enumerate(others, start=1):
         if changed := differences(first, other, free=()):
             raise UsageError(
-                f"process {number} is about to train something else than the first process: {_listed(changed)}",
+                f"process {number} has other settings, data or weights than the first process: {_listed(changed)}",
                 "All processes need the same command, data and weights.",
             )
 
@@ -74,7 +74,7 @@ def check_resume(request: PretrainRequest) -> None:
     def check() -> None:
         used = checkpoints.newest(request.out / "checkpoints") or (request.out / "weights.torch").exists()
         if request.resume == "never" and used:
-            raise UsageError(f"{request.out} holds a run already", "Give another --out, or leave out --no-resume.")
+            raise UsageError(f"{request.out} already contains a run", "Give another --out, or leave out --no-resume.")
         if request.resume not in ("auto", "never") and not Path(request.resume).is_file():
             raise UsageError(
                 f"there is no checkpoint {request.resume}", "Leave out --resume-from to continue what lies in --out."
@@ -112,15 +112,15 @@ def _same_run(path: Path, content: Mapping[str, Any], now: Mapping[str, Any]) ->
     if "image_names" not in before:
         raise UsageError(
             f"{path} was written by an earlier version of sslbench, which did not record what it was trained on",
-            "Finish that run with the earlier version, or begin anew in another --out.",
+            "Finish that run with the earlier version, or start a new run in another --out.",
         )
     if changed := differences(before, now, free=FREE):
         raise UsageError(
             f"{path} belongs to a run with other settings, data or weights: {_listed(changed)}",
-            "Give another --out to start anew, or the same as then to continue.",
+            "Give another --out for a new run, or the same settings, data and weights to continue.",
         )
     if rounded := differences({key: before[key] for key in ROUNDING}, {key: now[key] for key in ROUNDING}, free=()):
-        log.warning(f"continuing with {'; '.join(rounded)}: sums are rounded in another way from here on")
+        log.warning(f"continuing with {'; '.join(rounded)}: rounding differs from here on")
 
 
 def _listed(changed: Sequence[str]) -> str:

@@ -38,7 +38,9 @@ def make_backbone(request: PretrainRequest) -> Backbone:
     if name.partition(":")[0] == "pixels":
         raise UsageError(f"'{name}' has nothing to train", "Name a network: backbone=resnet50.")
     if request.init is None and (request.init_format or request.stem):
-        raise UsageError("--format and --stem say how weights are read, and there is no --init")
+        raise UsageError(
+            "--format and --stem are for weights, and there is no --init", "Add --init, or leave them out."
+        )
     backbone = load_backbone(
         request.init or "random",
         backbone=without_initialisation(name) if request.init else name,  # a recipe's initialisation gives way
@@ -103,7 +105,9 @@ def checkpoint_activations(backbone: Backbone) -> None:
         return
     stages = [stage for name in ("layer1", "layer2", "layer3", "layer4") if (stage := getattr(module, name, None))]
     if not stages:
-        raise UsageError(f"activation checkpointing is not known for {backbone.name}", "Use a ResNet or a timm model.")
+        raise UsageError(
+            f"activation checkpointing is not supported for {backbone.name}", "Use a ResNet or a timm model."
+        )
     for stage in stages:
         for block in stage:
             block.forward = functools.partial(

@@ -186,7 +186,7 @@ def _reading(settings: PretrainSettings) -> Reading:
         raise UsageError(f"max_pixels {settings.max_pixels} must be positive")
     if "fast" in settings.decoder:
         raise UsageError(
-            "decoder fast is for evaluation: the views of pretraining are cut out of the whole picture",
+            "decoder fast is for evaluation: the views of pretraining are cropped from the whole image",
             "Leave it out; JPEGs are decoded by libjpeg-turbo in any case.",
         )
     return Reading(settings.decoder, settings.max_pixels, settings.start_method)

@@ -76,9 +76,9 @@ def check(path: Path) -> str:
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # a flipped byte makes zipfile raise many kinds
-        raise DamagedError(f"{path} is damaged: {error}", "Remove it to use the one before.") from error
+        raise DamagedError(f"{path} is damaged: {error}", "Remove it to use the previous one.") from error
     if wrong is not None:
-        raise DamagedError(f"{path} is damaged: the checksum of {wrong} is wrong", "Remove it to use the one before.")
+        raise DamagedError(f"{path} is damaged: the checksum of {wrong} is wrong", "Remove it to use the previous one.")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -99,11 +99,11 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of sslbench", "It holds more than tensors and numbers."
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise WeightsError(f"{path} is not a checkpoint of sslbench", "Weights are given with --init.")
+        raise WeightsError(f"{path} is not a checkpoint of sslbench", "Pass weights with --init.")
     if content["version"] != VERSION:
         raise WeightsError(
             f"{path} was written by another version of sslbench (format {content['version']}, not {VERSION})",
-            "Continue with that version, or begin anew in another --out.",
+            "Continue with that version, or start a new run in another --out.",
         )
     return content
 

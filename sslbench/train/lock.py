@@ -90,6 +90,6 @@ def _wait_or_refuse(path: Path, deadline: float) -> None:
         time.sleep(1)
         return
     raise UsageError(
-        f"{path.parent} is in use by another run: {holder or 'it does not say which'}",
+        f"{path.parent} is in use by another run: {holder or 'unknown owner'}",
         "Wait for it or stop it; or give another --out.",
     )

@@ -113,7 +113,7 @@ def parameter_groups(module: nn.Module, settings: OptimizerSettings) -> list[dic
     norms = _norm_parameters(module)
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trainable:
-        raise UsageError("nothing is left to train: every parameter is frozen")
+        raise UsageError("no parameter is trainable: all of them are frozen")
     for key in ("no_decay", "constant_lr"):
         _check_names(key, getattr(settings, key), [name for name, _ in module.named_parameters()])
     layers = _layers([name for name, _ in module.named_parameters()]) if settings.layer_decay is not None else {}

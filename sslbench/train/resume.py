@@ -56,7 +56,7 @@ def _choose(folder: Path, given: Path | None) -> tuple[Path, str] | None:
         try:
             digest = checkpoints.check(path)
         except checkpoints.DamagedError as error:
-            log.warning(f"{error.message}; trying the one before")
+            log.warning(f"{error.message}; trying the previous one")
             damaged.append(path.name)
         else:
             return path, digest
@@ -77,5 +77,5 @@ def _read_same(path: Path, digest: str) -> dict[str, Any]:
     except WeightsError as error:
         raise WeightsError(f"{who}: {error.message}", remedy) from error
     if own != digest:
-        raise WeightsError(f"{path} is another file for {who} than for the first process", remedy)
+        raise WeightsError(f"{path} differs between {who} and the first process", remedy)
     return checkpoints.read(path)

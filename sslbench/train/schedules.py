@@ -247,11 +247,13 @@ def _arguments(
 def _epochs_for(milestones: tuple[float, ...], where: str, epochs: float | None) -> float:
     """Return the epochs of the training; warn about milestones after its end."""
     if epochs is None:
-        raise UsageError(f"{where}: milestones are epochs, and here is no number of epochs", "Use 'step' instead.")
+        raise UsageError(
+            f"{where}: milestones are epochs, and the number of epochs is not known here", "Use 'step' instead."
+        )
     late = [milestone for milestone in milestones if milestone >= epochs]
     if late:
         listed = ", ".join(f"{milestone:g}" for milestone in late)
-        log.warning("%s: training ends after %g epochs, so the milestones %s never come", where, epochs, listed)
+        log.warning("%s: training ends after %g epochs, so the milestones %s are never reached", where, epochs, listed)
     return epochs
 
 
@@ -262,7 +264,7 @@ def _finite(value: Any, kind: Any, where: str) -> Any:
     converted = convert(value, kind, where)
     for number in converted if isinstance(converted, tuple) else (converted,):
         if isinstance(number, float) and not math.isfinite(number):
-            raise UsageError(f"{where}: should be a finite number, not {number}")
+            raise UsageError(f"{where}: must be a finite number, not {number}")
     return converted
 
 

@@ -79,7 +79,7 @@ def from_checkpoint(state: State, content: dict[str, Any]) -> None:
     if len(processes) != world_size():
         raise UsageError(
             f"the checkpoint was written by {len(processes)} processes, this run has {world_size()}",
-            f"Start {len(processes)} processes, or begin anew in another --out with --init from its weights.",
+            f"Start {len(processes)} processes, or start a new run in another --out with --init from its weights.",
         )
     load_module_state(state.method, content["method"])
     load_optimizer_state(state.method, state.optimizer, content["optimizer"])

@@ -143,7 +143,7 @@ def test_a_frozen_block_does_not_move_the_others():
 def test_what_cannot_be_grouped_is_refused():
     with pytest.raises(UsageError, match=r"layer_decay needs a backbone of numbered blocks.*\n.*layer_decay=null"):
         parameter_groups(small(), OptimizerSettings(layer_decay=0.5))
-    with pytest.raises(UsageError, match="nothing is left to train"):
+    with pytest.raises(UsageError, match="no parameter is trainable"):
         parameter_groups(small().requires_grad_(False), OptimizerSettings())
 
 
