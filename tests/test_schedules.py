@@ -237,7 +237,7 @@ def test_times_that_do_not_fit_are_named():
 
 
 def test_milestones_need_a_number_of_epochs():
-    with pytest.raises(UsageError, match="number of epochs is not known"):
+    with pytest.raises(UsageError, match="their number is not known"):
         schedules.build({"name": "multistep", "values": [1, 2], "milestones": [1]}, where="temperature")
 
 

@@ -115,16 +115,16 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, *, each:
         each: clip each tensor separately, as DINO's code (utils.py, clip_gradients).
     """
     if not each:
-        return _whole(nn.utils.clip_grad_norm_(list(parameters), max_norm))
+        return _full_norm(nn.utils.clip_grad_norm_(list(parameters), max_norm))
     gradients = [p.grad for p in parameters if p.grad is not None]
     norms: list[Tensor] = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     for gradient, norm in zip(gradients, norms, strict=True):
         gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-    total: Tensor = torch.linalg.vector_norm(torch.stack([_whole(norm) for norm in norms]))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([_full_norm(norm) for norm in norms]))
     return total
 
 
-def _whole(norm: Tensor) -> Tensor:
+def _full_norm(norm: Tensor) -> Tensor:
     """Return the full norm, of which each process has a part if gradients are sharded."""
     whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return whole

@@ -89,7 +89,7 @@ def move_center(center: Tensor, total: Tensor, *, rows: int, momentum: float) ->
     center.mul_(momentum).add_(mean, alpha=1 - momentum)
 
 
-class Head(nn.Module):
+class DinoHead(nn.Module):
     """Head of section 3.1 and appendix C: MLP with GELU, normalised bottleneck, prototypes."""
 
     def __init__(self, dim: int, config: Config) -> None:
@@ -141,7 +141,7 @@ class Method(method.Method[Config]):
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
-        self.head = Head(setup.feature_dim, config)
+        self.head = DinoHead(setup.feature_dim, config)
         self.teacher_backbone = copy_of(backbone)
         self.teacher_head = copy_of(self.head)
         self.register_buffer("center", torch.zeros(config.prototypes))

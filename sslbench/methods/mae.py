@@ -86,7 +86,7 @@ def take(tokens: Tensor, index: Tensor) -> Tensor:
     return tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[-1]))
 
 
-class Decoder(nn.Module):
+class PixelDecoder(nn.Module):
     """Decoder of visible tokens to pixels of masked patches (appendix A.1)."""
 
     positions: Tensor
@@ -155,7 +155,7 @@ class Method(method.Method[Config]):
             if setup.loaded:
                 log.info("mae: the loaded position embeddings are kept and fixed; method.positions=learnt trains them")
         pixels = setup.channels * self.patch_size[0] * self.patch_size[1]
-        self.decoder = Decoder(vit.embed_dim, grid, pixels, vit.num_prefix_tokens, config)
+        self.decoder = PixelDecoder(vit.embed_dim, grid, pixels, vit.num_prefix_tokens, config)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the reconstruction loss of the masked patches."""

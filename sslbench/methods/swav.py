@@ -182,6 +182,6 @@ def _require_assignable(config: Config, setup: Setup) -> None:
     per_process = setup.images_per_update // setup.world
     if config.queue and (config.queue % setup.world or config.queue // setup.world < per_process):
         raise UsageError(
-            f"swav: queue={config.queue} does not fit {setup.world} processes with {per_process} images per update each",
+            f"swav: queue={config.queue} does not fit {setup.world} processes of {per_process} images per update",
             f"Set method.queue to a multiple of {setup.world}, {setup.images_per_update} or more, or to 0.",
         )

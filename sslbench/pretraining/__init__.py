@@ -1,6 +1,6 @@
 """Pretraining from end to end: from a method, data and a backbone to checkpoints, a log and weights."""
 
-from sslbench.pretraining.prepare import Prepared, prepare
+from sslbench.pretraining.prepare import PreparedPretraining, prepare
 from sslbench.pretraining.run import Outcome, pretrain
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, ScheduleSettings
 from sslbench.train.observers import Observer
@@ -8,7 +8,7 @@ from sslbench.train.observers import Observer
 __all__ = [
     "Observer",
     "Outcome",
-    "Prepared",
+    "PreparedPretraining",
     "PretrainRequest",
     "PretrainSettings",
     "ScheduleSettings",

@@ -33,7 +33,7 @@ def views_for(
     """
     channels, augment = backbone.preprocessing.channels, request.settings.augment
     _check_images(source, reading, backbone)
-    for name in _unfit(augment, channels):
+    for name in _wrong_lengths(augment, channels):
         if channels == 3 or f"augment.{name}" in request.chosen:
             raise UsageError(
                 f"augment.{name} has {len(getattr(augment, name))} values; {backbone.name} takes images of "
@@ -75,7 +75,7 @@ def normalised(
         DataError: no image can be read.
     """
     channels = given.channels
-    unfit = _unfit(augment, channels)
+    unfit = _wrong_lengths(augment, channels)
     if not unfit:
         return augment, {}
     if not given.averaged:
@@ -97,7 +97,7 @@ def normalised(
     return dataclasses.replace(augment, **values), {f"augment.{name}": origin for name in unfit}
 
 
-def _unfit(augment: Augment, channels: int) -> list[str]:
+def _wrong_lengths(augment: Augment, channels: int) -> list[str]:
     """Return those of mean and std that have another number of values."""
     return [name for name in ("mean", "std") if len(getattr(augment, name)) != channels]
 

@@ -38,9 +38,7 @@ def make_backbone(request: PretrainRequest) -> Backbone:
     if name.partition(":")[0] == "pixels":
         raise UsageError(f"'{name}' has nothing to train", "Name a network: backbone=resnet50.")
     if request.init is None and (request.init_format or request.stem):
-        raise UsageError(
-            "--format and --stem are for weights, and there is no --init", "Add --init, or leave them out."
-        )
+        raise UsageError("--format and --stem are for weights: there is no --init", "Add --init, or leave them out.")
     backbone = load_backbone(
         request.init or "random",
         backbone=without_initialisation(name) if request.init else name,  # a recipe's initialisation gives way
@@ -106,7 +104,7 @@ def checkpoint_activations(backbone: Backbone) -> None:
     stages = [stage for name in ("layer1", "layer2", "layer3", "layer4") if (stage := getattr(module, name, None))]
     if not stages:
         raise UsageError(
-            f"activation checkpointing is not supported for {backbone.name}", "Use a ResNet or a timm model."
+            f"activation_checkpointing=true does not support {backbone.name}", "Use a ResNet or a timm model."
         )
     for stage in stages:
         for block in stage:

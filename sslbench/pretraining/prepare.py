@@ -28,7 +28,7 @@ from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, upd
 from sslbench.runtime.device import choose_device
 from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
-from sslbench.train.loop import Plan
+from sslbench.train.loop import TrainingPlan
 from sslbench.train.method import Method, Setup
 from sslbench.train.optimizers import scaled_lr
 
@@ -36,7 +36,7 @@ log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class PreparedPretraining:
     """Run that is ready to start; nothing has been written yet.
 
     Attributes:
@@ -59,12 +59,12 @@ class Prepared:
     backbone: Backbone
     method: Method
     setup: Setup
-    plan: Plan
+    plan: TrainingPlan
     init_sha256: str | None = None
     changes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def prepare(request: PretrainRequest) -> Prepared:
+def prepare(request: PretrainRequest) -> PreparedPretraining:
     """Open the data, build backbone and method, and check them against each other.
 
     Only a few images are decoded, to find the number of channels and, unless it is three, their normalisation.
@@ -121,7 +121,7 @@ def prepare(request: PretrainRequest) -> Prepared:
     _check_export(settings.export, method)
     augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
     settings = dataclasses.replace(settings, augment=augment)
-    return Prepared(
+    return PreparedPretraining(
         dataclasses.replace(request, settings=settings),
         device,
         source,
@@ -192,7 +192,7 @@ def _reading(settings: PretrainSettings) -> Reading:
     return Reading(settings.decoder, settings.max_pixels, settings.start_method)
 
 
-def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
+def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
     if settings.epochs <= 0:
         raise UsageError(f"epochs {settings.epochs:g} must be positive")
     for name in ("log_every", "keep", "prefetch"):
@@ -220,7 +220,7 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
         None if spec is None else schedules.build(spec, where=f"schedule.{name}", epochs=epochs)
         for name, spec in (("weight_decay", schedule.weight_decay), ("momentum", schedule.momentum))
     ]
-    return Plan(
+    return TrainingPlan(
         steps=steps,
         per_epoch=per_epoch,
         lr=schedules.scaled(factor, base),

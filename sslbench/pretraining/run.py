@@ -16,7 +16,7 @@ from sslbench.distributed.parallel import broadcast_buffers, module_state
 from sslbench.errors import DataError
 from sslbench.pretraining import folder
 from sslbench.pretraining.networks import make_state
-from sslbench.pretraining.prepare import Prepared, prepare
+from sslbench.pretraining.prepare import PreparedPretraining, prepare
 from sslbench.pretraining.settings import PretrainRequest, plain
 from sslbench.runtime.folders import check_writable
 from sslbench.runtime.seeds import preserved_random_states
@@ -90,7 +90,7 @@ def pretrain(
             if evaluator is not None:
                 evaluator.check()
             with process_group(prepared.device):
-                return _Run(prepared, command, observers, evaluator).go()
+                return _PretrainingRun(prepared, command, observers, evaluator).go()
     except RuntimeError as error:
         if "DataLoader worker (pid" not in str(error):
             raise
@@ -101,11 +101,11 @@ def pretrain(
         ) from error
 
 
-class _Run:
+class _PretrainingRun:
     """Run in progress: state, and callbacks of the loop."""
 
     def __init__(
-        self, prepared: Prepared, command: str, observers: Sequence[Observer], evaluator: Evaluator | None
+        self, prepared: PreparedPretraining, command: str, observers: Sequence[Observer], evaluator: Evaluator | None
     ) -> None:
         self.evaluator = evaluator
         self.prepared, self.command = prepared, command

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 Denominator = Literal["joint", "separate"]
-_CACHED = 2**16  # elements
+_CACHE_ELEMENTS = 2**16
 
 
 class LARS(torch.optim.Optimizer):
@@ -165,7 +165,7 @@ def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
         size, begin = 0, 0
         for i, p in enumerate(part.params):
             size += p.numel()
-            if size >= _CACHED or i == len(part.params) - 1:
+            if size >= _CACHE_ELEMENTS or i == len(part.params) - 1:
                 yield [_Part(part.group, part.params[begin : i + 1], part.adapted)]
                 size, begin = 0, i + 1
     if together:

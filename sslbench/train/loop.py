@@ -17,7 +17,7 @@ from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.device import DTYPES, Precision
 from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process
-from sslbench.train.meter import Line, Meter
+from sslbench.train.meter import Line, TrainingMeter
 from sslbench.train.method import Batch, Loss, Step
 from sslbench.train.optimizers import set_rates
 from sslbench.train.schedules import Schedule
@@ -25,7 +25,7 @@ from sslbench.train.state import State, update_average
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """Plan of a training run.
 
     Attributes:
@@ -73,7 +73,7 @@ class NotFiniteError(SslbenchError):
 
 def train(
     state: State,
-    plan: Plan,
+    plan: TrainingPlan,
     batches: Iterator[RawBatch],
     *,
     log: Callable[[Line], None],
@@ -98,7 +98,7 @@ def train(
         NotFiniteError: the loss is NaN or infinite; the parameters are those before the update.
         StoppedError: a signal was received; a checkpoint was saved.
     """
-    meter = Meter(state.device)
+    meter = TrainingMeter(state.device)
     for index in range(state.step, plan.steps):
         step = Step(index, plan.steps, plan.per_epoch)
         raw = meter.wait_for(batches)
@@ -122,7 +122,7 @@ def train(
             raise StoppedError(stop, f"update {state.step} of {plan.steps}")
 
 
-def _forward_backward(state: State, plan: Plan, raw: RawBatch, step: Step) -> tuple[Loss, Tensor]:
+def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Step) -> tuple[Loss, Tensor]:
     """Compute the gradients; return the loss of the last pass, and the mean loss over passes and processes."""
     state.optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=state.device)
@@ -138,7 +138,7 @@ def _forward_backward(state: State, plan: Plan, raw: RawBatch, step: Step) -> tu
     return loss, sum_(total) / world_size()
 
 
-def _update(state: State, plan: Plan, step: Step) -> Tensor | None:
+def _update(state: State, plan: TrainingPlan, step: Step) -> Tensor | None:
     """Update parameters and moving average; return the norm of the gradients if they are clipped."""
     state.scaler.unscale_(state.optimizer)
     for prefix, updates in plan.frozen.items():
@@ -158,7 +158,7 @@ def _update(state: State, plan: Plan, step: Step) -> Tensor | None:
     return norm
 
 
-def _set_rates(state: State, plan: Plan, where: float) -> None:
+def _set_rates(state: State, plan: TrainingPlan, where: float) -> None:
     set_rates(
         state.optimizer,
         lr=plan.lr(where),

@@ -49,7 +49,7 @@ class Line:
     origins: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
-class Meter:
+class TrainingMeter:
     """Clock since the previous log record: total time, and time spent waiting for batches."""
 
     def __init__(self, device: torch.device) -> None:

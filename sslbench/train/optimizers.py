@@ -123,7 +123,7 @@ def parameter_groups(module: nn.Module, settings: OptimizerSettings) -> list[dic
         head = not name.startswith(_BACKBONE)
         layer = layers.get(name, last)
         decayed = _is_decayed(name, parameter, name in norms, settings)
-        constant = any(_names(entry, name) for entry in settings.constant_lr)
+        constant = any(_matches(entry, name) for entry in settings.constant_lr)
         group = groups.setdefault(
             (head, layer, not decayed, constant),
             {
@@ -159,10 +159,10 @@ def _is_decayed(name: str, parameter: nn.Parameter, in_norm: bool, settings: Opt
     scale = in_norm or (parameter.dim() <= 1 and not bias)
     if (scale and not settings.decay_norm) or (bias and not settings.decay_bias):
         return False
-    return not any(_names(entry, name) for entry in settings.no_decay)
+    return not any(_matches(entry, name) for entry in settings.no_decay)
 
 
-def _names(entry: str, name: str) -> bool:
+def _matches(entry: str, name: str) -> bool:
     """Return whether an entry is a run of names in a dotted name."""
     return f".{entry}." in f".{name}."
 
@@ -171,7 +171,7 @@ def _check_names(key: str, entries: tuple[str, ...], names: list[str]) -> None:
     """Warn about entries that name no parameter: a recipe's names need not exist in every backbone."""
     parts = {part for name in names for part in name.split(".") if not part.isdigit()}
     for entry in entries:
-        if not any(_names(entry, name) for name in names):
+        if not any(_matches(entry, name) for name in names):
             log.warning("optimizer.%s: no parameter is called '%s'. %s", key, entry, did_you_mean(entry, parts))
 
 

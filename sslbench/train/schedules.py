@@ -187,7 +187,7 @@ _KINDS: dict[str, Callable[..., Schedule]] = {
 }
 NAMES = tuple(sorted(_KINDS))
 
-_ON_THE_CLOCK = ("multistep", "inverse_sqrt")
+_BY_ABSOLUTE_TIME = ("multistep", "inverse_sqrt")
 
 
 def build(spec: Mapping[str, Any] | float, *, where: str, epochs: float | None = None) -> Schedule:
@@ -247,9 +247,7 @@ def _arguments(
 def _epochs_for(milestones: tuple[float, ...], where: str, epochs: float | None) -> float:
     """Return the epochs of the training; warn about milestones after its end."""
     if epochs is None:
-        raise UsageError(
-            f"{where}: milestones are epochs, and the number of epochs is not known here", "Use 'step' instead."
-        )
+        raise UsageError(f"{where}: milestones are epochs, and their number is not known here", "Use 'step' instead.")
     late = [milestone for milestone in milestones if milestone >= epochs]
     if late:
         listed = ", ".join(f"{milestone:g}" for milestone in late)
@@ -300,7 +298,7 @@ def build_with_warmup(
             raise UsageError(what, f"Give schedule.{name}=... or more epochs.")
         left -= length
     schedule = build(spec, where=where, epochs=epochs)
-    scaling: Scaling = "fixed" if isinstance(spec, Mapping) and spec["name"] in _ON_THE_CLOCK else "rescaled"
+    scaling: Scaling = "fixed" if isinstance(spec, Mapping) and spec["name"] in _BY_ABSOLUTE_TIME else "rescaled"
     after = (freeze_epochs + warmup_epochs) / epochs
     parts: list[tuple[Schedule, float, Scaling]] = [
         (constant(0.0), freeze_epochs / epochs, "fixed"),

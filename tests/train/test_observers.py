@@ -15,7 +15,7 @@ from sslbench.train.collapse import Spread
 from sslbench.train.meter import Line
 from sslbench.train.method import Batch
 from sslbench.train.observers import RunInfo, json_lines, scalars
-from sslbench.train.observers.curve import Curve, curve
+from sslbench.train.observers.curve import CurvePlot, curve
 from sslbench.train.observers.health import Health
 from sslbench.train.observers.json_lines import JsonLines
 from sslbench.train.observers.profile import WARM_UP, Profile
@@ -85,7 +85,7 @@ def test_after_a_resume_no_update_stands_twice(tmp_path):
 
 @pytest.mark.parametrize("steps", [[7], [5, 10], range(1, 60)])
 def test_the_curve_is_drawn_from_one_point_on(tmp_path, steps):
-    observers = [JsonLines(tmp_path / "metrics.jsonl"), Curve()]
+    observers = [JsonLines(tmp_path / "metrics.jsonl"), CurvePlot()]
     for observer in observers:
         observer.started(info(tmp_path))
         for step in steps:
@@ -101,7 +101,7 @@ def test_the_curve_is_drawn_from_one_point_on(tmp_path, steps):
 def test_a_curve_of_nothing_is_refused_and_a_run_with_nothing_left_draws_none(tmp_path):
     with pytest.raises(ValueError, match="nothing to draw"):
         curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
-    for observer in (JsonLines(tmp_path / "metrics.jsonl"), Curve()):
+    for observer in (JsonLines(tmp_path / "metrics.jsonl"), CurvePlot()):
         drive(observer, info(tmp_path, start=40), [])
     assert not (tmp_path / "curve.png").exists()
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslbench.train.observers import Observer
-from sslbench.train.observers.curve import Curve
+from sslbench.train.observers.curve import CurvePlot
 from sslbench.train.observers.health import Health
 from sslbench.train.observers.json_lines import JsonLines
 from sslbench.train.observers.origins import Origins
@@ -20,4 +20,4 @@ def always(out: Path, *, mean: Sequence[float], std: Sequence[float]) -> list[Ob
         std: standard deviation of the views' normalisation, per channel.
     """
     views = Views(out / "views.png", mean=mean, std=std)
-    return [JsonLines(out / "metrics.jsonl"), views, Health(), Origins(), Curve()]
+    return [JsonLines(out / "metrics.jsonl"), views, Health(), Origins(), CurvePlot()]

@@ -7,7 +7,7 @@ from sslbench.train.observers import RunInfo, json_lines
 from sslbench.weights.save import new_file
 
 
-class Curve:
+class CurvePlot:
     """Plot of metrics.jsonl, drawn at the end of a run."""
 
     def started(self, run: RunInfo) -> None:

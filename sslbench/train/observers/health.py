@@ -60,7 +60,7 @@ class Health:
         if self.replaced:
             rate = self.replaced / max(self.images, 1)
             log.warning(
-                f"{self.replaced} of the last {self.images} images ({rate:.2%}) could not be read and were replaced by others "
+                f"{self.replaced} of the last {self.images} images ({rate:.2%}) were unreadable and replaced by others "
                 "(sslbench check-data --decode lists them)"
             )
         self.replaced = self.images = 0
