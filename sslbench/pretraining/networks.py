@@ -20,7 +20,7 @@ from sslbench.distributed.collectives import rank, world_size
 from sslbench.distributed.parallel import wrap
 from sslbench.errors import UsageError
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings
-from sslbench.runtime.seeds import seed_process
+from sslbench.runtime.seeds import seed_process, seeded
 from sslbench.train.method import Method, Setup, find_method
 from sslbench.train.optimizers import make_optimizer, parameter_groups
 from sslbench.train.state import State, moving_average
@@ -71,8 +71,7 @@ def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, 
     method_type = find_method(name)
     values = {key: value for key, value in settings.items() if key != "name"}
     config = build(method_type.config_type, values, f"method {name}")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed + 1)  # another stream than that of the backbone's weights
+    with seeded(seed + 1):  # another stream than that of the backbone's weights
         return method_type(backbone, config, setup)
 
 

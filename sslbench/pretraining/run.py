@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
@@ -149,7 +149,7 @@ class _PretrainingRun:
                 self.state,
                 prepared.plan,
                 stream,
-                log=self._line,
+                log=self._log,
                 save=self._save,
                 evaluate=lambda step: self._evaluate_at(step.index + 1),
                 signal_number=signal_number,
@@ -161,7 +161,7 @@ class _PretrainingRun:
         resumed = start if found is not None else None
         return Outcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
 
-    def _line(self, line: Line) -> None:
+    def _log(self, line: Line) -> None:
         self.last = line
         for observer in self.observers:
             observer.line(line)
@@ -181,7 +181,7 @@ class _PretrainingRun:
             return
         if world_size() > 1:
             broadcast_buffers(self.state.method)  # every process must encode with the same statistics
-        _, tensors = self._network(self.settings.export)
+        tensors = module_state(self._exported()[1])
         out = self.request.out / "evaluations"
         scores = self.evaluator.scores(self.prepared.backbone, tensors, out, command=self.command)
         if rank() != 0:
@@ -194,9 +194,8 @@ class _PretrainingRun:
 
     def _exportable(self, method: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the entries that make a checkpoint a weights file too; tensors are shared with the method's."""
-        networks = self.state.method.exports()
-        name = next(iter(networks)) if self.settings.export == "auto" else self.settings.export
-        path = next(path for path, module in self.state.method.named_modules() if module is networks[name])
+        name, network = self._exported()
+        path = next(path for path, module in self.state.method.named_modules() if module is network)
         tensors = {key.removeprefix(f"{path}."): value for key, value in method.items() if key.startswith(f"{path}.")}
         return {
             "backbone": self.prepared.backbone.name,
@@ -204,16 +203,16 @@ class _PretrainingRun:
             "metadata": self._metadata(f"{name}, before the end of training"),
         }
 
-    def _network(self, export: str) -> tuple[str, dict[str, Tensor]]:
-        """Return name and tensors of the exported network; every process calls this."""
+    def _exported(self) -> tuple[str, nn.Module]:
+        """Return name and module of the network that is exported."""
         networks = self.state.method.exports()
-        name = next(iter(networks)) if export == "auto" else export
-        return name, module_state(networks[name])
+        name = next(iter(networks)) if self.settings.export == "auto" else self.settings.export
+        return name, networks[name]
 
     def _export(self) -> Path:
         """Write weights.torch and, if there is a moving average, weights_ema.torch; return the first."""
-        name, tensors = self._network(self.settings.export)
-        target = self.request.out / "weights.torch"
+        name, network = self._exported()
+        tensors, target = module_state(network), self.request.out / "weights.torch"
         average = module_state(self.state.average) if self.state.average is not None else None
         if rank() == 0:
             self._save_weights(target, tensors, name)

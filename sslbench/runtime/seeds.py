@@ -19,6 +19,21 @@ def seed_process(seed: int, rank: int) -> None:
     torch.manual_seed(seed * 1_000_003 + rank)
 
 
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's generator of the CPU during a block, and restore its state afterwards.
+
+    >>> with seeded(0):
+    ...     first = torch.rand(3)
+    >>> with seeded(0):
+    ...     torch.equal(first, torch.rand(3))
+    True
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would initialise CUDA
+        yield
+
+
 def random_states(device_type: str) -> dict[str, Any]:
     """Return the states of the global generators of torch, numpy and Python, as tensors and numbers.
 
