@@ -34,7 +34,7 @@ class RunInfo:
 
 
 class Observer(Protocol):
-    """Observer of a run, called on the first process only."""
+    """Observer of a run, called on the first process only; subclasses define the methods that they need."""
 
     def started(self, run: RunInfo) -> None:
         """Prepare for a run, before its first update."""

@@ -2,23 +2,16 @@
 
 from pathlib import Path
 
-from sslbench.train.meter import Line
-from sslbench.train.observers import RunInfo, json_lines
+from sslbench.train.observers import Observer, RunInfo, json_lines
 from sslbench.weights.save import new_file
 
 
-class CurvePlot:
+class CurvePlot(Observer):
     """Plot of metrics.jsonl, drawn at the end of a run."""
 
     def started(self, run: RunInfo) -> None:
         """Store the folder of the run."""
         self.out = run.out
-
-    def line(self, line: Line) -> None:
-        """Ignore the record: it is read from the file at the end."""
-
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """Ignore the scores: they are read from the file at the end."""
 
     def finished(self) -> None:
         """Draw the plot, if metrics.jsonl has records: a run without updates may have none."""

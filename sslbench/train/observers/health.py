@@ -4,7 +4,7 @@ import logging
 
 from sslbench.distributed.collectives import world_size
 from sslbench.train.meter import Line
-from sslbench.train.observers import RunInfo
+from sslbench.train.observers import Observer, RunInfo
 
 log = logging.getLogger("sslbench")
 
@@ -12,7 +12,7 @@ MAX_WAITING = 0.3  # fraction of the time spent waiting for batches
 RECORDS_IN_A_ROW = 3  # the first batches of a run always have to be waited for
 
 
-class Health:
+class Health(Observer):
     """Warnings that name a problem, its meaning and a remedy, each given once."""
 
     def __init__(self) -> None:
@@ -47,9 +47,6 @@ class Health:
         if line.step // self.run.per_epoch > self.step // self.run.per_epoch:
             self._report_replaced()
         self.step = line.step
-
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """Ignore the scores."""
 
     def finished(self) -> None:
         """Report the unreadable images since the last report."""

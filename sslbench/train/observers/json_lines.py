@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 from sslbench.train.meter import Line
-from sslbench.train.observers import RunInfo, scalars
+from sslbench.train.observers import Observer, RunInfo, scalars
 from sslbench.weights.save import new_file
 
 
-class JsonLines:
+class JsonLines(Observer):
     """File of JSON lines, appended at once, so that a killed run leaves all its records.
 
     When a run continues, the records after its last checkpoint are removed: these updates are repeated, and no update
@@ -31,9 +31,6 @@ class JsonLines:
     def evaluated(self, record: dict[str, float | int]) -> None:
         """Append an object with step, epoch and the scores."""
         self._append(record)
-
-    def finished(self) -> None:
-        """Do nothing: the file is complete."""
 
     def _append(self, record: dict[str, float | int]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

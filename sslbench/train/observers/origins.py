@@ -5,12 +5,12 @@ from collections import Counter
 
 from sslbench.distributed.collectives import world_size
 from sslbench.train.meter import Line
-from sslbench.train.observers import RunInfo
+from sslbench.train.observers import Observer, RunInfo
 
 log = logging.getLogger("sslbench")
 
 
-class Origins:
+class Origins(Observer):
     """Report of the images per source after every epoch; nothing is reported for a single source."""
 
     def __init__(self) -> None:
@@ -27,9 +27,6 @@ class Origins:
         if line.step // self.run.per_epoch > self.step // self.run.per_epoch:
             self._report(line.step)
         self.step = line.step
-
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """Ignore the scores."""
 
     def finished(self) -> None:
         """Report the images since the last report."""

@@ -9,15 +9,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
 from sslbench.errors import UsageError
-from sslbench.train.meter import Line
-from sslbench.train.observers import RunInfo
+from sslbench.train.observers import Observer, RunInfo
 
 log = logging.getLogger("sslbench")
 
 WARM_UP = 5  # updates: caches are filled, algorithms chosen, workers started
 
 
-class Profile:
+class Profile(Observer):
     """Profile of a number of updates after a warm-up; the run itself is unchanged."""
 
     def __init__(self, updates: int, trace: Path) -> None:
@@ -40,12 +39,6 @@ class Profile:
             left = run.steps - run.start
             log.warning(f"--profile {self.updates}: only {left} updates are left, and {WARM_UP} go into warming up")
         self.hook = register_optimizer_step_post_hook(self._count)
-
-    def line(self, line: Line) -> None:
-        """Ignore the record: updates are counted by the optimizer's steps."""
-
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """Ignore the scores."""
 
     def finished(self) -> None:
         """Write the profile of a run that was shorter than requested."""

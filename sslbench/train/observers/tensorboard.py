@@ -9,7 +9,7 @@ import torch
 from sslbench.distributed.collectives import world_size
 from sslbench.errors import UsageError
 from sslbench.train.meter import Line
-from sslbench.train.observers import RunInfo
+from sslbench.train.observers import Observer, RunInfo
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
-class TensorBoard:
+class TensorBoard(Observer):
     """Event files in a folder; the x axis counts updates."""
 
     def __init__(self, folder: Path, *, histograms: bool = False) -> None:

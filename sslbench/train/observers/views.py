@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.data.views.sheet import contact_sheet
-from sslbench.train.meter import Line
 from sslbench.train.method import Batch
-from sslbench.train.observers import RunInfo
+from sslbench.train.observers import Observer, RunInfo
 
 ROWS = 8
 
 
-class Views:
+class Views(Observer):
     """Contact sheet of the first batch that the method receives."""
 
     def __init__(self, path: Path, *, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -32,15 +31,6 @@ class Views:
     def started(self, run: RunInfo) -> None:
         """Register a hook on the first forward pass; a run that continues has its picture already."""
         self.hook = None if run.start else run.method.register_forward_pre_hook(self._look)
-
-    def line(self, line: Line) -> None:
-        """Ignore the record."""
-
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """Ignore the scores."""
-
-    def finished(self) -> None:
-        """Do nothing: the file is complete."""
 
     def _look(self, method: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self.hook is not None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from sslbench.errors import UsageError
 from sslbench.train.meter import Line
-from sslbench.train.observers import RunInfo, scalars
+from sslbench.train.observers import Observer, RunInfo, scalars
 
 
-class Wandb:
+class Wandb(Observer):
     """Run of a W&B project; a pretraining run that continues uses the same W&B run."""
 
     def __init__(self, project: str, *, settings: Mapping[str, Any] | None = None) -> None:
