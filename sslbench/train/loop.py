@@ -172,6 +172,7 @@ def _split(raw: RawBatch, parts: int) -> list[RawBatch]:
     """Return the batch in equal parts."""
     if parts == 1:
         return [raw]
+    # Chunks share the pinned memory of the batch; RawBatch.rows would copy it.
     views = zip(*(view.chunk(parts) for view in raw.views), strict=True)
     labels = [None] * parts if raw.labels is None else raw.labels.chunk(parts)
     rows = torch.arange(len(raw.indices)).chunk(parts)
