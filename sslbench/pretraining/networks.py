@@ -53,7 +53,7 @@ def make_backbone(request: PretrainRequest) -> Backbone:
     return dataclasses.replace(backbone, name=without_initialisation(backbone.name))
 
 
-def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, seed: int) -> Method:
+def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, seed: int) -> Method[Any]:
     """Return the method around a backbone; the initial weights of its heads depend on the seed only.
 
     Args:
@@ -75,7 +75,7 @@ def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, 
         return method_type(backbone, config, setup)
 
 
-def with_sync_bn(method: Method, device: torch.device, *, enabled: bool, world: int) -> Method:
+def with_sync_bn(method: Method[Any], device: torch.device, *, enabled: bool, world: int) -> Method[Any]:
     """Return the method with BatchNorm synchronised over all processes, if requested and on GPUs."""
     if not enabled or world == 1:
         return method
@@ -85,7 +85,7 @@ def with_sync_bn(method: Method, device: torch.device, *, enabled: bool, world: 
                 "sync_bn is off: torch synchronises BatchNorm on GPUs only; every process has its own statistics"
             )
         return method
-    converted: Method = nn.SyncBatchNorm.convert_sync_batchnorm(method)  # type: ignore[no-untyped-call]
+    converted: Method[Any] = nn.SyncBatchNorm.convert_sync_batchnorm(method)  # type: ignore[no-untyped-call]
     return converted
 
 
@@ -112,7 +112,7 @@ def checkpoint_activations(backbone: Backbone) -> None:
             )
 
 
-def make_state(method: Method, settings: PretrainSettings, device: torch.device) -> State:
+def make_state(method: Method[Any], settings: PretrainSettings, device: torch.device) -> State:
     """Return the state at the start of training, on its device; every process calls this.
 
     The global generators are seeded here, with a separate stream on every process.

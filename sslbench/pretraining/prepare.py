@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -57,7 +58,7 @@ class PreparedPretraining:
     source: Source
     data: TrainingData
     backbone: Backbone
-    method: Method
+    method: Method[Any]
     setup: Setup
     plan: TrainingPlan
     init_sha256: str | None = None
@@ -240,7 +241,7 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
     )
 
 
-def _check_export(name: str, method: Method) -> None:
+def _check_export(name: str, method: Method[Any]) -> None:
     choices = ["auto", *method.exports()]
     if name not in choices:
         raise UsageError(f"export={name}: this method has no such network", f"Choose {' or '.join(choices)}.")

@@ -27,7 +27,7 @@ class State:
         step: optimizer updates done.
     """
 
-    method: Method
+    method: Method[Any]
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler

@@ -38,15 +38,19 @@ class Observer(Protocol):
 
     def started(self, run: RunInfo) -> None:
         """Prepare for a run, before its first update."""
+        return
 
     def line(self, line: Line) -> None:
         """Handle a log record, every `log_every` updates."""
+        return
 
     def evaluated(self, record: dict[str, float | int]) -> None:
         """Handle the scores of an evaluation, with 'step' and 'epoch'."""
+        return
 
     def finished(self) -> None:
         """Finish after the weights are written."""
+        return
 
 
 def scalars(line: Line) -> dict[str, float | int]:
