@@ -12,6 +12,7 @@ from sslbench.backbones.build import from_module, users_preprocessing
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
 from sslbench.detection.predict import load_detector
+from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.features.array import Features
 from sslbench.leaderboard import Board, table
 from sslbench.leaderboard.compare import Comparison
@@ -195,7 +196,12 @@ def pretrain(
     checked = build(pretraining.PretrainSettings, values, f"pretrain {method}")
     asked = pretraining.PretrainRequest(settings=checked, data=str(data), out=Path(out), chosen=chosen, **request)
     standard = always(asked.out, mean=checked.augment.mean, std=checked.augment.std)
-    return pretraining.pretrain(asked, command="sslbench.pretrain(...)", observers=[*standard, *observers])
+    return pretraining.pretrain(
+        asked,
+        command="sslbench.pretrain(...)",
+        observers=[*standard, *observers],
+        evaluator=knn_evaluator(asked),
+    )
 
 
 def compare(a: str | Path | Result, b: str | Path | Result, *, metric: str | None = None, seed: int = 0) -> Comparison:

@@ -16,6 +16,7 @@ from sslbench.backbones.timm_models import build_timm, check_recorded_options, i
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
+from sslbench.runtime.seeds import seeded
 
 PIXELS_SIZE = 32
 
@@ -76,8 +77,7 @@ def build(name: str, *, seed: int = 0) -> Backbone:
         UsageError: no such name or option; the message gives the nearest names.
         BackboneError: the user's callable fails or returns something else than a module.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         backbone = _build(name)
     backbone.module.eval().requires_grad_(False)
     return backbone
@@ -244,8 +244,7 @@ def untrained_copy(backbone: Backbone, seed: int) -> Backbone | None:
     left = {id(parameter) for parameter in module.parameters()}
     if not left:
         return None
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed), torch.no_grad():
         for part in module.modules():
             reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
             if callable(reset):

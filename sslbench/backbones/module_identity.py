@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from sslbench import user_code
 from sslbench.preprocessing import Preprocessing
+from sslbench.runtime.seeds import preserved_random_states
 
 log = logging.getLogger("sslbench")
 
@@ -101,7 +102,7 @@ def _outputs(module: nn.Module, images: Tensor) -> tuple[str, str]:
     In double precision, rounded: the number of threads and the kind of processor must not show. A module that does not
     run in double precision runs in its own.
     """
-    with _random_states_kept(), torch.no_grad():
+    with preserved_random_states(), torch.no_grad():
         if sum(tensor.numel() for tensor in module.parameters()) <= _DOUBLE_UP_TO:
             with contextlib.suppress(Exception):  # tried again in its own precision, whose error is reported
                 return _three_passes(copy.deepcopy(module).double(), images.double(), 8)
@@ -179,14 +180,3 @@ def _summary(tensor: Tensor, digits: int) -> list[Any]:
     order = torch.cos(torch.arange(x.numel(), dtype=torch.float64))
     scaled = [(value / size).item() for value in (x.mean(), (x * order).mean())]
     return [list(tensor.shape), f"{size.item():.{digits}e}", *(round(value, digits) + 0.0 for value in scaled)]
-
-
-@contextlib.contextmanager
-def _random_states_kept() -> Iterator[None]:
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)

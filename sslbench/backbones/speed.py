@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from timm.layers.conv2d_same import Conv2dSame
@@ -17,6 +17,7 @@ from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.layers import Layer, forward_layers, hooked
 from sslbench.backbones.module_identity import probe_images
 from sslbench.errors import BackboneError
+from sslbench.runtime.device import DTYPES, Precision
 from sslbench.weights.fill import tensors_sha256
 
 log = logging.getLogger("sslbench")
@@ -129,9 +130,6 @@ def _difference(got: Tensor, wanted: Tensor) -> float:
     scale = wanted.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     return float((got - wanted).abs().max() / scale)
 
-
-Precision = Literal["fp32", "bf16", "fp16"]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # On a CPU a batch is encoded in pieces, so that the maps of one piece stay in the cache. Images/s as a multiple of
 # torchvision's plain module (batches of 32, float32, CPU time of one thread), in pieces of 4, 8, 16, 32: ResNet-18

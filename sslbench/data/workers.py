@@ -14,18 +14,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sslbench.data.decode.reading import StartMethod as StartMethod
 from sslbench.errors import DataError, SslbenchError, UsageError
+from sslbench.runtime.workers import StartMethod
 
 _SECONDS_TO_DIE = 10.0  # from the first sign of a death until the process is gone
-
-
-def default_workers() -> int:
-    """Return the number of decoding processes: the usable cores (affinity, container), at most 16; 0 for one core."""
-    import joblib  # type: ignore[import-untyped]
-
-    cores = int(joblib.cpu_count())
-    return 0 if cores == 1 else min(cores, 16)
 
 
 def run(

@@ -1,6 +1,5 @@
 """Evaluation of a detector on a test set: detections, scores and pictures."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,8 @@ from sslbench.detection.recipe import DetectionRecipe
 from sslbench.distributed.collectives import gather_objects, rank, world_size
 from sslbench.metrics.detection import Detections, DetectionScores, Truth, coco_ap, voc_ap
 from sslbench.metrics.detection import masks as rle
+from sslbench.runtime.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 _PICTURES = 6
 _ALONE = Detections(np.zeros(0, np.int64), np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
 

@@ -1,6 +1,6 @@
 """Check of all images before hours of training; the error lists all unreadable ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,8 @@ from sslbench.data.wording import counted
 from sslbench.detection.batches import picture_of
 from sslbench.distributed.collectives import gather_objects, rank, world_size
 from sslbench.errors import DataError, UsageError
+from sslbench.runtime.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 _CHUNK = 16
 _SHOWN = 20
 _REMEDY = (

@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +19,7 @@ from sslbench.detection.log import Meter, MetricsFile, Watch
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.distributed.collectives import max_, rank, sum_, world_size
+from sslbench.distributed.collectives import rank, sum_, world_size
 from sslbench.distributed.parallel import (
     broadcast_buffers,
     load_module_state,
@@ -29,11 +29,11 @@ from sslbench.distributed.parallel import (
     wrap,
 )
 from sslbench.errors import UsageError
+from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process, stop_signals
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import SIGNAL_CHECK, NotFiniteError, StoppedError
+from sslbench.train.loop import NotFiniteError
 from sslbench.train.resume import continue_from, newest_whole
-from sslbench.train.signals import stop_signals
 
 
 def losses_of(model: nn.Module, batch: Batch, device: torch.device, *, seed: int, iteration: int) -> dict[str, Tensor]:
@@ -209,26 +209,11 @@ def _loop(
                 line = meter.line(done, losses, mean, rate(recipe, iteration))
                 for watch in watchers:
                     watch(line)
-            stop = _signalled(signal_number, done, run.device)
+            stop = signal_on_any_process(signal_number, run.device, compare=done % SIGNAL_INTERVAL == 0)
             if stop or last or done % run.save_every == 0:
                 _save(detector, optimizer, run, done)
             if stop and not last:
-                _stop(stop, done, recipe)
-
-
-def _stop(signal: int, done: int, recipe: DetectionRecipe) -> None:
-    raise StoppedError(
-        f"stopped by signal {signal} after iteration {done} of {recipe.iterations}; everything is saved",
-        "Run the same command again to continue.",
-        128 + signal,
-    )
-
-
-def _signalled(signal_number: Callable[[], int], done: int, device: torch.device) -> int:
-    """Return the signal that any process received; processes compare at intervals only."""
-    if world_size() == 1:
-        return signal_number()
-    return 0 if done % SIGNAL_CHECK else int(max_(torch.tensor(signal_number(), device=device)))
+                raise StoppedError(stop, f"iteration {done} of {recipe.iterations}")
 
 
 def _save(detector: Detector, optimizer: torch.optim.Optimizer, run: TrainingRun, done: int) -> None:

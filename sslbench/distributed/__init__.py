@@ -1,6 +1,6 @@
-"""Which of how many processes this one is, read from the environment that torchrun or srun sets.
+"""Rank of this process and number of processes, from the environment that torchrun or srun sets.
 
-Joining them and collective operations are in `collectives`, which imports torch; this does not.
+This module does not import torch; process groups and collective operations are in `collectives`.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from sslbench.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """This process among the `world` that were started together; `local` counts on its own machine."""
+    """Rank of this process, number of processes, and rank on its own machine."""
 
     rank: int = 0
     world: int = 1
@@ -19,10 +19,10 @@ class Process:
 
 
 def this_process() -> Process:
-    """From torchrun's RANK and WORLD_SIZE, else from the step variables of srun, else one process alone.
+    """Return this process by torchrun's RANK and WORLD_SIZE, else by srun's step variables, else as a single process.
 
-    A batch script under SLURM that does not use srun is one process, whatever number of tasks was reserved: only
-    variables of the *step* count.
+    A batch script under SLURM without srun is a single process, whatever number of tasks was reserved: only variables
+    of the *step* count.
 
     Raises:
         UsageError: the variables contradict each other.
@@ -41,25 +41,3 @@ def this_process() -> Process:
     if not 0 <= rank < world:
         raise UsageError(f"{names[0]}={rank} does not fit {names[1]}={world}")
     return Process(rank, world, local)
-
-
-def own_device(visible: int) -> int:
-    """Return the number of this process's GPU among those that it sees.
-
-    Processes of one machine take them in turn. Under `srun --gpus-per-task=1` each sees one GPU, another one, as number
-    0.
-
-    Args:
-        visible: GPUs that this process sees, at least one.
-
-    Raises:
-        UsageError: torchrun started more processes than there are GPUs: two of them would share one.
-    """
-    local = this_process().local
-    together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's, whose processes all see the same GPUs
-    if 1 < visible < together:
-        raise UsageError(
-            f"{together} processes were started on this machine, which shows them {visible} GPUs",
-            f"Start as many as there are GPUs: torchrun --nproc-per-node {visible}.",
-        )
-    return local % visible

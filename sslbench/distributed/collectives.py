@@ -1,4 +1,4 @@
-"""Several processes as one: joining them, and collective operations. Nothing else imports torch.distributed."""
+"""Process group and collective operations; only this package imports torch.distributed."""
 
 import contextlib
 import datetime
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[Process]:
-    """Joins the processes that torchrun or srun started, for the time of the block; one process alone joins nothing.
+    """Join the processes that torchrun or srun started, during a block; a single process joins nothing.
 
     Args:
-        device: NCCL is used for cuda, gloo for everything else.
+        device: device of this process; cuda uses NCCL, all others gloo.
 
     Raises:
-        UsageError: MASTER_ADDR or MASTER_PORT is missing, and they do not follow from SLURM's variables.
+        UsageError: MASTER_ADDR or MASTER_PORT is missing and does not follow from SLURM's variables.
     """
     process = this_process()
     if process.world == 1 or distributed.is_initialized():
@@ -44,11 +44,11 @@ def process_group(device: torch.device) -> Iterator[Process]:
 
 
 def _set_rendezvous() -> None:
-    """MASTER_ADDR and MASTER_PORT: torchrun sets them; under srun they follow from the step."""
+    """Set MASTER_ADDR and MASTER_PORT under srun, from the variables of the step; torchrun sets them itself."""
     env = os.environ
     if "MASTER_ADDR" not in env and "SLURM_STEP_NODELIST" in env:
         env["MASTER_ADDR"] = hosts(env["SLURM_STEP_NODELIST"])[0]
-        # Another port for every job that shares the machine.
+        # Jobs that share the machine need different ports.
         env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000))
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
     if missing:
@@ -59,23 +59,23 @@ def _set_rendezvous() -> None:
 
 
 def world_size() -> int:
-    """Processes that have joined (1 outside `process_group`)."""
+    """Return the number of processes (1 outside `process_group`)."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 def rank() -> int:
-    """Number of this one among those that have joined (0 outside `process_group`)."""
+    """Return the rank of this process (0 outside `process_group`)."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def barrier() -> None:
-    """Waits until every process is here."""
+    """Wait for all processes."""
     if world_size() > 1:
         distributed.barrier()
 
 
 def gather(x: Tensor) -> Tensor:
-    """(B, ...) of every process -> (world * B, ...), in order of rank, without gradient."""
+    """Concatenate the (B, ...) of all processes to (world * B, ...), in order of rank, without gradient."""
     x = x.detach().contiguous()
     if world_size() == 1:
         return x
@@ -85,41 +85,41 @@ def gather(x: Tensor) -> Tensor:
 
 
 def gather_with_gradient(x: Tensor) -> Tensor:
-    """The same with gradient: what the losses of all processes, added up, say about this process's rows."""
+    """Concatenate like `gather`; the gradient of this process's rows is that of the summed losses of all processes."""
     return x if world_size() == 1 else _Gather.apply(x)
 
 
 def sum_with_gradient(x: Tensor) -> Tensor:
-    """The sum over processes; its gradient reaches this process's addend once.
+    """Return the sum over processes; its gradient reaches this process's summand once.
 
-    That is right for a joint loss that every process computes from the sum; DistributedDataParallel then averages.
+    This is correct for a joint loss that every process computes from the sum; DistributedDataParallel then averages.
     """
     return x if world_size() == 1 else _Sum.apply(x)
 
 
 def sum_(x: Tensor) -> Tensor:
-    """The sum over processes, in place, without gradient."""
+    """Sum over processes in place, without gradient; return the argument."""
     if world_size() > 1:
         distributed.all_reduce(x)
     return x
 
 
 def max_(x: Tensor) -> Tensor:
-    """The largest value over processes, in place, without gradient."""
+    """Take the maximum over processes in place, without gradient; return the argument."""
     if world_size() > 1:
         distributed.all_reduce(x, op=distributed.ReduceOp.MAX)
     return x
 
 
 def broadcast_(x: Tensor) -> Tensor:
-    """The first process's values on all of them, in place."""
+    """Overwrite the values by those of the first process in place; return the argument."""
     if world_size() > 1:
         distributed.broadcast(x, src=0)
     return x
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """The value of every process, in order of rank, on all of them (small picklable things)."""
+    """Return the (small, picklable) values of all processes, in order of rank."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -128,12 +128,12 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def from_first(function: Callable[[], T]) -> T:
-    """Return on every process what the function returns on the first one (small and picklable); it runs only there.
+    """Call a function on the first process, and return its (small, picklable) result on all processes.
 
-    What it raises is raised on every process, so that none of them waits for one that has failed.
+    An exception is raised on all processes, so that none waits for the failed one.
 
     Args:
-        function: called on the first process, without collective operations.
+        function: function without collective operations.
     """
     if world_size() == 1:
         return function()
@@ -144,12 +144,12 @@ def from_first(function: Callable[[], T]) -> T:
 
 
 def on_all(function: Callable[[], T]) -> T:
-    """Call a function on every process and return its own result to each.
+    """Call a function on every process, and return each process's own result.
 
-    If it fails on any of them, every process raises: its own error, else that of the first one that failed.
+    If it fails on any process, all processes raise: their own error, or that of the first process that failed.
 
     Args:
-        function: without collective operations.
+        function: function without collective operations.
     """
     if world_size() == 1:
         return function()
@@ -160,18 +160,19 @@ def on_all(function: Callable[[], T]) -> T:
 
 
 def _attempt(function: Callable[[], T]) -> tuple[T | None, SslbenchError | None]:
+    """Return the result of a function, or its error in a form that other processes can raise."""
     try:
         return function(), None
     except SslbenchError as error:
         return None, error
-    except Exception as error:  # noqa: BLE001  whatever it is, the other processes must not wait for this one
+    except Exception as error:  # noqa: BLE001  the other processes must not wait for this one
         failure = SslbenchError(f"process {rank()} failed: {type(error).__name__}: {error}")
         failure.__cause__ = error
         return None, failure
 
 
 def _raise_together(error: SslbenchError | None) -> None:
-    """One process, the first, prints it; see `SslbenchError.told_by_first`."""
+    """Raise an error on all processes, of which only the first prints it; see `SslbenchError.told_by_first`."""
     if error is not None:
         error.told_by_first = rank() != 0
         raise error

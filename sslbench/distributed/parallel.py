@@ -1,4 +1,4 @@
-"""A module and its optimizer over several processes: torch's DDP, FSDP2 and ZeRO optimizer, and their whole state."""
+"""Data-parallel training: torch's DDP, FSDP2 and ZeRO optimizer, and their full state."""
 
 import contextlib
 import inspect
@@ -19,11 +19,11 @@ Strategy = Literal["ddp", "fsdp"]
 
 
 def wrap(module: nn.Module, device: torch.device, strategy: Strategy) -> nn.Module:
-    """What to call in place of the module so that gradients are those of all processes' images together.
+    """Return a wrapped module whose gradients are those of all processes' images.
 
     Args:
-        module: on its device; with 'fsdp' its parameters are sharded in place.
-        device: of this process.
+        module: module on its device; 'fsdp' shards its parameters in place.
+        device: device of this process.
         strategy: 'ddp' keeps everything on every process; 'fsdp' shards parameters, gradients and optimizer state.
     """
     if world_size() == 1:
@@ -31,8 +31,8 @@ def wrap(module: nn.Module, device: torch.device, strategy: Strategy) -> nn.Modu
     if strategy == "fsdp":
         return fully_shard(module, mesh=init_device_mesh(device.type, (world_size(),)))  # type: ignore[return-value]
     ids = [device.index] if device.type == "cuda" else None
-    # Buffers that matter (queues, centres) are the same everywhere by construction; statistics of BatchNorm are the
-    # first process's in the end, so sending all of them around in every forward pass would be for nothing.
+    # Queues and centres are equal on all processes by construction, and statistics of BatchNorm are taken from the
+    # first process at the end, so broadcasting buffers in every forward pass would be wasted.
     accepted = inspect.signature(DistributedDataParallel.__init__).parameters
     switch = "forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers"  # before torch 2.15
     options: dict[str, Any] = {"device_ids": ids, "gradient_as_bucket_view": True, switch: False}
@@ -40,32 +40,32 @@ def wrap(module: nn.Module, device: torch.device, strategy: Strategy) -> nn.Modu
 
 
 def without_synchronisation(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """A context in which backward passes only accumulate: the last pass of an update synchronises."""
+    """Return a context in which backward passes accumulate gradients without synchronising them."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
 
 
 def zero_optimizer(
     kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any
 ) -> torch.optim.Optimizer:
-    """The optimizer with its state divided over the processes (ZeRO stage 1); the plain one when there is only one."""
+    """Return an optimizer with its state sharded over the processes (ZeRO stage 1), unsharded for a single process."""
     if world_size() == 1:
         return kind(groups, **options)
     return ZeroRedundancyOptimizer(groups, optimizer_class=kind, **options)
 
 
 def broadcast_buffers(module: nn.Module) -> None:
-    """The first process's buffers on all (statistics of BatchNorm differ between processes until then)."""
+    """Copy the first process's buffers to all processes, whose statistics of BatchNorm differ until then."""
     for buffer in module.buffers():
         broadcast_(buffer)
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether `wrap` sharded it."""
+    """Return whether the parameters of a module are sharded."""
     return any(hasattr(p, "device_mesh") for p in module.parameters())
 
 
 def module_state(module: nn.Module) -> dict[str, Tensor]:
-    """The whole state on the CPU, under the module's own names; every process has to call this."""
+    """Return the full state on the CPU, under the module's own names; every process calls this."""
     if is_sharded(module):
         whole = sharded.get_model_state_dict(module, options=sharded.StateDictOptions(full_state_dict=True))
         return {name: value.cpu() for name, value in whole.items() if isinstance(value, Tensor)}
@@ -73,7 +73,7 @@ def module_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load_module_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Fills the module strictly."""
+    """Load a full state strictly."""
     if is_sharded(module):
         options = sharded.StateDictOptions(full_state_dict=True, strict=True)
         sharded.set_model_state_dict(module, dict(state), options=options)
@@ -82,7 +82,7 @@ def load_module_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The whole state of the optimizer; complete on the first process only."""
+    """Return the full state of the optimizer; complete on the first process only."""
     if is_sharded(module):
         options = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True)
         return sharded.get_optimizer_state_dict(module, optimizer, options=options)
@@ -93,7 +93,7 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Puts back what `optimizer_state` gave on the first process."""
+    """Load a state from `optimizer_state` of the first process."""
     if is_sharded(module):
         options = sharded.StateDictOptions(full_state_dict=True)
         sharded.set_optimizer_state_dict(module, optimizer, state, options=options)
@@ -101,25 +101,30 @@ def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, st
         optimizer.load_state_dict(state)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], largest: float, *, each: bool = False) -> Tensor:
-    """Scale gradients so that their norm is at most `largest`, and return the norm of all of them before that.
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, *, each: bool = False) -> Tensor:
+    """Scale gradients to a norm of at most `max_norm`, and return the norm of all of them before.
+
+    >>> p = nn.Parameter(torch.zeros(2))
+    >>> p.grad = torch.tensor([3.0, 4.0])
+    >>> float(clip_gradients([p], 1.0)), [round(x, 3) for x in p.grad.tolist()]
+    (5.0, [0.6, 0.8])
 
     Args:
-        parameters: those without a gradient are passed over.
-        largest: of all gradients together, or of each tensor's with `each`.
-        each: clip every tensor by itself, as DINO's code does (utils.py, clip_gradients).
+        parameters: parameters; those without a gradient are skipped.
+        max_norm: largest norm of all gradients together, or of each tensor's gradient with `each`.
+        each: clip each tensor separately, as DINO's code (utils.py, clip_gradients).
     """
     if not each:
-        return _whole(nn.utils.clip_grad_norm_(list(parameters), largest))
+        return _full_norm(nn.utils.clip_grad_norm_(list(parameters), max_norm))
     gradients = [p.grad for p in parameters if p.grad is not None]
     norms: list[Tensor] = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     for gradient, norm in zip(gradients, norms, strict=True):
-        gradient.mul_((largest / (norm + 1e-6)).clamp(max=1.0))
-    total: Tensor = torch.linalg.vector_norm(torch.stack([_whole(norm) for norm in norms]))
+        gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([_full_norm(norm) for norm in norms]))
     return total
 
 
-def _whole(norm: Tensor) -> Tensor:
-    """Return the number of all processes; with sharded gradients each has a part of it."""
+def _full_norm(norm: Tensor) -> Tensor:
+    """Return the full norm, of which each process has a part if gradients are sharded."""
     whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return whole

@@ -1,4 +1,4 @@
-"""The hosts behind SLURM's short form of a list, as `scontrol show hostnames` gives them."""
+"""Expansion of SLURM's compact host lists, as by `scontrol show hostnames`."""
 
 import itertools
 import re
@@ -11,9 +11,9 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def hosts(nodes: str) -> list[str]:
-    """Return the names of a list in order.
+    """Return the host names of a compact list, in order.
 
-    A number has as many digits as the lower end of its range. Of several brackets in a name the last runs fastest.
+    Numbers have as many digits as the lower end of their range. Of several brackets in a name, the last varies fastest.
 
     >>> hosts("gpu[01-03,7]-ib,login")
     ['gpu01-ib', 'gpu02-ib', 'gpu03-ib', 'gpu7-ib', 'login']
@@ -22,7 +22,7 @@ def hosts(nodes: str) -> list[str]:
         nodes: for instance the value of SLURM_STEP_NODELIST.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the list is malformed.
     """
     names, position = [], 0
     while found := _NAME.match(nodes, position):
@@ -38,7 +38,7 @@ def hosts(nodes: str) -> list[str]:
 
 
 def _numbers(ranges: str, nodes: str) -> list[str]:
-    """'01-03,7' -> 01, 02, 03, 7."""
+    """Return the numbers of a bracket: '01-03,7' -> 01, 02, 03, 7."""
     found = []
     for text in ranges.split(","):
         match = _RANGE.fullmatch(text)
@@ -51,6 +51,6 @@ def _numbers(ranges: str, nodes: str) -> list[str]:
 
 def _malformed(nodes: str) -> UsageError:
     return UsageError(
-        f"'{nodes}' is no list of hosts as SLURM writes it: node[003-006,9],other",
+        f"'{nodes}' is not a SLURM host list such as node[003-006,9],other",
         "Set MASTER_ADDR to the first host of the job.",
     )

@@ -5,7 +5,8 @@
 
 from sslbench.evaluation.prepare import Prepared, needs_labels, prepare
 from sslbench.evaluation.request import Request, RunSettings, Task, make_task
-from sslbench.evaluation.run import check_writable, evaluate, evaluate_features, extract_only
+from sslbench.evaluation.run import evaluate, evaluate_features, extract_only
+from sslbench.runtime.folders import check_writable
 
 __all__ = [
     "Prepared",

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +26,10 @@ from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
 from sslbench.identity import record_id
 from sslbench.results import Result, Stage, Unreadable, records
+from sslbench.runtime.progress import Progress
 
 log = logging.getLogger("sslbench")
 
-Progress = Callable[[str, int, int], None]
 
 _NO_BASELINE = "baseline=true trains on the untrained backbone too, in twice the time"
 

@@ -8,13 +8,13 @@ import torch
 
 from sslbench import names
 from sslbench.config import resolve, result_settings, setting
-from sslbench.data.loading import loader
-from sslbench.distributed import own_device, this_process
 from sslbench.errors import UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.runtime.device import Precision, choose_device
+from sslbench.runtime.workers import StartMethod, resolve_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RunSettings:
     """How an evaluation runs (configs/eval.yaml holds the same keys)."""
 
     device: str = setting("auto", "where the backbone runs: auto, cpu, cuda, cuda:1, mps")
-    precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "of the backbone's computation")
+    precision: Precision = setting("fp32", "of the backbone's computation")
     feature_dtype: Literal["float32", "float16"] = setting("float32", "of the stored features")
     batch_size: int = setting(64, "images per forward pass")
     workers: int | Literal["auto"] = setting("auto", "processes that decode images")
@@ -33,7 +33,7 @@ class RunSettings:
         ("reference",), "reference, fast (large JPEGs at a reduced size), before them my_module.my_function"
     )
     max_pixels: int = setting(MAX_PIXELS, "larger pictures count as unreadable", unit="pixels")
-    start_method: Literal["auto", "fork", "spawn", "forkserver"] = setting("auto", "of the processes that decode")
+    start_method: StartMethod = setting("auto", "of the processes that decode")
     floors: bool = setting(True, "compute chance, majority, pixels and the untrained backbone beside the result")
     overlaps: bool = setting(True, "look for test images that are in train too, and score without them beside")
     baseline: bool = setting(
@@ -41,40 +41,21 @@ class RunSettings:
     )
 
     def torch_device(self) -> torch.device:
-        """The device, 'auto' resolved: cuda (this process's own), else mps, else cpu.
+        """Return the device of this process; see `choose_device`.
 
         Raises:
-            UsageError: there is no such device here.
+            UsageError: this machine has no such device.
         """
-        name = self.device
-        if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        try:
-            device = torch.device(name)
-        except RuntimeError:
-            raise UsageError(f"there is no device called '{name}'", "Use auto, cpu, cuda, cuda:1 or mps.") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise UsageError("device 'cuda' was asked for, but torch finds no CUDA GPU here", "Use --device cpu.")
-        return _own_gpu(device) if device.type == "cuda" else device
-
-    def _auto_workers(self) -> int:
-        """Processes for decoding: one per core beside a GPU, one per two cores where the backbone needs the cores too.
-
-        None on two cores: ResNet-18 from JPEGs ran at 1.49 times the bare model without any, 1.43 with one, 1.40 with
-        two (float32; bfloat16: 2.58, 2.17, 2.27).
-        """
-        cores = loader.default_workers()
-        if self.torch_device().type != "cpu":
-            return cores
-        return cores // 2 if cores > 2 else 0
+        return choose_device(self.device)
 
     def extract_settings(self) -> ExtractSettings:
         """The part that the extraction engine needs."""
-        workers = self._auto_workers() if self.workers == "auto" else self.workers
+        device = self.torch_device()
+        workers = resolve_workers(self.workers, device)
         if self.batch_size < 1 or workers < 0:
             raise UsageError(f"batch_size {self.batch_size} and workers {workers} must be positive")
         return ExtractSettings(
-            self.torch_device(),
+            device,
             self.precision,
             self.feature_dtype,
             self.batch_size,
@@ -93,23 +74,6 @@ class RunSettings:
             raise UsageError(f"max_pixels {self.max_pixels} must be positive")
         found: dict[str, Any] = {} if self.max_pixels == MAX_PIXELS else {"max_pixels": self.max_pixels}
         return found if self.decoder == ("reference",) else {**found, "decoder": self.decoder}
-
-
-def _own_gpu(device: torch.device) -> torch.device:
-    """Return the GPU of this process; 'cuda' alone is the current one of a single process."""
-    visible, world = torch.cuda.device_count(), this_process().world
-    if device.index is None:
-        return device if world == 1 else torch.device("cuda", own_device(visible))
-    if device.index >= visible:
-        raise UsageError(
-            f"device '{device}' was asked for, and there {'is 1 GPU' if visible == 1 else f'are {visible} GPUs'} here",
-            f"Use {' or '.join(f'cuda:{number}' for number in range(min(visible, 8)))}.",
-        )
-    if world > 1 and visible > 1:
-        raise UsageError(
-            f"device '{device}' is one GPU, and {world} processes were started", "Use cuda: each takes its own."
-        )
-    return device
 
 
 @dataclasses.dataclass(frozen=True)

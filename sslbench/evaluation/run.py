@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
 from sslbench.identity import groups_digest, record_id
 from sslbench.results import DataPart, DataUsed, Result, Unreadable, WeightsUsed, records
+from sslbench.runtime.progress import Progress, stage_progress
 
 MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
 
@@ -88,24 +89,6 @@ def seen_of_embeddings(
 
 
 log = logging.getLogger("sslbench")
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total) while images are encoded."""
-
-
-def check_writable(folder: Path) -> None:
-    """Makes the folder, and finds out that it cannot be written before hours of work.
-
-    Raises:
-        UsageError: it is a file, or writing is not allowed.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write-test"
-        probe.touch()
-        probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
 
 
 def extract_only(
@@ -261,8 +244,15 @@ def _extract(
     progress: Progress | None,
 ) -> Extraction:
     what = f"{backbone.name} on {source.name}"
-    report = None if progress is None else lambda done, total: progress(what, done, total)
-    extraction = extract(backbone, source, layers, run.extract_settings(), root=store, split=split, progress=report)
+    extraction = extract(
+        backbone,
+        source,
+        layers,
+        run.extract_settings(),
+        root=store,
+        split=split,
+        progress=stage_progress(progress, what),
+    )
     if extraction.decoded:
         rate = extraction.decoded / max(extraction.seconds, 1e-9)
         log.info(f"{what}: {extraction.decoded} images in {extraction.seconds:.1f} s ({rate:.0f} images/s)")

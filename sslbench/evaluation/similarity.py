@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,12 @@ from sslbench.features.store import Entry
 from sslbench.metrics.similarity import cka_matrix
 from sslbench.names import did_you_mean
 from sslbench.results import records
+from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.text import csv_text
 
 log = logging.getLogger("sslbench")
 
 Matrix = npt.NDArray[np.floating]
-Progress = Callable[[str, int, int], None]
 
 _PARTS = ("test", "val", "all", "train")
 
@@ -92,8 +92,15 @@ def encode(
     layers = resolve_layers(backbone, request.layers or _named_layers(backbone))
     images = _images(request, run) if source is None else source
     what = f"{backbone.name} on {images.name}"
-    report = None if progress is None else lambda done, total: progress(what, done, total)
-    found = extract(backbone, images, layers, run.extract_settings(), root=store, split="all", progress=report)
+    found = extract(
+        backbone,
+        images,
+        layers,
+        run.extract_settings(),
+        root=store,
+        split="all",
+        progress=stage_progress(progress, what),
+    )
     log.info(f"{what}: {'features were stored' if not found.decoded else f'{found.decoded} images encoded'}")
     ids = next(iter(found.features.values())).ids
     name = backbone.name if request.weights == "random" else Path(request.weights).name

@@ -13,11 +13,12 @@ from sslbench.evaluation.images import row_names
 from sslbench.evaluation.prepare import Prepared, is_on_images, load, one_part, only_part, prepare
 from sslbench.evaluation.record import Encoded, asked, describe, measurement
 from sslbench.evaluation.request import Request, RunSettings
-from sslbench.evaluation.run import Progress, evaluate
+from sslbench.evaluation.run import evaluate
 from sslbench.identity import record_id
 from sslbench.results import Result, records
 from sslbench.results import holes as holes_file
 from sslbench.results.holes import Hole
+from sslbench.runtime.progress import Progress
 
 log = logging.getLogger("sslbench")
 

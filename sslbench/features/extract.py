@@ -19,7 +19,7 @@ import torch
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
-from sslbench.backbones.speed import DTYPES, prepare
+from sslbench.backbones.speed import prepare
 from sslbench.data.decode import transforms
 from sslbench.data.decode.handlers import Reading, handlers_of, versioned_name
 from sslbench.data.decode.picture import Wanted
@@ -36,11 +36,11 @@ from sslbench.features.partial import PENDING, UNREADABLE, PartialLayer, create,
 from sslbench.features.presence import ABSENT_SECONDS, Presence, RunPresence
 from sslbench.features.skipped import unread_error, unreadable_error
 from sslbench.identity import FeatureKey
+from sslbench.runtime.device import DTYPES, Precision
+from sslbench.runtime.progress import StageProgress
+from sslbench.runtime.workers import StartMethod
 
 log = logging.getLogger("sslbench")
-
-Progress = Callable[[int, int], None]
-"""Callback with (images done, total)."""
 
 MANY_UNREAD = 100
 """Number of hashed but unreadable images after which the disk or network is considered gone."""
@@ -63,12 +63,12 @@ class ExtractSettings:
     """
 
     device: torch.device
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     dtype: Literal["float32", "float16"] = "float32"
     batch_size: int = 64
     workers: int = 2
     on_error: Literal["stop", "skip"] = "stop"
-    start_method: loader.StartMethod = "auto"
+    start_method: StartMethod = "auto"
 
 
 class Job:
@@ -91,7 +91,7 @@ class Job:
         self.run_presence = RunPresence(entry.folder.parent, process)
         self.encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
 
-    def run(self, progress: Progress | None) -> tuple[int, collections.Counter[str]]:
+    def run(self, progress: StageProgress | None) -> tuple[int, collections.Counter[str]]:
         """Encode this process's pending rows, and return their number and the conversions."""
         partials = self._open_files()
         if partials is None:
@@ -117,7 +117,11 @@ class Job:
         return len(pending), conversions
 
     def _encode(
-        self, partials: Sequence[PartialLayer], pending: npt.NDArray[np.int64], total: int, progress: Progress | None
+        self,
+        partials: Sequence[PartialLayer],
+        pending: npt.NDArray[np.int64],
+        total: int,
+        progress: StageProgress | None,
     ) -> collections.Counter[str]:
         """Encode the pending rows of the `total` of this process, and return the conversions."""
         conversions: collections.Counter[str] = collections.Counter()
@@ -379,7 +383,7 @@ def extract(
     *,
     root: Path,
     split: str,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> Extraction:
     """Return the features of all samples of a source, extracting only those that are not stored.
 

@@ -1,1 +1,1 @@
-"""One file per method; the file name is the method's name. Names with an underscore are shared parts."""
+"""Pretraining methods: one file each, named as the method; shared parts are in `_parts`."""

@@ -1,6 +1,6 @@
-"""Barlow Twins: the cross-correlation of two views' embeddings should be the identity (Zbontar et al., 2103.03230).
+"""Barlow Twins: cross-correlation of two views' embeddings close to the identity (Zbontar et al., 2103.03230).
 
-Several processes compute the loss of the whole batch: mean, variance and correlation are summed over them.
+Mean, variance and correlation are those of the whole batch: they are summed over the processes.
 """
 
 import dataclasses
@@ -36,14 +36,19 @@ class Config:
 
 @in_float32
 def correlation_terms(za: Tensor, zb: Tensor, *, normalisation: Normalisation = "paper") -> tuple[Tensor, Tensor]:
-    """The two sums of equation 1: of (C_ii - 1)^2 and of C_ij^2 for i != j, over the batch of all processes.
+    """Return the two sums of equation 1, of (C_ii - 1)^2 and of C_ij^2 for i != j, over the batch of all processes.
 
-    All processes get the same values. The gradient for this process's rows is that of these values, once: averaged over
-    processes, as DistributedDataParallel does, it is too small by the number of processes.
+    All processes get the same values. The gradient of this process's rows counts these values once, so its mean over
+    processes, as DistributedDataParallel takes it, is too small by the number of processes.
+
+    >>> z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    >>> invariance, redundancy = correlation_terms(z, z.flip(1))  # C = [[0, 1], [1, 0]]
+    >>> round(float(invariance), 3), round(float(redundancy), 3)
+    (2.0, 2.0)
 
     Args:
         za: (B, d), embeddings of one view.
-        zb: (B, d), of the other.
+        zb: (B, d), embeddings of the other view.
         normalisation: see `Config`.
     """
     a, b = _standardise(torch.stack([za, zb]), together=normalisation == "vissl")
@@ -56,7 +61,7 @@ def correlation_terms(za: Tensor, zb: Tensor, *, normalisation: Normalisation = 
 
 
 def _standardise(z: Tensor, *, together: bool, epsilon: float = 1e-5) -> Tensor:
-    """(2, B, d) to mean 0 and variance 1 (biased), over the rows of each view or of both."""
+    """Standardise (2, B, d) to mean 0 and biased variance 1, over the rows of each view or of both together."""
     axes = (0, 1) if together else (1,)
     count = z.shape[1] * world_size() * (2 if together else 1)
     centred = z - _over_processes(z.sum(axes, keepdim=True)) / count
@@ -65,34 +70,38 @@ def _standardise(z: Tensor, *, together: bool, epsilon: float = 1e-5) -> Tensor:
 
 
 def _over_processes(x: Tensor) -> Tensor:
-    """The sum over processes, with the gradient of what all of them make of it (each normalises other rows by it)."""
+    """Return the sum over processes; its gradient includes the other processes, which normalise their rows by it."""
     return gather_with_gradient(x[None]).sum(0)
 
 
 def barlow_twins_loss(
     za: Tensor, zb: Tensor, *, off_diagonal: float = 0.0051, scale: float = 1, normalisation: Normalisation = "paper"
 ) -> Tensor:
-    """Equation 1 for the batch of all processes; see `correlation_terms`."""
+    """Return equation 1 for the batch of all processes; see `correlation_terms`."""
     invariance, redundancy = correlation_terms(za, zb, normalisation=normalisation)
     return scale * (invariance + off_diagonal * redundancy)
 
 
-class Method(method.Method):
-    """Barlow Twins on two views; each goes through the network by itself, as in the published code."""
+class Method(method.Method[Config]):
+    """Barlow Twins on two views, with one forward pass per view, as in the published code."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Raises UsageError when there are not two views, or only one image at a time."""
-        super().__init__(backbone)
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images."""
         need_views(setup, 2, method="barlow_twins")
         need_several_images(setup, method="barlow_twins")
-        self.config = config
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         self.projector = mlp([setup.feature_dim, *config.projector], norm=True, bias=False, last_bias=False)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """The loss of the whole batch, with a gradient that is right after averaging over processes.
+        """Return the loss of the whole batch, with a gradient that is correct after averaging over processes.
 
-        Each process's gradient is its part of the one joint loss, so the parts have to be added up. They will be
-        averaged, hence the factor; it multiplies a difference that is 0 and so leaves the value as it is.
+        The gradient of a process is its part of the joint loss, so the parts have to be summed; since they will be
+        averaged, the gradient is multiplied by the number of processes. The value is unchanged.
         """
         config = self.config
         za, zb = (self.projector(self.backbone(view)) for view in batch.views)

@@ -1,6 +1,6 @@
-"""BYOL: predict what a slowly moving copy of the network says about another view (Grill et al., arXiv 2006.07733).
+"""BYOL: prediction of a momentum network's embedding of another view (Grill et al., arXiv 2006.07733).
 
-Each view goes through the networks by itself, so that BatchNorm sees one view at a time, as in DeepMind's code.
+Each view has its own forward pass, so that BatchNorm normalises one view at a time, as in DeepMind's code.
 """
 
 import dataclasses
@@ -24,30 +24,37 @@ class Config:
 
     projector: tuple[int, ...] = setting((4096, 256), "widths of the projection head: hidden layers, output")
     predictor: tuple[int, ...] = setting((4096,), "widths of the prediction head's hidden layers")
-    momentum: float = setting(0.996, "how much of the target stays in an update, at the start of training")
-    final_momentum: float = setting(1.0, "the same at the end; half a cosine lies between")
+    momentum: float = setting(0.996, "decay of the target network at the start of training")
+    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between")
 
 
 @in_float32
 def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
-    """Equation 2: the mean squared distance of unit vectors, 2 - 2 cos; the target gets no gradient.
+    """Return equation 2, the mean squared distance of the normalised vectors; the target gets no gradient.
+
+    >>> float(regression_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0]])))
+    2.0
 
     Args:
         prediction: (B, d).
-        target: (B, d), of the other view.
+        target: (B, d), embedding of the other view by the target network.
     """
     return 2 - 2 * functional.cosine_similarity(prediction, target.detach(), dim=1).mean()
 
 
-class Method(method.Method):
+class Method(method.Method[Config]):
     """BYOL on two views."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Raises UsageError when there are not two views, or only one image at a time."""
-        super().__init__(backbone)
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images."""
         need_views(setup, 2, method="byol")
         need_several_images(setup, method="byol")
-        self.config = config
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         dim = config.projector[-1]
         self.projector = mlp([setup.feature_dim, *config.projector], norm=True, last_bias=False)
         self.predictor = mlp([dim, *config.predictor, dim], norm=True, last_bias=False)
@@ -55,7 +62,7 @@ class Method(method.Method):
         self.target_projector = copy_of(self.projector)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """The sum of both directions (section 3.1)."""
+        """Return the sum of the losses of both directions (section 3.1)."""
         embeddings = [self.projector(self.backbone(view)) for view in batch.views]
         predictions = [self.predictor(embedding) for embedding in embeddings]
         with torch.no_grad():
@@ -64,11 +71,11 @@ class Method(method.Method):
         return Loss(value, embeddings[0].detach())
 
     def after_update(self, step: Step) -> None:
-        """The target follows the online network (equation 1)."""
+        """Update the target network (equation 1)."""
         momentum = cosine_momentum(self.config.momentum, self.config.final_momentum, step.where)
         update(self.target_backbone, self.backbone, momentum)
         update(self.target_projector, self.projector, momentum)
 
     def exports(self) -> dict[str, nn.Module]:
-        """The online network is the one that is evaluated in the paper."""
+        """Return the online network, which the paper evaluates, and the target network."""
         return {"student": self.backbone, "teacher": self.target_backbone}

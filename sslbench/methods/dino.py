@@ -1,7 +1,7 @@
 """DINO: a student matches the centred, sharpened output of its own moving average (Caron et al., arXiv 2104.14294).
 
-The teacher sees the large views only, the student all of them. ResNets, vision transformers and any other backbone
-that takes views of several sizes will do; timm's vision transformers are told to interpolate their positions.
+The teacher receives the large views, the student all views. Any backbone that accepts views of several sizes can be
+trained; timm's vision transformers interpolate their positions.
 """
 
 import dataclasses
@@ -27,39 +27,39 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of DINO."""
 
-    teacher_views: int = setting(2, "views that the teacher sees; they come first")
+    teacher_views: int = setting(2, "number of views of the teacher; they come first")
     prototypes: int = setting(65536, "output dimension K")
     hidden: tuple[int, ...] = setting((2048, 2048), "widths of the head's hidden layers")
     bottleneck: int = setting(256, "dimension of the unit vectors before the last layer")
     head_norm: bool = setting(False, "BatchNorm in the head")
-    normalize_last_layer: bool = setting(True, "rows of the last layer have length 1 (else their length is learnt)")
-    frozen_epochs: float = setting(1.0, "the last layer stands still at first", unit="epochs")
-    student_temperature: float = setting(0.1, "of the student's softmax")
-    teacher_temperature: float = setting(0.07, "of the teacher's softmax after the warm-up")
-    first_teacher_temperature: float = setting(0.04, "of the teacher's softmax at the start")
-    temperature_epochs: float = setting(30.0, "length of that warm-up; it is linear", unit="epochs")
+    normalize_last_layer: bool = setting(True, "fix the length of the last layer's rows at 1 (otherwise it is learnt)")
+    frozen_epochs: float = setting(1.0, "the last layer is frozen during the first epochs", unit="epochs")
+    student_temperature: float = setting(0.1, "temperature of the student's softmax")
+    teacher_temperature: float = setting(0.07, "temperature of the teacher's softmax after the warm-up")
+    first_teacher_temperature: float = setting(0.04, "temperature of the teacher's softmax at the start")
+    temperature_epochs: float = setting(30.0, "length of the warm-up of the teacher's temperature", unit="epochs")
     temperature_steps: Literal["epoch", "update"] = setting(
-        "epoch", "when it rises: every epoch (the published code) or every update (VISSL)"
+        "epoch", "steps of that warm-up: every epoch (the published code) or every update (VISSL)"
     )
-    center_momentum: float = setting(0.9, "how much of the centre stays in an update")
-    momentum: float = setting(0.996, "how much of the teacher stays in an update, at the start")
-    final_momentum: float = setting(1.0, "the same at the end; half a cosine lies between")
+    center_momentum: float = setting(0.9, "decay of the centre")
+    momentum: float = setting(0.996, "decay of the teacher at the start of training")
+    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between")
 
 
 @in_float32
 def teacher_probabilities(logits: Tensor, center: Tensor, *, temperature: float) -> Tensor:
-    """Equation 1 with the centre of section 3.1: softmax of (logits - centre) / temperature over the last axis."""
+    """Return equation 1 with the centre of section 3.1: softmax of (logits - centre) / temperature."""
     return functional.softmax((logits - center) / temperature, dim=-1)
 
 
 @in_float32
 def dino_loss(student: Tensor, teacher: Tensor, *, temperature: float = 0.1) -> Tensor:
-    """Equation 3: cross-entropy of each student view with each other teacher view, averaged over pairs and images.
+    """Return equation 3: mean cross entropy over pairs of a student view and a different teacher view, and images.
 
     Args:
-        student: (V, B, K), logits of all views; the first are those that the teacher sees.
+        student: (V, B, K), logits of all views; the first T are those of the teacher.
         teacher: (T, B, K), probabilities, without gradient.
-        temperature: of the student.
+        temperature: temperature of the student.
     """
     teachers, views = len(teacher), len(student)
     everything = teacher.sum(0)
@@ -70,27 +70,27 @@ def dino_loss(student: Tensor, teacher: Tensor, *, temperature: float = 0.1) -> 
             continue
         target = everything if view >= teachers else torch.stack(others).sum(0) if len(others) > 1 else others[0]
         scores = student[view] / temperature
-        # Targets add up to one per teacher view, so that only the normaliser of the log-softmax is needed.
+        # Targets sum to 1 per teacher view, so only the normaliser of the log-softmax is needed.
         total = total + (len(others) * scores.logsumexp(-1) - (target * scores).sum(-1)).mean()
     return total / (views * teachers - min(views, teachers))
 
 
 @torch.no_grad()
 def move_center(center: Tensor, total: Tensor, *, rows: int, momentum: float) -> None:
-    """Equation 4, in place: the centre follows the mean of the teacher's logits over all views, images and processes.
+    """Update the centre in place by the mean of the teacher's logits over views, images and processes (equation 4).
 
     Args:
         center: (K,) or (1, K).
-        total: of the same shape, the sum of this process's rows of logits.
-        rows: how many they were.
-        momentum: how much of the centre stays.
+        total: sum of this process's logits, of the same shape.
+        rows: number of summed rows.
+        momentum: decay of the centre.
     """
     mean = sum_(total.to(center.dtype, copy=True)) / (rows * world_size())
     center.mul_(momentum).add_(mean, alpha=1 - momentum)
 
 
-class Head(nn.Module):
-    """Section 3.1 and appendix C: MLP with GELU, unit vectors of a bottleneck, prototypes."""
+class DinoHead(nn.Module):
+    """Head of section 3.1 and appendix C: MLP with GELU, normalised bottleneck, prototypes."""
 
     def __init__(self, dim: int, config: Config) -> None:
         super().__init__()
@@ -103,13 +103,13 @@ class Head(nn.Module):
         self.last_layer = UnitLinear(config.bottleneck, config.prototypes, fixed_length=config.normalize_last_layer)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, D) -> logits (n, K), and the vectors of length 1 (n, bottleneck) that they are made of."""
+        """Return the logits (n, K) of features (n, D), and the normalised bottleneck (n, bottleneck)."""
         embeddings = functional.normalize(self.mlp(features), dim=-1)
         return self.last_layer(embeddings), embeddings
 
 
 class UnitLinear(nn.Module):
-    """Weight normalisation: a linear layer without bias whose rows have length 1, or a learnt length."""
+    """Linear layer without bias and with weight normalisation: rows have length 1, or a learnt length."""
 
     def __init__(self, inputs: int, outputs: int, *, fixed_length: bool) -> None:
         super().__init__()
@@ -117,74 +117,77 @@ class UnitLinear(nn.Module):
         self.length = nn.Parameter(torch.ones(outputs, 1), requires_grad=not fixed_length)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, inputs) -> (n, outputs)."""
+        """Return the products with the rows: (n, inputs) -> (n, outputs)."""
         return functional.linear(x, functional.normalize(self.direction, dim=1) * self.length)
 
 
-class Method(method.Method):
-    """DINO with any number of views, large ones first."""
+class Method(method.Method[Config]):
+    """DINO on any number of views, large ones first."""
 
+    config_type = Config
     center: Tensor
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Raises UsageError when there is no pair of views."""
-        super().__init__(backbone)
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require at least one pair of a teacher view and another view."""
         if not 1 <= config.teacher_views <= len(setup.sizes) or len(setup.sizes) < 2:
             raise UsageError(
                 f"dino compares {config.teacher_views} teacher views with others, the augmentation makes "
                 f"{len(setup.sizes)} in all",
-                "The published one is augment=dino; method.teacher_views says how many the teacher sees.",
+                "The published one is augment=dino; method.teacher_views is the number of teacher views.",
             )
         if config.head_norm:
             need_several_images(setup, method="dino with method.head_norm=true")
-        self.config = config
-        self.head = Head(setup.feature_dim, config)
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        self.head = DinoHead(setup.feature_dim, config)
         self.teacher_backbone = copy_of(backbone)
         self.teacher_head = copy_of(self.head)
         self.register_buffer("center", torch.zeros(config.prototypes))
-        self._seen: tuple[Tensor, int] | None = None  # sum and number of the teacher's rows since the last update
+        self._logits: tuple[Tensor, int] | None = None  # sum and number of the teacher's rows since the last update
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """The loss with the centre as it was before this update."""
+        """Return the loss, with the centre before this update."""
         config = self.config
         student, _ = self.head(torch.cat(encode(self.backbone, batch.views)))
         with torch.no_grad():
             features = torch.cat(encode(self.teacher_backbone, batch.views[: config.teacher_views]))
             logits, embeddings = self.teacher_head(features)
             logits = logits.float()
-            self._remember(logits)
+            self._add_logits(logits)
             teacher = teacher_probabilities(logits, self.center, temperature=teacher_temperature(config, step))
         shape = (len(batch.views[0]), config.prototypes)
         value = dino_loss(student.view(-1, *shape), teacher.view(-1, *shape), temperature=config.student_temperature)
         return Loss(value, embeddings[: shape[0]])
 
-    def _remember(self, logits: Tensor) -> None:
-        total, rows = self._seen or (torch.zeros_like(self.center), 0)
-        self._seen = total + logits.sum(0), rows + len(logits)
+    def _add_logits(self, logits: Tensor) -> None:
+        total, rows = self._logits or (torch.zeros_like(self.center), 0)
+        self._logits = total + logits.sum(0), rows + len(logits)
 
     def before_update(self, step: Step) -> None:
-        """The last layer has no gradient as long as it is frozen (appendix C)."""
+        """Drop the gradient of the last layer while it is frozen (appendix C)."""
         if step.index < round(self.config.frozen_epochs * step.per_epoch):
             for parameter in self.head.last_layer.parameters():
                 parameter.grad = None
 
     def after_update(self, step: Step) -> None:
-        """The centre moves by all logits of this update, the teacher by the new student."""
-        if self._seen is not None:
-            total, rows = self._seen
+        """Update the centre by the logits of this update, and the teacher by the student."""
+        if self._logits is not None:
+            total, rows = self._logits
             move_center(self.center, total, rows=rows, momentum=self.config.center_momentum)
-            self._seen = None
+            self._logits = None
         momentum = cosine_momentum(self.config.momentum, self.config.final_momentum, step.where)
         update(self.teacher_backbone, self.backbone, momentum)
         update(self.teacher_head, self.head, momentum)
 
     def exports(self) -> dict[str, nn.Module]:
-        """The teacher is the better one (section 5.2), and the one that the published code evaluates."""
+        """Return the teacher, which is better (section 5.2) and evaluated by the published code, and the student."""
         return {"teacher": self.teacher_backbone, "student": self.backbone}
 
 
 def teacher_temperature(config: Config, step: Step) -> float:
-    """Linear over the warm-up, its last epoch (or update) included, then constant."""
+    """Return the teacher's temperature: linear over the warm-up, including its last epoch or update, then constant."""
     per_epoch = config.temperature_steps == "epoch"
     position = step.epoch if per_epoch else step.index
     length = round(config.temperature_epochs * (1 if per_epoch else step.per_epoch))

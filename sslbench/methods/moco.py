@@ -1,7 +1,7 @@
 """MoCo v1 (He et al. 2019, arXiv 1911.05722) and v2 (Chen et al. 2020, arXiv 2003.04297): head and recipe differ.
 
-Departures: keys go into the queue after the optimizer's step (all passes of an accumulated update together); the loss
-sees the queue as it was before, as in the paper's Algorithm 1.
+Departures: keys enter the queue after the optimizer's step (all passes of an accumulated update together); the loss
+uses the queue before the update, as in the paper's Algorithm 1.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.precision import in_float32, unit_length
+from sslbench.methods._parts.queue import enqueue_
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -28,22 +29,26 @@ log = logging.getLogger("sslbench")
 class Config:
     """Settings of MoCo."""
 
-    queue: int = setting(65536, "keys that serve as negatives, a multiple of the images per update")
-    momentum: float = setting(0.999, "of the key network, which follows the query network")
-    temperature: float = setting(0.2, "similarities are divided by it; 0.07 in v1")
+    queue: int = setting(65536, "number of negative keys in the queue, a multiple of the images per update")
+    momentum: float = setting(0.999, "decay of the key network, a moving average of the query network")
+    temperature: float = setting(0.2, "temperature of the similarities; 0.07 in v1")
     projector: tuple[int, ...] = setting((2048, 128), "widths of the head's layers, the last is the output; 128 in v1")
-    shuffle_bn: bool = setting(True, "mix the images of all processes before BatchNorm of the key network sees them")
+    shuffle_bn: bool = setting(True, "shuffle the images over all processes for the key network's BatchNorm")
 
 
 @in_float32
 def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> Tensor:
-    """Eq. 1 of the v1 paper: cross entropy of the key among itself and the queue.
+    """Return InfoNCE, eq. 1 of v1: cross entropy of the positive key among itself and the queue.
+
+    >>> q = torch.tensor([[1.0, 0.0]])
+    >>> round(float(info_nce(q, q, torch.tensor([[0.0, 1.0]]), 1.0)), 4)  # log(1 + exp(-1))
+    0.3133
 
     Args:
         query: (B, d), rows of length 1.
-        key: (B, d), rows of length 1: the positive of each query, without gradient in training.
-        queue: (K, d), rows of length 1: the negatives.
-        temperature: above 0.
+        key: (B, d), rows of length 1, the positive of each query.
+        queue: (K, d), rows of length 1, the negatives.
+        temperature: temperature, above 0.
     """
     query = query / temperature
     positives = (query * key).sum(dim=1)
@@ -52,36 +57,31 @@ def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> T
     return functional.softplus(negatives - positives).mean()
 
 
-def enqueue_(queue: Tensor, keys: Tensor, pointer: int) -> int:
-    """Overwrites the oldest rows: `queue[pointer : pointer + n] = keys`, in place; K is a multiple of n.
+class Method(method.Method[Config]):
+    """Contrast of queries with keys of a momentum network, of this batch and of earlier ones in a queue."""
 
-    Returns:
-        The next pointer.
-    """
-    queue[pointer : pointer + len(keys)] = keys
-    return (pointer + len(keys)) % len(queue)
-
-
-class Method(method.Method):
-    """Queries are compared with keys that a slowly moving copy of the network made, of this batch and earlier ones."""
-
+    config_type = Config
     queue: Tensor
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views, and a queue that whole updates fill."""
         need_views(setup, 2, method="moco_v2")
         _require_divisible(config.queue, setup.images_per_update)
-        super().__init__(backbone)
-        self.config, self.world = config, setup.world
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        self.world = setup.world
         self.head = mlp([setup.feature_dim, *config.projector])
         self.key_backbone = momentum_copies.copy_of(backbone)
         self.key_head = momentum_copies.copy_of(self.head)
         self.register_buffer("queue", functional.normalize(torch.randn(config.queue, config.projector[-1]), dim=1))
         self._new_keys: list[Tensor] = []
         if config.shuffle_bn and setup.world == 1:
-            log.info("moco: one process, so there are no others to shuffle images with before BatchNorm")
+            log.info("moco: a single process, so images are not shuffled between processes before BatchNorm")
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Queries from the first view, keys from the second."""
+        """Return InfoNCE, with queries from the first view and keys from the second."""
         query = unit_length(self.head(self.backbone(batch.views[0])))
         key = self._keys(batch.views[1])
         self._new_keys.append(key)
@@ -89,10 +89,10 @@ class Method(method.Method):
 
     @torch.no_grad()
     def _keys(self, images: Tensor) -> Tensor:
-        """Normalised keys (B, d) of this process's images.
+        """Return the normalised keys (B, d) of this process's images.
 
-        BatchNorm would tell query and key of an image apart from all others by the statistics of their batch
-        (section 3.3 of v1); so each process makes the keys of images from all processes.
+        The statistics of BatchNorm would reveal which query and key are from the same batch (section 3.3 of v1), so
+        each process computes the keys of images from all processes.
         """
         if self.world == 1 or not self.config.shuffle_bn:
             return self._key_network(images)
@@ -107,20 +107,21 @@ class Method(method.Method):
 
     @torch.no_grad()
     def after_update(self, step: Step) -> None:
-        """The momentum copy follows (eq. 2); the keys of this update replace the oldest of the queue."""
+        """Update the key network (eq. 2), and replace the oldest keys of the queue by those of this update."""
         momentum_copies.update(self.key_backbone, self.backbone, self.config.momentum)
         momentum_copies.update(self.key_head, self.head, self.config.momentum)
         keys = gather(torch.cat(self._new_keys))
         self._new_keys.clear()
-        # Derived from the step, so that nothing has to be read back from the GPU or kept in a checkpoint.
+        # The pointer follows from the step, so it is neither read back from the GPU nor part of a checkpoint.
         enqueue_(self.queue, keys, step.index * len(keys) % len(self.queue))
 
     def exports(self) -> dict[str, nn.Module]:
-        """The query network's backbone, and the momentum copy."""
+        """Return the backbones of the query network and of the key network."""
         return {"student": self.backbone, "teacher": self.key_backbone}
 
 
 def _require_divisible(queue: int, images: int) -> None:
+    """Refuse a queue that is no multiple of the images per update; name the nearest valid values."""
     if queue > 0 and queue % images == 0:
         return
     below, above = queue // images * images, (max(queue, 1) + images - 1) // images * images
@@ -129,6 +130,6 @@ def _require_divisible(queue: int, images: int) -> None:
     near = {max((n for n in divisors if n < images), default=0), min((n for n in divisors if n > images), default=0)}
     batches = " or ".join(str(n) for n in sorted(near - {0}))
     raise UsageError(
-        f"moco: queue={queue} is no multiple of images_per_update={images}, by which it is refilled",
+        f"moco: queue={queue} is no multiple of images_per_update={images}",
         f"Set method.queue to {queues}" + (f", or batch_size to {batches}." if batches else "."),
     )

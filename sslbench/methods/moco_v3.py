@@ -1,12 +1,12 @@
 """MoCo v3 (Chen, Xie, He 2021, arXiv 2104.02057): for ResNets and ViTs, without a queue.
 
-A plain vision transformer of timm begins as the published code's: Xavier's uniform distribution, fixed positions of
-sines and cosines. Weights that were loaded (--init) stay as they are, position embeddings included.
+A plain vision transformer of timm is initialised as in the published code: Xavier's uniform distribution, fixed
+positions of sines and cosines. Loaded weights (--init) are kept, including position embeddings.
 """
 
 import dataclasses
 import logging
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 from timm.layers.patch_embed import PatchEmbed
@@ -32,28 +32,32 @@ log = logging.getLogger("sslbench")
 class Config:
     """Settings of MoCo v3."""
 
-    temperature: float = setting(1.0, "similarities are divided by it; 0.2 for ViTs")
-    momentum: float = setting(0.99, "of the key network at the start; it rises to 1 along half a cosine")
+    temperature: float = setting(1.0, "temperature of the similarities; 0.2 for ViTs")
+    momentum: float = setting(0.99, "decay of the key network at the start; it rises to 1 along half a cosine")
     projector: tuple[int, ...] = setting((4096, 256), "widths of the projector's layers; 4096, 4096, 256 for ViTs")
     predictor: tuple[int, ...] = setting((4096,), "widths of the predictor's hidden layers")
-    predictor_last_norm: bool = setting(False, "BatchNorm behind the predictor's last layer; true for ViTs")
-    freeze_patch_projection: bool = setting(True, "a ViT's patch projection stays random, against instability (4.2)")
+    predictor_last_norm: bool = setting(False, "BatchNorm after the predictor's last layer; true for ViTs")
+    freeze_patch_projection: bool = setting(True, "freeze a ViT's random patch projection, for stability (section 4.2)")
     positions: Literal["sincos", "learnt"] = setting(
-        "sincos", "of a ViT: fixed sines and cosines (published; loaded ones stay, and are fixed), or trained ones"
+        "sincos", "positions of a ViT: fixed sines and cosines (published; loaded ones are kept and fixed), or trained"
     )
 
 
 @in_float32
 def contrastive(query: Tensor, key: Tensor, temperature: float) -> Tensor:
-    """`ctr(q, k)` of Algorithm 1: cross entropy of the own key among the keys of all processes, times 2 * temperature.
+    """Return `ctr(q, k)` of Algorithm 1: cross entropy of the positive key among the keys of all processes, times 2 T.
+
+    >>> q = torch.eye(2)
+    >>> round(float(contrastive(q, q, 1.0)), 4)  # 2 * log(1 + exp(-1))
+    0.6265
 
     Args:
-        query: (B, d), normalised here.
-        key: (B, d), normalised here, without gradient.
-        temperature: above 0.
+        query: (B, d), not necessarily normalised.
+        key: (B, d), not necessarily normalised; gets no gradient.
+        temperature: temperature T, above 0.
 
     Returns:
-        The mean over this process's queries.
+        Mean over this process's queries.
     """
     query, key = functional.normalize(query, dim=1), functional.normalize(key.detach(), dim=1)
     logits = query @ gather(key).T / temperature
@@ -61,16 +65,27 @@ def contrastive(query: Tensor, key: Tensor, temperature: float) -> Tensor:
     return functional.cross_entropy(logits, own) * (2 * temperature)
 
 
-class Method(method.Method):
-    """Each view predicts the other one's key, made by a slowly moving copy of the network."""
+class Method(method.Method[Config]):
+    """Contrast of each view's prediction with the other view's key by a momentum network."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images, and a width that is a multiple of 4 for positions of sines."""
         need_views(setup, 2, method="moco_v3")
         need_negatives(setup, method="moco_v3")
-        super().__init__(backbone)
-        self.config = config
-        if isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed):
-            _begin(backbone, config, setup)
+        if _is_plain_vit(backbone) and config.positions == "sincos" and backbone.embed_dim % 4:
+            raise UsageError(
+                f"moco_v3: the backbone's width is {backbone.embed_dim}, no multiple of 4, which positions of sines "
+                "and cosines need",
+                "Train learnt ones: method.positions=learnt.",
+            )
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        if _is_plain_vit(backbone):
+            _initialise_vit(backbone, config, setup)
         if config.freeze_patch_projection:
             _freeze_patch_projection(backbone)
         self.projector = mlp(
@@ -87,7 +102,7 @@ class Method(method.Method):
         self.key_projector = momentum_copies.copy_of(self.projector)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Algorithm 1: the two directions added up."""
+        """Return the sum of the losses of both directions (Algorithm 1)."""
         queries = [self.predictor(self.projector(self.backbone(view))) for view in batch.views]
         with torch.no_grad():
             keys = [self.key_projector(self.key_backbone(view)) for view in batch.views]
@@ -96,34 +111,34 @@ class Method(method.Method):
         return Loss(value, functional.normalize(queries[0].detach().float(), dim=1))
 
     def after_update(self, step: Step) -> None:
-        """The momentum copies follow."""
+        """Update the key network."""
         momentum = momentum_copies.cosine_momentum(self.config.momentum, 1.0, step.where)
         momentum_copies.update(self.key_backbone, self.backbone, momentum)
         momentum_copies.update(self.key_projector, self.projector, momentum)
 
     def exports(self) -> dict[str, nn.Module]:
-        """The query network's backbone, and the momentum copy."""
+        """Return the backbones of the query network and of the key network."""
         return {"student": self.backbone, "teacher": self.key_backbone}
 
 
-def _begin(vit: VisionTransformer, config: Config, setup: Setup) -> None:
-    """Give a vision transformer the published initial weights, unless some were loaded, and the positions asked for."""
+def _is_plain_vit(backbone: nn.Module) -> TypeGuard[VisionTransformer]:
+    """Return whether a backbone is a vision transformer of timm with a linear patch projection."""
+    return isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed)
+
+
+def _initialise_vit(vit: VisionTransformer, config: Config, setup: Setup) -> None:
+    """Set the published initial weights, unless weights were loaded, and the positions of the settings."""
     if not setup.loaded:
         initialise(vit, class_token_std=1e-6, separate_qkv=True)
         nn.init.zeros_(vit.patch_embed.proj.bias)
     if config.positions == "sincos":
-        if vit.embed_dim % 4:
-            raise UsageError(
-                f"moco_v3: the backbone's width is {vit.embed_dim}, no multiple of 4, which positions of sines and "
-                "cosines need",
-                "Train learnt ones: method.positions=learnt.",
-            )
         fix_positions(vit, loaded=setup.loaded)
 
 
 def _freeze_patch_projection(backbone: nn.Module) -> None:
-    """Does nothing to networks without one (ResNets)."""
+    """Freeze the patch projection, if the network has one."""
+    # The backbone may be any network, of timm or a user; only vision transformers have this module.
     projection = getattr(getattr(backbone, "patch_embed", None), "proj", None)
     if isinstance(projection, nn.Module):
         projection.requires_grad_(False)
-        log.info("moco_v3: the patch projection stays as it was initialised (freeze_patch_projection)")
+        log.info("moco_v3: the patch projection keeps its initial weights (freeze_patch_projection)")

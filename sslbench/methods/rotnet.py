@@ -1,8 +1,8 @@
-"""RotNet (Gidaris et al. 2018, arXiv 1803.07728): which of four rotations was applied to an image?
+"""RotNet (Gidaris et al. 2018, arXiv 1803.07728): classification of four rotations of an image.
 
-All four copies of every image are in the batch, as in the paper (section 3.1); VISSL draws one of them. Rotation comes
-after crop and flip: VISSL flips afterwards, and a mirror image turned by 90 degrees is the mirror image of one turned
-by 270, so there half of those labels are wrong.
+A batch holds all four rotations of every image, as in the paper (section 3.1); VISSL draws one. Images are rotated
+after crop and flip. VISSL flips afterwards, which turns rotations by 90 degrees into rotations by 270 degrees of the
+mirror image, so half of those labels are wrong.
 """
 
 import dataclasses
@@ -20,17 +20,21 @@ ANGLES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """RotNet has no settings of its own."""
+    """Settings of RotNet: none."""
 
 
 def rotations(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Every image in four rotations.
+    """Return every image in four rotations, and their labels.
+
+    >>> turned, labels = rotations(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]))
+    >>> turned[1, 0].tolist(), labels.tolist()
+    ([[2.0, 4.0], [1.0, 3.0]], [0, 1, 2, 3])
 
     Args:
         images: (B, C, h, h).
 
     Returns:
-        (4 * B, C, h, h): all images turned by 0 degrees, by 90 counter-clockwise, by 180, by 270; and the int64 labels
+        (4 * B, C, h, h): all images rotated counter-clockwise by 0, by 90, by 180 and by 270 degrees; and int64
         (4 * B,): label k for 90 * k degrees.
     """
     turned = torch.cat([torch.rot90(images, k, dims=(2, 3)) for k in range(ANGLES)])
@@ -38,16 +42,22 @@ def rotations(images: Tensor) -> tuple[Tensor, Tensor]:
     return turned.contiguous(memory_format=torch.channels_last), labels
 
 
-class Method(method.Method):
-    """A linear classifier of the four rotations on top of the backbone."""
+class Method(method.Method[Config]):
+    """Linear classifier of the four rotations on the backbone."""
+
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require a single view."""
+        need_views(setup, 1, method="rotnet")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        need_views(setup, 1, method="rotnet")
-        super().__init__(backbone)
+        super().__init__(backbone, config, setup)
         self.head = nn.Linear(setup.feature_dim, ANGLES)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Cross entropy over the rotations (eq. 2 and 3)."""
+        """Return the cross entropy over the rotations (eq. 2 and 3)."""
         images, labels = rotations(batch.views[0])
         features = self.backbone(images)
         logits = self.head(features)

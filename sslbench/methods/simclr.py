@@ -1,8 +1,8 @@
 """SimCLR (Chen et al. 2020, arXiv 2002.05709), with two views or more.
 
-Departures: negatives come from one forward pass, so accumulated passes do not see each other's images. With more than
-two views the loss is the mean over all pairs of views, as VISSL's multi-crop SimCLR has it; there, however, the images
-of other processes are no negatives, and here they are.
+Departures: negatives are the images of one forward pass, so accumulated passes do not share negatives. With more than
+two views the loss is the mean over all pairs of views, as in VISSL's multi-crop SimCLR; unlike there, images of other
+processes are negatives too.
 """
 
 import dataclasses
@@ -25,59 +25,68 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of SimCLR."""
 
-    temperature: float = setting(0.1, "similarities are divided by it")
+    temperature: float = setting(0.1, "temperature of the similarities")
     projector: tuple[int, ...] = setting((2048, 128), "widths of the projection head's layers, the last is the output")
     projector_norm: bool = setting(False, "BatchNorm in the projection head")
 
 
 @in_float32
 def nt_xent(views: Tensor, temperature: float) -> Tensor:
-    """The normalised temperature-scaled cross entropy, eq. 1 of the paper, averaged over anchors and positives.
+    """Return NT-Xent, the normalised temperature-scaled cross entropy (eq. 1), averaged over anchors and positives.
 
-    For an anchor and one of its positives: -log(e^p / (e^p + sum of e^n)), where p and n are cosines over temperature
-    and n runs over all views of all other images, those of other processes too. An anchor's further positives are left
-    out of the sum. Log-sum-exp is shifted, so that a small temperature does not overflow.
+    For an anchor and one of its positives it is -log(e^p / (e^p + sum of e^n)), where p and n are cosines divided by
+    the temperature, and n runs over all views of all other images on all processes. Further positives of the anchor
+    are not in the sum. Log-sum-exp is shifted, so small temperatures do not overflow.
+
+    >>> views = torch.eye(2).expand(2, 2, 2)  # two equal views of two orthogonal images: log(1 + 2 / e)
+    >>> round(float(nt_xent(views, 1.0)), 4)
+    0.5514
 
     Args:
-        views: (V, B, d), this process's embeddings of V >= 2 views; need not be normalised.
-        temperature: above 0.
+        views: (V, B, d), this process's embeddings of V >= 2 views, not necessarily normalised.
+        temperature: temperature, above 0.
 
     Returns:
-        The mean over this process's V * B anchors and their V - 1 positives. Averaged over processes it is the loss of
-        the whole batch; the gradient holds what the anchors of all processes say about these rows.
+        Mean over this process's V * B anchors and their V - 1 positives. Its mean over processes is the loss of the
+        whole batch; the gradient includes the anchors of all processes.
     """
     z = functional.normalize(views, dim=2)
     n_views, n_images, _ = z.shape
     rows = n_views * n_images
     anchors = z.flatten(0, 1)
     logits = anchors @ gather_with_gradient(anchors).T / temperature  # (rows, world * rows)
-    mine = slice(rank() * rows, (rank() + 1) * rows)
+    local = slice(rank() * rows, (rank() + 1) * rows)
 
     image = torch.arange(n_images, device=z.device).repeat(n_views)
     same_image = torch.zeros_like(logits, dtype=torch.bool)
-    same_image[:, mine] = image[:, None] == image
+    same_image[:, local] = image[:, None] == image
     negatives = logits.masked_fill(same_image, -torch.inf).logsumexp(dim=1).view(n_views, 1, n_images)
 
     # [v, w, i]: view v of image i with view w of the same image.
-    positives = logits[:, mine].view(n_views, n_images, n_views, n_images).diagonal(dim1=1, dim2=3)
+    positives = logits[:, local].view(n_views, n_images, n_views, n_images).diagonal(dim1=1, dim2=3)
     itself = torch.eye(n_views, dtype=torch.bool, device=z.device)[:, :, None]
     terms = functional.softplus(negatives - positives).masked_fill(itself, 0)
     return terms.sum() / (rows * (n_views - 1))
 
 
-class Method(method.Method):
-    """Pulls the views of an image together, and away from those of other images."""
+class Method(method.Method[Config]):
+    """Contrast of the views of an image with those of all other images."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require several views of at least two images."""
         need_view_pairs(setup, method="simclr")
         need_negatives(setup, method="simclr")
-        super().__init__(backbone)
-        self.temperature = config.temperature
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         self.head = mlp([setup.feature_dim, *config.projector], norm=config.projector_norm)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """NT-Xent over all pairs of views."""
+        """Return NT-Xent over all pairs of views."""
         features = torch.cat(encode(self.backbone, batch.views))
         embeddings = self.head(features).unflatten(0, (len(batch.views), -1))
-        value = nt_xent(embeddings, self.temperature)
+        value = nt_xent(embeddings, self.config.temperature)
         return Loss(value, functional.normalize(embeddings[0].detach().float(), dim=1))

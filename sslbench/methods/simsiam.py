@@ -1,7 +1,7 @@
-"""SimSiam: two views, a predictor and a stopped gradient (Chen and He, arXiv 2011.10566).
+"""SimSiam: two views, a predictor and a stop-gradient (Chen and He, arXiv 2011.10566).
 
-Each view goes through the network by itself, so that BatchNorm sees one view at a time, as in the published code. The
-paper keeps the learning rate of the predictor constant (section 4.2); the recipe does so by `optimizer.constant_lr`.
+Each view has its own forward pass, so that BatchNorm normalises one view at a time, as in the published code. The paper
+keeps the learning rate of the predictor constant (section 4.2), which the recipe sets by `optimizer.constant_lr`.
 """
 
 import dataclasses
@@ -27,29 +27,38 @@ class Config:
 
 @in_float32
 def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
-    """Equation 1: minus the mean cosine of two sets of (B, d) vectors; a row of zeros counts as 0.
+    """Return equation 1, minus the mean cosine of (B, d) vectors; the cosine of a zero vector is 0.
 
-    The gradient goes both ways; the caller detaches the target.
+    The gradient flows into both arguments; the caller detaches the target.
+
+    >>> import torch
+    >>> float(negative_cosine(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 0.0]])))
+    -1.0
     """
     return -functional.cosine_similarity(prediction, target, dim=1).mean()
 
 
-class Method(method.Method):
+class Method(method.Method[Config]):
     """SimSiam on two views."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Raises UsageError when there are not two views, or only one image at a time."""
-        super().__init__(backbone)
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images."""
         need_views(setup, 2, method="simsiam")
         need_several_images(setup, method="simsiam")
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         dim = config.projector[-1]
         widths = [setup.feature_dim, *config.projector]
-        # Biases right before a BatchNorm have no effect: the published code has none, or keeps them at their start.
+        # Biases right before a BatchNorm have no effect: the published code has none, or does not train them.
         self.projector = mlp(widths, norm=True, bias=False, last_bias=False, last_norm="plain")
         self.predictor = mlp([dim, *config.predictor, dim], norm=True, bias=False)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Equation 4: half of each direction."""
+        """Return equation 4, the mean of the losses of both directions."""
         z = [self.projector(self.backbone(view)) for view in batch.views]
         p = [self.predictor(embedding) for embedding in z]
         value = (negative_cosine(p[0], z[1].detach()) + negative_cosine(p[1], z[0].detach())) / 2

@@ -1,4 +1,4 @@
-"""Supervised classification, for comparison with the methods that need no labels."""
+"""Supervised classification, for comparison with self-supervised methods."""
 
 import dataclasses
 
@@ -16,28 +16,33 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of supervised training."""
 
-    label_smoothing: float = setting(0.0, "share of the target that is spread over all classes")
+    label_smoothing: float = setting(0.0, "fraction of the target spread over all classes")
 
 
-class Method(method.Method):
-    """A linear classifier of the data's classes on top of the backbone."""
+class Method(method.Method[Config]):
+    """Linear classifier of the data's classes on the backbone."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require a single view, and images of at least two classes."""
         need_views(setup, 1, method="supervised")
         if setup.classes < 2:
             raise UsageError(
                 "supervised training needs data in which every image has one of at least two classes",
                 "Give labelled data (one folder per class, or a table with a label column), or use another method.",
             )
-        super().__init__(backbone)
-        self.label_smoothing = config.label_smoothing
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         self.head = nn.Linear(setup.feature_dim, setup.classes)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Cross entropy."""
+        """Return the cross entropy with label smoothing."""
         if batch.labels is None:
-            raise UsageError("supervised training got a batch without labels")
+            raise UsageError("supervised training received a batch without labels")
         features = self.backbone(batch.views[0])
         logits = self.head(features)
-        value = cross_entropy(logits, batch.labels, self.label_smoothing)
+        value = cross_entropy(logits, batch.labels, self.config.label_smoothing)
         return Loss(value, features.detach().float(), {"top1": top1(logits, batch.labels)})

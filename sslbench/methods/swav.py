@@ -1,8 +1,8 @@
 """SwAV (Caron et al. 2020, arXiv 2006.09882): views of an image predict each other's assignment to prototypes.
 
-Departures: the queue fills from the first update and is used from `queue_start` on, once it is full (the published code
-fills it after that point, VISSL uses random vectors meanwhile). Prototypes that are frozen get no gradient at all, so
-that neither momentum nor weight decay moves them.
+Departures: the queue is filled from the first update and used from `queue_start` on, once it is full (the published
+code fills it from then on, VISSL starts with random vectors). Frozen prototypes get no gradient, so that neither
+momentum nor weight decay changes them.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from sslbench.methods._parts.checks import need_view_pairs
 from sslbench.methods._parts.crops import encode
 from sslbench.methods._parts.heads import Prototypes, mlp
 from sslbench.methods._parts.precision import in_float32, unit_length
+from sslbench.methods._parts.queue import shift_in
 from sslbench.methods._parts.sinkhorn import sinkhorn
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
@@ -27,14 +28,14 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of SwAV."""
 
-    temperature: float = setting(0.1, "scores are divided by it for the predictions")
-    epsilon: float = setting(0.05, "scores are divided by it for the assignments")
-    iterations: int = setting(3, "of Sinkhorn-Knopp")
+    temperature: float = setting(0.1, "temperature of the predictions")
+    epsilon: float = setting(0.05, "temperature of the assignments")
+    iterations: int = setting(3, "iterations of Sinkhorn-Knopp")
     prototypes: tuple[int, ...] = setting((3000,), "number of prototypes; several numbers make several sets")
     projector: tuple[int, ...] = setting((2048, 128), "widths of the projection head's layers (hidden ones have a BN)")
     assign_views: tuple[int, ...] = setting((0, 1), "views whose assignments the others predict")
-    frozen_updates: int = setting(0, "updates at the start that leave the prototypes alone")
-    queue: int = setting(0, "earlier embeddings of each assigned view, in all processes together, that help to assign")
+    frozen_updates: int = setting(0, "updates at the start with frozen prototypes")
+    queue: int = setting(0, "earlier embeddings of each assigned view, over all processes, that are assigned along")
     queue_start: int = setting(0, "updates before the queue is used")
     hard_updates: int = setting(0, "updates at the start with hard assignments")
     power_law: float = setting(0.0, "exponent of the prototypes' shares; 0 makes them equal")
@@ -43,16 +44,16 @@ class Config:
 
 @in_float32
 def swapped_prediction(scores: Tensor, codes: Tensor, assigned: Sequence[int], temperature: float) -> Tensor:
-    """Eq. 1 and 2 for one set of prototypes: cross entropy of an assigned view's codes with every other view's scores.
+    """Return eq. 1 and 2 for one set of prototypes: cross entropy of assignments and other views' scores.
 
     Args:
-        scores: (V, B, K), of all views.
+        scores: (V, B, K), scores of all views.
         codes: (A, B, K), assignments of the assigned views, without gradient.
-        assigned: which A of the V views those are.
-        temperature: above 0.
+        assigned: indices of the A assigned views.
+        temperature: temperature, above 0.
 
     Returns:
-        The mean over the samples, over the other views, and over the assigned views.
+        Mean over samples, over pairs of an assigned and another view.
     """
     log_p = (scores / temperature).log_softmax(dim=2)
     pairs = [(i, v) for i, a in enumerate(assigned) for v in range(len(scores)) if v != a]
@@ -62,48 +63,48 @@ def swapped_prediction(scores: Tensor, codes: Tensor, assigned: Sequence[int], t
 @torch.no_grad()
 @in_float32
 def assign(scores: Tensor, queued: Tensor | None, config: Config, *, hard: bool = False) -> Tensor:
-    """Assignments of this process's samples.
+    """Return the assignments of this process's samples.
 
     Args:
-        scores: (B, K) of the batch.
-        queued: (n, K) scores of earlier samples, which take part in balancing and are then dropped.
-        config: epsilon, iterations, power_law and double_precision count.
-        hard: all of a sample to its best prototype.
+        scores: (B, K), scores of the batch.
+        queued: (n, K), scores of earlier samples, which are balanced along and not returned.
+        config: epsilon, iterations, power_law and double_precision are used.
+        hard: assign each sample entirely to its best prototype.
 
     Returns:
-        (B, K), rows sum to 1; at most float32.
+        float32 (B, K); rows sum to 1.
     """
-    every = scores if queued is None else torch.cat([scores, queued.to(scores.dtype)])
-    every = every.double() if config.double_precision else every
-    codes = sinkhorn(every, epsilon=config.epsilon, iterations=config.iterations, power_law=config.power_law)
+    together = scores if queued is None else torch.cat([scores, queued.to(scores.dtype)])
+    together = together.double() if config.double_precision else together
+    codes = sinkhorn(together, epsilon=config.epsilon, iterations=config.iterations, power_law=config.power_law)
     codes = codes[: len(scores)].float()
     return functional.one_hot(codes.argmax(dim=1), codes.shape[1]).to(codes.dtype) if hard else codes
 
 
-def shift_in(queue: Tensor, new: Tensor) -> Tensor:
-    """The queue (..., n, d) with `new` (..., b, d) in front and the oldest b rows dropped."""
-    return torch.cat([new, queue], dim=-2)[..., : queue.shape[-2], :]
+class Method(method.Method[Config]):
+    """Online clustering: assignments by Sinkhorn-Knopp over all processes, predicted from other views."""
 
+    config_type = Config
 
-class Method(method.Method):
-    """Online clustering: assignments by Sinkhorn-Knopp over all processes, prediction from other views."""
-
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require several views, views to assign among them, and a queue that the processes share evenly."""
         need_view_pairs(setup, method="swav")
         _require_assignable(config, setup)
-        super().__init__(backbone)
-        self.config = config
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         self.head = mlp([setup.feature_dim, *config.projector], norm=True)
         self.prototypes = Prototypes(config.projector[-1], config.prototypes)
         self.prototypes.normalize_()
-        # A process's own, so no buffer. It lies where the embeddings lie, so it is made when there are some.
+        # Differs between processes, so it is no buffer; created with the first embeddings, on their device.
         self._queue: Tensor | None = None
         self._queue_shape = (len(config.assign_views), config.queue // setup.world, config.projector[-1])
         self._fill_updates = -(-config.queue // setup.images_per_update)
         self._new: list[Tensor] = []
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Swapped prediction, averaged over the sets of prototypes."""
+        """Return the loss of swapped prediction, averaged over the sets of prototypes."""
         features = torch.cat(encode(self.backbone, batch.views))
         embeddings = unit_length(self.head(features))
         queued = self._queued_scores(embeddings, step)
@@ -118,7 +119,7 @@ class Method(method.Method):
         return Loss(torch.stack(terms).mean(), per_view[0])
 
     def _codes(self, views: Tensor, queued: Tensor | None, step: Step) -> Tensor:
-        """Assignments (A, B, K) of the assigned views, from the scores (V, B, K) of all."""
+        """Return the assignments (A, B, K) of the assigned views, given the scores (V, B, K) of all."""
         hard = step.index < self.config.hard_updates
         numbered = enumerate(self.config.assign_views)
         codes = [assign(views[v], None if queued is None else queued[i], self.config, hard=hard) for i, v in numbered]
@@ -126,25 +127,25 @@ class Method(method.Method):
 
     @in_float32
     def _scores(self, embeddings: Tensor) -> tuple[Tensor, ...]:
-        """Divided by epsilon, the 8 bits of a bfloat16 product would be too few."""
+        """Return the scores for each set in float32: divided by epsilon, 8 bits of bfloat16 would be too few."""
         return self.prototypes(embeddings)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _queued_scores(self, embeddings: Tensor, step: Step) -> tuple[Tensor, ...]:
-        """What today's prototypes say of the queue: (assigned views, n, K) for each set; empty before it is in use."""
+        """Return the queue's scores (assigned views, n, K) for each set; empty while the queue is not used."""
         if self._queue is None or step.index < max(self.config.queue_start, self._fill_updates):
             return ()
         return self._scores(self._queue.to(embeddings.device))
 
     def before_update(self, step: Step) -> None:
-        """Frozen prototypes get no gradient: the optimizer passes over them."""
+        """Drop the gradient of frozen prototypes."""
         if step.index < self.config.frozen_updates:
             for parameter in self.prototypes.parameters():
                 parameter.grad = None
 
     @torch.no_grad()
     def after_update(self, step: Step) -> None:
-        """Prototypes to length 1, new embeddings into the queue."""
+        """Normalise the prototypes, and add the new embeddings to the queue."""
         self.prototypes.normalize_()
         for new in self._new:
             queue = new.new_zeros(self._queue_shape) if self._queue is None else self._queue.to(new.device)
@@ -152,14 +153,14 @@ class Method(method.Method):
         self._new.clear()
 
     def local_state(self) -> dict[str, Tensor]:
-        """The queue, which differs between processes."""
+        """Return the queue, which differs between processes."""
         return {} if self._queue is None else {"queue": self._queue}
 
     def load_local_state(self, state: Mapping[str, Tensor]) -> None:
-        """Puts the queue back.
+        """Restore the queue.
 
         Raises:
-            UsageError: the checkpoint's has another shape.
+            UsageError: the checkpoint's queue has another shape.
         """
         queue = state.get("queue")
         if queue is not None and tuple(queue.shape) != self._queue_shape:
@@ -172,6 +173,7 @@ class Method(method.Method):
 
 
 def _require_assignable(config: Config, setup: Setup) -> None:
+    """Refuse views to assign that do not exist, and queues that the processes cannot fill evenly."""
     wrong = [v for v in config.assign_views if not 0 <= v < len(setup.sizes)]
     if wrong or not config.assign_views:
         raise UsageError(
@@ -180,6 +182,6 @@ def _require_assignable(config: Config, setup: Setup) -> None:
     per_process = setup.images_per_update // setup.world
     if config.queue and (config.queue % setup.world or config.queue // setup.world < per_process):
         raise UsageError(
-            f"swav: queue={config.queue} is not for {setup.world} processes with {per_process} images per update each",
+            f"swav: queue={config.queue} does not fit {setup.world} processes of {per_process} images per update",
             f"Set method.queue to a multiple of {setup.world}, {setup.images_per_update} or more, or to 0.",
         )

@@ -1,4 +1,4 @@
-"""VICReg: equal views, spread-out and uncorrelated dimensions (Bardes et al., arXiv 2105.04906)."""
+"""VICReg: variance, invariance and covariance regularisation (Bardes et al., arXiv 2105.04906)."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings of VICReg. The variance term is the mean over both views; solo-learn adds them, so its 25 is 50 here."""
+    """Settings of VICReg; the variance term is the mean over both views, so solo-learn's sum with 25 is 50 here."""
 
     projector: tuple[int, ...] = setting((8192, 8192, 8192), "widths of the expander: hidden layers, output")
     invariance: float = setting(25.0, "weight of the distance between the views (lambda)")
@@ -26,23 +26,27 @@ class Config:
 
 @in_float32
 def vicreg_terms(za: Tensor, zb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Invariance (equation 5), variance (equations 1 and 2) and covariance (equations 3 and 4), unweighted.
+    """Return invariance (equation 5), variance (equations 1, 2) and covariance (equations 3, 4), unweighted.
 
-    Variance and covariance are those of the whole batch, on every process. The invariance is this process's own. So the
-    mean over processes is the value for the whole batch, and so is the mean of the gradients: what the other processes
-    say about this one's rows is in them.
+    Every process computes variance and covariance of the whole batch, and the invariance of its own rows. The means of
+    values and gradients over processes are therefore those of the whole batch.
+
+    >>> import torch
+    >>> z = torch.tensor([[2.0, 0.0], [-2.0, 0.0]])
+    >>> [round(float(term), 3) for term in vicreg_terms(z, z)]  # the second dimension has collapsed
+    [0.0, 0.495, 0.0]
 
     Args:
         za: (B, d), embeddings of one view.
-        zb: (B, d), of the other.
+        zb: (B, d), embeddings of the other view.
     """
     invariance = functional.mse_loss(za, zb)
-    variances, covariances = zip(*(_spread(gather_with_gradient(z)) for z in (za, zb)), strict=True)
+    variances, covariances = zip(*(_variance_and_covariance(gather_with_gradient(z)) for z in (za, zb)), strict=True)
     return invariance, sum(variances) / 2, sum(covariances)
 
 
-def _spread(z: Tensor, *, epsilon: float = 1e-4) -> tuple[Tensor, Tensor]:
-    """(N, d) -> mean over dimensions of max(0, 1 - standard deviation), and squared covariances over d."""
+def _variance_and_covariance(z: Tensor, *, epsilon: float = 1e-4) -> tuple[Tensor, Tensor]:
+    """Return the mean hinge max(0, 1 - standard deviation), and the sum of squared covariances divided by d."""
     n, d = z.shape
     hinge = functional.relu(1 - (z.var(dim=0) + epsilon).sqrt()).mean()
     centred = z - z.mean(dim=0)
@@ -54,24 +58,28 @@ def _spread(z: Tensor, *, epsilon: float = 1e-4) -> tuple[Tensor, Tensor]:
 def vicreg_loss(
     za: Tensor, zb: Tensor, *, invariance: float = 25, variance: float = 25, covariance: float = 1
 ) -> Tensor:
-    """Equation 6, with the weights; see `vicreg_terms`."""
+    """Return equation 6, the weighted sum of the terms; see `vicreg_terms`."""
     terms = vicreg_terms(za, zb)
     return invariance * terms[0] + variance * terms[1] + covariance * terms[2]
 
 
-class Method(method.Method):
-    """VICReg on two views; each goes through the network by itself, as in the published code."""
+class Method(method.Method[Config]):
+    """VICReg on two views, with one forward pass per view, as in the published code."""
 
-    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Raises UsageError when there are not two views, or only one image at a time."""
-        super().__init__(backbone)
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images."""
         need_views(setup, 2, method="vicreg")
         need_several_images(setup, method="vicreg")
-        self.config = config
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
         self.projector = mlp([setup.feature_dim, *config.projector], norm=True, last_bias=False)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """The weighted sum of the three terms."""
+        """Return the weighted sum of the three terms."""
         config = self.config
         za, zb = (self.projector(self.backbone(view)) for view in batch.views)
         invariance, variance, covariance = vicreg_terms(za, zb)

@@ -1,14 +1,14 @@
-"""Pretraining from end to end: a method, data and a backbone in; a folder with checkpoints, a log and weights out."""
+"""Pretraining from end to end: from a method, data and a backbone to checkpoints, a log and weights."""
 
-from sslbench.pretraining.prepare import Prepared, prepare
-from sslbench.pretraining.run import About, Observer, Outcome, pretrain
+from sslbench.pretraining.prepare import PreparedPretraining, prepare
+from sslbench.pretraining.run import Outcome, pretrain
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, ScheduleSettings
+from sslbench.train.observers import Observer
 
 __all__ = [
-    "About",
     "Observer",
     "Outcome",
-    "Prepared",
+    "PreparedPretraining",
     "PretrainRequest",
     "PretrainSettings",
     "ScheduleSettings",

@@ -1,4 +1,4 @@
-"""Images of other channels than red, green and blue: what of a recipe holds for them, and what normalises them."""
+"""Adaptation of a recipe to images of other channels than red, green and blue: views and normalisation."""
 
 import dataclasses
 import logging
@@ -19,20 +19,21 @@ log = logging.getLogger("sslbench")
 def views_for(
     request: PretrainRequest, backbone: Backbone, source: Source, reading: Reading
 ) -> tuple[Augment, dict[str, str]]:
-    """A recipe's views for images of as many channels as the backbone takes; looks at the first images.
+    """Return a recipe's views for the number of channels of the backbone, after a check of the first images.
 
-    What means red, green and blue is left out of a recipe, and said; the user's own setting is refused instead.
+    Operations for red, green and blue are removed from a recipe, with a log message; if the user set them, they are
+    refused.
 
     Returns:
-        The views, and dotted key -> what was done to its value, in words; nothing for RGB.
+        The views, and a description of each change by the dotted key of its setting; empty for RGB.
 
     Raises:
-        UsageError: the images have other channels than the backbone takes; a setting of the user's is for RGB; mean or
-            std have another number of values.
+        UsageError: the images have another number of channels than the backbone; a setting of the user's is for RGB
+            only; mean or std have another number of values.
     """
     channels, augment = backbone.preprocessing.channels, request.settings.augment
     _check_images(source, reading, backbone)
-    for name in _unfit(augment, channels):
+    for name in _wrong_lengths(augment, channels):
         if channels == 3 or f"augment.{name}" in request.chosen:
             raise UsageError(
                 f"augment.{name} has {len(getattr(augment, name))} values; {backbone.name} takes images of "
@@ -58,23 +59,23 @@ def views_for(
 def normalised(
     augment: Augment, given: Preprocessing, source: Source, reading: Reading, *, seed: int
 ) -> tuple[Augment, dict[str, str]]:
-    """Means and deviations for as many channels as the backbone takes: those that it brings, or measured ones.
+    """Return views with mean and std for all channels of the backbone: the backbone's own, or measured ones.
 
     Args:
-        augment: the views; means and deviations of the right number stay.
-        given: what the backbone was built or loaded with.
-        source: the images.
-        reading: how they are decoded.
-        seed: of the choice of the images that are measured.
+        augment: views; mean and std with the right number of values are kept.
+        given: preprocessing of the backbone.
+        source: training images.
+        reading: decoder settings.
+        seed: seed of the choice of images to measure.
 
     Returns:
-        The views, and dotted key -> where its value comes from.
+        The views, and the origin of each changed value by the dotted key of its setting.
 
     Raises:
         DataError: no image can be read.
     """
     channels = given.channels
-    unfit = _unfit(augment, channels)
+    unfit = _wrong_lengths(augment, channels)
     if not unfit:
         return augment, {}
     if not given.averaged:
@@ -96,11 +97,13 @@ def normalised(
     return dataclasses.replace(augment, **values), {f"augment.{name}": origin for name in unfit}
 
 
-def _unfit(augment: Augment, channels: int) -> list[str]:
+def _wrong_lengths(augment: Augment, channels: int) -> list[str]:
+    """Return those of mean and std that have another number of values."""
     return [name for name in ("mean", "std") if len(getattr(augment, name)) != channels]
 
 
 def _check_images(source: Source, reading: Reading, backbone: Backbone) -> None:
+    """Refuse images with another number of channels than the backbone."""
     channels = backbone.preprocessing.channels
     other = first_look(source, channels, reading=reading)
     if other is None:

@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, which run it belongs to, and what is left of one that was interrupted."""
+"""Folder of a run: its files, the identity of the run, and the checkpoint to continue from."""
 
 import hashlib
 import logging
@@ -22,15 +22,14 @@ log = logging.getLogger("sslbench")
 
 
 def identity(request: PretrainRequest, source: Source, init_sha256: str | None) -> dict[str, Any]:
-    """Return what makes a run another one; a checkpoint holds it.
+    """Return the identity of a run, which its checkpoints contain: settings, data and initial weights.
 
-    Of the images it is their names and labels. Their content is not read: that would take hours before the first
-    update.
+    Images are identified by names and labels, since reading their content would take hours before the first update.
 
     Args:
-        request: see there.
-        source: the images that are trained on.
-        init_sha256: of the tensors that training starts from; None: random ones, which follow from the settings.
+        request: the run.
+        source: training images.
+        init_sha256: hash of the initial weights; None for random ones, which follow from the settings.
     """
     labels = hashlib.sha256("\n".join((source.labels.kind, *source.labels.classes)).encode())
     labels.update(np.ascontiguousarray(source.labels.values).tobytes())
@@ -48,10 +47,10 @@ def identity(request: PretrainRequest, source: Source, init_sha256: str | None) 
 
 
 def refuse_different(own: Mapping[str, Any]) -> None:
-    """Compare what the processes of a run are about to train; every process calls this.
+    """Compare the identity of the run on all processes; every process calls this.
 
     Args:
-        own: the identity of the run as this process sees it.
+        own: identity of the run on this process.
 
     Raises:
         UsageError: a process has other data or settings than the first.
@@ -60,22 +59,22 @@ def refuse_different(own: Mapping[str, Any]) -> None:
     for number, other in enumerate(others, start=1):
         if changed := differences(first, other, free=()):
             raise UsageError(
-                f"process {number} is about to train something else than the first process: {_listed(changed)}",
+                f"process {number} has other settings, data or weights than the first process: {_listed(changed)}",
                 "All processes need the same command, data and weights.",
             )
 
 
 def check_resume(request: PretrainRequest) -> None:
-    """Refuse what can be refused before the folder is touched; every process calls this.
+    """Check --resume-from and --no-resume before anything is written; every process calls this.
 
     Raises:
-        UsageError: there is a run in the folder that is not to be continued, or the checkpoint is not there.
+        UsageError: the folder holds a run that must not be continued, or the named checkpoint does not exist.
     """
 
     def check() -> None:
         used = checkpoints.newest(request.out / "checkpoints") or (request.out / "weights.torch").exists()
         if request.resume == "never" and used:
-            raise UsageError(f"{request.out} holds a run already", "Give another --out, or leave out --no-resume.")
+            raise UsageError(f"{request.out} already contains a run", "Give another --out, or leave out --no-resume.")
         if request.resume not in ("auto", "never") and not Path(request.resume).is_file():
             raise UsageError(
                 f"there is no checkpoint {request.resume}", "Leave out --resume-from to continue what lies in --out."
@@ -85,15 +84,15 @@ def check_resume(request: PretrainRequest) -> None:
 
 
 def checkpoint_to_resume(request: PretrainRequest, now: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
-    """Return the checkpoint that the run continues from, read, or None for a new run; every process calls this.
+    """Return the checkpoint to continue from and its content, or None for a new run; every process calls this.
 
     Args:
-        request: see there.
-        now: the identity of the run.
+        request: the run.
+        now: identity of the run.
 
     Raises:
         UsageError: the folder belongs to another run.
-        WeightsError: the checkpoint cannot be read, or not by all processes.
+        WeightsError: a process cannot read the checkpoint.
     """
     folder = request.out / "checkpoints"
     if request.resume == "never":
@@ -105,6 +104,7 @@ def checkpoint_to_resume(request: PretrainRequest, now: Mapping[str, Any]) -> tu
 
 
 def _same_run(path: Path, content: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another run; warn if the run continues with other rounding."""
     before = content["settings"]
     name, other = now["method"].get("name"), before["method"].get("name")
     if name != other:
@@ -112,15 +112,15 @@ def _same_run(path: Path, content: Mapping[str, Any], now: Mapping[str, Any]) ->
     if "image_names" not in before:
         raise UsageError(
             f"{path} was written by an earlier version of sslbench, which did not record what it was trained on",
-            "Finish that run with the earlier version, or begin anew in another --out.",
+            "Finish that run with the earlier version, or start a new run in another --out.",
         )
     if changed := differences(before, now, free=FREE):
         raise UsageError(
             f"{path} belongs to a run with other settings, data or weights: {_listed(changed)}",
-            "Give another --out to start anew, or the same as then to continue.",
+            "Give another --out for a new run, or the same settings, data and weights to continue.",
         )
     if rounded := differences({key: before[key] for key in ROUNDING}, {key: now[key] for key in ROUNDING}, free=()):
-        log.warning(f"continuing with {'; '.join(rounded)}: sums are rounded in another way from here on")
+        log.warning(f"continuing with {'; '.join(rounded)}: rounding differs from here on")
 
 
 def _listed(changed: Sequence[str]) -> str:
@@ -128,7 +128,7 @@ def _listed(changed: Sequence[str]) -> str:
 
 
 def write_config(request: PretrainRequest, command: str, changes: Mapping[str, str]) -> None:
-    """The effective settings, as configs/pretrain.yaml would hold them; on top where they differ from the recipe."""
+    """Write config.yaml: the effective settings, below comments on command, data and changes to the recipe."""
     head = f"# {command}\n# data: {request.data}\n" + (f"# init: {request.init}\n" if request.init else "")
     head += "".join(f"# {key}: {text}\n" for key, text in changes.items())
     text = head + yaml.safe_dump(plain(request.settings), sort_keys=False, allow_unicode=True)
@@ -137,7 +137,7 @@ def write_config(request: PretrainRequest, command: str, changes: Mapping[str, s
 
 
 def keep_failed(folder: Path, raw: RawBatch, ids: tuple[str, ...], *, step: int, rank: int) -> Path:
-    """The batch whose loss was not finite: views, labels, and the ids of its images."""
+    """Save the batch whose loss is not finite: views, labels, and the ids of its images; return the file."""
     path = folder / f"failed_batch_step{step + 1}_process{rank}.pt"
     content = {"views": list(raw.views), "labels": raw.labels, "indices": raw.indices, "ids": list(ids)}
     with new_file(path) as temporary:

@@ -1,4 +1,4 @@
-"""The backbone and the method of a run, from their names and settings."""
+"""Backbone and method of a run, built from their names and settings."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from sslbench import names
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.resnet import without_initialisation
@@ -21,7 +20,8 @@ from sslbench.distributed.collectives import rank, world_size
 from sslbench.distributed.parallel import wrap
 from sslbench.errors import UsageError
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings
-from sslbench.train.method import Method, Setup
+from sslbench.runtime.seeds import seed_process, seeded
+from sslbench.train.method import Method, Setup, find_method
 from sslbench.train.optimizers import make_optimizer, parameter_groups
 from sslbench.train.state import State, moving_average
 
@@ -29,7 +29,7 @@ log = logging.getLogger("sslbench")
 
 
 def make_backbone(request: PretrainRequest) -> Backbone:
-    """The backbone to be trained: random weights, or those of a file, loaded strictly.
+    """Return the backbone to train, with random weights or the weights of a file, loaded strictly.
 
     Raises:
         SslbenchError: there is no such backbone, or the file does not fit it.
@@ -38,7 +38,7 @@ def make_backbone(request: PretrainRequest) -> Backbone:
     if name.partition(":")[0] == "pixels":
         raise UsageError(f"'{name}' has nothing to train", "Name a network: backbone=resnet50.")
     if request.init is None and (request.init_format or request.stem):
-        raise UsageError("--format and --stem say how weights are read, and there is no --init")
+        raise UsageError("--format and --stem are for weights: there is no --init", "Add --init, or leave them out.")
     backbone = load_backbone(
         request.init or "random",
         backbone=without_initialisation(name) if request.init else name,  # a recipe's initialisation gives way
@@ -49,31 +49,35 @@ def make_backbone(request: PretrainRequest) -> Backbone:
     if backbone.report is not None:
         log.info(f"{request.init}: {backbone.name}, {backbone.report.line()}")
     backbone.module.requires_grad_(True).train()
-    # The weights that come out are no initial ones: a file of them holds the plain architecture.
+    # Trained weights are saved under the plain architecture, without its initialisation.
     return dataclasses.replace(backbone, name=without_initialisation(backbone.name))
 
 
-def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, seed: int) -> Method:
-    """The method around the backbone; its own parts are initialised from the seed alone.
+def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, seed: int) -> Method[Any]:
+    """Return the method around a backbone; the initial weights of its heads depend on the seed only.
+
+    Args:
+        backbone: network to train.
+        settings: 'name' of the method, and its settings.
+        setup: facts about the run.
+        seed: seed of the heads.
 
     Raises:
-        UsageError: no such method or setting, or the method cannot use this backbone or data.
+        UsageError: there is no such method or setting, or the method cannot use this backbone or data.
     """
     name = settings.get("name")
     if not isinstance(name, str):
-        raise UsageError("which method? The settings have no method.name")
-    module = names.find_module("method", name)
+        raise UsageError("the settings have no method.name", "Set method.name to a name from: sslbench list methods.")
+    method_type = find_method(name)
     values = {key: value for key, value in settings.items() if key != "name"}
-    config = build(module.Config, values, f"method {settings['name']}")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed + 1)  # another stream than that of the backbone's weights
-        method: Method = module.Method(backbone, config, setup)
-    return method
+    config = build(method_type.config_type, values, f"method {name}")
+    with seeded(seed + 1):  # another stream than that of the backbone's weights
+        return method_type(backbone, config, setup)
 
 
-def with_sync_bn(method: Method, device: torch.device, *, asked: bool, world: int) -> Method:
-    """BatchNorm over all processes, where that is possible and makes a difference."""
-    if not asked or world == 1:
+def with_sync_bn(method: Method[Any], device: torch.device, *, enabled: bool, world: int) -> Method[Any]:
+    """Return the method with BatchNorm synchronised over all processes, if requested and on GPUs."""
+    if not enabled or world == 1:
         return method
     if device.type != "cuda":
         if this_process().rank == 0:
@@ -81,23 +85,26 @@ def with_sync_bn(method: Method, device: torch.device, *, asked: bool, world: in
                 "sync_bn is off: torch synchronises BatchNorm on GPUs only; every process has its own statistics"
             )
         return method
-    converted: Method = nn.SyncBatchNorm.convert_sync_batchnorm(method)  # type: ignore[no-untyped-call]
+    converted: Method[Any] = nn.SyncBatchNorm.convert_sync_batchnorm(method)  # type: ignore[no-untyped-call]
     return converted
 
 
 def checkpoint_activations(backbone: Backbone) -> None:
-    """Makes every stage compute its activations again in the backward pass.
+    """Recompute activations in the backward pass, by timm's own switch or per block of a ResNet's stages.
 
     Raises:
-        UsageError: the backbone's stages are not known.
+        UsageError: the backbone has neither.
     """
+    # The backbone may be a model of timm, torchvision or the user, so its interface is only known at run time.
     module = backbone.module
     if callable(switch := getattr(module, "set_grad_checkpointing", None)):
         switch(True)
         return
     stages = [stage for name in ("layer1", "layer2", "layer3", "layer4") if (stage := getattr(module, name, None))]
     if not stages:
-        raise UsageError(f"activation checkpointing is not known for {backbone.name}", "Use a ResNet or a timm model.")
+        raise UsageError(
+            f"activation_checkpointing=true does not support {backbone.name}", "Use a ResNet or a timm model."
+        )
     for stage in stages:
         for block in stage:
             block.forward = functools.partial(
@@ -105,10 +112,10 @@ def checkpoint_activations(backbone: Backbone) -> None:
             )
 
 
-def make_state(method: Method, settings: PretrainSettings, device: torch.device) -> State:
+def make_state(method: Method[Any], settings: PretrainSettings, device: torch.device) -> State:
     """Return the state at the start of training, on its device; every process calls this.
 
-    Random numbers of training start here, another stream on every process.
+    The global generators are seeded here, with a separate stream on every process.
     """
     method = method.to(device)
     sharded = settings.strategy == "fsdp" and world_size() > 1
@@ -123,19 +130,19 @@ def make_state(method: Method, settings: PretrainSettings, device: torch.device)
     groups = parameter_groups(method, settings.optimizer)
     optimizer = make_optimizer(groups, settings.optimizer, zero=settings.zero)
     scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
-    torch.manual_seed(settings.seed * 1_000_003 + rank())
+    seed_process(settings.seed, rank())
     return State(method, model, optimizer, scaler, average)
 
 
 def _contexts(
     block: nn.Module,
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    return contextlib.nullcontext(), _statistics_stay(block)
+    return contextlib.nullcontext(), _frozen_statistics(block)
 
 
 @contextlib.contextmanager
-def _statistics_stay(block: nn.Module) -> Iterator[None]:
-    """The second forward pass would count every batch twice in BatchNorm's running statistics."""
+def _frozen_statistics(block: nn.Module) -> Iterator[None]:
+    """Keep BatchNorm's running statistics during a block, or recomputation would count every batch twice."""
     norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [m.momentum for m in norms]
     counts = [None if m.num_batches_tracked is None else m.num_batches_tracked.clone() for m in norms]

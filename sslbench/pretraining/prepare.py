@@ -1,8 +1,9 @@
-"""Opening data and building networks for a run, and every check that needs no image."""
+"""Preparation of a run: data, networks, and all checks that need no decoded image."""
 
 import dataclasses
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -15,7 +16,6 @@ from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.request import RunSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.pretraining.channels import normalised, views_for
 from sslbench.pretraining.networks import (
@@ -25,8 +25,10 @@ from sslbench.pretraining.networks import (
     with_sync_bn,
 )
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, updates
+from sslbench.runtime.device import choose_device
+from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
-from sslbench.train.loop import Plan
+from sslbench.train.loop import TrainingPlan
 from sslbench.train.method import Method, Setup
 from sslbench.train.optimizers import scaled_lr
 
@@ -34,20 +36,20 @@ log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A run that can start: nothing has been decoded or written yet.
+class PreparedPretraining:
+    """Run that is ready to start; nothing has been written yet.
 
     Attributes:
-        request: see there; its views are those for the channels that the backbone takes.
-        device: of this process.
-        source: the images.
-        data: the stream of batches.
-        backbone: to be trained, with the preprocessing its views call for.
-        method: around it, on the CPU.
-        setup: what the method knows of the run.
-        plan: of the loop.
-        init_sha256: hash of the tensors that training starts from; None: random ones.
-        changes: dotted key of a setting -> how it differs from the recipe, in words; see `pretraining.channels`.
+        request: the run, with views for the channels of the backbone.
+        device: device of this process.
+        source: training images.
+        data: stream of batches.
+        backbone: backbone to train, with the preprocessing that its views imply.
+        method: method around the backbone, on the CPU.
+        setup: facts about the run that the method was built for.
+        plan: plan of the training loop.
+        init_sha256: hash of the initial weights; None for random ones.
+        changes: descriptions of the changes to the recipe, by the dotted key of the setting.
     """
 
     request: PretrainRequest
@@ -55,23 +57,27 @@ class Prepared:
     source: Source
     data: TrainingData
     backbone: Backbone
-    method: Method
+    method: Method[Any]
     setup: Setup
-    plan: Plan
+    plan: TrainingPlan
     init_sha256: str | None = None
     changes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def prepare(request: PretrainRequest) -> Prepared:
-    """Opens the data, builds backbone and method, and checks them against each other.
+def prepare(request: PretrainRequest) -> PreparedPretraining:
+    """Open the data, build backbone and method, and check them against each other.
+
+    Only a few images are decoded, to find the number of channels and, unless it is three, their normalisation.
 
     Raises:
-        SslbenchError: anything that is wrong. No more images have been decoded then than it takes to see how many
-            channels they have and, for other than three, what normalises them.
+        SslbenchError: settings, data or weights are invalid or do not fit together.
     """
     settings, process = request.settings, this_process()
-    device = RunSettings(device=settings.device).torch_device()
+    device = choose_device(settings.device)
     per_process = _images_per_process(settings, process.world)
+    workers = resolve_workers(settings.workers, device)
+    if workers < 0:
+        raise UsageError(f"workers {workers} must not be negative")
     source, reading = _open(request), _reading(settings)
     backbone = make_backbone(request)
     init_sha256 = backbone.weights_sha256 if request.init is not None else None  # a method may change tensors
@@ -84,7 +90,7 @@ def prepare(request: PretrainRequest) -> Prepared:
         rank=process.rank,
         world=process.world,
         seed=settings.seed,
-        workers=_workers(settings, device),
+        workers=workers,
         prefetch=settings.prefetch,
         reading=reading,
         sampler=settings.sampler,
@@ -111,11 +117,11 @@ def prepare(request: PretrainRequest) -> Prepared:
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
     if settings.activation_checkpointing:
         checkpoint_activations(backbone)
-    method = with_sync_bn(method, device, asked=settings.sync_bn, world=process.world)
+    method = with_sync_bn(method, device, enabled=settings.sync_bn, world=process.world)
     _check_export(settings.export, method)
     augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
     settings = dataclasses.replace(settings, augment=augment)
-    return Prepared(
+    return PreparedPretraining(
         dataclasses.replace(request, settings=settings),
         device,
         source,
@@ -130,10 +136,10 @@ def prepare(request: PretrainRequest) -> Prepared:
 
 
 def evaluation_transform(settings: PretrainSettings) -> Preprocessing:
-    """How images reach the backbone when it is evaluated: the size and normalisation of its largest views.
+    """Return the preprocessing for evaluations: size and normalisation of the largest views.
 
-    From 96 pixels on, the shorter side is made 256/224 of the crop, as for ImageNet; below, images are that small
-    themselves and nothing is cut away.
+    From 96 pixels on, the shorter side is resized to 256/224 of the crop, as for ImageNet; smaller images are resized
+    without a crop.
     """
     size = max(settings.augment.sizes)
     return Preprocessing(
@@ -180,22 +186,13 @@ def _reading(settings: PretrainSettings) -> Reading:
         raise UsageError(f"max_pixels {settings.max_pixels} must be positive")
     if "fast" in settings.decoder:
         raise UsageError(
-            "decoder fast is for evaluation: the views of pretraining are cut out of the whole picture",
+            "decoder fast is for evaluation: the views of pretraining are cropped from the whole image",
             "Leave it out; JPEGs are decoded by libjpeg-turbo in any case.",
         )
     return Reading(settings.decoder, settings.max_pixels, settings.start_method)
 
 
-def _workers(settings: PretrainSettings, device: torch.device) -> int:
-    """As for evaluation: one per core beside a GPU, one per two cores where the network needs the cores too."""
-    if settings.workers != "auto":
-        if settings.workers < 0:
-            raise UsageError(f"workers {settings.workers} must not be negative")
-        return settings.workers
-    return RunSettings(device=str(device)).extract_settings().workers
-
-
-def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
+def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
     if settings.epochs <= 0:
         raise UsageError(f"epochs {settings.epochs:g} must be positive")
     for name in ("log_every", "keep", "prefetch"):
@@ -209,21 +206,21 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
         raise UsageError("zero=true and strategy=fsdp: fsdp divides the optimizer's state already", "Leave zero out.")
     steps = max(1, round(settings.epochs * per_epoch))
     epochs = steps / per_epoch
-    asked = settings.schedule
+    schedule = settings.schedule
     factor = schedules.build_with_warmup(
-        asked.lr,
-        freeze_epochs=asked.freeze_epochs,
-        warmup_epochs=asked.warmup_epochs,
-        warmup_start=asked.warmup_start,
+        schedule.lr,
+        freeze_epochs=schedule.freeze_epochs,
+        warmup_epochs=schedule.warmup_epochs,
+        warmup_start=schedule.warmup_start,
         where="schedule.lr",
         epochs=epochs,
     )
     base = scaled_lr(settings.optimizer, settings.batch_size)
     others = [
         None if spec is None else schedules.build(spec, where=f"schedule.{name}", epochs=epochs)
-        for name, spec in (("weight_decay", asked.weight_decay), ("momentum", asked.momentum))
+        for name, spec in (("weight_decay", schedule.weight_decay), ("momentum", schedule.momentum))
     ]
-    return Plan(
+    return TrainingPlan(
         steps=steps,
         per_epoch=per_epoch,
         lr=schedules.scaled(factor, base),
@@ -243,7 +240,7 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> Plan:
     )
 
 
-def _check_export(name: str, method: Method) -> None:
+def _check_export(name: str, method: Method[Any]) -> None:
     choices = ["auto", *method.exports()]
     if name not in choices:
         raise UsageError(f"export={name}: this method has no such network", f"Choose {' or '.join(choices)}.")

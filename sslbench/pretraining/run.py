@@ -1,148 +1,59 @@
-"""A pretraining run: resume or begin, train, evaluate now and then, export."""
+"""Pretraining run: resume or start, train, evaluate at intervals, export."""
 
 import contextlib
 import dataclasses
 import json
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from sslbench import evaluation
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.build import build
 from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, module_state
 from sslbench.errors import DataError
 from sslbench.pretraining import folder
 from sslbench.pretraining.networks import make_state
-from sslbench.pretraining.prepare import Prepared, prepare
+from sslbench.pretraining.prepare import PreparedPretraining, prepare
 from sslbench.pretraining.settings import PretrainRequest, plain
+from sslbench.runtime.folders import check_writable
+from sslbench.runtime.seeds import preserved_random_states
+from sslbench.runtime.signals import stop_signals
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import train
 from sslbench.train.meter import Line
+from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.resume import continue_from
-from sslbench.train.signals import stop_signals
-from sslbench.train.state import from_checkpoint, random_states, restore_random_states, to_checkpoint
+from sslbench.train.state import from_checkpoint, to_checkpoint
 from sslbench.weights.save import save
 
-FEATURES = "features"
-"""Folder beside the records that is removed after each evaluation."""
 
+class Evaluator(Protocol):
+    """Evaluation of the backbone at intervals during a run; see `sslbench.evaluation.pretraining.knn_evaluator`."""
 
-def evaluate_backbone(
-    backbone: Backbone, tensors: Mapping[str, Tensor], request: PretrainRequest, out: Path, *, command: str
-) -> dict[str, float]:
-    """Scores of kNN, in percent, by their names ('top1', 'top5', ...); {} on processes other than the first.
+    def check(self) -> None:
+        """Open and check the evaluation data before hours of training."""
 
-    Args:
-        backbone: the architecture and its preprocessing.
-        tensors: the weights to score.
-        request: says on what data.
-        out: folder for the records.
-        command: for the records.
-
-    Raises:
-        SslbenchError: as `sslbench eval` would.
-    """
-    fresh = build(backbone.name, seed=0)
-    fresh.module.load_state_dict(dict(tensors))
-    copy = dataclasses.replace(fresh, preprocessing=backbone.preprocessing)
-    asked, run = _asked(request, backbone.name)
-    store = out / FEATURES
-    results = evaluation.evaluate(evaluation.prepare(asked, run, backbone=copy), store=store, out=out, command=command)
-    barrier()
-    if rank() == 0:  # features of weights that change all the time are of no use later
-        shutil.rmtree(store, ignore_errors=True)
-    metrics = {name: metric.value for result in results for name, metric in result.metrics.items()}
-    return {name: value for name, value in metrics.items() if value is not None}
-
-
-def checkable(request: PretrainRequest) -> None:
-    """Opens the evaluation data and checks it, so that a mistake in it shows before hours of training.
-
-    Raises:
-        SslbenchError: as `sslbench eval` would.
-    """
-    if request.eval_data is None:
-        return
-    evaluation.prepare(*_asked(request, "pixels"))
-
-
-def _asked(request: PretrainRequest, weights: str) -> tuple[evaluation.Request, evaluation.RunSettings]:
-    settings = request.settings
-    asked = evaluation.Request(
-        weights=weights,
-        data=str(request.eval_data),
-        test_data=request.eval_test_data,
-        tasks=(evaluation.make_task("knn", {"k": (settings.eval_k,)}),),
-        image_column=request.image_column,
-        label_column=request.label_column,
-    )
-    return asked, evaluation.RunSettings(
-        device=settings.device,
-        seed=settings.seed,
-        floors=False,
-        decoder=settings.decoder or ("reference",),
-        max_pixels=settings.max_pixels,
-        start_method=settings.start_method,
-    )
+    def scores(self, backbone: Backbone, tensors: Mapping[str, Tensor], out: Path, *, command: str) -> dict[str, float]:
+        """Evaluate weights on all processes, and return the scores by name; {} on processes other than the first."""
 
 
 log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
-class About:
-    """What an observer may want to know when a run starts.
-
-    Attributes:
-        out: folder of the run.
-        method: the module that is trained.
-        steps: updates in all.
-        per_epoch: updates in an epoch.
-        start: updates done before: more than 0 when the run continues.
-        images_per_update: of all processes.
-    """
-
-    out: Path
-    method: nn.Module
-    steps: int
-    per_epoch: int
-    start: int
-    images_per_update: int
-
-
-class Observer(Protocol):
-    """Somebody who follows a run; called on the first process only."""
-
-    def started(self, about: About) -> None:
-        """Before the first update."""
-
-    def line(self, line: Line) -> None:
-        """Every `log_every` updates; gradients of the update are still there."""
-
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """After an evaluation: step, epoch, scores."""
-
-    def finished(self) -> None:
-        """After the weights are written."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run ended with.
+    """Result of a run.
 
     Attributes:
-        weights: the exported backbone.
-        steps: updates in all.
-        resumed_from: updates that an earlier run had done; None when it began anew.
-        last: the last line of the log; None when there was nothing left to train.
-        evaluations: 'step', 'epoch' and the scores of every evaluation of this run.
+        weights: file of the exported backbone.
+        steps: updates of the whole run.
+        resumed_from: updates done by an earlier run; None for a new run.
+        last: last log record; None if no update was left to do.
+        evaluations: scores of every evaluation in this run, with 'step' and 'epoch'.
     """
 
     weights: Path
@@ -152,44 +63,51 @@ class Outcome:
     evaluations: tuple[dict[str, float | int], ...]
 
 
-def pretrain(request: PretrainRequest, *, command: str, observers: Sequence[Observer] = ()) -> Outcome:
-    """Trains a backbone; the folder `request.out` then holds weights.torch and how it came about.
+def pretrain(
+    request: PretrainRequest, *, command: str, observers: Sequence[Observer] = (), evaluator: Evaluator | None = None
+) -> Outcome:
+    """Pretrain a backbone, and write weights.torch, checkpoints and records to the folder `request.out`.
 
-    Every process of a run calls this. It can be killed at any moment: the same call continues from the last checkpoint.
-    Global random states are as before when it returns.
+    Every process of a run calls this. After an interruption, the same call continues from the last checkpoint. Global
+    random states are restored at the end.
 
     Args:
-        request: see there.
-        command: what the user typed, for the records.
-        observers: told what happens, on the first process.
+        request: the run.
+        command: command line for the records.
+        observers: observers, called on the first process.
+        evaluator: evaluation every `eval_every` epochs; None for no evaluation.
 
     Raises:
-        SslbenchError: anything that is wrong with the request, the data or the disk.
+        SslbenchError: settings, data or weights are invalid, or files cannot be written.
         NotFiniteError: the loss is NaN or infinite.
-        StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
+        StoppedError: SIGTERM, SIGUSR1 or SIGINT was received; everything is saved.
     """
-    before = random_states("cpu")
+    if request.eval_data is not None and evaluator is None:
+        raise ValueError("request.eval_data needs an evaluator, for instance knn_evaluator(request)")
     try:
-        prepared = prepare(request)
-        checkable(request)
-        with process_group(prepared.device):
-            return _Run(prepared, command, observers).go()
+        with preserved_random_states():
+            prepared = prepare(request)
+            if evaluator is not None:
+                evaluator.check()
+            with process_group(prepared.device):
+                return _PretrainingRun(prepared, command, observers, evaluator).go()
     except RuntimeError as error:
         if "DataLoader worker (pid" not in str(error):
             raise
-        # torch notices at any moment that a worker is gone, not only while a batch is waited for.
+        # torch reports the loss of a worker at any moment, not only while a batch is waited for.
         raise DataError(
             f"a process that decodes and augments images was killed ({error})",
             "Too little memory, perhaps; try fewer --workers. The same command continues.",
         ) from error
-    finally:
-        restore_random_states(before)
 
 
-class _Run:
-    """The parts of a run that the loop calls back."""
+class _PretrainingRun:
+    """Run in progress: state, and callbacks of the loop."""
 
-    def __init__(self, prepared: Prepared, command: str, observers: Sequence[Observer]) -> None:
+    def __init__(
+        self, prepared: PreparedPretraining, command: str, observers: Sequence[Observer], evaluator: Evaluator | None
+    ) -> None:
+        self.evaluator = evaluator
         self.prepared, self.command = prepared, command
         self.request, self.settings = prepared.request, prepared.request.settings
         self.observers = observers if rank() == 0 else ()
@@ -201,7 +119,7 @@ class _Run:
         out = self.request.out
         folder.refuse_different(self.identity)
         folder.check_resume(self.request)
-        on_all(lambda: evaluation.check_writable(out))
+        on_all(lambda: check_writable(out))
         with exclusive(out / "checkpoints"):
             return self._train()
 
@@ -217,21 +135,21 @@ class _Run:
             from_checkpoint(self.state, content)
             continue_from(out / "checkpoints", path, self.state.step)
         start = self.state.step
-        about = About(
+        info = RunInfo(
             out, self.state.method, prepared.plan.steps, prepared.plan.per_epoch, start, self.settings.batch_size
         )
         for observer in self.observers:
-            observer.started(about)
+            observer.started(info)
         if found is None:
             self._evaluate_at(0)
-        # Closed whatever happens: workers that outlive the loop would hold up the end of the process.
+        # Always closed: workers that outlive the loop would delay the end of the process.
         batches = contextlib.closing(prepared.data.batches(start, prepared.plan.steps))
         with stop_signals() as signal_number, batches as stream:
             train(
                 self.state,
                 prepared.plan,
                 stream,
-                log=self._line,
+                log=self._log,
                 save=self._save,
                 evaluate=lambda step: self._evaluate_at(step.index + 1),
                 signal_number=signal_number,
@@ -243,7 +161,7 @@ class _Run:
         resumed = start if found is not None else None
         return Outcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
 
-    def _line(self, line: Line) -> None:
+    def _log(self, line: Line) -> None:
         self.last = line
         for observer in self.observers:
             observer.line(line)
@@ -259,14 +177,13 @@ class _Run:
             )
 
     def _evaluate_at(self, step: int) -> None:
-        if self.request.eval_data is None:
+        if self.evaluator is None:
             return
         if world_size() > 1:
             broadcast_buffers(self.state.method)  # every process must encode with the same statistics
-        _, tensors = self._network(self.settings.export)
-        scores = evaluate_backbone(
-            self.prepared.backbone, tensors, self.request, self.request.out / "evaluations", command=self.command
-        )
+        tensors = module_state(self._exported()[1])
+        out = self.request.out / "evaluations"
+        scores = self.evaluator.scores(self.prepared.backbone, tensors, out, command=self.command)
         if rank() != 0:
             return
         record: dict[str, float | int] = {"step": step, "epoch": step / self.prepared.plan.per_epoch}
@@ -276,10 +193,9 @@ class _Run:
             observer.evaluated(record)
 
     def _exportable(self, method: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return what makes a checkpoint a weights file too; the tensors are the method's, so they take no room."""
-        networks = self.state.method.exports()
-        name = next(iter(networks)) if self.settings.export == "auto" else self.settings.export
-        path = next(path for path, module in self.state.method.named_modules() if module is networks[name])
+        """Return the entries that make a checkpoint a weights file too; tensors are shared with the method's."""
+        name, network = self._exported()
+        path = next(path for path, module in self.state.method.named_modules() if module is network)
         tensors = {key.removeprefix(f"{path}."): value for key, value in method.items() if key.startswith(f"{path}.")}
         return {
             "backbone": self.prepared.backbone.name,
@@ -287,16 +203,16 @@ class _Run:
             "metadata": self._metadata(f"{name}, before the end of training"),
         }
 
-    def _network(self, export: str) -> tuple[str, dict[str, Tensor]]:
-        """The name and tensors of the network that is exported; every process has to call this."""
+    def _exported(self) -> tuple[str, nn.Module]:
+        """Return name and module of the network that is exported."""
         networks = self.state.method.exports()
-        name = next(iter(networks)) if export == "auto" else export
-        return name, module_state(networks[name])
+        name = next(iter(networks)) if self.settings.export == "auto" else self.settings.export
+        return name, networks[name]
 
     def _export(self) -> Path:
-        """Writes weights.torch, and the moving average beside it."""
-        name, tensors = self._network(self.settings.export)
-        target = self.request.out / "weights.torch"
+        """Write weights.torch and, if there is a moving average, weights_ema.torch; return the first."""
+        name, network = self._exported()
+        tensors, target = module_state(network), self.request.out / "weights.torch"
         average = module_state(self.state.average) if self.state.average is not None else None
         if rank() == 0:
             self._save_weights(target, tensors, name)

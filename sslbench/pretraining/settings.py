@@ -1,4 +1,4 @@
-"""What a pretraining run is asked to do: the keys of configs/pretrain.yaml, and the arguments around them."""
+"""Settings of a pretraining run: the keys of configs/pretrain.yaml, and the arguments of a run."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -11,6 +11,8 @@ from sslbench.data.sharded import WINDOW
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.runtime.device import Precision
+from sslbench.runtime.workers import StartMethod
 from sslbench.train.optimizers import OptimizerSettings
 
 Spec = dict[str, Any] | float
@@ -18,21 +20,21 @@ Spec = dict[str, Any] | float
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleSettings:
-    """How rates change; every schedule is a mapping with a name, or a number (see `sslbench.train.schedules`)."""
+    """Schedules, each a mapping with a name, or a number (see `sslbench.train.schedules`)."""
 
-    lr: Spec = setting(1.0, "factor of the learning rate, after the warm-up")
-    freeze_epochs: float = setting(0.0, "the factor is 0 during the first epochs, before the warm-up", unit="epochs")
-    warmup_epochs: float = setting(0.0, "the factor rises linearly, during the first epochs after those", unit="epochs")
-    warmup_start: float = setting(0.0, "factor at the very start of the warm-up")
+    lr: Spec = setting(1.0, "factor of the learning rate after the warm-up")
+    freeze_epochs: float = setting(0.0, "epochs before the warm-up during which the factor is 0", unit="epochs")
+    warmup_epochs: float = setting(0.0, "epochs of linear warm-up of the factor", unit="epochs")
+    warmup_start: float = setting(0.0, "factor at the start of the warm-up")
     weight_decay: Spec | None = setting(None, "values of the weight decay; null: optimizer.weight_decay throughout")
     momentum: Spec | None = setting(None, "values of SGD's momentum; null: optimizer.momentum throughout")
 
 
 @dataclasses.dataclass(frozen=True)
 class PretrainSettings:
-    """Everything that configs/pretrain.yaml, its groups, key=value and flags can set.
+    """Settings by configs/pretrain.yaml, its groups, key=value and flags.
 
-    Two runs with equal settings on equal data are the same run, but for the keys in `FREE`.
+    Runs with equal settings, apart from `FREE`, on equal data are the same run.
     """
 
     method: dict[str, Any]
@@ -42,24 +44,24 @@ class PretrainSettings:
     backbone: str = setting("resnet50", "architecture: a ResNet, a timm model, module:callable")
     epochs: float = setting(100, "passes over the data", unit="epochs")
     batch_size: int = setting(256, "images per update, all processes together")
-    accumulate: int = setting(1, "forward passes that an update is divided into")
+    accumulate: int = setting(1, "forward passes per update")
     clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip")
-    clip_each: bool = setting(False, "clip_norm is that of each tensor's gradient (DINO's code), not of all together")
-    precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "of the forward pass (autocast)")
+    clip_each: bool = setting(False, "apply clip_norm to each tensor's gradient (DINO's code) instead of all together")
+    precision: Precision = setting("fp32", "precision of the forward pass (autocast)")
     sync_bn: bool = setting(False, "BatchNorm over all processes (GPU only)")
-    strategy: Literal["ddp", "fsdp"] = setting("ddp", "fsdp shards parameters, gradients and optimizer state")
-    zero: bool = setting(False, "divide the optimizer's state over the processes")
+    strategy: Literal["ddp", "fsdp"] = setting("ddp", "ddp, or fsdp: shard parameters, gradients and optimizer state")
+    zero: bool = setting(False, "shard the optimizer state over the processes")
     channels_last: bool = setting(True, "memory layout of images and convolutions")
-    compile: bool = setting(False, "torch.compile every network of the method, momentum copies too")
-    activation_checkpointing: bool = setting(False, "compute activations again in the backward pass: less memory")
-    freeze: dict[str, int] | None = setting(None, "prefix of a parameter's name -> updates for which it is not trained")
-    ema: float | None = setting(None, "decay of a moving average of the backbone, written beside the weights")
-    seed: int = setting(0, "of the initial weights, the order of the images, the views")
+    compile: bool = setting(False, "torch.compile every network of the method, including momentum copies")
+    activation_checkpointing: bool = setting(False, "recompute activations in the backward pass, to save memory")
+    freeze: dict[str, int] | None = setting(None, "frozen parameters: prefix of the name -> number of updates")
+    ema: float | None = setting(None, "decay of a moving average of the backbone, saved as weights_ema.torch")
+    seed: int = setting(0, "seed of initial weights, order of images, and views")
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, mps")
-    workers: int | Literal["auto"] = setting("auto", "processes that decode and augment, per training process")
-    prefetch: int = setting(4, "batches that every worker prepares ahead")
-    start_method: Literal["auto", "fork", "spawn", "forkserver"] = setting("auto", "of those processes")
-    decoder: tuple[str, ...] = setting((), "functions of yours that decode images: my_module.my_function")
+    workers: int | Literal["auto"] = setting("auto", "worker processes for decoding and views, per training process")
+    prefetch: int = setting(4, "batches prefetched by each worker")
+    start_method: StartMethod = setting("auto", "start method of the worker processes")
+    decoder: tuple[str, ...] = setting((), "decoders of your own: my_module.my_function")
     max_pixels: int = setting(MAX_PIXELS, "larger images count as unreadable", unit="pixels")
     sampler: AskedSampler = setting(
         "auto",
@@ -67,18 +69,17 @@ class PretrainSettings:
         "weighted shows several sources by their weights, shards reads from a few shards at a time; auto: weighted "
         "where the data give weights, else shuffled",
     )
-    shard_window: int = setting(WINDOW, "from how many sampler=shards draws at a time", unit="shards")
-    log_every: int = setting(10, "between lines of the log", unit="updates")
-    save_every: str = setting("1 epoch", "between checkpoints: 'N epochs' or 'N updates'")
-    keep: int = setting(2, "checkpoints that stay; older ones are removed")
-    eval_every: float = setting(10, "between evaluations on --eval-data", unit="epochs")
-    eval_k: int = setting(20, "neighbours of that evaluation")
-    export: str = setting("auto", "which network weights.torch holds, where a method has several: student, teacher")
+    shard_window: int = setting(WINDOW, "shards that sampler=shards draws from at a time", unit="shards")
+    log_every: int = setting(10, "interval of the log", unit="updates")
+    save_every: str = setting("1 epoch", "interval of checkpoints: 'N epochs' or 'N updates'")
+    keep: int = setting(2, "checkpoints to keep; older ones are removed")
+    eval_every: float = setting(10, "interval of evaluations on --eval-data", unit="epochs")
+    eval_k: int = setting(20, "neighbours of the kNN evaluation")
+    export: str = setting("auto", "network in weights.torch, if a method has several: student, teacher")
 
 
 ROUNDING = ("device", "compile", "activation_checkpointing", "channels_last")
-"""Settings that a run may be continued with other values of, although they change how sums are rounded (and the device
-which random numbers a network draws on it)."""
+"""Settings that may change when a run continues, although they change rounding (and the device random numbers)."""
 FREE = (
     "workers",
     "prefetch",
@@ -91,28 +92,28 @@ FREE = (
     "export",
     *ROUNDING,
 )
-"""Settings that a run may be continued with other values of; those that are not of `ROUNDING` change nothing at all."""
+"""Settings that may change when a run continues; apart from `ROUNDING` they have no influence on the weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PretrainRequest:
-    """One run.
+    """Request of a pretraining run.
 
     Attributes:
-        settings: see there.
-        data: what to train on, as `open_data` takes it: its train part, else all of it. Labels are not needed.
+        settings: settings of the run.
+        data: training data, as for `open_data`: the train part, else all of it. Labels are optional.
         out: folder of the run.
-        init: a weights file to start from; None: random weights.
-        init_format: whose key names that file has; None: recognised.
-        stem: how a stem of that file made for another number of channels is mapped; see `load_backbone`.
-        eval_data: labelled data for kNN during training; None: none.
-        eval_test_data: the part to score, when `eval_data` has none inside.
-        resume: 'auto' continues what lies in `out`; 'never' refuses a folder in use; else a checkpoint's path.
-        limit: use only so many images.
-        image_column: of a table.
-        label_column: of a table.
-        chosen: dotted keys of the settings that the user set; the others are a recipe's, which is adapted to images of
-            other channels than three.
+        init: weights file to start from; None for random weights.
+        init_format: format of that file; None to recognise it.
+        stem: mapping of the file's stem to another number of channels; see `load_backbone`.
+        eval_data: labelled data for kNN during training; None for no evaluation.
+        eval_test_data: test part, if `eval_data` has none.
+        resume: 'auto' to continue the run in `out`; 'never' to refuse a folder in use; or the path of a checkpoint.
+        limit: number of images to use; None for all.
+        image_column: column of images in a table.
+        label_column: column of labels in a table.
+        chosen: dotted keys of the settings that the user set; all others are the recipe's and are adapted to the
+            number of channels.
     """
 
     settings: PretrainSettings
@@ -131,10 +132,17 @@ class PretrainRequest:
 
 
 def updates(text: str, per_epoch: int) -> int:
-    """'2 epochs' or '500 updates' in updates, at least one.
+    """Return an interval in updates, at least one.
+
+    >>> updates("2 epochs", 100), updates("500 updates", 100)
+    (200, 500)
+
+    Args:
+        text: interval, 'N epochs' or 'N updates'.
+        per_epoch: updates per epoch.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is no interval.
     """
     number, _, unit = text.strip().partition(" ")
     try:
@@ -147,13 +155,13 @@ def updates(text: str, per_epoch: int) -> int:
 
 
 def plain(settings: PretrainSettings) -> dict[str, Any]:
-    """The settings as mappings, lists, numbers and text, as YAML and checkpoints hold them.
+    """Return settings as mappings, lists, numbers and text, for YAML files and checkpoints.
 
-    Those that came later are left out where they are the defaults, so that runs from before can be continued.
+    Settings of later versions are omitted at their defaults, so that runs of earlier versions can be continued.
     """
-    usual = {"clip_each": False, "decoder": (), "max_pixels": MAX_PIXELS, "sampler": "auto", "shard_window": WINDOW}
+    defaults = {"clip_each": False, "decoder": (), "max_pixels": MAX_PIXELS, "sampler": "auto", "shard_window": WINDOW}
     values = dataclasses.asdict(settings)
-    return {key: _plain(value) for key, value in values.items() if key not in usual or value != usual[key]}
+    return {key: _plain(value) for key, value in values.items() if key not in defaults or value != defaults[key]}
 
 
 def _plain(value: Any) -> Any:
@@ -167,13 +175,16 @@ def _plain(value: Any) -> Any:
 def differences(
     old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collection[str], prefix: str = ""
 ) -> list[str]:
-    """Return where two plain settings differ: 'batch_size: 256, now 128'.
+    """Return the differences between two plain settings.
+
+    >>> differences({"batch_size": 256}, {"batch_size": 128}, free=())
+    ['batch_size: 256, now 128']
 
     Args:
-        old: settings.
-        new: others.
-        free: keys that are not compared.
-        prefix: of the dotted keys.
+        old: settings of the checkpoint.
+        new: settings of this run.
+        free: top-level keys that are not compared.
+        prefix: prefix of the dotted keys in the result.
     """
     found = []
     for key in sorted({*old, *new} - set(free)):

@@ -1,1 +1,1 @@
-"""The training loop and what it needs: optimizers, schedules applied, checkpoints, the interface of a method."""
+"""Training loop, optimizers, schedules, checkpoints, observers, and the interface of a method."""

@@ -1,7 +1,7 @@
-"""Checkpoint files: each appears whole or not at all, the last few are kept, none needs unpickling of code.
+"""Checkpoint files: written atomically, the last few kept, readable without unpickling code.
 
-They are zip files, as `torch.save` writes them, with a checksum of each part. `torch.load` does not look at it; `check`
-does.
+They are zip files, as `torch.save` writes them, with a checksum of each part. `torch.load` ignores the checksums;
+`check` compares them.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ _NAME = re.compile(r"step_(\d{9})\.ckpt")
 
 
 class DamagedError(WeightsError):
-    """The file is a checkpoint, or was one, and its content is not what was written."""
+    """Damaged checkpoint: the content differs from what was written."""
 
 
 def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Path:
-    """One checkpoint, and the oldest ones beyond `keep` removed afterwards.
+    """Write a checkpoint, then remove the oldest ones beyond `keep`.
 
     Args:
-        folder: made when it is not there.
+        folder: folder of the checkpoints, created if missing.
         step: optimizer updates done.
-        content: tensors, numbers, text in dicts, lists and tuples.
-        keep: how many stay.
+        content: tensors, numbers and text in dicts, lists and tuples.
+        keep: number of checkpoints to keep.
 
     Raises:
-        SslbenchError: the folder or disk does not take it; checkpoints that are there stay.
+        SslbenchError: the checkpoint cannot be written; earlier checkpoints are kept.
     """
     path = folder / f"step_{step:09d}.ckpt"
     try:
@@ -52,22 +52,22 @@ def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Pat
 
 
 def files(folder: Path) -> list[Path]:
-    """Checkpoints in a folder, oldest first."""
+    """Return the checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("step_*.ckpt") if _NAME.fullmatch(path.name))
 
 
 def newest(folder: Path) -> Path | None:
-    """The last one, None when there is none."""
+    """Return the newest checkpoint in a folder, or None."""
     found = files(folder)
     return found[-1] if found else None
 
 
 def check(path: Path) -> str:
-    """Return a digest of what the file holds, after comparing every part with its checksum.
+    """Compare every part of a checkpoint with its checksum, and return a digest of the whole.
 
     Raises:
-        DamagedError: it is cut off, or a part is not what was written.
-        WeightsError: the file system does not give it.
+        DamagedError: the file is cut off, or a checksum is wrong.
+        WeightsError: the file cannot be read.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -75,18 +75,18 @@ def check(path: Path) -> str:
             parts = [f"{part.filename} {part.file_size} {part.CRC}" for part in archive.infolist()]
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # whatever a flipped byte makes zipfile stumble over
-        raise DamagedError(f"{path} is damaged: {error}", "Remove it to use the one before.") from error
+    except Exception as error:  # a flipped byte makes zipfile raise many kinds
+        raise DamagedError(f"{path} is damaged: {error}", "Remove it to use the previous one.") from error
     if wrong is not None:
-        raise DamagedError(f"{path} is damaged: the checksum of {wrong} is wrong", "Remove it to use the one before.")
+        raise DamagedError(f"{path} is damaged: the checksum of {wrong} is wrong", "Remove it to use the previous one.")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what `write` wrote; `check` finds a file that is damaged.
+    """Return the content of a checkpoint; use `check` first to find damage.
 
     Raises:
-        WeightsError: it cannot be read, or is something else.
+        WeightsError: the file cannot be read, or is no checkpoint.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -99,30 +99,30 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of sslbench", "It holds more than tensors and numbers."
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise WeightsError(f"{path} is not a checkpoint of sslbench", "Weights are given with --init.")
+        raise WeightsError(f"{path} is not a checkpoint of sslbench", "Pass weights with --init.")
     if content["version"] != VERSION:
         raise WeightsError(
             f"{path} was written by another version of sslbench (format {content['version']}, not {VERSION})",
-            "Continue with that version, or begin anew in another --out.",
+            "Continue with that version, or start a new run in another --out.",
         )
     return content
 
 
 def set_aside(folder: Path, *, after: int) -> list[Path]:
-    """Rename the checkpoints of later updates, so that nothing continues from them: training goes on before them.
+    """Rename the checkpoints of later updates, so that no run continues from them.
 
     Args:
-        folder: where they lie.
-        after: updates done.
+        folder: folder of the checkpoints.
+        after: update from which training continues.
 
     Returns:
-        What they are called now.
+        The renamed files.
     """
     later = [path for path in files(folder) if int(path.stem.removeprefix("step_")) > after]
     return [path.replace(path.with_name(f"{path.name}.set-aside")) for path in later]
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of a process that was killed while it wrote."""
+    """Remove temporary files of a process that was killed while writing."""
     for leftover in folder.glob(".*.part.*"):  # as weights.save.new_file names them
         leftover.unlink(missing_ok=True)

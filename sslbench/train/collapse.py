@@ -1,4 +1,4 @@
-"""Whether the embeddings still tell images apart."""
+"""Detection of collapse: embeddings that are nearly the same for all images."""
 
 import dataclasses
 
@@ -9,13 +9,13 @@ from torch.nn import functional
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """How different the embeddings of a batch are.
+    """Diversity of the embeddings of a batch.
 
     Attributes:
-        std: standard deviation of the L2-normalised embeddings per dimension, times sqrt(d): about 1 when directions
-            are spread evenly, 0 when all images have the same (Chen & He 2021, section 4.1).
+        std: standard deviation of the L2-normalised embeddings per dimension, times sqrt(d): about 1 for directions
+            that are spread evenly, 0 for equal embeddings (Chen & He 2021, section 4.1).
         effective_rank: exp of the entropy of the normalised singular values of the centred embeddings (Roy & Vetterli
-            2007), between 1 and min(n - 1, d).
+            2007), from 1 to min(n - 1, d).
     """
 
     std: float
@@ -23,13 +23,13 @@ class Spread:
 
     @property
     def collapsed(self) -> bool:
-        """Whether hardly anything is left."""
+        """True if the embeddings hardly differ."""
         return self.std < 0.05 or self.effective_rank < 1.5
 
 
 @torch.no_grad()
 def spread(embeddings: Tensor) -> Spread:
-    """Of (n, d) embeddings, n at least 2; a batch that is not finite has none."""
+    """Return the diversity of (n, d) embeddings, n at least 2; the lowest if one is not finite."""
     x = functional.normalize(embeddings.detach().float(), dim=1)
     if not torch.isfinite(x).all():
         return Spread(0.0, 1.0)

@@ -1,7 +1,8 @@
-"""SGD with a rate of its own for every tensor: LARS (You et al. 2017, arXiv 1708.03888) and LARC.
+"""SGD with layer-wise adaptive rates: LARS (You et al. 2017, arXiv 1708.03888) and LARC.
 
-The rate is `trust_coefficient * |p| / |g|`, so that each tensor moves by about the same part of its length. What the
-published implementations disagree about is an option here; `momentum_buffer` and the update are those of torch's SGD.
+The rate of a tensor is `trust_coefficient * |p| / |g|`, so each tensor moves by about the same fraction of its norm.
+Differences between the published implementations are options here; `momentum_buffer` and the update are those of
+torch's SGD.
 """
 
 import functools
@@ -13,11 +14,11 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 Denominator = Literal["joint", "separate"]
-_CACHED = 2**16  # elements
+_CACHE_ELEMENTS = 2**16
 
 
 class LARS(torch.optim.Optimizer):
-    """Layer-wise adaptive rates; gradients stay as they are, and nothing waits for the device.
+    """SGD with layer-wise adaptive rates; gradients are not modified, and the device is never synchronised.
 
     With g the gradient, p the parameter and wd the weight decay, one step is
 
@@ -25,11 +26,17 @@ class LARS(torch.optim.Optimizer):
 
     `joint`: scale is `trust_coefficient * |p| / |g + wd * p|`, or 1 where a norm is 0 (VISSL, Barlow Twins, DINO).
     `separate`: scale is `trust_coefficient * |p| / (|g| + wd * |p| + eps)`, the paper's equation 6 (solo-learn, LARC).
-    There, where |p| or |g| is 0, the gradient itself is taken, without weight decay: a bias that begins at zero moves
-    by its raw gradient until it is no longer zero. Both are as published; `exclude_1d` avoids it.
+    With `separate`, where |p| or |g| is 0, d is the gradient without weight decay: a bias initialised to zero moves by
+    its raw gradient until it is no longer zero. Both are as published; `exclude_1d` avoids it.
 
-    VISSL's LARS is the default with `exclude_1d` as asked for; DINO's and Barlow Twins' has `exclude_1d=True,
-    decay_1d=False`; solo-learn's `denominator="separate", decay_1d=False` and `exclude_1d` as asked for.
+    VISSL's LARS is the default, with or without `exclude_1d`; DINO's and Barlow Twins' is `exclude_1d=True,
+    decay_1d=False`; solo-learn's is `denominator="separate", decay_1d=False`, with or without `exclude_1d`.
+
+    >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> p.grad = torch.tensor([0.0, 2.0])
+    >>> LARS([p], lr=1.0, momentum=0.0, trust_coefficient=0.1).step()
+    >>> [round(x, 4) for x in p.tolist()]  # |p| = 5, |g| = 2: the step is 0.1 * 5 / 2 * g
+    [3.0, 3.5]
     """
 
     def __init__(  # noqa: PLR0913  the options of an optimizer are its arguments, as torch's are
@@ -47,23 +54,23 @@ class LARS(torch.optim.Optimizer):
         exclude_1d: bool = False,
         decay_1d: bool = True,
     ) -> None:
-        """Every option can also be given per parameter group.
+        """Set the default options; each can be overridden per parameter group.
 
         Args:
-            params: as for every torch optimizer.
+            params: parameters or parameter groups, as for every torch optimizer.
             lr: learning rate.
-            momentum: 0 keeps no buffer.
-            nesterov: look ahead by one step of momentum.
+            momentum: factor of the momentum buffer; 0 keeps no buffer.
+            nesterov: use Nesterov momentum.
             weight_decay: wd above.
             trust_coefficient: eta in the papers.
-            denominator: what |p| is divided by, see above.
-            eps: for 'separate'.
-            clip: the scaled rate is at most lr: scale becomes `min(scale / lr, 1)` (LARC's clipping mode).
-            exclude_1d: tensors of at most one dimension (biases, normalisation) keep scale 1.
-            decay_1d: whether those that are excluded get weight decay.
+            denominator: denominator of the scale, see above.
+            eps: added to the denominator of 'separate'.
+            clip: limit the scaled rate to lr: scale becomes `min(scale / lr, 1)` (LARC's clipping mode).
+            exclude_1d: use scale 1 for tensors of at most one dimension (biases, normalisation).
+            decay_1d: apply weight decay to the excluded tensors too.
         """
         if lr < 0 or momentum < 0 or weight_decay < 0 or trust_coefficient <= 0:
-            raise ValueError("lr, momentum and weight_decay have to be 0 or more, trust_coefficient above 0")
+            raise ValueError("lr, momentum and weight_decay must be at least 0, trust_coefficient above 0")
         if nesterov and momentum == 0:
             raise ValueError("nesterov needs a momentum")
         defaults = {
@@ -75,7 +82,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -90,11 +97,11 @@ class LARS(torch.optim.Optimizer):
         return loss
 
     def _descend(self, part: "_Part") -> None:
-        """Momentum and the step."""
+        """Apply momentum and the step to the parameters of a part."""
         group, params, d = part.group, part.params, part.d
         momentum = group["momentum"]
         if part.scales and (momentum == 0 or group["nesterov"]):
-            # Tensors of no dimension: the factors stay on the device.
+            # The scales are tensors of no dimension, so they stay on the device.
             d = list(torch._foreach_mul(d, part.scales))
         if momentum != 0:
             for p in params:
@@ -114,12 +121,12 @@ class LARC(LARS):
     """SGD with layer-wise adaptive rates as NVIDIA's apex has it: `LARS` with `denominator="separate"`."""
 
     def __init__(self, params: ParamsT, lr: float, **options: Any) -> None:
-        """The options of `LARS`."""
+        """Set the options; see `LARS`."""
         super().__init__(params, lr, **{"denominator": "separate", **options})
 
 
 class _Part:
-    """Parameters of one group that are treated alike: adapted or not, and moved along `d`, times a scale each."""
+    """Parameters of one group with the same treatment: layer-wise scales or not, and the same weight decay."""
 
     def __init__(self, group: dict[str, Any], params: list[Tensor], adapted: bool) -> None:
         self.group, self.params, self.adapted = group, params, adapted
@@ -139,7 +146,7 @@ class _Part:
 
 
 def _parts(group: dict[str, Any]) -> Iterator[_Part]:
-    """The parameters of a group that have a gradient, divided into adapted ones and others."""
+    """Yield the parameters of a group that have a gradient, with and without layer-wise scales."""
     params = [p for p in group["params"] if p.grad is not None]
     excluded = [group["exclude_1d"] and p.dim() <= 1 for p in params]
     for adapted in (True, False):
@@ -149,7 +156,7 @@ def _parts(group: dict[str, Any]) -> Iterator[_Part]:
 
 
 def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    """What is worked on at once: everything on an accelerator, what fits into the cache on a CPU."""
+    """Yield parts to process together: all of them on an accelerator, as many as fit into the cache on a CPU."""
     together = []
     for part in parts:
         if part.params[0].device.type != "cpu":
@@ -158,7 +165,7 @@ def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
         size, begin = 0, 0
         for i, p in enumerate(part.params):
             size += p.numel()
-            if size >= _CACHED or i == len(part.params) - 1:
+            if size >= _CACHE_ELEMENTS or i == len(part.params) - 1:
                 yield [_Part(part.group, part.params[begin : i + 1], part.adapted)]
                 size, begin = 0, i + 1
     if together:
@@ -166,7 +173,7 @@ def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
 
 
 def _find_scales(parts: Sequence[_Part]) -> None:
-    """The scales of all tensors. All norms come from one call and never leave the device."""
+    """Compute the scales of all tensors; the norms come from one call and stay on the device."""
     lengths = [p for part in parts for p in part.params]
     divisors = [g for part in parts for g in (part.d if part.joint else part.gradients)]
     norms = torch.stack(torch._foreach_norm(lengths + divisors))
@@ -179,7 +186,7 @@ def _find_scales(parts: Sequence[_Part]) -> None:
 
 
 def _scales(part: _Part, of_params: Tensor, of_divisors: Tensor) -> Tensor:
-    """One factor per tensor, (n,)."""
+    """Return one scale per tensor, (n,)."""
     group = part.group
     divisor = of_divisors if part.joint else of_divisors + part.weight_decay * of_params + group["eps"]
     scale = group["trust_coefficient"] * of_params / divisor
@@ -187,6 +194,6 @@ def _scales(part: _Part, of_params: Tensor, of_divisors: Tensor) -> Tensor:
         scale = (scale / group["lr"]).clamp(max=1) if group["lr"] > 0 else torch.ones_like(scale)
     scale = torch.where((of_params == 0) | (of_divisors == 0), 1.0, scale)
     if not part.joint:
-        # d would be the weight decay alone; where the parameter is zero, d is the gradient already.
+        # d is the weight decay alone where |g| is 0, and the gradient itself where |p| is 0.
         scale = torch.where(of_divisors == 0, 0.0, scale)
     return scale

@@ -1,4 +1,4 @@
-"""Exclusive use of a folder: two trainings must not write checkpoints into one."""
+"""Lock of a folder: two runs must not write checkpoints into the same one."""
 
 import contextlib
 import errno
@@ -13,9 +13,9 @@ from sslbench.distributed.collectives import from_first
 from sslbench.errors import UsageError
 
 NAME = "lock"
-"""The file in the folder; it stays there, and says who has or had the lock."""
+"""Lock file; it remains in the folder and names the last owner of the lock."""
 REQUEUE_SECONDS = 120.0
-"""How long a job waits for its own earlier piece: a file server notices only after a while that a machine went down."""
+"""Time for which a requeued job waits for the lock of its earlier part: file servers notice a lost machine late."""
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 log = logging.getLogger("sslbench")
@@ -23,16 +23,16 @@ log = logging.getLogger("sslbench")
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder for the time of the block; every process of this run calls this.
+    """Lock a folder during a block; every process of a run calls this.
 
     The first process holds a POSIX lock, which the operating system releases however the process ends. Unlike a lock by
-    flock it is not inherited by worker processes that live longer, and NFS knows it between machines.
+    flock, it is not inherited by worker processes that live longer, and it works between machines on NFS.
 
     Args:
-        folder: made when it is not there.
+        folder: folder to lock, created if missing.
 
     Raises:
-        UsageError: another run has it (the message names it), or the folder cannot be written.
+        UsageError: another run holds the lock (the message names it), or the folder is not writable.
     """
     with contextlib.ExitStack() as stack:
         from_first(lambda: stack.enter_context(_locked(folder)))
@@ -54,7 +54,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
     with os.fdopen(handle, "r+", encoding="utf-8", errors="replace") as file:
-        patience = time.monotonic() + REQUEUE_SECONDS
+        deadline = time.monotonic() + REQUEUE_SECONDS
         while True:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +62,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 if error.errno in _UNSUPPORTED:
                     log.warning(f"{folder}: its file system has no locks ({error.strerror}); start no second run in it")
                     break
-                _wait_or_refuse(path, patience)
+                _wait_or_refuse(path, deadline)
             else:
                 break
         file.truncate(0)
@@ -72,6 +72,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _own_description() -> str:
+    """Return a line that names this process, for the lock file."""
     job = os.environ.get("SLURM_JOB_ID")
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     return (
@@ -81,13 +82,14 @@ def _own_description() -> str:
     )
 
 
-def _wait_or_refuse(path: Path, patience: float) -> None:
+def _wait_or_refuse(path: Path, deadline: float) -> None:
+    """Sleep for a second if the owner is an earlier part of this SLURM job; raise UsageError otherwise."""
     holder = path.read_text(encoding="utf-8", errors="replace").strip()
     job = os.environ.get("SLURM_JOB_ID")
-    if job and f", SLURM job {job}," in holder and time.monotonic() < patience:
+    if job and f", SLURM job {job}," in holder and time.monotonic() < deadline:
         time.sleep(1)
         return
     raise UsageError(
-        f"{path.parent} is in use by another run: {holder or 'it does not say which'}",
+        f"{path.parent} is in use by another run: {holder or 'unknown owner'}",
         "Wait for it or stop it; or give another --out.",
     )

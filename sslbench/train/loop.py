@@ -5,45 +5,43 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.pretraining import RawBatch
-from sslbench.distributed.collectives import max_, sum_, world_size
+from sslbench.distributed.collectives import sum_, world_size
 from sslbench.distributed.parallel import clip_gradients, without_synchronisation
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
-from sslbench.train.meter import Line, Meter
+from sslbench.runtime.device import DTYPES, Precision
+from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process
+from sslbench.train.meter import Line, TrainingMeter
 from sslbench.train.method import Batch, Loss, Step
 from sslbench.train.optimizers import set_rates
 from sslbench.train.schedules import Schedule
 from sslbench.train.state import State, update_average
 
-DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-SIGNAL_CHECK = 10  # updates between two looks at whether any of several processes was told to stop
-
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How the loop runs.
+class TrainingPlan:
+    """Plan of a training run.
 
     Attributes:
-        steps: optimizer updates in all.
-        per_epoch: updates in an epoch.
-        lr: where in [0, 1] -> learning rate.
-        peak_lr: of parameters whose rate does not follow the schedule.
-        weight_decay: where -> weight decay; None leaves that of the groups.
-        momentum: where -> SGD's momentum; None leaves it.
+        steps: optimizer updates of the whole run.
+        per_epoch: updates per epoch.
+        lr: learning rate, as a function of the progress in [0, 1].
+        peak_lr: learning rate of parameters with a constant rate.
+        weight_decay: schedule of the weight decay; None keeps that of the groups.
+        momentum: schedule of SGD's momentum; None keeps it constant.
         normalisation: mean and std of the views.
         accumulate: forward passes per update.
         clip_norm: largest norm of the gradients.
-        clip_each: the largest norm is that of each tensor's gradient, not of all together.
-        precision: of the forward pass; parameters stay float32.
-        average_decay: of the moving average of the backbone.
-        frozen: prefix of parameter names -> updates for which they stay as they are.
+        clip_each: apply clip_norm to each tensor's gradient instead of all together.
+        precision: precision of the forward pass; parameters are float32.
+        average_decay: decay of the moving average of the backbone.
+        frozen: number of updates for which parameters are frozen, by prefix of their names.
         log_every: updates between log lines.
         save_every: updates between checkpoints; the last update is always saved.
         evaluate_every: updates between evaluations, 0 for none.
@@ -59,7 +57,7 @@ class Plan:
     accumulate: int = 1
     clip_norm: float | None = None
     clip_each: bool = False
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     average_decay: float = 0.0
     frozen: Mapping[str, int] = dataclasses.field(default_factory=dict)
     log_every: int = 10
@@ -68,22 +66,14 @@ class Plan:
 
 
 class NotFiniteError(SslbenchError):
-    """The loss is NaN or infinite."""
+    """NaN or infinite loss."""
 
     exit_code = 1
 
 
-class StoppedError(SslbenchError):
-    """A signal asked the run to end; everything is saved."""
-
-    def __init__(self, message: str, remedy: str, exit_code: int) -> None:
-        super().__init__(message, remedy)
-        self.exit_code = exit_code
-
-
 def train(
     state: State,
-    plan: Plan,
+    plan: TrainingPlan,
     batches: Iterator[RawBatch],
     *,
     log: Callable[[Line], None],
@@ -92,23 +82,23 @@ def train(
     signal_number: Callable[[], int],
     failed: Callable[[RawBatch, float, int], Path],
 ) -> None:
-    """Trains from `state.step` to the end.
+    """Train from `state.step` to the end of the plan.
 
     Args:
-        state: changed in place.
-        plan: see there.
-        batches: from the position `state.step` on, one per update and process.
-        log: called on every process, every `log_every` updates and at the end.
-        save: writes a checkpoint; called on every process.
-        evaluate: called on every process every `evaluate_every` updates, with the update that just ended.
-        signal_number: the signal that asked this process to stop, or 0.
-        failed: keeps a batch whose loss is not finite; called on the processes that have one.
+        state: training state, changed in place.
+        plan: schedules, clipping, precision and intervals.
+        batches: one batch per update for this process, from update `state.step` on.
+        log: called on every process every `log_every` updates and at the end.
+        save: callback that writes a checkpoint; called on every process.
+        evaluate: called on every process every `evaluate_every` updates, with the update that has just ended.
+        signal_number: see `stop_signals`.
+        failed: callback that saves a batch whose loss is not finite, with the loss and the update.
 
     Raises:
-        NotFiniteError: the loss is NaN or infinite; the parameters are those before the bad update.
-        StoppedError: a signal came; a checkpoint was saved.
+        NotFiniteError: the loss is NaN or infinite; the parameters are those before the update.
+        StoppedError: a signal was received; a checkpoint was saved.
     """
-    meter = Meter(state.device)
+    meter = TrainingMeter(state.device)
     for index in range(state.step, plan.steps):
         step = Step(index, plan.steps, plan.per_epoch)
         raw = meter.wait_for(batches)
@@ -124,19 +114,16 @@ def train(
             log(meter.line(state.step / plan.per_epoch, state.step, loss, float(value), rates, norm))
         if plan.evaluate_every and (state.step % plan.evaluate_every == 0 or last):
             evaluate(step)
-        stop = _signalled(signal_number, state, epoch_ends)
+        compare = state.step % SIGNAL_INTERVAL == 0 or epoch_ends
+        stop = signal_on_any_process(signal_number, state.device, compare=compare)
         if stop or last or state.step % plan.save_every == 0:
             save()
         if stop and not last:
-            raise StoppedError(
-                f"stopped by signal {stop} after update {state.step} of {plan.steps}; everything is saved",
-                "Run the same command again to continue.",
-                128 + stop,
-            )
+            raise StoppedError(stop, f"update {state.step} of {plan.steps}")
 
 
-def _forward_backward(state: State, plan: Plan, raw: RawBatch, step: Step) -> tuple[Loss, Tensor]:
-    """The last pass's loss, and the value over all passes and processes; gradients are left in the parameters."""
+def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Step) -> tuple[Loss, Tensor]:
+    """Compute the gradients; return the loss of the last pass, and the mean loss over passes and processes."""
     state.optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=state.device)
     parts = _split(raw, plan.accumulate)
@@ -151,7 +138,8 @@ def _forward_backward(state: State, plan: Plan, raw: RawBatch, step: Step) -> tu
     return loss, sum_(total) / world_size()
 
 
-def _update(state: State, plan: Plan, step: Step) -> Tensor | None:
+def _update(state: State, plan: TrainingPlan, step: Step) -> Tensor | None:
+    """Update parameters and moving average; return the norm of the gradients if they are clipped."""
     state.scaler.unscale_(state.optimizer)
     for prefix, updates in plan.frozen.items():
         if step.index < updates:
@@ -170,7 +158,7 @@ def _update(state: State, plan: Plan, step: Step) -> Tensor | None:
     return norm
 
 
-def _set_rates(state: State, plan: Plan, where: float) -> None:
+def _set_rates(state: State, plan: TrainingPlan, where: float) -> None:
     set_rates(
         state.optimizer,
         lr=plan.lr(where),
@@ -181,9 +169,10 @@ def _set_rates(state: State, plan: Plan, where: float) -> None:
 
 
 def _split(raw: RawBatch, parts: int) -> list[RawBatch]:
-    """The images of a batch in equal parts."""
+    """Return the batch in equal parts."""
     if parts == 1:
         return [raw]
+    # Chunks share the pinned memory of the batch; RawBatch.rows would copy it.
     views = zip(*(view.chunk(parts) for view in raw.views), strict=True)
     labels = [None] * parts if raw.labels is None else raw.labels.chunk(parts)
     rows = torch.arange(len(raw.indices)).chunk(parts)
@@ -203,19 +192,10 @@ def _to_device(raw: RawBatch, device: torch.device, normalisation: Preprocessing
 def _stop_not_finite(
     raw: RawBatch, step: Step, own: float, mean: float, failed: Callable[[RawBatch, float, int], Path]
 ) -> None:
-    """Every process comes here together; those with the bad batch keep it."""
+    """Raise NotFiniteError on all processes; those with a loss that is not finite save their batch first."""
     kept = "" if math.isfinite(own) else f" The batch is in {failed(raw, own, step.index)}."
     raise NotFiniteError(
         f"the loss is {mean} in update {step.index + 1} (epoch {step.epoch + 1}).{kept}",
         "Try a lower optimizer.lr, more schedule.warmup_epochs, clip_norm=3 or precision=fp32; the weights before this "
         "update are in the last checkpoint.",
     )
-
-
-def _signalled(signal_number: Callable[[], int], state: State, epoch_ends: bool) -> int:
-    """The signal that any process got; several processes only compare now and then."""
-    if world_size() == 1:
-        return signal_number()
-    if state.step % SIGNAL_CHECK and not epoch_ends:
-        return 0
-    return int(max_(torch.tensor(signal_number(), device=state.device)))

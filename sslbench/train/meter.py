@@ -1,4 +1,4 @@
-"""What the log learns about training, and the clock behind it."""
+"""Log records of training, and the clock behind them."""
 
 import dataclasses
 import time
@@ -16,22 +16,22 @@ from sslbench.train.method import Loss
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What the log learns about an update.
+    """Log record of an update.
 
     Attributes:
-        step: updates done, this one included.
-        epoch: the same in epochs.
-        loss: of this update, averaged over processes.
+        step: updates done, including this one.
+        epoch: epochs done.
+        loss: loss of this update, averaged over processes.
         lr: learning rate.
-        weight_decay: of the groups that have any; None when it does not change.
-        images_per_second: since the line before, all processes together.
-        waiting: share of that time in which no batch was ready.
-        gradient_norm: before clipping; None when it was not computed.
-        spread: of the embeddings of the first process's batch.
-        replaced: unreadable images that others stood in for, since the line before.
+        weight_decay: weight decay of the groups that have any; None if it is constant.
+        images_per_second: throughput of all processes since the previous record.
+        waiting: fraction of that time in which no batch was ready.
+        gradient_norm: norm of the gradients before clipping; None if they are not clipped.
+        spread: diversity of the embeddings of this process's batch.
+        replaced: unreadable images that were replaced by others since the previous record.
         parts: further scalars of the method.
-        memory: bytes on the GPU at most (None on a CPU).
-        origins: of several sources at once, the images of each that this process saw since the line before.
+        memory: peak memory on the GPU in bytes; None on a CPU.
+        origins: images of each source that this process saw since the previous record, if sources are mixed.
     """
 
     step: int
@@ -49,8 +49,8 @@ class Line:
     origins: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
-class Meter:
-    """Time since the last log line, and how much of it went into waiting for batches."""
+class TrainingMeter:
+    """Clock since the previous log record: total time, and time spent waiting for batches."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -62,7 +62,7 @@ class Meter:
         self.origins: Counter[str] = Counter()
 
     def wait_for(self, batches: Iterator[RawBatch]) -> RawBatch:
-        """The next batch."""
+        """Return the next batch; the time until it is ready counts as waiting."""
         began = time.perf_counter()
         raw = next(batches)
         self.waited += time.perf_counter() - began
@@ -80,7 +80,7 @@ class Meter:
         rates: tuple[float, float | None],
         norm: Tensor | None,
     ) -> Line:
-        """A line about the update that just ended; the clock starts again."""
+        """Return the record of the update that has just ended, and restart the clock."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
         line = Line(
             step=step,

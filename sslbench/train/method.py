@@ -1,23 +1,27 @@
-"""What a pretraining method is: a module with a loss, and a few moments at which it may act."""
+"""Interface of pretraining methods: batch, step, loss, and the base class of all methods."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
+from sslbench import names
 from sslbench.data.loading.pretraining import rows_by_origin
+from sslbench.errors import UsageError
+
+ConfigT = TypeVar("ConfigT")
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Augmented views of some images, normalised and on the training device.
+    """Batch of augmented views, normalised and on the training device.
 
     Attributes:
-        views: view v of every image: float32 (B, C, h_v, w_v), channels-last; large views come before small ones.
-        labels: int64 (B,), positions in the classes; None without labels.
-        indices: int64 (B,), positions in the source, on the CPU.
-        origins: B names, of several sources at once which one each image is from; else empty.
+        views: one tensor per view, float32 (B, C, h_v, w_v), channels-last; large views come before small ones.
+        labels: int64 (B,), class indices; None for data without labels.
+        indices: int64 (B,), positions of the images in the source, on the CPU.
+        origins: names of the source of each image, if several sources are mixed; else empty.
     """
 
     views: tuple[Tensor, ...]
@@ -26,7 +30,7 @@ class Batch:
     origins: tuple[str, ...] = ()
 
     def by_origin(self) -> dict[str, "Batch"]:
-        """The images of each source, by its name: {"coco": ..., "photos": ...}; without those that have none here."""
+        """Return a batch per source, e.g. {"coco": ..., "photos": ...}, for the sources that occur in this batch."""
         found = {}
         for name, rows in rows_by_origin(self.origins).items():
             views = tuple(view[rows] for view in self.views)
@@ -37,12 +41,12 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Where training stands.
+    """Position of an update in a run.
 
     Attributes:
         index: optimizer updates done before this one.
-        total: of the whole run.
-        per_epoch: updates in one epoch.
+        total: updates of the whole run.
+        per_epoch: updates per epoch.
     """
 
     index: int
@@ -51,37 +55,37 @@ class Step:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are complete."""
+        """Completed epochs."""
         return self.index // self.per_epoch
 
     @property
     def epochs(self) -> int:
-        """Of the whole run, rounded up."""
+        """Epochs of the whole run, rounded up."""
         return -(-self.total // self.per_epoch)
 
     @property
     def where(self) -> float:
-        """Progress in [0, 1)."""
+        """Progress of the run, in [0, 1)."""
         return self.index / self.total
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a method may want to know when it is built.
+    """Facts about a run that a method is built for.
 
     Attributes:
-        feature_dim: D, length of what the backbone gives for one image.
+        feature_dim: D, dimension of the backbone's features.
         sizes: side of each view in pixels, in the order of `Batch.views`.
         batch_size: images per process in one forward pass.
-        images_per_update: images of all processes and accumulated passes together: what one optimizer update sees.
-        world: processes.
+        images_per_update: images per optimizer update, over all processes and accumulated passes.
+        world: number of processes.
         samples: images in the training data.
-        classes: number of classes of the labels, 0 without.
+        classes: number of classes; 0 for data without labels.
         steps: optimizer updates of the whole run.
-        steps_per_epoch: in one epoch.
-        backbone: its name, for messages.
-        channels: of the views.
-        loaded: whether the backbone holds the weights of a file (--init), not random ones.
+        steps_per_epoch: optimizer updates per epoch.
+        backbone: name of the backbone, for messages.
+        channels: number of channels of the views.
+        loaded: true if the backbone holds weights from a file (--init), false if they are random.
     """
 
     feature_dim: int
@@ -100,11 +104,11 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """What a forward pass gives.
+    """Result of a forward pass.
 
     Attributes:
-        value: scalar to be minimised; averaged over processes it is the loss of the whole batch.
-        embeddings: (n, d) without gradient: what would be the same for all images if training collapsed.
+        value: scalar to minimise; its mean over processes is the loss of the whole batch.
+        embeddings: (n, d) without gradient; they would be equal for all images if training collapsed.
         parts: further scalars for the log, without gradient.
     """
 
@@ -113,58 +117,104 @@ class Loss:
     parts: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
-class Method(nn.Module):
-    """A method: what is trained, and how.
+class Method(nn.Module, Generic[ConfigT]):
+    """Base class of pretraining methods.
 
-    A module `sslbench/methods/NAME.py` (or a user's own, by its dotted name) has `Config`, a frozen dataclass of
-    `config.setting`s, and `Method`, a subclass of this that is built as `Method(backbone, config, setup)`. What the
-    run ends with is `self.backbone`; everything else (heads, momentum copies, queues) is thrown away.
+    A module `sslbench/methods/NAME.py`, or a user's own module named by its dotted path, defines a frozen dataclass
+    `Config` of `config.setting`s and a subclass `Method` with `config_type = Config`. A subclass builds its networks in
+    `__init__`, defines `loss`, and overrides the other methods where it needs to. The result of a run is one of
+    `exports()`; heads, momentum copies and queues are discarded.
 
-    Parameters that take no part in a step must have `requires_grad=False`: DistributedDataParallel insists on it.
-    Random numbers come from torch's default generator, which checkpoints keep. Tensors that all processes share are
-    buffers; tensors that differ between processes go through `local_state`. Losses are computed in float32.
+    Parameters that take no part in the loss must have `requires_grad=False`, or DistributedDataParallel fails. Random
+    numbers come from torch's default generator, whose state is part of a checkpoint. Tensors that are equal on all
+    processes are buffers; tensors that differ between processes go through `local_state`. Losses are computed in
+    float32.
+
+    Attributes:
+        config_type: frozen dataclass of the method's settings.
+        backbone: network that is pretrained.
+        config: settings.
     """
 
+    config_type: ClassVar[type[Any]]
     backbone: nn.Module
 
-    def __init__(self, backbone: nn.Module) -> None:
+    def __init__(self, backbone: nn.Module, config: ConfigT, setup: Setup) -> None:
         super().__init__()
+        self.check(backbone, config, setup)
         self.backbone = backbone
+        self.config = config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: ConfigT, setup: Setup) -> None:
+        """Check settings, backbone and data against each other before anything is built; accept all by default.
+
+        Raises:
+            UsageError: the method cannot be trained this way.
+        """
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """The loss of this process's part of the batch. May be called several times per update (accumulation)."""
+        """Return the loss of this process's part of the batch; called once per accumulated pass."""
         raise NotImplementedError
 
     def forward(self, batch: Batch, step: Step) -> Loss:
-        """The same: DistributedDataParallel calls forward."""
+        """Return `loss`: DistributedDataParallel calls forward."""
         return self.loss(batch, step)
 
     def compile_networks(self, **options: Any) -> None:
-        """Compile every network that `loss` calls: by default all modules that are attributes of the method.
+        """Compile every network that `loss` calls: by default all submodules of the method.
 
-        A method whose loss goes around the forward pass of one of them says here what it calls instead.
+        Override this if the loss bypasses the forward pass of a submodule.
 
         Args:
-            options: of `torch.compile`.
+            options: arguments of `torch.compile`.
         """
         for network in self.children():
             network.compile(**options)
 
     def before_update(self, step: Step) -> None:
-        """After the backward pass, before clipping and the optimizer: drop gradients of what is still frozen."""
+        """Drop gradients of frozen parameters; called after the backward pass, before clipping and the optimizer."""
 
     def after_update(self, step: Step) -> None:
-        """After the optimizer: momentum copies, queues, normalised prototypes. `step` is the one that just ended."""
+        """Update momentum copies, queues and prototypes; called after the optimizer.
+
+        Args:
+            step: the update that has just ended.
+        """
 
     def exports(self) -> dict[str, nn.Module]:
-        """Name -> backbone that may be written; the first is the one that is, unless another is asked for."""
+        """Return the backbones that can be exported, by name; the first is the default."""
         return {"student": self.backbone}
 
     def local_state(self) -> dict[str, Tensor]:
-        """Tensors that differ between processes; a checkpoint keeps them for each."""
+        """Return the tensors that differ between processes; a checkpoint holds those of every process."""
         return {}
 
     def load_local_state(self, state: Mapping[str, Tensor]) -> None:
-        """Puts back what `local_state` gave."""
+        """Restore the tensors from `local_state`."""
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state of its own, the checkpoint has {sorted(state)}")
+
+
+def find_method(name: str) -> type[Method[Any]]:
+    """Return the class of a method.
+
+    Args:
+        name: a built-in method, or the dotted path of a user's module.
+
+    Raises:
+        UsageError: there is no such method, or the module does not define one.
+    """
+    module = names.find_module("method", name)
+    found = vars(module).get("Method")
+    if not isinstance(found, type) or not issubclass(found, Method):
+        raise UsageError(
+            f"{module.__file__} defines no pretraining method",
+            "Define a class Method, a subclass of sslbench.train.method.Method.",
+        )
+    if not hasattr(found, "config_type"):
+        raise UsageError(
+            f"{module.__file__}: the class Method has no config_type",
+            "Set it to the dataclass of the settings: config_type = Config.",
+        )
+    return found

@@ -1,4 +1,4 @@
-"""Optimizers: settings, groups of parameters that are decayed or scaled alike, rates applied before every update."""
+"""Optimizers: settings, parameter groups, and the rates set before every update."""
 
 import dataclasses
 import logging
@@ -26,7 +26,7 @@ _BLOCK = re.compile(r"(blocks\.\d+|layer\d+\.\d+)\.")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """The optimizer of a pretraining run."""
+    """Settings of the optimizer of a pretraining run."""
 
     name: Name = setting("sgd", "sgd, adamw, lars, or larc (sgd with layer-wise rates as in apex)")
     lr: float = setting(0.1, "learning rate at base_batch_size images per update, after the warm-up")
@@ -57,60 +57,63 @@ class OptimizerSettings:
                 continue
             if not math.isfinite(value) or value < 0 or (value == 0 and name in above_zero):
                 raise UsageError(
-                    f"optimizer.{name} has to be {'above 0' if name in above_zero else '0 or more'}: {value}"
+                    f"optimizer.{name} must be {'above 0' if name in above_zero else '0 or more'}, not {value}"
                 )
         for name, values in (("momentum", (self.momentum,)), ("betas", self.betas)):
             if not all(0 <= value < 1 for value in values):
-                raise UsageError(f"optimizer.{name} has to be from 0 to below 1, not {', '.join(map(str, values))}")
+                raise UsageError(f"optimizer.{name} must be from 0 to below 1, not {', '.join(map(str, values))}")
         if self.nesterov and self.name != "adamw" and self.momentum == 0:
             raise UsageError("optimizer.nesterov needs a momentum, and optimizer.momentum is 0")
 
 
 def scaled_lr(settings: OptimizerSettings, images_per_update: int) -> float:
-    """The learning rate that the factors of a schedule are of.
+    """Return the learning rate that the factors of a schedule refer to.
 
-    It is `lr` times images_per_update / base_batch_size (linear: Goyal et al. 2017, section 2.1) or the square root of
-    it (sqrt: Krizhevsky 2014, section 5). Nothing else is rewritten: a schedule keeps all its values and its warm-up.
+    It is `lr` times images_per_update / base_batch_size (linear: Goyal et al. 2017, section 2.1), or times its square
+    root (sqrt: Krizhevsky 2014, section 5). Schedule and warm-up are not scaled.
+
+    >>> scaled_lr(OptimizerSettings(lr=0.1, lr_scaling="linear", base_batch_size=256), 1024)
+    0.4
 
     Args:
-        settings: lr, lr_scaling and base_batch_size count.
-        images_per_update: of all processes and accumulated passes together.
+        settings: lr, lr_scaling and base_batch_size are used.
+        images_per_update: images per update, over all processes and accumulated passes.
     """
     ratio = images_per_update / settings.base_batch_size
     return settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_scaling]
 
 
 def parameter_groups(module: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
-    """The trainable parameters, grouped by how they are to be treated.
+    """Return the trainable parameters in groups with the same rates.
 
     A parameter has no weight decay if it is
-        in a normalisation layer, or of one dimension and no bias (LayerScale), and decay_norm is false;
-        a bias, also one of a normalisation layer, and decay_bias is false;
-        the bias of a normalisation layer and decay_norm is false (VISSL: it takes both to decay it);
+        in a normalisation layer, or one-dimensional and no bias (LayerScale), and decay_norm is false;
+        a bias, also of a normalisation layer, and decay_bias is false;
+        the bias of a normalisation layer and decay_norm is false (as in VISSL, both must be true to decay it);
         named in no_decay, by its last name or by any run of names between dots ('pos_embed', 'backbone.layer1').
-    With both false that is DINO's rule (position embeddings and tokens are decayed), and with timm's no_weight_decay
-    names in no_decay timm's.
+    With both false this is DINO's rule (position embeddings and tokens are decayed); with timm's no_weight_decay names
+    in no_decay it is timm's.
 
     Args:
-        module: names that begin with 'backbone.' are the backbone, all others the head.
-        settings: what to decay, the head's factors and layer decay.
+        module: module whose parameters named 'backbone.*' are the backbone, all others the head.
+        settings: decay rules, factors of the head, layer decay.
 
     Returns:
-        Groups in the order backbone to head and first to last layer, none empty, each with
+        Non-empty groups, from backbone to head and from first to last layer, each with
             params, names: in the module's order;
-            lr_factor: of the learning rate (head_lr_factor, layer decay);
+            lr_factor: factor of the learning rate (head_lr_factor, layer decay);
             weight_decay_factor: 0.0 or 1.0;
             own_weight_decay: head_weight_decay in groups of the head, else None;
-            constant_lr: whether the rate stays as it is at the peak;
-            layer: 0 for what sees the image first, i + 1 for block i, and one more for everything after the blocks.
+            constant_lr: true if the rate stays at its peak;
+            layer: 0 for the stem, i + 1 for block i, and one more for everything after the blocks.
 
     Raises:
-        UsageError: nothing is trainable, or layer decay is asked for and the backbone has no numbered blocks.
+        UsageError: no parameter is trainable, or layer decay needs numbered blocks and the backbone has none.
     """
     norms = _norm_parameters(module)
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trainable:
-        raise UsageError("nothing is left to train: every parameter is frozen")
+        raise UsageError("no parameter is trainable: all of them are frozen")
     for key in ("no_decay", "constant_lr"):
         _check_names(key, getattr(settings, key), [name for name, _ in module.named_parameters()])
     layers = _layers([name for name, _ in module.named_parameters()]) if settings.layer_decay is not None else {}
@@ -120,7 +123,7 @@ def parameter_groups(module: nn.Module, settings: OptimizerSettings) -> list[dic
         head = not name.startswith(_BACKBONE)
         layer = layers.get(name, last)
         decayed = _is_decayed(name, parameter, name in norms, settings)
-        constant = any(_names(entry, name) for entry in settings.constant_lr)
+        constant = any(_matches(entry, name) for entry in settings.constant_lr)
         group = groups.setdefault(
             (head, layer, not decayed, constant),
             {
@@ -140,7 +143,7 @@ def parameter_groups(module: nn.Module, settings: OptimizerSettings) -> list[dic
 
 
 def _norm_parameters(module: nn.Module) -> set[str]:
-    """Names of the weights and biases of normalisation layers: torch's, timm's and others', known by their class."""
+    """Return the names of weights and biases in normalisation layers, recognised by the name of their class."""
     return {
         f"{prefix}.{leaf}" if prefix else leaf
         for prefix, layer in module.named_modules()
@@ -151,27 +154,29 @@ def _norm_parameters(module: nn.Module) -> set[str]:
 
 
 def _is_decayed(name: str, parameter: nn.Parameter, in_norm: bool, settings: OptimizerSettings) -> bool:
+    """Apply the decay rules of `parameter_groups` to a parameter."""
     bias = name.endswith("bias") and parameter.dim() <= 1
     scale = in_norm or (parameter.dim() <= 1 and not bias)
     if (scale and not settings.decay_norm) or (bias and not settings.decay_bias):
         return False
-    return not any(_names(entry, name) for entry in settings.no_decay)
+    return not any(_matches(entry, name) for entry in settings.no_decay)
 
 
-def _names(entry: str, name: str) -> bool:
+def _matches(entry: str, name: str) -> bool:
+    """Return whether an entry is a run of names in a dotted name."""
     return f".{entry}." in f".{name}."
 
 
 def _check_names(key: str, entries: tuple[str, ...], names: list[str]) -> None:
-    """A recipe's names need not exist in every backbone, so one that does not is said and no error."""
+    """Warn about entries that name no parameter: a recipe's names need not exist in every backbone."""
     parts = {part for name in names for part in name.split(".") if not part.isdigit()}
     for entry in entries:
-        if not any(_names(entry, name) for name in names):
+        if not any(_matches(entry, name) for name in names):
             log.warning("optimizer.%s: no parameter is called '%s'. %s", key, entry, did_you_mean(entry, parts))
 
 
 def _layers(names: list[str]) -> dict[str, int]:
-    """Parameter name -> number of its layer (Clark et al. 2020, ELECTRA; as BEiT numbers the blocks of a ViT)."""
+    """Return the layer of each parameter, by name (Clark et al. 2020, ELECTRA; numbered as in BEiT)."""
     inner = {name: name.removeprefix(_BACKBONE) for name in names if name.startswith(_BACKBONE)}
     matches = {name: match for name, rest in inner.items() if (match := _BLOCK.match(rest))}
     order = {block: i for i, block in enumerate(dict.fromkeys(match[1] for match in matches.values()))}
@@ -190,13 +195,13 @@ def _layers(names: list[str]) -> dict[str, int]:
 def make_optimizer(
     groups: list[dict[str, Any]], settings: OptimizerSettings, *, zero: bool = False
 ) -> torch.optim.Optimizer:
-    """An optimizer over groups from `parameter_groups`, with the rates of the settings, unscaled, until `set_rates`.
+    """Return an optimizer with the unscaled rates of the settings; see `set_rates`.
 
     Args:
-        groups: their keys are kept in the optimizer's `param_groups` and in its state_dict.
+        groups: groups from `parameter_groups`; their keys are kept in `param_groups` and in the state_dict.
         settings: name and options.
-        zero: every process keeps the optimizer state of its share of the parameters only (Rajbhandari et al. 2020,
-            ZeRO, stage 1); all processes call this together.
+        zero: shard the optimizer state over the processes (Rajbhandari et al. 2020, ZeRO, stage 1); every process
+            calls this.
     """
     options = _options(settings)
     if zero:
@@ -219,7 +224,7 @@ _CLASSES: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, 
 
 
 def _options(settings: OptimizerSettings) -> dict[str, Any]:
-    """Arguments of the optimizer's class; weight decay is set group by group."""
+    """Return the arguments of the optimizer's class; `set_rates` sets the weight decay of each group."""
     options: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.name == "adamw":
         return options | {"betas": settings.betas, "eps": settings.eps}
@@ -231,14 +236,14 @@ def _options(settings: OptimizerSettings) -> dict[str, Any]:
 
 
 def _may_fuse(parameter: nn.Parameter) -> bool:
-    """Whether torch has the step as one kernel: on these devices, and for parameters that are not sharded."""
+    """Return whether torch has a fused step for a parameter: on these devices, if it is not sharded."""
     return parameter.device.type in ("cpu", "cuda") and not hasattr(parameter, "device_mesh")
 
 
 def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Momentum that is 0 in place of not there yet, which comes to the same.
+    """Initialise all momentum buffers to 0, which is equivalent to missing buffers.
 
-    torch's fused SGD fails when some tensors have momentum and others, frozen until now, have not.
+    torch's fused SGD fails if some tensors have a buffer and others, frozen until now, have none.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -246,10 +251,10 @@ def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _match_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Gives loaded state the memory layout of its parameter.
+    """Give loaded state the memory layout of its parameter.
 
-    Fused steps walk through memory without looking at strides: a channels-last weight whose state came back in
-    another layout would be updated with the values of other elements.
+    Fused steps ignore strides: a channels-last weight with state in another layout would be updated with the values
+    of other elements.
     """
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
@@ -265,14 +270,14 @@ def set_rates(
     weight_decay: float | None = None,
     momentum: float | None = None,
 ) -> None:
-    """The rates of the next update; no tensor is touched.
+    """Set the rates of the next update.
 
     Args:
-        optimizer: from `make_optimizer`.
-        lr: times each group's lr_factor.
-        peak_lr: the same for groups whose rate is constant; None: lr.
-        weight_decay: of the groups that are decayed and have none of their own; None leaves it.
-        momentum: None leaves it. For AdamW it is the first beta.
+        optimizer: optimizer from `make_optimizer`.
+        lr: learning rate, multiplied by each group's lr_factor.
+        peak_lr: learning rate of groups with a constant rate; None for lr.
+        weight_decay: weight decay of decayed groups without their own; None keeps it.
+        momentum: momentum, or AdamW's first beta; None keeps it.
     """
     for group in optimizer.param_groups:
         rate = peak_lr if group["constant_lr"] and peak_lr is not None else lr

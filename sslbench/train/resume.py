@@ -1,4 +1,4 @@
-"""The checkpoint that a training continues from: the first process chooses it, and all must read the same one."""
+"""Choice of the checkpoint to continue from: the first process chooses it, and all processes must read the same."""
 
 import logging
 import socket
@@ -13,18 +13,18 @@ log = logging.getLogger("sslbench")
 
 
 def newest_whole(folder: Path, *, given: Path | None = None) -> tuple[Path, dict[str, Any]] | None:
-    """Return the checkpoint to continue from and its content, or None where there is none; every process calls this.
+    """Return the checkpoint to continue from and its content, or None if there is none; every process calls this.
 
-    Damaged ones are passed over with a warning. What an earlier process left half-written is removed. Call
-    `continue_from` once it is certain that the training goes on from there.
+    Damaged checkpoints are skipped with a warning, and half-written files of earlier processes are removed. Call
+    `continue_from` as soon as it is certain that training continues from the returned checkpoint.
 
     Args:
-        folder: of the checkpoints.
-        given: the one that the user named; None: the newest whole one of the folder.
+        folder: folder of the checkpoints.
+        given: checkpoint named by the user; None for the newest undamaged one of the folder.
 
     Raises:
-        WeightsError: the named one cannot be read, every one of the folder is damaged, or one of the processes sees
-            another file than the first.
+        WeightsError: the named checkpoint cannot be read, all checkpoints of the folder are damaged, or a process sees
+            another file than the first process.
     """
     choice = from_first(lambda: _choose(folder, given))
     if choice is None:
@@ -34,12 +34,12 @@ def newest_whole(folder: Path, *, given: Path | None = None) -> tuple[Path, dict
 
 
 def continue_from(folder: Path, path: Path, step: int) -> None:
-    """Set later checkpoints aside and say where training goes on; every process calls this.
+    """Set later checkpoints aside and log where training continues; every process calls this.
 
     Args:
-        folder: of the checkpoints.
-        path: what is continued from.
-        step: updates done there.
+        folder: folder of the checkpoints.
+        path: checkpoint to continue from.
+        step: updates done in it.
     """
     for later in from_first(lambda: checkpoints.set_aside(folder, after=step)):
         log.info(f"renamed to {later}: training continues from an earlier checkpoint")
@@ -47,6 +47,7 @@ def continue_from(folder: Path, path: Path, step: int) -> None:
 
 
 def _choose(folder: Path, given: Path | None) -> tuple[Path, str] | None:
+    """Return the checkpoint to continue from and its digest, on the first process."""
     checkpoints.remove_leftovers(folder)
     if given is not None:
         return given, checkpoints.check(given)
@@ -55,20 +56,20 @@ def _choose(folder: Path, given: Path | None) -> tuple[Path, str] | None:
         try:
             digest = checkpoints.check(path)
         except checkpoints.DamagedError as error:
-            log.warning(f"{error.message}; trying the one before")
+            log.warning(f"{error.message}; trying the previous one")
             damaged.append(path.name)
         else:
             return path, digest
     if damaged:
         raise WeightsError(
             f"every checkpoint in {folder} is damaged: {', '.join(damaged)}",
-            "Look after the disk; remove them to begin anew.",
+            "Check the disk; remove them to start again.",
         )
     return None
 
 
 def _read_same(path: Path, digest: str) -> dict[str, Any]:
-    """Return the content on this process, if it is what the first one chose."""
+    """Return the content of a checkpoint, if its digest is that of the first process."""
     remedy = "All processes have to see the same --out, on a file system that their machines share."
     who = f"process {rank()} on {socket.gethostname()}"
     try:
@@ -76,5 +77,5 @@ def _read_same(path: Path, digest: str) -> dict[str, Any]:
     except WeightsError as error:
         raise WeightsError(f"{who}: {error.message}", remedy) from error
     if own != digest:
-        raise WeightsError(f"{path} is another file for {who} than for the first process", remedy)
+        raise WeightsError(f"{path} differs between {who} and the first process", remedy)
     return checkpoints.read(path)

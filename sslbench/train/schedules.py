@@ -1,9 +1,9 @@
-"""Schedules: how a learning rate, a weight decay, a momentum or a temperature changes while training goes on.
+"""Schedules of learning rate, weight decay, momentum and temperature over the course of training.
 
-A schedule is a function of `where`, the progress of training in [0, 1]; it knows neither steps nor epochs nor batch
-sizes. Schedules of the learning rate are factors of the rate (`train.optimizers.scaled_lr`), all others are values.
-The arithmetic is that of fvcore, ClassyVision and VISSL, with one difference: close to the end, where their `step`
-raises an IndexError, the last value is given.
+A schedule is a function of `where`, the progress of training in [0, 1], independent of steps, epochs and batch size.
+Schedules of the learning rate are factors of the rate (`train.optimizers.scaled_lr`), all others are values. The
+arithmetic is that of fvcore, ClassyVision and VISSL, with one difference: close to the end, where their `step` raises
+an IndexError, it returns the last value.
 """
 
 import bisect
@@ -31,62 +31,74 @@ _LENGTH_TOLERANCE = 1e-3
 
 
 def constant(value: float) -> Schedule:
-    """The same value always."""
+    """Return a constant schedule."""
     return lambda where: value
 
 
 def linear(start: float, end: float) -> Schedule:
-    """A straight line; both ends are met exactly."""
+    """Return a straight line that meets both ends exactly.
+
+    >>> linear(1.0, 0.0)(0.25)
+    0.75
+    """
     return lambda where: start * (1 - where) + end * where
 
 
 def cosine(start: float, end: float) -> Schedule:
-    """Half a cosine wave from `start` to `end` (Loshchilov and Hutter 2017, SGDR, equation 5, without restarts)."""
+    """Return half a cosine wave (Loshchilov and Hutter 2017, SGDR, equation 5, without restarts).
+
+    >>> round(cosine(1.0, 0.0)(0.5), 6)
+    0.5
+    """
     return lambda where: end + 0.5 * (start - end) * (1 + math.cos(math.pi * where))
 
 
 def polynomial(start: float, power: float) -> Schedule:
-    """`start * (1 - where) ** power`; ValueError if power is not above 0."""
+    """Return `start * (1 - where) ** power`; raise ValueError if power is not above 0."""
     if power <= 0:
-        raise ValueError(f"power has to be above 0, not {power:g}")
+        raise ValueError(f"power must be above 0, not {power:g}")
     return lambda where: start * max(0.0, 1 - where) ** power
 
 
 def inverse_sqrt(start: float, warmup: float) -> Schedule:
-    """`start * sqrt(warmup / where)`: the value is `start` at `where = warmup`, and larger before it.
+    """Return `start * sqrt(warmup / where)`, which is `start` at `where = warmup` and larger before.
 
-    It is meant to follow a warm-up of that length (Vaswani et al. 2017, section 5.3). At 0 it is
-    `start * sqrt(warmup)`. A warm-up of 0 gives `start / sqrt(where)`. ValueError if warmup is negative.
+    It follows a warm-up of that length (Vaswani et al. 2017, section 5.3). At 0 it is `start * sqrt(warmup)`. A warm-up
+    of 0 gives `start / sqrt(where)`. Raise ValueError if warmup is negative.
     """
     if warmup < 0:
-        raise ValueError(f"warmup has to be 0 or more, not {warmup:g}")
+        raise ValueError(f"warmup must be 0 or more, not {warmup:g}")
     scale = start * math.sqrt(warmup or 1)
     return lambda where: scale * where**-0.5 if where > 0 else scale
 
 
 def multistep(values: Sequence[float], milestones: Sequence[float], *, epochs: float) -> Schedule:
-    """One value after the other; `values[i]` holds until `milestones[i]` epochs of `epochs` are done.
+    """Return a step function whose value `values[i]` holds until epoch `milestones[i]`.
 
-    ValueError if there is not one milestone between any two values, or they do not rise.
+    Raise ValueError unless there is one milestone between any two values and milestones increase.
     """
     if len(milestones) != len(values) - 1:
         raise ValueError(f"{len(values)} values need {len(values) - 1} milestones between them, not {len(milestones)}")
     if any(b <= a for a, b in itertools.pairwise((0.0, *milestones))):
-        raise ValueError(f"milestones have to rise from above 0, not {list(milestones)}")
+        raise ValueError(f"milestones must increase from above 0, not {list(milestones)}")
     return lambda where: values[bisect.bisect_right(milestones, (where + _EPSILON) * epochs)]
 
 
 def step(values: Sequence[float]) -> Schedule:
-    """One value after the other, each for the same time; ValueError if there is none."""
+    """Return a step function with values of equal duration; raise ValueError if there is no value.
+
+    >>> [step([1.0, 0.1])(where) for where in (0.0, 0.4, 0.6)]
+    [1.0, 1.0, 0.1]
+    """
     if not values:
         raise ValueError("values is empty")
     return lambda where: values[min(int((where + _EPSILON) * len(values)), len(values) - 1)]
 
 
 def step_with_fixed_gamma(start: float, gamma: float, decays: int) -> Schedule:
-    """`start`, multiplied by `gamma` `decays` times, at equal distances; ValueError if decays is negative."""
+    """Return `start`, multiplied by `gamma` at `decays` equal intervals; raise ValueError if decays is negative."""
     if decays < 0:
-        raise ValueError(f"decays has to be 0 or more, not {decays}")
+        raise ValueError(f"decays must be 0 or more, not {decays}")
     return step(list(itertools.accumulate(range(decays), lambda value, _: value * gamma, initial=start)))
 
 
@@ -98,22 +110,22 @@ def cosine_warm_restart(
     multiplier: float = 1.0,
     adaptive: bool = False,
 ) -> Schedule:
-    """Cosines one after the other (Loshchilov and Hutter 2017, SGDR; waves and heights as VISSL has them).
+    """Return a sequence of cosine waves (Loshchilov and Hutter 2017, SGDR; waves and heights as in VISSL).
 
     Args:
         start: height of the first wave.
-        end: where every wave goes down to.
+        end: minimum of every wave.
         interval: length of half a wave as a fraction of training, from 0.0001 to 1.
-        wave: 'half' jumps up again after each fall, 'full' rises again as slowly; its height changes at the bottom.
-        multiplier: of the height, from wave to wave. With `adaptive` it has no effect, as in VISSL, and that is said.
-        adaptive: the height follows one slow cosine from `start` to `end`, read at the beginning of a half wave and at
-            `interval` after the beginning of a full one (so the first full wave begins below `start`).
+        wave: 'half' jumps up after each fall; 'full' rises as slowly as it falls and changes height at the minimum.
+        multiplier: factor of the height from wave to wave; ignored, with a warning, if `adaptive` (as in VISSL).
+        adaptive: let the heights follow one cosine from `start` to `end`, read at the beginning of a half wave and at
+            `interval` after the beginning of a full wave (so the first full wave starts below `start`).
 
     Raises:
-        ValueError: interval is not in that range.
+        ValueError: interval is out of range.
     """
     if not 1e-4 <= interval <= 1:
-        raise ValueError(f"interval has to be from 0.0001 to 1, not {interval:g}")
+        raise ValueError(f"interval must be from 0.0001 to 1, not {interval:g}")
     if adaptive and multiplier != 1:
         log.warning("cosine_warm_restart: multiplier %g has no effect: adaptive=true sets the heights", multiplier)
     period = interval if wave == "half" else 2 * interval
@@ -132,24 +144,24 @@ def cosine_warm_restart(
 
 
 def composite(parts: Sequence[Schedule], lengths: Sequence[float], scaling: Sequence[Scaling] = ()) -> Schedule:
-    """Schedules one after the other.
+    """Return a sequence of schedules.
 
     Args:
         parts: the schedules.
-        lengths: of each as a fraction of training. They sum to 1; a rounding error is made good in the last.
-        scaling: for each, what it gets as its `where`: 'rescaled' (the default), the progress within the part from 0
-            to 1, or 'fixed', the progress of the whole training.
+        lengths: length of each as a fraction of training; they sum to 1, and the last absorbs rounding errors.
+        scaling: argument of each schedule: 'rescaled' (the default) for the progress within the part from 0 to 1,
+            'fixed' for the progress of the whole training.
 
     Raises:
-        ValueError: the three differ in number, a length is not above 0, or they do not sum to 1.
+        ValueError: the numbers of entries differ, a length is not above 0, or the lengths do not sum to 1.
     """
     scaling = scaling or ["rescaled"] * len(parts)
     if not len(parts) == len(lengths) == len(scaling) > 0:
         raise ValueError(f"{len(parts)} parts have {len(lengths)} lengths and {len(scaling)} scalings")
     if any(length <= 0 for length in lengths):
-        raise ValueError(f"lengths have to be above 0, not {list(lengths)}")
+        raise ValueError(f"lengths must be above 0, not {list(lengths)}")
     if abs(sum(lengths) - 1) >= _LENGTH_TOLERANCE:
-        raise ValueError(f"lengths have to sum to 1, not to {sum(lengths):g}")
+        raise ValueError(f"lengths must sum to 1, not to {sum(lengths):g}")
     begins = list(itertools.accumulate(lengths[:-1], initial=0.0))
     sizes = [*lengths[:-1], 1 - begins[-1]]
 
@@ -162,7 +174,7 @@ def composite(parts: Sequence[Schedule], lengths: Sequence[float], scaling: Sequ
 
 
 def scaled(schedule: Schedule, factor: float) -> Schedule:
-    """A schedule times a number (layer decay: the number of the layer's group)."""
+    """Return a schedule multiplied by a number."""
     return lambda where: schedule(where) * factor
 
 
@@ -175,21 +187,23 @@ _KINDS: dict[str, Callable[..., Schedule]] = {
 }
 NAMES = tuple(sorted(_KINDS))
 
-_ON_THE_CLOCK = ("multistep", "inverse_sqrt")
+_BY_ABSOLUTE_TIME = ("multistep", "inverse_sqrt")
 
 
 def build(spec: Mapping[str, Any] | float, *, where: str, epochs: float | None = None) -> Schedule:
-    """A schedule from plain values, as a YAML file has them.
+    """Return a schedule from plain values, as they occur in YAML files.
+
+    >>> build({"name": "linear", "start": 1.0, "end": 0.0}, where="schedule.lr")(0.5)
+    0.5
 
     Args:
         spec: a number (constant), or `name` and the arguments of the function of that name. `parts` of a composite are
-            specs; multistep's `milestones` are epochs.
-        where: what to call the spec in messages, for instance 'schedule.lr'.
-        epochs: of the whole training; only multistep needs it.
+            specs; `milestones` of multistep are epochs.
+        where: name of the setting in messages, for instance 'schedule.lr'.
+        epochs: epochs of the whole training; required by multistep only.
 
     Raises:
-        UsageError: an unknown name or key (with the nearest valid one), a missing key, a value of the wrong type or
-            not possible, lengths that do not sum to 1, milestones that do not rise.
+        UsageError: an unknown name or key (with the nearest valid one), a missing key, or an invalid value.
     """
     if not isinstance(spec, Mapping):
         return constant(_finite(spec, float, where))
@@ -208,6 +222,7 @@ def build(spec: Mapping[str, Any] | float, *, where: str, epochs: float | None =
 def _arguments(
     function: Callable[..., Schedule], given: Mapping[str, Any], where: str, epochs: float | None
 ) -> dict[str, Any]:
+    """Return the checked and converted arguments of a schedule's function."""
     hints = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters
     keys = [key for key in parameters if key != "epochs"]
@@ -230,23 +245,24 @@ def _arguments(
 
 
 def _epochs_for(milestones: tuple[float, ...], where: str, epochs: float | None) -> float:
+    """Return the epochs of the training; warn about milestones after its end."""
     if epochs is None:
-        raise UsageError(f"{where}: milestones are epochs, and here is no number of epochs", "Use 'step' instead.")
+        raise UsageError(f"{where}: milestones are epochs, and their number is not known here", "Use 'step' instead.")
     late = [milestone for milestone in milestones if milestone >= epochs]
     if late:
         listed = ", ".join(f"{milestone:g}" for milestone in late)
-        log.warning("%s: training ends after %g epochs, so the milestones %s never come", where, epochs, listed)
+        log.warning("%s: training ends after %g epochs, so the milestones %s are never reached", where, epochs, listed)
     return epochs
 
 
 def _finite(value: Any, kind: Any, where: str) -> Any:
-    """`value` as `kind`; a Sequence becomes a tuple."""
+    """Return a value converted to a type, where a Sequence becomes a tuple; refuse numbers that are not finite."""
     if typing.get_origin(kind) is Sequence:
         kind = types.GenericAlias(tuple, (*typing.get_args(kind), ...))
     converted = convert(value, kind, where)
     for number in converted if isinstance(converted, tuple) else (converted,):
         if isinstance(number, float) and not math.isfinite(number):
-            raise UsageError(f"{where}: should be a finite number, not {number}")
+            raise UsageError(f"{where}: must be a finite number, not {number}")
     return converted
 
 
@@ -259,20 +275,20 @@ def build_with_warmup(
     epochs: float,
     freeze_epochs: float = 0.0,
 ) -> Schedule:
-    """A schedule from plain values (see `build`) after a time at 0 and a warm-up.
+    """Return a schedule from plain values (see `build`), preceded by a phase at 0 and a warm-up.
 
-    The schedule takes the time that is left, but multistep and inverse_sqrt go by the time since training began.
+    The schedule fills the remaining time, but multistep and inverse_sqrt count from the start of training.
 
     Args:
         spec: see `build`.
         warmup_epochs: length of the warm-up.
-        warmup_start: value at its beginning.
-        where: what to call the spec in messages.
-        epochs: of the whole training, the warm-up included.
-        freeze_epochs: before the warm-up, at 0.
+        warmup_start: value at the beginning of the warm-up.
+        where: name of the setting in messages.
+        epochs: epochs of the whole training, including the warm-up.
+        freeze_epochs: length of the phase at 0 before the warm-up.
 
     Raises:
-        UsageError: as `build`, or the time at 0 and the warm-up are longer than training.
+        UsageError: as in `build`, or both phases together are longer than training.
     """
     left = epochs
     for name, length in (("freeze_epochs", freeze_epochs), ("warmup_epochs", warmup_epochs)):
@@ -282,7 +298,7 @@ def build_with_warmup(
             raise UsageError(what, f"Give schedule.{name}=... or more epochs.")
         left -= length
     schedule = build(spec, where=where, epochs=epochs)
-    scaling: Scaling = "fixed" if isinstance(spec, Mapping) and spec["name"] in _ON_THE_CLOCK else "rescaled"
+    scaling: Scaling = "fixed" if isinstance(spec, Mapping) and spec["name"] in _BY_ABSOLUTE_TIME else "rescaled"
     after = (freeze_epochs + warmup_epochs) / epochs
     parts: list[tuple[Schedule, float, Scaling]] = [
         (constant(0.0), freeze_epochs / epochs, "fixed"),

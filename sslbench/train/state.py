@@ -1,34 +1,33 @@
-"""Everything that changes while a method is trained, and how it goes into a checkpoint and comes out of it."""
+"""State of a training run, and its conversion to and from a checkpoint."""
 
 import copy
 import dataclasses
-import random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sslbench.distributed.collectives import gather_objects, rank, world_size
 from sslbench.distributed.parallel import load_module_state, load_optimizer_state, module_state, optimizer_state
 from sslbench.errors import UsageError
+from sslbench.runtime.seeds import random_states, restore_random_states
 from sslbench.train.method import Method
 
 
 @dataclasses.dataclass
 class State:
-    """What training changes.
+    """State of a training run: everything that training changes.
 
     Attributes:
-        method: the plain module.
-        model: what is called: the method, or its wrapper over several processes.
-        optimizer: of the method's parameters.
-        scaler: of the loss, for float16.
+        method: the method itself.
+        model: module to call: the method, or its DDP or FSDP wrapper.
+        optimizer: optimizer of the method's parameters.
+        scaler: scaler of the loss, for float16.
         average: exponential moving average of the backbone, or None.
         step: optimizer updates done.
     """
 
-    method: Method
+    method: Method[Any]
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -37,18 +36,18 @@ class State:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return next(self.method.parameters()).device
 
 
 def moving_average(backbone: nn.Module) -> nn.Module:
-    """A copy to be averaged into: no gradients, evaluation mode."""
+    """Return a copy of the backbone for its moving average: without gradients, in evaluation mode."""
     return copy.deepcopy(backbone).eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def update_average(average: nn.Module, backbone: nn.Module, decay: float) -> None:
-    """Average <- decay * average + (1 - decay) * backbone, parameters and float buffers; counters are copied."""
+    """Update parameters and float buffers: average <- decay * average + (1 - decay) * backbone; copy counters."""
     for own, new in zip(average.state_dict().values(), backbone.state_dict().values(), strict=True):
         if own.is_floating_point():
             own.lerp_(new.to(own.dtype), 1 - decay)
@@ -57,7 +56,7 @@ def update_average(average: nn.Module, backbone: nn.Module, decay: float) -> Non
 
 
 def to_checkpoint(state: State) -> dict[str, Any]:
-    """The whole state as plain tensors and numbers; every process has to call this, the first one writes the result."""
+    """Return the state as plain tensors and numbers, for the first process to write; every process calls this."""
     processes = gather_objects(
         {"random": random_states(state.device.type), "local": _on_cpu(state.method.local_state())}
     )
@@ -71,16 +70,16 @@ def to_checkpoint(state: State) -> dict[str, Any]:
 
 
 def from_checkpoint(state: State, content: dict[str, Any]) -> None:
-    """Puts a checkpoint's content back into a state that was built the same way.
+    """Restore the content of a checkpoint into a state that was built with the same settings.
 
     Raises:
-        UsageError: it was written by another number of processes.
+        UsageError: the checkpoint was written by another number of processes.
     """
     processes = content["processes"]
     if len(processes) != world_size():
         raise UsageError(
             f"the checkpoint was written by {len(processes)} processes, this run has {world_size()}",
-            f"Start {len(processes)} processes, or begin anew in another --out with --init from its weights.",
+            f"Start {len(processes)} processes, or start a new run in another --out with --init from its weights.",
         )
     load_module_state(state.method, content["method"])
     load_optimizer_state(state.method, state.optimizer, content["optimizer"])
@@ -91,30 +90,6 @@ def from_checkpoint(state: State, content: dict[str, Any]) -> None:
     state.method.load_local_state(own["local"])
     restore_random_states(own["random"])
     state.step = content["step"]
-
-
-def random_states(device_type: str) -> dict[str, Any]:
-    """The states of torch's, numpy's and Python's global generators as tensors and numbers."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    states = {
-        "torch": torch.get_rng_state(),
-        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
-        "python": random.getstate(),
-    }
-    if device_type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def restore_random_states(states: dict[str, Any]) -> None:
-    """Puts back what `random_states` gave."""
-    torch.set_rng_state(states["torch"])
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -60,7 +60,7 @@ def test_the_same_command_again_has_nothing_left_to_do_and_a_longer_one_is_anoth
     code, out, err = sslbench(*RUN, "--out", "a", "method.temperature=0.3")
     assert (code, out) == (2, "") and "method.temperature" in err and "--out" in err
     code, out, err = sslbench(*RUN, "--out", "a", "--no-resume")
-    assert (code, out) == (2, "") and "holds a run already" in err
+    assert (code, out) == (2, "") and "already contains a run" in err
 
 
 def test_knn_on_held_out_data_while_training(tmp_path, sslbench):

@@ -9,7 +9,8 @@ import torch
 
 from sslbench.backbones.build import build
 from sslbench.backbones.sizes import feature_dim
-from sslbench.train.method import Batch, Step
+from sslbench.errors import UsageError
+from sslbench.train.method import Batch, Method, Step, find_method
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
 import runs
@@ -18,25 +19,17 @@ from sslbench.pretraining.networks import make_method
 from sslbench.train.method import Setup
 from sslbench.train.optimizers import make_optimizer, parameter_groups
 
-SIZES = {"pair": (32, 32), "crops": (32, 32, 16, 16), "single": (32,)}
-
-
-def sizes_of(method):
-    augment = runs.METHODS[method][1]
-    return SIZES["pair" if augment is runs.PAIR else "crops" if augment is runs.CROPS else "single"]
-
-
 # DINO's centre moves at once and raises its loss: for the loss to fall, what is predicted has to stand still.
 STILL = {"dino": {"momentum": 1.0, "center_momentum": 1.0}}
 
 
-def make(method, **changes):
-    """A method around its small backbone, and a fixed batch of 16 images."""
-    own, _, name = runs.METHODS[method]
+def make(method, *, small=None, **changes):
+    """Return a method around its small backbone, and a fixed batch of 16 images."""
+    own, augment, name = small or runs.METHODS[method]
     own = {**own, **changes}
     backbone = build(name, seed=0)
     backbone.module.requires_grad_(True).train()
-    sizes = sizes_of(method)
+    sizes = tuple(view["size"] for view in augment["views"] for _ in range(view["count"]))
     setup = Setup(feature_dim(backbone.module, 32), sizes, 16, 16, 1, 96, 10, 40, 20, name)
     made = make_method(backbone.module, {"name": method, **own}, setup, seed=0)
     generator = torch.Generator().manual_seed(1)
@@ -68,8 +61,26 @@ def method(request):
     return request.param
 
 
-def test_the_set_of_methods():
-    assert runs.modules() == sorted(runs.METHODS) and len(runs.METHODS) == 12
+def test_every_method_is_complete_with_one_file_and_one_recipe(method):
+    """A recipe in small is what a new method is tried with by all tests, so it has to work for those there are."""
+    assert issubclass(find_method(method), Method) and len(runs.METHODS) >= 12
+    made, batch = make(method, small=runs.recipe_in_small(method))
+    loss = one_update(made.train(), optimizer_of(made), batch, Step(0, 40, 20))
+    assert torch.isfinite(loss.value)
+
+
+def test_a_module_that_defines_no_method_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "of_mine").mkdir()
+    (tmp_path / "of_mine" / "empty.py").write_text("")
+    (tmp_path / "of_mine" / "half.py").write_text(
+        "from sslbench.train import method\nclass Method(method.Method): ...\n"
+    )
+    with pytest.raises(UsageError, match=r"empty\.py defines no pretraining method"):
+        find_method("of_mine.empty")
+    with pytest.raises(UsageError, match=r"half\.py: the class Method has no config_type"):
+        find_method("of_mine.half")
 
 
 def test_the_loss_falls_on_a_fixed_batch(method):

@@ -35,7 +35,7 @@ from sslbench.pretraining import PretrainSettings
 from sslbench.pretraining.networks import make_method, make_state
 from sslbench.train import schedules
 from sslbench.train import state as states
-from sslbench.train.loop import Plan, train
+from sslbench.train.loop import TrainingPlan, train
 from sslbench.train.method import Batch, Setup, Step
 
 RESNET = "resnet_basic_1-1-1-1w0.125"
@@ -102,7 +102,7 @@ def trained(method, backbone, changes):
     updates = UPDATES if settings.precision == "fp32" else 1
     state = start(settings, backbone, seed=0)
     schedule = schedules.constant(settings.optimizer.lr)
-    plan = Plan(
+    plan = TrainingPlan(
         steps=updates,
         per_epoch=2,
         lr=schedule,

@@ -13,10 +13,11 @@ from PIL import Image
 
 from sslbench.data import workers
 from sslbench.data.loading import loader
-from sslbench.data.loading.loader import batches, default_workers, scan
+from sslbench.data.loading.loader import batches, scan
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing
+from sslbench.runtime.workers import default_workers
 
 TINY = Preprocessing(resize=None, crop=(8, 8))
 

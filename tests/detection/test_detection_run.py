@@ -19,7 +19,8 @@ from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.detection.train import TrainingRun, check_processes, make_optimizer, precise_statistics, rate, train
 from sslbench.errors import DataError, UsageError
-from sslbench.train.loop import NotFiniteError, StoppedError
+from sslbench.runtime.signals import StoppedError
+from sslbench.train.loop import NotFiniteError
 
 
 def taken(data, used, start, stop, **options):

@@ -23,7 +23,8 @@ from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.names import from_detectron2, to_detectron2
 from sslbench.detection.train import TrainingRun, train
 from sslbench.errors import DataError
-from sslbench.train.loop import NotFiniteError, StoppedError
+from sslbench.runtime.signals import StoppedError
+from sslbench.train.loop import NotFiniteError
 
 
 @REAL

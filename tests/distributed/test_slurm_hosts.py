@@ -33,7 +33,7 @@ def test_as_scontrol_writes_them_out(nodes, expected):
     "nodes", ["", ",", "a,", ",a", "n[", "n[1", "n]", "n[]", "n[a-b]", "n[1-]", "n[1-2-3]", "n[[1]]", "a b"]
 )
 def test_anything_else_is_refused(nodes):
-    with pytest.raises(UsageError, match="is no list of hosts"):
+    with pytest.raises(UsageError, match="is not a SLURM host list"):
         hosts(nodes)
 
 

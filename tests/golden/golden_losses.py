@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from sslbench.methods import moco, moco_v3, simclr, swav
 from sslbench.methods._parts.classification import cross_entropy
+from sslbench.methods._parts.queue import enqueue_, shift_in
 
 Inputs = Mapping[str, Tensor]
 
@@ -112,7 +113,7 @@ def _moco(case: Case) -> None:
         if f"{precision}/queue_after" in wanted:
             x = {name: torch.from_numpy(value).to(dtype) for name, value in case.inputs().items()}
             queue = x["queue"].T.clone()
-            after = moco.enqueue_(queue, _unit(x[key]), pointer)
+            after = enqueue_(queue, _unit(x[key]), pointer)
             np.testing.assert_allclose(queue.T.numpy(), wanted[f"{precision}/queue_after"], rtol=0, atol=2e-7)
             assert after == wanted[f"{precision}/ptr_after"].item()
 
@@ -167,7 +168,7 @@ def _swav(case: Case) -> None:
         close(code.numpy(), recorded, rtol=1e-4, atol=1e-6)
     if "f32/queue_emb_after" in wanted:
         new = torch.stack([x["emb"].chunk(args["num_crops"])[view] for view in config.assign_views])
-        np.testing.assert_array_equal(swav.shift_in(x["queue_emb"], new).numpy(), wanted["f32/queue_emb_after"])
+        np.testing.assert_array_equal(shift_in(x["queue_emb"], new).numpy(), wanted["f32/queue_emb_after"])
 
 
 def _lightly_swav(case: Case) -> None:

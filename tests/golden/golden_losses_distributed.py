@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from sslbench.distributed.collectives import gather
 from sslbench.methods import moco, simclr, swav
+from sslbench.methods._parts.queue import enqueue_
 
 Arrays = dict[str, np.ndarray]
 Computation = Callable[[dict[str, Tensor], dict[str, object]], dict[str, Tensor]]
@@ -96,7 +97,7 @@ def _moco(x: dict[str, Tensor], args: dict[str, object]) -> dict[str, Tensor]:
 
     result = _with_gradients(x, ["query"], loss)
     queue = x["queue"].T.clone()
-    moco.enqueue_(queue, gather(x["key"]), args.get("queue_ptr", args.get("ptr", 0)))
+    enqueue_(queue, gather(x["key"]), args.get("queue_ptr", args.get("ptr", 0)))
     return {**result, "queue_after": queue.T}
 
 

@@ -102,7 +102,7 @@ def test_the_teacher_sees_only_its_own_views():
 @pytest.mark.parametrize("normalised", [True, False])
 def test_rows_of_the_last_layer_are_directions(normalised):
     config = dataclasses.replace(CONFIG, normalize_last_layer=normalised)
-    layer = dino.Head(8, config).last_layer
+    layer = dino.DinoHead(8, config).last_layer
     x = torch.randn(4, 16)
     before = layer(x)
     with torch.no_grad():

@@ -124,7 +124,7 @@ def test_one_process_says_that_nothing_is_shuffled(caplog):
     setup = setup_for(network())
     with caplog.at_level(logging.INFO, logger="sslbench"):
         moco.Method(network(), moco.Config(**SMALL), setup)
-    assert "no others to shuffle images with" in caplog.text
+    assert "images are not shuffled between processes" in caplog.text
 
 
 def _keys_of_two(rank, shuffle):

@@ -197,7 +197,7 @@ def test_several_sets_of_prototypes_are_averaged():
     [
         ({"assign_views": (0, 7)}, "assign_views is .0, 7., but the views are 0 to 3"),
         ({"assign_views": ()}, "assign_views is"),
-        ({"queue": 4}, "queue=4 is not for 1 processes with 8 images"),
+        ({"queue": 4}, "queue=4 does not fit 1 processes of 8 images"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes, message):

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import sslbench.methods
 from sslbench.config import build
+from sslbench.evaluation.pretraining import knn_evaluator
+from sslbench.library.recipes import compose_pretraining
+from sslbench.names import list_names
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
 
 RESNET = "resnet18w0.125"
@@ -16,8 +19,8 @@ PAIR = {"views": [{"count": 2, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
 CROPS = {"views": [*PAIR["views"], {"count": 2, "size": 16, "scale": [0.1, 0.3], "flip": 0.0}]}
 SINGLE = {"views": [{"count": 1, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
 
-# method -> its settings, views, backbone
-METHODS = {
+# Small settings, views and backbone of a method, where they are not its recipe's in small.
+CHOSEN = {
     "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
     "dino": (
@@ -38,8 +41,32 @@ METHODS = {
 
 
 def modules():
-    """The methods that exist."""
+    """Return the names of all methods."""
     return sorted(m.name for m in pkgutil.iter_modules(sslbench.methods.__path__) if not m.name.startswith("_"))
+
+
+def recipe_in_small(method):
+    """Return settings, views and backbone of a small run after the first recipe of a method in configs/method."""
+    recipes = [compose_pretraining(name, {}, {}).values for name in list_names("method")]
+    recipe = next(values for values in recipes if values["method"]["name"] == method)
+    own = {key: in_small(value) for key, value in recipe["method"].items() if key != "name"}
+    views = recipe["augment"]["views"]
+    largest = max(view["size"] for view in views)
+    small = [
+        {"count": view.get("count", 1), "size": 32 if view["size"] == largest else 16, "scale": [0.3, 1.0], "flip": 0.0}
+        for view in views
+    ]
+    return own, {"views": small}, VIT if recipe["backbone"].startswith("timm:vit") else RESNET
+
+
+def in_small(value):
+    """Return a setting with all whole numbers at most 64: widths, queues, prototypes."""
+    if isinstance(value, list | tuple):
+        return [in_small(entry) for entry in value]
+    return min(value, 64) if type(value) is int else value
+
+
+METHODS = {method: CHOSEN.get(method) or recipe_in_small(method) for method in modules()}
 
 
 def settings(method, /, **changes):
@@ -67,7 +94,7 @@ def run(method, out, *, limit=96, observers=(), eval_data=None, **changes):
     request = PretrainRequest(
         settings(method, **changes), data="sklearn:digits", out=Path(out), limit=limit, eval_data=eval_data
     )
-    return pretrain(request, command="test", observers=observers)
+    return pretrain(request, command="test", observers=observers, evaluator=knn_evaluator(request))
 
 
 def main():

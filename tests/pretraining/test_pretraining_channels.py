@@ -20,6 +20,7 @@ from sslbench.data.open import open_data
 from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, bands, ops, without_colours
 from sslbench.data.views.ops import make_view
 from sslbench.errors import SslbenchError, UsageError
+from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.library.recipes import compose_pretraining
 from sslbench.pretraining import PretrainRequest, prepare, pretrain
 
@@ -69,7 +70,7 @@ def test_what_comes_out_encodes_the_values_in_the_files(channels, dtype, tmp_pat
     data = str(tmp_path / "data")
     request = request_for("simclr", data, tmp_path / "out", channels, batch_size=8)
     request = PretrainRequest(request.settings, data, request.out, eval_data=data)
-    outcome = pretrain(request, command="test")
+    outcome = pretrain(request, command="test", evaluator=knn_evaluator(request))
     assert {record["step"] for record in outcome.evaluations} == {0, 4}
     top = np.iinfo(dtype).max
     whole = np.stack([written[name] for name in sorted(written)]).astype(np.float64) / top

@@ -20,8 +20,9 @@ from sslbench.backbones.load import load_backbone
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.pretraining import PretrainRequest, pretrain
 from sslbench.pretraining.settings import FREE, ROUNDING
+from sslbench.runtime.signals import StoppedError
 from sslbench.train import checkpoints
-from sslbench.train.loop import NotFiniteError, StoppedError
+from sslbench.train.loop import NotFiniteError
 from sslbench.weights.save import save
 
 

@@ -20,7 +20,8 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import linear_online
 from sslbench.protocols.linear_online import Settings, training
 from sslbench.protocols.linear_online import plan as planning
-from sslbench.train.loop import NotFiniteError, StoppedError
+from sslbench.runtime.signals import StoppedError
+from sslbench.train.loop import NotFiniteError
 
 QUICK = Settings(epochs=6, batch_size=16, lr=(0.3,), lr_scaling="none", flip=0.0)
 

@@ -189,7 +189,7 @@ def test_a_stored_and_restored_optimizer_goes_on_bit_by_bit(kind):
 
 def test_impossible_options():
     for bad in ({"lr": -1.0}, {"lr": 1.0, "trust_coefficient": 0.0}, {"lr": 1.0, "momentum": 0.0, "nesterov": True}):
-        with pytest.raises(ValueError, match=r"have to be|needs"):
+        with pytest.raises(ValueError, match=r"must be|needs"):
             LARS(parameters(0), **bad)
 
 

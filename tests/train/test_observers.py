@@ -1,11 +1,9 @@
 """Who follows a run: what the files hold after it, after a resume, and what the user is warned of."""
 
-import dataclasses
 import gzip
 import json
 import logging
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +14,8 @@ from sslbench.errors import UsageError
 from sslbench.train.collapse import Spread
 from sslbench.train.meter import Line
 from sslbench.train.method import Batch
-from sslbench.train.observers import json_lines, scalars
-from sslbench.train.observers.curve import Curve, curve
+from sslbench.train.observers import RunInfo, json_lines, scalars
+from sslbench.train.observers.curve import CurvePlot, curve
 from sslbench.train.observers.health import Health
 from sslbench.train.observers.json_lines import JsonLines
 from sslbench.train.observers.profile import WARM_UP, Profile
@@ -26,16 +24,10 @@ from sslbench.train.observers.views import Views
 from sslbench.train.observers.wandb import Wandb
 
 
-@dataclasses.dataclass
-class About:
-    """What a run says of itself."""
-
-    out: Path
-    steps: int = 40
-    per_epoch: int = 10
-    start: int = 0
-    images_per_update: int = 64
-    method: nn.Module = dataclasses.field(default_factory=lambda: nn.Linear(3, 2))
+def info(out, **changes):
+    """Facts about a run of 40 updates."""
+    values = {"method": nn.Linear(3, 2), "steps": 40, "per_epoch": 10, "start": 0, "images_per_update": 64, **changes}
+    return RunInfo(out, **values)
 
 
 def line(step, **changes):
@@ -69,7 +61,7 @@ def drive(observer, about, lines, records=()):
 def test_every_line_and_every_evaluation_stands_in_metrics_jsonl(tmp_path):
     path = tmp_path / "metrics.jsonl"
     scores = {"step": 10, "epoch": 1.0, "knn_top1": 91.5}
-    drive(JsonLines(path), About(tmp_path), [line(5), line(10, parts={"accuracy": 0.5}, gradient_norm=2.0)], [scores])
+    drive(JsonLines(path), info(tmp_path), [line(5), line(10, parts={"accuracy": 0.5}, gradient_norm=2.0)], [scores])
     first, second, third = (json.loads(text) for text in path.read_text().splitlines())
     assert (first["step"], first["epoch"], first["loss"], first["lr"]) == (5, 0.5, 1.0, 0.1)
     assert first["embedding_std"] == 0.9 and "gradient_norm" not in first and "memory" not in first
@@ -79,23 +71,23 @@ def test_every_line_and_every_evaluation_stands_in_metrics_jsonl(tmp_path):
 
 def test_after_a_resume_no_update_stands_twice(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    drive(JsonLines(path), About(tmp_path), [line(5), line(10)], [{"step": 10, "epoch": 1.0, "knn_top1": 90.0}])
+    drive(JsonLines(path), info(tmp_path), [line(5), line(10)], [{"step": 10, "epoch": 1.0, "knn_top1": 90.0}])
     with path.open("a") as file:  # killed between updates 15 and 20, in the middle of a line
         file.write(json.dumps(scalars(line(15, loss=9.0))) + "\n" + '{"step": 20, "lo')
-    drive(JsonLines(path), About(tmp_path, start=10), [line(15), line(20)])
+    drive(JsonLines(path), info(tmp_path, start=10), [line(15), line(20)])
     records = json_lines.read(path)
     assert [(r["step"], "loss" in r) for r in records] == [(5, True), (10, True), (10, False), (15, True), (20, True)]
     assert records[3]["loss"] == pytest.approx(5 / 15)
-    drive(JsonLines(path), About(tmp_path), [line(1)])
+    drive(JsonLines(path), info(tmp_path), [line(1)])
     assert [r["step"] for r in json_lines.read(path)] == [1], "a new run begins with an empty file"
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 @pytest.mark.parametrize("steps", [[7], [5, 10], range(1, 60)])
 def test_the_curve_is_drawn_from_one_point_on(tmp_path, steps):
-    observers = [JsonLines(tmp_path / "metrics.jsonl"), Curve()]
+    observers = [JsonLines(tmp_path / "metrics.jsonl"), CurvePlot()]
     for observer in observers:
-        observer.started(About(tmp_path))
+        observer.started(info(tmp_path))
         for step in steps:
             observer.line(line(step))
             observer.evaluated({"step": step, "epoch": step / 10, "knn_top1": 50.0 + step / 2})
@@ -109,8 +101,8 @@ def test_the_curve_is_drawn_from_one_point_on(tmp_path, steps):
 def test_a_curve_of_nothing_is_refused_and_a_run_with_nothing_left_draws_none(tmp_path):
     with pytest.raises(ValueError, match="nothing to draw"):
         curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
-    for observer in (JsonLines(tmp_path / "metrics.jsonl"), Curve()):
-        drive(observer, About(tmp_path, start=40), [])
+    for observer in (JsonLines(tmp_path / "metrics.jsonl"), CurvePlot()):
+        drive(observer, info(tmp_path, start=40), [])
     assert not (tmp_path / "curve.png").exists()
 
 
@@ -123,7 +115,7 @@ class Watched(nn.Module):
 
 def test_the_views_of_the_first_batch_are_drawn_as_they_were_before_normalisation(tmp_path):
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    about = About(tmp_path, method=Watched())
+    about = info(tmp_path, method=Watched())
     views = Views(tmp_path / "views.png", mean=mean, std=std)
     views.started(about)
     colour = torch.tensor([200, 100, 50])
@@ -135,7 +127,7 @@ def test_the_views_of_the_first_batch_are_drawn_as_they_were_before_normalisatio
     (tmp_path / "views.png").unlink()
     about.method(Batch((plain,), None, torch.arange(12)), None)
     continued = Views(tmp_path / "views.png", mean=mean, std=std)
-    continued.started(About(tmp_path, start=5, method=about.method))
+    continued.started(info(tmp_path, start=5, method=about.method))
     about.method(Batch((plain,), None, torch.arange(12)), None)
     assert not (tmp_path / "views.png").exists(), "only the first batch, and only of a new run"
 
@@ -148,8 +140,8 @@ def warnings(caplog, lines, about):
 
 def test_collapse_is_told_once_and_not_in_the_first_moments(tmp_path, caplog):
     flat = {"spread": Spread(0.01, 1.1)}
-    assert warnings(caplog, [line(1, epoch=0.05, **flat)], About(tmp_path)) == []
-    told = warnings(caplog, [line(5, **flat), line(10, **flat), line(15)], About(tmp_path))
+    assert warnings(caplog, [line(1, epoch=0.05, **flat)], info(tmp_path)) == []
+    told = warnings(caplog, [line(5, **flat), line(10, **flat), line(15)], info(tmp_path))
     assert len(told) == 1
     assert "update 5" in told[0] and "nearly the same" in told[0] and "optimizer.lr" in told[0]
 
@@ -157,14 +149,14 @@ def test_collapse_is_told_once_and_not_in_the_first_moments(tmp_path, caplog):
 def test_waiting_for_images_is_told_once_when_it_lasts(tmp_path, caplog):
     slow = {"waiting": 0.4}
     lines = [line(1, **slow), line(2, **slow), line(3), line(4, **slow)]
-    assert warnings(caplog, lines, About(tmp_path)) == [], "the first batches always have to be waited for"
-    told = warnings(caplog, [line(step, **slow) for step in range(1, 9)], About(tmp_path))
+    assert warnings(caplog, lines, info(tmp_path)) == [], "the first batches always have to be waited for"
+    told = warnings(caplog, [line(step, **slow) for step in range(1, 9)], info(tmp_path))
     assert len(told) == 1 and "40%" in told[0] and "--workers" in told[0]
 
 
 def test_replaced_images_are_told_as_a_rate_per_epoch(tmp_path, caplog):
     lines = [line(5, replaced=2), line(10, replaced=1), line(15), line(20), line(25, replaced=8)]
-    told = warnings(caplog, lines, About(tmp_path))
+    told = warnings(caplog, lines, info(tmp_path))
     assert [text.split(" could")[0] for text in told] == [
         "3 of the last 640 images (0.47%)",
         "8 of the last 320 images (2.50%)",
@@ -183,7 +175,7 @@ def run_updates(number):
 def test_a_profile_has_a_table_and_a_trace_of_the_updates_after_the_warm_up(tmp_path, caplog):
     profile = Profile(3, tmp_path / "out" / "profile.json.gz")
     with caplog.at_level(logging.INFO, logger="sslbench"):
-        profile.started(About(tmp_path))
+        profile.started(info(tmp_path))
         run_updates(WARM_UP + 10)
         profile.finished()
     (told,) = [record.getMessage() for record in caplog.records]
@@ -195,7 +187,7 @@ def test_a_profile_has_a_table_and_a_trace_of_the_updates_after_the_warm_up(tmp_
 
 def test_a_run_too_short_for_its_profile_says_so(tmp_path, caplog):
     profile = Profile(10, tmp_path / "profile.json")
-    profile.started(About(tmp_path, steps=8))
+    profile.started(info(tmp_path, steps=8))
     run_updates(WARM_UP + 2)
     profile.finished()
     run_updates(5)  # another run in the same process is not counted
@@ -218,7 +210,7 @@ def test_tensorboard_has_the_scalars_of_vissl_and_histograms_once_an_epoch(tmp_p
     pytest.importorskip("tensorboard", reason="tensorboard is not installed (pip install tensorboard)")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    about = About(tmp_path)
+    about = info(tmp_path)
     about.method(torch.ones(1, 3)).sum().backward()
     lines = [line(5), line(10, weight_decay=0.1), line(15)]
     drive(TensorBoard(tmp_path / "tb", histograms=True), about, lines, [{"step": 10, "epoch": 1.0, "knn_top1": 90.0}])
@@ -243,9 +235,9 @@ def test_wandb_works_offline_and_a_resumed_run_goes_on_in_the_same_one(tmp_path,
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     drive(
-        Wandb("tests", settings={"epochs": 4}), About(tmp_path), [line(5)], [{"step": 5, "epoch": 0.5, "knn_top1": 1.0}]
+        Wandb("tests", settings={"epochs": 4}), info(tmp_path), [line(5)], [{"step": 5, "epoch": 0.5, "knn_top1": 1.0}]
     )
     identity = (tmp_path / "wandb-run-id").read_text()
-    drive(Wandb("tests"), About(tmp_path, start=5), [line(10)])
+    drive(Wandb("tests"), info(tmp_path, start=5), [line(10)])
     assert (tmp_path / "wandb-run-id").read_text() == identity
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) >= 1

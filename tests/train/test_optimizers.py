@@ -143,18 +143,18 @@ def test_a_frozen_block_does_not_move_the_others():
 def test_what_cannot_be_grouped_is_refused():
     with pytest.raises(UsageError, match=r"layer_decay needs a backbone of numbered blocks.*\n.*layer_decay=null"):
         parameter_groups(small(), OptimizerSettings(layer_decay=0.5))
-    with pytest.raises(UsageError, match="nothing is left to train"):
+    with pytest.raises(UsageError, match="no parameter is trainable"):
         parameter_groups(small().requires_grad_(False), OptimizerSettings())
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": -0.1}, "optimizer.lr has to be 0 or more"),
+        ({"lr": -0.1}, "optimizer.lr must be 0 or more"),
         ({"lr": float("nan")}, "optimizer.lr"),
-        ({"base_batch_size": 0}, "optimizer.base_batch_size has to be above 0"),
-        ({"layer_decay": 0.0}, "optimizer.layer_decay has to be above 0"),
-        ({"momentum": 1.0}, "optimizer.momentum has to be from 0 to below 1"),
+        ({"base_batch_size": 0}, "optimizer.base_batch_size must be above 0"),
+        ({"layer_decay": 0.0}, "optimizer.layer_decay must be above 0"),
+        ({"momentum": 1.0}, "optimizer.momentum must be from 0 to below 1"),
         ({"betas": (0.9, 1.5)}, "optimizer.betas"),
         ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum"),
     ],

@@ -50,7 +50,7 @@ def test_processes_that_see_different_folders_end_with_one_message(tmp_path):
         assert "process 1 on" in message and "cannot read" in message and "file system that their machines" in message
     checkpoints.write(paths[1], 8, {"number": 88}, keep=9)
     for message, _ in two_processes.run(resumed_as_seen, paths[0], paths[1]):
-        assert "is another file for process 1 on" in message
+        assert "differs between process 1 on" in message
 
 
 def resumed_as_seen(rank, first, second):

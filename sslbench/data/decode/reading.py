@@ -1,12 +1,9 @@
 """Settings of image reading, apart from the decoder, so that listing images does not load torch."""
 
 import dataclasses
-from typing import Literal
 
 from sslbench.preprocessing import MAX_PIXELS
-
-StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
-"""Start method of worker processes; see multiprocessing's documentation."""
+from sslbench.runtime.workers import StartMethod
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Batches of augmented views, made in a worker process or in this one."""
 
-import contextlib
 import dataclasses
 import multiprocessing
 import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from sslbench.data.views import Augment
 from sslbench.data.views.ops import make_view
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
+from sslbench.runtime.seeds import preserved_random_states
 
 Indices = npt.NDArray[np.int64]
 Item = tuple[int, Indices] | tuple[int, Indices, Indices]
@@ -160,7 +160,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
 
     def __getitem__(self, item: Item) -> RawBatch | SslbenchError:
         try:
-            with _restored_random_state():
+            with preserved_random_states():
                 return self._batch(*item)
         except SslbenchError as error:
             return error
@@ -228,18 +228,6 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         torch.default_generator.manual_seed(first)  # torch.manual_seed would set up CUDA's as well
         np.random.seed(second % 2**32)
         random.seed(third)
-
-
-@contextlib.contextmanager
-def _restored_random_state() -> Iterator[None]:
-    """Restore the global random states after the block: without workers they belong to the caller."""
-    states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
 
 
 def start_worker(worker: int) -> None:

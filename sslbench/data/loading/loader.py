@@ -11,15 +11,15 @@ from torch.utils.data import Dataset
 
 from sslbench.data.decode.handlers import DEFAULT, PictureDecoder, Reading, make_decoder, picture_decoder, picture_of
 from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage, UnreadFile, Wanted
-from sslbench.data.decode.reading import StartMethod
 from sslbench.data.decode.transforms import check_resized, resize_and_crop
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Images, Source
-from sslbench.data.workers import default_workers, run
+from sslbench.data.workers import run
 from sslbench.errors import DataError, SslbenchError
 from sslbench.preprocessing import Preprocessing
+from sslbench.runtime.workers import StartMethod
 
-__all__ = ["Batch", "StartMethod", "Unreadable", "batches", "default_workers", "read", "run", "scan"]
+__all__ = ["Batch", "Unreadable", "batches", "read", "run", "scan"]
 
 Unreadable = tuple[int, str, str]
 """(index in the source, path, reason)"""

@@ -19,7 +19,6 @@ from sslbench.detection.detectron2.data import registered
 from sslbench.detection.detectron2.evaluate import Variants, detect
 from sslbench.detection.detectron2.library import load, own_log, probe
 from sslbench.detection.detectron2.weights import load_weights
-from sslbench.detection.evaluate import Progress
 from sslbench.detection.log import Watch
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
@@ -28,7 +27,8 @@ from sslbench.detection.recipe import DetectionRecipe
 from sslbench.detection.train import Trained, TrainingRun
 from sslbench.distributed.collectives import rank, world_size
 from sslbench.metrics.detection import Detections
-from sslbench.train.state import random_states, restore_random_states
+from sslbench.runtime.progress import Progress
+from sslbench.runtime.seeds import preserved_random_states
 from sslbench.weights.fill import fill
 from sslbench.weights.save import new_file
 
@@ -81,12 +81,8 @@ def check_configuration(
     """
     configuration = configured(backbone, recipe, 1, given, device=device, processes=processes)
     on_cpu = configured_for(configuration, "cpu")
-    states = random_states("cpu")
-    try:
-        with own_log(None):
-            load_weights(build_model(on_cpu), backbone)
-    finally:
-        restore_random_states(states)
+    with preserved_random_states(), own_log(None):
+        load_weights(build_model(on_cpu), backbone)
     return configuration
 
 
@@ -127,31 +123,28 @@ def run(
     """
     device, classes = training.device, len(data.train.classes)
     configuration = configured(backbone, recipe, classes, given, device=device, processes=world_size())
-    states = random_states(device.type)
     folder = training.folder
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="sslbench-") as scratch,
-            own_log(folder / _LOG if rank() == 0 else None),
-            registered(data, configuration.cfg, Path(scratch)) as cfg,
-        ):
-            _join()
-            whole = dataclasses.replace(configuration, cfg=cfg)
-            load("utils.env").seed_all_rng(training.seed)  # every process begins with the same heads
-            model = build_model(whole)
-            taken = load_weights(model, backbone)
-            log.info(taken)
-            if rank() == 0:
-                _write_configuration(configuration, stem)
-            trained = train.train(model, whole, recipe, data.train, training, watch)
-            began = time.perf_counter()
-            found, variants = detect(model, cfg, data.test, workers=training.workers, progress=progress)
-            seconds = time.perf_counter() - began
-            notes = _notes(configuration, data, stem, taken)
-            state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-            return Ran(trained, found, seconds, variants, notes, state)
-    finally:
-        restore_random_states(states)
+    with (
+        preserved_random_states(device.type),
+        tempfile.TemporaryDirectory(prefix="sslbench-") as scratch,
+        own_log(folder / _LOG if rank() == 0 else None),
+        registered(data, configuration.cfg, Path(scratch)) as cfg,
+    ):
+        _join()
+        whole = dataclasses.replace(configuration, cfg=cfg)
+        load("utils.env").seed_all_rng(training.seed)  # every process begins with the same heads
+        model = build_model(whole)
+        taken = load_weights(model, backbone)
+        log.info(taken)
+        if rank() == 0:
+            _write_configuration(configuration, stem)
+        trained = train.train(model, whole, recipe, data.train, training, watch)
+        began = time.perf_counter()
+        found, variants = detect(model, cfg, data.test, workers=training.workers, progress=progress)
+        seconds = time.perf_counter() - began
+        notes = _notes(configuration, data, stem, taken)
+        state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+        return Ran(trained, found, seconds, variants, notes, state)
 
 
 def as_detector(

@@ -10,10 +10,11 @@ import numpy as np
 from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.detectron2.data import TEST, test_loader
 from sslbench.detection.detectron2.library import load
-from sslbench.detection.evaluate import Progress, joined
+from sslbench.detection.evaluate import joined
 from sslbench.distributed.collectives import gather_objects, world_size
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection import masks as rle
+from sslbench.runtime.progress import Progress
 
 Variants = dict[str, dict[str, float | None]]
 _KINDS = {"bbox": "boxes", "segm": "masks"}

@@ -17,14 +17,14 @@ from sslbench.detection.detectron2.library import load
 from sslbench.detection.log import Meter, MetricsFile, Watch
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.detection.train import Trained, TrainingRun
-from sslbench.distributed.collectives import max_, rank, world_size
+from sslbench.distributed.collectives import rank
 from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
 from sslbench.errors import UsageError
+from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process, stop_signals
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import SIGNAL_CHECK, NotFiniteError, StoppedError
+from sslbench.train.loop import NotFiniteError
 from sslbench.train.resume import continue_from, newest_whole
-from sslbench.train.signals import stop_signals
 
 _KEEP = 2  # checkpoints
 BACKEND = "detectron2"
@@ -162,24 +162,13 @@ def _last_hook(
                 line = meter.line(done, losses, values["total_loss"], float(values["lr"]))
                 for told in watchers:
                     told(line)
-            stop = _signalled(signal_number, done, run.device)
+            stop = signal_on_any_process(signal_number, run.device, compare=done % SIGNAL_INTERVAL == 0)
             if stop or last or done % run.save_every == 0:
                 _save(model, self.trainer, run, done)
             if stop and not last:
-                raise StoppedError(
-                    f"stopped by signal {stop} after iteration {done} of {recipe.iterations}; everything is saved",
-                    "Run the same command again to continue.",
-                    128 + stop,
-                )
+                raise StoppedError(stop, f"iteration {done} of {recipe.iterations}")
 
     return Last()
-
-
-def _signalled(signal_number: Callable[[], int], done: int, device: torch.device) -> int:
-    """Return the signal that any process received; processes compare at intervals only."""
-    if world_size() == 1:
-        return signal_number()
-    return 0 if done % SIGNAL_CHECK else int(max_(torch.tensor(signal_number(), device=device)))
 
 
 def _save(model: Any, trainer: Any, run: TrainingRun, done: int) -> None:

@@ -9,6 +9,7 @@ from sslbench.detection.models.layers import Norm, synchronised
 from sslbench.detection.models.rpn import RegionProposalNetwork
 from sslbench.detection.recipe import DetectionRecipe, check, resolved
 from sslbench.errors import UsageError
+from sslbench.runtime.seeds import seeded
 
 
 def build_detector(
@@ -35,8 +36,7 @@ def build_detector(
     if n_classes < 1:
         raise UsageError(f"a detector of {n_classes} classes")
     full = resolved(recipe)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         detector = _build(backbone, full, n_classes)
     target = torch.device(device)
     if full.norm == "sync":

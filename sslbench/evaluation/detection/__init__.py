@@ -14,7 +14,6 @@ from typing import Any
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.data.decode.handlers import Reading
-from sslbench.data.loading import loader
 from sslbench.data.splits.objects import TrainTestObjects, split_objects
 from sslbench.detection.evaluate import draw, score
 from sslbench.detection.log import Line, Watch
@@ -32,9 +31,10 @@ from sslbench.evaluation.floors import UNTRAINED_SEED
 from sslbench.evaluation.prepare import with_preprocessing
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings
-from sslbench.evaluation.run import Progress
 from sslbench.metrics.detection.files import write_results
 from sslbench.results import Result, records
+from sslbench.runtime.progress import Progress
+from sslbench.runtime.workers import default_workers
 
 __all__ = [
     "DetectionRequest",
@@ -263,7 +263,6 @@ def _measure(
 def _workers(run: RunSettings) -> int:
     if run.workers != "auto":
         return run.workers
-    cores = loader.default_workers()
     if run.torch_device().type == "cpu":
         return 0
-    return max(cores // this_process().world, 1)
+    return max(default_workers() // this_process().world, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.detection.detectron2.library import require
-from sslbench.detection.evaluate import Progress, detect
+from sslbench.detection.evaluate import detect
 from sslbench.detection.log import Watch
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
@@ -18,6 +18,7 @@ from sslbench.evaluation.detection.request import DetectionRequest, PreparedDete
 from sslbench.evaluation.request import RunSettings
 from sslbench.metrics.detection import Detections
 from sslbench.results import plain
+from sslbench.runtime.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from sslbench import detection
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.objects.types import ObjectSource
-from sslbench.detection.evaluate import Progress, detect
+from sslbench.detection.evaluate import detect
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DetectionRecipe, what_is_trained
 from sslbench.detection.saved import SUFFIX, About, read_detector, save_detector
@@ -24,6 +24,7 @@ from sslbench.evaluation.record import benchmark_used, hardware, weights_used
 from sslbench.identity import Measurement, record_id
 from sslbench.metrics.detection import DetectionScores
 from sslbench.results import DataPart, DataUsed, Metric, ProtocolUsed, Result, percent, plain, records
+from sslbench.runtime.progress import Progress
 
 _HEADLINE = "AP"
 

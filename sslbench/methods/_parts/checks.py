@@ -1,19 +1,19 @@
-"""What methods ask of a run: one message when a method is built instead of an error in the middle of training."""
+"""Requirements of methods, checked before a method is built."""
 
 from sslbench.errors import UsageError
 from sslbench.train.method import Setup
 
 
 def need_views(setup: Setup, count: int, *, method: str) -> None:
-    """Refuses augmentations with another number of views.
+    """Require a number of views.
 
     Args:
-        setup: its sizes are counted.
-        count: of views.
-        method: its name, which is also the name of the published augmentation.
+        setup: the run.
+        count: number of views.
+        method: name of the method and of its published augmentation.
 
     Raises:
-        UsageError: naming both numbers.
+        UsageError: the augmentation makes another number of views.
     """
     if len(setup.sizes) != count:
         raise UsageError(
@@ -24,10 +24,10 @@ def need_views(setup: Setup, count: int, *, method: str) -> None:
 
 
 def need_several_images(setup: Setup, *, method: str) -> None:
-    """Refuses forward passes over one image where a method normalises over the images of a batch.
+    """Require at least two images per forward pass, for methods that normalise over a batch.
 
     Raises:
-        UsageError: naming batch_size.
+        UsageError: a forward pass has one image.
     """
     if setup.batch_size < 2:
         raise UsageError(
@@ -37,10 +37,10 @@ def need_several_images(setup: Setup, *, method: str) -> None:
 
 
 def need_view_pairs(setup: Setup, *, method: str) -> None:
-    """Refuses augmentations with a single view.
+    """Require at least two views.
 
     Raises:
-        UsageError: there is one view of every image.
+        UsageError: the augmentation makes a single view.
     """
     if len(setup.sizes) < 2:
         raise UsageError(
@@ -50,7 +50,7 @@ def need_view_pairs(setup: Setup, *, method: str) -> None:
 
 
 def need_negatives(setup: Setup, *, method: str) -> None:
-    """Refuses forward passes over a single image: there is nothing to contrast it with.
+    """Require at least two images in the forward passes of all processes, for methods that contrast images.
 
     Raises:
         UsageError: all processes together see one image at a time.

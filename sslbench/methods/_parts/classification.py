@@ -1,4 +1,4 @@
-"""What methods with a classifier on top share."""
+"""Loss and accuracy of methods that train a classifier."""
 
 import torch
 from torch import Tensor
@@ -9,17 +9,20 @@ from sslbench.methods._parts.precision import in_float32
 
 @in_float32
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Mean cross entropy of (B, C) logits; label -1 does not count.
+    """Return the mean cross entropy; samples with label -1 are ignored.
+
+    >>> round(float(cross_entropy(torch.zeros(2, 4), torch.tensor([1, 3]))), 4)  # log(4)
+    1.3863
 
     Args:
         logits: (B, C).
         labels: int64 (B,).
-        smoothing: share of the target that is spread over all C classes (Szegedy et al. 2016, section 7).
+        smoothing: fraction of the target spread over all C classes (Szegedy et al. 2016, section 7).
     """
     return functional.cross_entropy(logits, labels, ignore_index=-1, label_smoothing=smoothing)
 
 
 @torch.no_grad()
 def top1(logits: Tensor, labels: Tensor) -> Tensor:
-    """Percentage of the (B, C) logits whose largest is at the label."""
+    """Return the top-1 accuracy of (B, C) logits in percent."""
     return (logits.argmax(dim=1) == labels).float().mean() * 100

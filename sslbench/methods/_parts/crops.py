@@ -1,4 +1,4 @@
-"""Several crops through one network."""
+"""Forward passes over views of several sizes."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -8,11 +8,10 @@ from torch import Tensor
 
 
 def encode(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What a network gives for every view, with one forward pass for each run of views of one size.
+    """Return the features of every view, with one forward pass per run of views of the same size.
 
-    One pass over large batches is faster than one per view. BatchNorm then sees the views of one size together, as in
-    the published code of SimCLR, SwAV and DINO; a method whose code normalises each view alone calls the network
-    itself.
+    Large batches are faster than one pass per view. BatchNorm then normalises over all views of one size, as in the
+    published code of SimCLR, SwAV and DINO; a method that normalises each view separately calls the network itself.
 
     Args:
         network: images (n, C, h, w) -> (n, D).

@@ -1,4 +1,4 @@
-"""What stands between a backbone and a loss: projection and prediction MLPs, and prototypes."""
+"""Heads on a backbone: projection and prediction MLPs, and prototypes."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ def mlp(
     last_bias: bool = True,
     activation: type[nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
-    """Linear layers with an activation between them: (B, widths[0]) -> (B, widths[-1]).
+    """Return linear layers with activations between them: (B, widths[0]) -> (B, widths[-1]).
 
     Args:
-        widths: input, hidden and output dimension; two numbers make one linear layer.
+        widths: input, hidden and output dimensions; two numbers make a single linear layer.
         norm: BatchNorm between each hidden linear layer and its activation.
-        last_norm: BatchNorm after the last layer: none, plain (no learnt scale and shift) or affine.
-        bias: of the hidden linear layers (a BatchNorm behind them makes it superfluous).
-        last_bias: of the last linear layer.
-        activation: between the layers, not behind the last.
+        last_norm: BatchNorm after the last layer: none, plain (without learnt scale and shift) or affine.
+        bias: add biases to the hidden linear layers; a following BatchNorm makes them redundant.
+        last_bias: add a bias to the last linear layer.
+        activation: activation between the layers.
 
     Returns:
-        A plain Sequential; its keys count the layers, as in the published code of MoCo, SimSiam and Barlow Twins.
+        A Sequential whose keys count the layers, as in the published code of MoCo, SimSiam and Barlow Twins.
     """
     layers: list[nn.Module] = []
     for width_in, width_out in itertools.pairwise(widths[:-1]):
@@ -43,11 +43,11 @@ def mlp(
 
 
 class Prototypes(nn.Module):
-    """Vectors that embeddings are compared with: bias-free linear layers, several side by side if wanted.
+    """One or several sets of prototypes, each a linear layer without bias.
 
     Args:
-        dim: of the embeddings.
-        counts: number of prototypes of each layer.
+        dim: dimension of the embeddings.
+        counts: number of prototypes in each set.
     """
 
     def __init__(self, dim: int, counts: Sequence[int]) -> None:
@@ -55,11 +55,11 @@ class Prototypes(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(dim, count, bias=False) for count in counts)
 
     def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
-        """(B, dim) -> a (B, count) for each layer."""
+        """Return the scores (B, count) of embeddings (B, dim) for each set."""
         return tuple(layer(embeddings) for layer in self.layers)
 
     @torch.no_grad()
     def normalize_(self) -> None:
-        """Gives every prototype length 1, so that its product with a unit embedding is a cosine."""
+        """Scale every prototype to length 1, so that its product with a unit embedding is a cosine."""
         for parameter in self.parameters():
             parameter.copy_(functional.normalize(parameter, dim=1))

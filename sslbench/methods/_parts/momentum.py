@@ -1,4 +1,4 @@
-"""Momentum copies: a network that follows another one slowly (mean teacher, momentum encoder, target network)."""
+"""Momentum copies: exponential moving averages of a network (mean teacher, momentum encoder, target network)."""
 
 import copy as copying
 import math
@@ -12,10 +12,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def copy_of(module: M) -> M:
-    """A deep copy whose parameters get no gradient: neither the optimizer nor DistributedDataParallel sees them.
+    """Return a deep copy without gradients, which the optimizer and DistributedDataParallel ignore.
 
-    Dropout and stochastic depth are switched off in it, because targets should not be noisy (DINO builds its teacher
-    without them). BatchNorm keeps the mode that training gives it.
+    Dropout and stochastic depth are disabled, since targets should not be noisy (DINO builds its teacher without
+    them). BatchNorm follows the training mode.
     """
     copy = copying.deepcopy(module)
     copy.requires_grad_(False)
@@ -29,16 +29,20 @@ def copy_of(module: M) -> M:
 
 @torch.no_grad()
 def update(copy: nn.Module, module: nn.Module, momentum: float) -> None:
-    """In place: copy <- momentum * copy + (1 - momentum) * module, for every parameter.
+    """Update every parameter in place: copy <- momentum * copy + (1 - momentum) * module.
 
-    Buffers are left alone: BatchNorm in the copy keeps statistics of what the copy itself has seen.
+    Buffers are not updated: BatchNorm in the copy keeps statistics of its own inputs.
     """
-    ours: list[Tensor] = list(copy.parameters())
-    theirs: list[Tensor] = list(module.parameters())
-    if ours:
-        torch._foreach_lerp_(ours, theirs, 1 - momentum)
+    averaged: list[Tensor] = list(copy.parameters())
+    current: list[Tensor] = list(module.parameters())
+    if averaged:
+        torch._foreach_lerp_(averaged, current, 1 - momentum)
 
 
 def cosine_momentum(start: float, end: float, where: float) -> float:
-    """Half a cosine from `start` (at where = 0) to `end` (at where = 1): BYOL, arXiv 2006.07733, section 3.2."""
+    """Return the momentum on half a cosine from `start` (where = 0) to `end` (where = 1): BYOL, section 3.2.
+
+    >>> round(cosine_momentum(0.99, 1.0, 0.5), 6)
+    0.995
+    """
     return end - (end - start) * (math.cos(math.pi * where) + 1) / 2

@@ -1,4 +1,4 @@
-"""Losses in full precision, whatever precision the networks run in."""
+"""Losses in full precision, independent of the precision of the networks."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,10 +13,10 @@ R = TypeVar("R")
 
 
 def in_float32(function: Callable[P, R]) -> Callable[P, R]:
-    """Runs a function of tensors outside autocast, with half-precision tensors as float32; float64 stays float64.
+    """Run a function outside autocast, with half-precision arguments converted to float32; float64 is kept.
 
-    Under autocast the matrix products of a loss would run in half precision even on float32 tensors. Tensors may lie
-    in lists, tuples and dictionaries.
+    Autocast would compute the matrix products of a loss in half precision even on float32 tensors. Arguments may be
+    tensors, or lists, tuples and dictionaries of tensors.
     """
 
     @functools.wraps(function)
@@ -31,7 +31,7 @@ def in_float32(function: Callable[P, R]) -> Callable[P, R]:
 
 @in_float32
 def unit_length(x: Tensor) -> Tensor:
-    """Return the rows of a (n, d) tensor divided by their lengths."""
+    """Return the rows of a (n, d) tensor scaled to length 1."""
     return functional.normalize(x, dim=1)
 
 

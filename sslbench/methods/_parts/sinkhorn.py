@@ -1,4 +1,4 @@
-"""Sinkhorn-Knopp: soft assignments of all samples to prototypes that use every prototype equally (or as prescribed)."""
+"""Sinkhorn-Knopp: soft assignments of samples to prototypes with prescribed, by default equal, shares."""
 
 import torch
 from torch import Tensor
@@ -8,20 +8,24 @@ from sslbench.distributed.collectives import max_, sum_
 
 @torch.no_grad()
 def sinkhorn(scores: Tensor, *, epsilon: float, iterations: int, power_law: float = 0.0) -> Tensor:
-    """Assignments of this process's samples, balanced over the samples of all processes (SwAV, eq. 3 to 5).
+    """Return the assignments of this process's samples, balanced over all processes (SwAV, eq. 3 to 5).
 
-    Starts from exp(scores / epsilon); each iteration scales the prototypes to their shares and then the samples to 1.
-    Computed with logarithms: no score overflows, and none that is far below the best underflows to a division by zero,
-    for any epsilon. The exponential form of the published code gives the same numbers where it gives numbers.
+    The iterations start from exp(scores / epsilon); each scales the prototypes to their shares and then the samples to
+    1. They are computed with logarithms, so that no score overflows or underflows for any epsilon; where the published
+    exponential form is finite, the results are equal.
+
+    >>> codes = sinkhorn(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), epsilon=0.05, iterations=3)
+    >>> [[round(code, 3) for code in row] for row in codes.tolist()]  # both prototypes get the same share
+    [[0.5, 0.5], [0.5, 0.5]]
 
     Args:
-        scores: (n, K), similarities of this process's samples with the prototypes; n may differ between processes.
-        epsilon: smaller is sharper.
-        iterations: 0 gives softmax(scores / epsilon).
-        power_law: prototype i gets a share proportional to (i + 1) ** -power_law; 0 means equal shares.
+        scores: (n, K), similarities of this process's samples and the prototypes; n may differ between processes.
+        epsilon: weight of the entropy; smaller values give sharper assignments.
+        iterations: number of iterations; 0 gives softmax(scores / epsilon).
+        power_law: exponent of the shares: prototype i gets (i + 1) ** -power_law; 0 gives equal shares.
 
     Returns:
-        (n, K), rows sum to 1; in the dtype of `scores`.
+        (n, K) in the dtype of `scores`; rows sum to 1.
     """
     rank_of_prototype = torch.arange(1, scores.shape[1] + 1, device=scores.device, dtype=scores.dtype)
     log_share = (-power_law * rank_of_prototype.log()).log_softmax(dim=0)
@@ -33,6 +37,6 @@ def sinkhorn(scores: Tensor, *, epsilon: float, iterations: int, power_law: floa
 
 
 def _log_sum_over_samples(x: Tensor) -> Tensor:
-    """log(sum(exp(x))) over the rows of all processes: (n, K) -> (K,)."""
+    """Return log(sum(exp(x))) over the rows of all processes: (n, K) -> (K,)."""
     shift = max_(x.amax(dim=0))
     return sum_((x - shift).exp().sum(dim=0)).log() + shift

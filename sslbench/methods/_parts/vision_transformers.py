@@ -1,4 +1,4 @@
-"""Initial weights of vision transformers as MAE and MoCo v3 publish them: Xavier's, and fixed positions."""
+"""Initial weights of vision transformers in MAE and MoCo v3: Xavier initialisation and fixed positions."""
 
 import torch
 from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
@@ -7,19 +7,19 @@ from torch import Tensor, nn
 
 
 def sincos(grid: tuple[int, int], dim: int) -> Tensor:
-    """Return position embeddings (1, patches, dim) of sines and cosines in two directions; `dim` divides by 4."""
+    """Return position embeddings (1, patches, dim) of sines and cosines in two directions; `dim` is a multiple of 4."""
     positions: Tensor = build_sincos2d_pos_embed(list(grid), dim=dim)
     return positions[None]
 
 
 @torch.no_grad()
 def initialise(vit: VisionTransformer, *, class_token_std: float, separate_qkv: bool) -> None:
-    """Draw linear layers and the patch projection from Xavier's uniform distribution; biases of linear layers are 0.
+    """Initialise linear layers and the patch projection with Xavier's uniform distribution, biases with 0.
 
     Args:
-        vit: changed in place; its position embeddings are left alone.
-        class_token_std: of the class token, which is drawn from a normal distribution.
-        separate_qkv: queries, keys and values count as three matrices (MoCo v3), not as one (MAE).
+        vit: network, changed in place; its position embeddings are kept.
+        class_token_std: standard deviation of the normal distribution of the class token.
+        separate_qkv: initialise queries, keys and values as three matrices (MoCo v3) instead of one (MAE).
     """
     for module in vit.modules():
         if isinstance(module, nn.Linear):
@@ -38,7 +38,7 @@ def initialise(vit: VisionTransformer, *, class_token_std: float, separate_qkv: 
 
 @torch.no_grad()
 def fix_positions(vit: VisionTransformer, *, loaded: bool) -> None:
-    """Make the position embeddings sines and cosines, unless they were loaded; in any case they are not trained."""
+    """Set the position embeddings to sines and cosines, unless they were loaded, and freeze them."""
     grid = vit.patch_embed.grid_size
     if vit.pos_embed is None:
         return

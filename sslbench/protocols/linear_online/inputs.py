@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, forward_layers, hooked, resolve_layers, run
 from sslbench.backbones.pools import Pool
-from sslbench.backbones.speed import Encoder, Precision, prepare
+from sslbench.backbones.speed import Encoder, prepare
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import UsageError
+from sslbench.runtime.device import Precision
 
 _NORM = "norm"
 

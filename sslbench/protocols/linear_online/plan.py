@@ -18,7 +18,6 @@ from sslbench.data.loading import loader
 from sslbench.data.loading.probing import EpochBatches, evaluation_view
 from sslbench.data.source import Source
 from sslbench.data.views import View
-from sslbench.data.workers import StartMethod
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
@@ -26,6 +25,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.selection import holdout_rows, no_holdout
 from sslbench.protocols.linear_online.heads import Bank, Head, Heads, Norm
 from sslbench.protocols.linear_online.inputs import Input, block_inputs, layer_inputs
+from sslbench.runtime.workers import StartMethod
 from sslbench.train import schedules
 from sslbench.train.optimizers import OptimizerSettings
 

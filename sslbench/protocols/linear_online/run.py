@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,12 @@ from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.protocols.linear_online.scoring import Chosen, Scored, candidates, choose, score
 from sslbench.protocols.linear_online.training import Training, train, unreadable_images
 from sslbench.results import Outcome
+from sslbench.runtime.progress import Progress, stage_progress
 
 if TYPE_CHECKING:
     from sslbench.protocols.linear_online.settings import Settings
 
 log = logging.getLogger("sslbench")
-Progress = Callable[[str, int, int], None]
 
 
 def run(
@@ -59,7 +59,7 @@ def run(
         optimizer=planning.optimizer_settings(settings),
         folder=folder,
         unreadable=lambda: unreadable_images(whole, backbone.preprocessing, engine),
-        progress=_report(progress, f"{backbone.name}: training heads on {whole.name}"),
+        progress=stage_progress(progress, f"{backbone.name}: training heads on {whole.name}"),
     )
     inputs = tuple({plan.input.name: plan.input for plan in plans}.values())
     side = planning.evaluation_side(fit, backbone.preprocessing)
@@ -73,7 +73,7 @@ def run(
     train(heads, encode, fit, batches, plan)
 
     def scored(source: Source, wanted: Sequence[int], what: str) -> Scored:
-        report = _report(progress, f"{backbone.name}: {what} {source.name}")
+        report = stage_progress(progress, f"{backbone.name}: {what} {source.name}")
         return score(heads, encode, source, backbone.preprocessing, engine, wanted=wanted, progress=report)
 
     found = candidates(plans, settings, heads.finite())
@@ -91,10 +91,6 @@ def run(
     )
     notes = [trained, f"The train score is that of {len(sample):,} samples with the evaluation transform."]
     return {row: _outcome(each, on_test, on_train, test, settings, seed, notes) for row, each in chosen.items()}
-
-
-def _report(progress: Progress | None, what: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else lambda done, total: progress(what, done, total)
 
 
 def _sample(source: Source, most: int, seed: int) -> Source:

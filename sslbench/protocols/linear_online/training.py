@@ -16,7 +16,7 @@ from sslbench.data.loading import loader
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.loading.probing import EpochBatches
 from sslbench.data.source import Source
-from sslbench.distributed.collectives import max_, rank, sum_, world_size
+from sslbench.distributed.collectives import rank, sum_, world_size
 from sslbench.distributed.parallel import load_module_state, module_state
 from sslbench.errors import BackboneError, DataError
 from sslbench.features.extract import ExtractSettings
@@ -24,13 +24,13 @@ from sslbench.features.skipped import unreadable_error
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.linear_online.heads import Heads
 from sslbench.protocols.linear_online.inputs import InputEncoder
+from sslbench.runtime.signals import StoppedError, signal_on_any_process, stop_signals
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import NotFiniteError, StoppedError
+from sslbench.train.loop import NotFiniteError
 from sslbench.train.optimizers import OptimizerSettings, make_optimizer, set_rates
 from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.schedules import Schedule
-from sslbench.train.signals import stop_signals
 
 log = logging.getLogger("sslbench")
 
@@ -101,14 +101,10 @@ def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatche
             done = index + 1
             if run.is_time_to_look(done):
                 run.look(losses, features, done)
-            stop = _signalled(signal_number, done, losses.device)
+            stop = signal_on_any_process(signal_number, losses.device, compare=done % CHECK_EVERY == 0)
             run.save(done, now=bool(stop) and done < plan.updates)
             if stop and done < plan.updates:
-                raise StoppedError(
-                    f"stopped by signal {stop} after update {done} of {plan.updates}; everything is saved",
-                    "Run the same command again to continue.",
-                    128 + stop,
-                )
+                raise StoppedError(stop, f"update {done} of {plan.updates}")
     if encode.state_sha256() != frozen:
         # What was saved on the way is wrong too, and must not be continued.
         for file in checkpoints.files(plan.folder) if rank() == 0 else ():
@@ -200,13 +196,6 @@ def _resume(heads: Heads, optimizer: torch.optim.Optimizer, plan: Training) -> i
     done = int(content["step"])
     continue_from(plan.folder, path, done)
     return done
-
-
-def _signalled(signal_number: Callable[[], int], done: int, device: torch.device) -> int:
-    """The signal that any of the processes got, or 0; several processes only compare now and then."""
-    if world_size() == 1:
-        return signal_number()
-    return 0 if done % CHECK_EVERY else int(max_(torch.tensor(signal_number(), device=device)))
 
 
 def _stop_diverged(features: dict[str, Tensor], done: int) -> None:

@@ -1,8 +1,9 @@
-"""Who follows a pretraining run: files, plots, warnings.
+"""Observers of a pretraining run: files, plots, warnings.
 
-Each observer is told of lines and evaluations, and only reads; all of them are on the first process.
+An observer receives log records and evaluations on the first process, and changes nothing of the run.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Protocol
 
@@ -11,42 +12,49 @@ from torch import nn
 from sslbench.train.meter import Line
 
 
-class Run(Protocol):
-    """What an observer is told when a run starts."""
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+    """Facts about a run, given to observers at its start.
 
-    @property
-    def out(self) -> Path:
-        """Folder of the run."""
-        ...
+    Attributes:
+        out: folder of the run.
+        method: trained module; its gradients are those of the last update whenever a log record arrives.
+        steps: updates of the whole run.
+        per_epoch: updates per epoch.
+        start: updates done before; more than 0 when the run continues.
+        images_per_update: images per update, over all processes.
+    """
 
-    @property
-    def method(self) -> nn.Module:
-        """What is trained; its gradients are those of the last update whenever a line comes."""
-        ...
+    out: Path
+    method: nn.Module
+    steps: int
+    per_epoch: int
+    start: int
+    images_per_update: int
 
-    @property
-    def steps(self) -> int:
-        """Updates in all."""
-        ...
 
-    @property
-    def per_epoch(self) -> int:
-        """Updates in an epoch."""
-        ...
+class Observer(Protocol):
+    """Observer of a run, called on the first process only; subclasses define the methods that they need."""
 
-    @property
-    def start(self) -> int:
-        """Updates done before: more than 0 when the run continues."""
-        ...
+    def started(self, run: RunInfo) -> None:
+        """Prepare for a run, before its first update."""
+        return
 
-    @property
-    def images_per_update(self) -> int:
-        """Of all processes together."""
-        ...
+    def line(self, line: Line) -> None:
+        """Handle a log record, every `log_every` updates."""
+        return
+
+    def evaluated(self, record: dict[str, float | int]) -> None:
+        """Handle the scores of an evaluation, with 'step' and 'epoch'."""
+        return
+
+    def finished(self) -> None:
+        """Finish after the weights are written."""
+        return
 
 
 def scalars(line: Line) -> dict[str, float | int]:
-    """A line as flat numbers, without what does not apply."""
+    """Return the values of a log record by name, without those that are None."""
     values: dict[str, float | int | None] = {
         "step": line.step,
         "epoch": line.epoch,

@@ -1,40 +1,33 @@
-"""curve.png: loss, learning rate and kNN over the epochs."""
+"""Plot curve.png: loss, learning rate and kNN scores over the epochs."""
 
 from pathlib import Path
 
-from sslbench.train.meter import Line
-from sslbench.train.observers import Run, json_lines
+from sslbench.train.observers import Observer, RunInfo, json_lines
 from sslbench.weights.save import new_file
 
 
-class Curve:
-    """Draws the curve from metrics.jsonl when the run has ended."""
+class CurvePlot(Observer):
+    """Plot of metrics.jsonl, drawn at the end of a run."""
 
-    def started(self, run: Run) -> None:
-        """Notes the folder."""
+    def started(self, run: RunInfo) -> None:
+        """Store the folder of the run."""
         self.out = run.out
 
-    def line(self, line: Line) -> None:
-        """Lines are read from the file in the end."""
-
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """So are scores."""
-
     def finished(self) -> None:
-        """Draws; a run that found nothing left to do, in a folder without metrics, has nothing to draw."""
+        """Draw the plot, if metrics.jsonl has records: a run without updates may have none."""
         if json_lines.read(self.out / "metrics.jsonl"):
             curve(self.out / "metrics.jsonl", self.out / "curve.png")
 
 
 def curve(metrics: Path, target: Path) -> None:
-    """Loss, learning rate and (where there are any) scores of evaluations over epochs, below one another.
+    """Plot loss, learning rate and scores of evaluations over epochs, one below the other.
 
     Args:
-        metrics: a file that `JsonLines` wrote.
-        target: PNG to be written.
+        metrics: file written by `JsonLines`.
+        target: PNG file to write.
 
     Raises:
-        ValueError: there is nothing to draw.
+        ValueError: the file has no records.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,32 +1,32 @@
-"""Warnings about what a user should not find out after the last epoch: collapse, starving, unreadable images."""
+"""Warnings during a run: collapse, slow data loading, unreadable images."""
 
 import logging
 
 from sslbench.distributed.collectives import world_size
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run
+from sslbench.train.observers import Observer, RunInfo
 
 log = logging.getLogger("sslbench")
 
-STARVING = 0.3  # share of the time without a batch from which on it is worth a word
-IN_A_ROW = 3  # lines: the first batches of a run always have to be waited for
+MAX_WAITING = 0.3  # fraction of the time spent waiting for batches
+RECORDS_IN_A_ROW = 3  # the first batches of a run always have to be waited for
 
 
-class Health:
-    """Says once what is wrong, what it means and what to try."""
+class Health(Observer):
+    """Warnings that name a problem, its meaning and a remedy, each given once."""
 
     def __init__(self) -> None:
-        self.run: Run
-        self.collapsed = self.starved = False
-        self.hungry = 0
+        self.run: RunInfo
+        self.collapsed = self.slow_data = False
+        self.waiting_in_a_row = 0
         self.replaced = self.images = 0
 
-    def started(self, run: Run) -> None:
-        """Counts from here."""
+    def started(self, run: RunInfo) -> None:
+        """Start counting."""
         self.run, self.step = run, run.start
 
     def line(self, line: Line) -> None:
-        """Looks at a line."""
+        """Check a log record."""
         if line.spread.collapsed and line.epoch >= 0.1 and not self.collapsed:
             self.collapsed = True
             log.warning(
@@ -35,9 +35,9 @@ class Health:
                 "If it stays so, training has collapsed: try a lower optimizer.lr, more schedule.warmup_epochs, a "
                 "larger batch_size, or the temperature and momentum of the recipe"
             )
-        self.hungry = self.hungry + 1 if line.waiting > STARVING else 0
-        if self.hungry >= IN_A_ROW and not self.starved:
-            self.starved = True
+        self.waiting_in_a_row = self.waiting_in_a_row + 1 if line.waiting > MAX_WAITING else 0
+        if self.waiting_in_a_row >= RECORDS_IN_A_ROW and not self.slow_data:
+            self.slow_data = True
             log.warning(
                 f"update {line.step}: {line.waiting:.0%} of the time goes into waiting for images: give more --workers "
                 "where there are cores left, or smaller images (prepare them once, at 256 to 512 pixels)"
@@ -45,21 +45,19 @@ class Health:
         self.replaced += line.replaced
         self.images += (line.step - self.step) * self.run.images_per_update // world_size()
         if line.step // self.run.per_epoch > self.step // self.run.per_epoch:
-            self._tell_replaced()
+            self._report_replaced()
         self.step = line.step
 
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """Scores are for others."""
-
     def finished(self) -> None:
-        """What has not been told yet."""
-        self._tell_replaced()
+        """Report the unreadable images since the last report."""
+        self._report_replaced()
 
-    def _tell_replaced(self) -> None:
+    def _report_replaced(self) -> None:
+        """Report the unreadable images since the last report."""
         if self.replaced:
             rate = self.replaced / max(self.images, 1)
             log.warning(
-                f"{self.replaced} of the last {self.images} images ({rate:.2%}) could not be read; others stood in "
+                f"{self.replaced} of the last {self.images} images ({rate:.2%}) were unreadable and replaced by others "
                 "(sslbench check-data --decode lists them)"
             )
         self.replaced = self.images = 0

@@ -1,39 +1,36 @@
-"""metrics.jsonl: one JSON object per line of the log and per evaluation."""
+"""File metrics.jsonl: one JSON object per log record and per evaluation."""
 
 import json
 from pathlib import Path
 
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run, scalars
+from sslbench.train.observers import Observer, RunInfo, scalars
 from sslbench.weights.save import new_file
 
 
-class JsonLines:
-    """Appends every line as it comes, so that a run that was killed has left what it knew.
+class JsonLines(Observer):
+    """File of JSON lines, appended at once, so that a killed run leaves all its records.
 
-    When a run continues, what the earlier one wrote after its last checkpoint goes: these updates are done again, and
-    no update stands in the file twice.
+    When a run continues, the records after its last checkpoint are removed: these updates are repeated, and no update
+    is in the file twice.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def started(self, run: Run) -> None:
-        """Keeps the lines up to where the run continues; a new run begins with an empty file."""
+    def started(self, run: RunInfo) -> None:
+        """Keep the records up to the update from which the run continues; a new run starts with an empty file."""
         kept = [record for record in read(self.path) if run.start and record["step"] <= run.start]
         with new_file(self.path) as temporary:
             temporary.write_text("".join(map(_text, kept)), encoding="utf-8")
 
     def line(self, line: Line) -> None:
-        """One object with step, epoch, loss, lr, ..."""
+        """Append an object with step, epoch, loss, lr, ..."""
         self._append(scalars(line))
 
     def evaluated(self, record: dict[str, float | int]) -> None:
-        """One object with step, epoch and the scores."""
+        """Append an object with step, epoch and the scores."""
         self._append(record)
-
-    def finished(self) -> None:
-        """Nothing is left to do."""
 
     def _append(self, record: dict[str, float | int]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -45,7 +42,7 @@ def _text(record: dict[str, float | int]) -> str:
 
 
 def read(path: Path) -> list[dict[str, float | int]]:
-    """The objects in the file, without a last line that was cut off; [] when there is no file."""
+    """Return the objects in a file, without a truncated last line; [] if the file does not exist."""
     if not path.is_file():
         return []
     records = []

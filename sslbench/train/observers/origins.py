@@ -1,41 +1,39 @@
-"""From which of several sources the images of a run came: what the data's weights came to."""
+"""Counts of images per source, in runs that mix several sources: the effect of the data's weights."""
 
 import logging
 from collections import Counter
 
 from sslbench.distributed.collectives import world_size
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run
+from sslbench.train.observers import Observer, RunInfo
 
 log = logging.getLogger("sslbench")
 
 
-class Origins:
-    """Says after every epoch how many images of each source were shown; silent where there is one source."""
+class Origins(Observer):
+    """Report of the images per source after every epoch; nothing is reported for a single source."""
 
     def __init__(self) -> None:
-        self.run: Run
+        self.run: RunInfo
         self.shown: Counter[str] = Counter()
 
-    def started(self, run: Run) -> None:
-        """Counts from here."""
+    def started(self, run: RunInfo) -> None:
+        """Start counting."""
         self.run, self.first, self.step = run, run.start, run.start
 
     def line(self, line: Line) -> None:
-        """Adds what was shown since the line before."""
+        """Add the images since the previous record."""
         self.shown.update(line.origins)
         if line.step // self.run.per_epoch > self.step // self.run.per_epoch:
-            self._tell(line.step)
+            self._report(line.step)
         self.step = line.step
 
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """Scores are for others."""
-
     def finished(self) -> None:
-        """What has not been told yet."""
-        self._tell(self.step)
+        """Report the images since the last report."""
+        self._report(self.step)
 
-    def _tell(self, step: int) -> None:
+    def _report(self, step: int) -> None:
+        """Report the images since the last report."""
         total = self.shown.total()
         if total:
             shares = ", ".join(f"{name} {n:,} ({n / total:.1%})" for name, n in sorted(self.shown.items()))

@@ -1,4 +1,4 @@
-"""Where the time of some updates goes: torch.profiler's table and a trace for Perfetto or chrome://tracing."""
+"""Profile of some updates: torch.profiler's table, and a trace for Perfetto or chrome://tracing."""
 
 import logging
 from pathlib import Path
@@ -9,23 +9,22 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
 from sslbench.errors import UsageError
-from sslbench.train.meter import Line
-from sslbench.train.observers import Run
+from sslbench.train.observers import Observer, RunInfo
 
 log = logging.getLogger("sslbench")
 
 WARM_UP = 5  # updates: caches are filled, algorithms chosen, workers started
 
 
-class Profile:
-    """Profiles a number of updates after a warm-up; the run goes on unchanged."""
+class Profile(Observer):
+    """Profile of a number of updates after a warm-up; the run itself is unchanged."""
 
     def __init__(self, updates: int, trace: Path) -> None:
-        """Nothing happens before the run starts.
+        """Store the arguments; profiling starts with the run.
 
         Args:
-            updates: to be profiled, at least 1.
-            trace: JSON file to be written, .json or .json.gz.
+            updates: number of updates to profile, at least 1.
+            trace: file to write, .json or .json.gz.
         """
         if updates < 1:
             raise UsageError(f"--profile {updates}: at least one update")
@@ -34,21 +33,15 @@ class Profile:
         self.hook: Any = None
         self.profiler: Any = None
 
-    def started(self, run: Run) -> None:
-        """Counts updates by the optimizer's steps, as lines only come now and then."""
+    def started(self, run: RunInfo) -> None:
+        """Count updates by the optimizer's steps, since not every update has a log record."""
         if run.steps - run.start < WARM_UP + self.updates:
             left = run.steps - run.start
             log.warning(f"--profile {self.updates}: only {left} updates are left, and {WARM_UP} go into warming up")
         self.hook = register_optimizer_step_post_hook(self._count)
 
-    def line(self, line: Line) -> None:
-        """Updates are counted elsewhere."""
-
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """Not profiled."""
-
     def finished(self) -> None:
-        """A run that was too short has a profile of what there was."""
+        """Write the profile of a run that was shorter than requested."""
         self._stop()
 
     def _count(self, *_: Any) -> None:

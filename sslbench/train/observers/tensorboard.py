@@ -1,4 +1,4 @@
-"""Scalars and histograms for TensorBoard, under VISSL's tags where it has one."""
+"""Scalars and histograms for TensorBoard, with VISSL's tags where it has one."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from sslbench.distributed.collectives import world_size
 from sslbench.errors import UsageError
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run
+from sslbench.train.observers import Observer, RunInfo
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
-class TensorBoard:
+class TensorBoard(Observer):
     """Event files in a folder; the x axis counts updates."""
 
     def __init__(self, folder: Path, *, histograms: bool = False) -> None:
-        """Nothing is written before the run starts.
+        """Store the arguments; the event file is opened when the run starts.
 
         Args:
-            folder: for the event files.
-            histograms: parameters and their gradients too, at the start and in every epoch.
+            folder: folder of the event files.
+            histograms: write histograms of parameters and gradients with the first record of every epoch.
 
         Raises:
             UsageError: tensorboard is not installed.
@@ -34,11 +34,11 @@ class TensorBoard:
             raise UsageError("TensorBoard is not installed", "pip install tensorboard")
         self.folder, self.histograms = folder, histograms
         self.writer: SummaryWriter
-        self.run: Run
-        self.drawn = -1  # the last epoch with histograms
+        self.run: RunInfo
+        self.last_histograms = -1  # epoch
 
-    def started(self, run: Run) -> None:
-        """Opens the event file; what an earlier run wrote after `run.start` is not shown any more."""
+    def started(self, run: RunInfo) -> None:
+        """Open the event file; records of an earlier run after `run.start` are hidden."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.run = run
@@ -46,24 +46,24 @@ class TensorBoard:
         self.writer = SummaryWriter(str(self.folder), purge_step=purge)
 
     def line(self, line: Line) -> None:
-        """The scalars, and histograms with the first line of an epoch."""
+        """Write the scalars, and histograms with the first record of an epoch."""
         for tag, value in self._scalars(line).items():
             self.writer.add_scalar(tag, value, line.step)
         epoch = (line.step - 1) // self.run.per_epoch
-        if self.histograms and epoch > self.drawn:
-            self.drawn = epoch
+        if self.histograms and epoch > self.last_histograms:
+            self.last_histograms = epoch
             self._add_histograms(line.step)
         self.writer.flush()
 
     def evaluated(self, record: dict[str, float | int]) -> None:
-        """Evaluation/NAME for every score."""
+        """Write every score as Evaluation/NAME."""
         for name, value in record.items():
             if name not in ("step", "epoch"):
                 self.writer.add_scalar(f"Evaluation/{name}", value, int(record["step"]))
         self.writer.flush()
 
     def finished(self) -> None:
-        """Closes the event file."""
+        """Close the event file."""
         self.writer.close()
 
     def _scalars(self, line: Line) -> dict[str, float]:

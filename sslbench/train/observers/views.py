@@ -1,4 +1,4 @@
-"""views.png: the augmented views of the first images that a run is trained on."""
+"""Contact sheet views.png: the augmented views of the first images of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,39 +8,29 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.data.views.sheet import contact_sheet
-from sslbench.train.meter import Line
 from sslbench.train.method import Batch
-from sslbench.train.observers import Run
+from sslbench.train.observers import Observer, RunInfo
 
 ROWS = 8
 
 
-class Views:
-    """Looks at the first batch that goes into the method, and never again."""
+class Views(Observer):
+    """Contact sheet of the first batch that the method receives."""
 
     def __init__(self, path: Path, *, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Nothing is written before the run starts.
+        """Store the arguments; the file is written with the first batch.
 
         Args:
-            path: of the PNG.
-            mean: what RGB views were normalised with, per channel.
-            std: likewise.
+            path: PNG file to write.
+            mean: mean of the normalisation of RGB views, per channel.
+            std: standard deviation of the normalisation of RGB views, per channel.
         """
         self.path = path
         self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
 
-    def started(self, run: Run) -> None:
-        """Waits for the first forward pass; a run that continues has its picture already."""
+    def started(self, run: RunInfo) -> None:
+        """Register a hook on the first forward pass; a run that continues has its picture already."""
         self.hook = None if run.start else run.method.register_forward_pre_hook(self._look)
-
-    def line(self, line: Line) -> None:
-        """Not interested."""
-
-    def evaluated(self, record: dict[str, float | int]) -> None:
-        """Not interested."""
-
-    def finished(self) -> None:
-        """Nothing is open."""
 
     def _look(self, method: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self.hook is not None:
@@ -49,10 +39,10 @@ class Views:
         contact_sheet([self._pixels(view[:ROWS]) for view in batch.views], self.path, rows=ROWS)
 
     def _pixels(self, view: Tensor) -> Tensor:
-        """Back from normalised numbers to uint8.
+        """Convert normalised views to uint8 pixels (n, 3, h, w).
 
-        Of other channels than three the first is shown as grey, or the first three as red, green and blue; two
-        deviations below and above the mean are black and white, whatever the range is that they use.
+        For other numbers of channels than three, the first channel is shown as grey, or the first three as red, green
+        and blue, with two standard deviations below and above the mean as black and white.
         """
         view = view.detach().float().cpu()
         if view.shape[1] == 3:

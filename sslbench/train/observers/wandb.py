@@ -1,4 +1,4 @@
-"""Metrics for Weights & Biases, online or (WANDB_MODE=offline) in the folder of the run."""
+"""Metrics for Weights & Biases, online or, with WANDB_MODE=offline, in the folder of the run."""
 
 import importlib.util
 import uuid
@@ -7,18 +7,18 @@ from typing import Any
 
 from sslbench.errors import UsageError
 from sslbench.train.meter import Line
-from sslbench.train.observers import Run, scalars
+from sslbench.train.observers import Observer, RunInfo, scalars
 
 
-class Wandb:
-    """One run of a project; a run that continues goes on in the same one."""
+class Wandb(Observer):
+    """Run of a W&B project; a pretraining run that continues uses the same W&B run."""
 
     def __init__(self, project: str, *, settings: Mapping[str, Any] | None = None) -> None:
-        """Nothing is contacted before the run starts.
+        """Store the arguments; W&B is contacted when the run starts.
 
         Args:
-            project: its name.
-            settings: kept as the run's configuration.
+            project: name of the project.
+            settings: configuration of the run.
 
         Raises:
             UsageError: wandb is not installed.
@@ -28,11 +28,11 @@ class Wandb:
         self.project, self.settings = project, dict(settings or {})
         self.session: Any = None
 
-    def started(self, run: Run) -> None:
-        """Opens the run.
+    def started(self, run: RunInfo) -> None:
+        """Open the run.
 
         Raises:
-            UsageError: wandb cannot start it, for instance because nobody is logged in.
+            UsageError: wandb cannot start the run, for instance because nobody is logged in.
         """
         import wandb
 
@@ -51,17 +51,17 @@ class Wandb:
         except wandb.Error as error:
             raise UsageError(f"wandb cannot start: {error}", "Run 'wandb login', or set WANDB_MODE=offline.") from error
         self.session.define_metric("step")
-        # wandb's own counter only goes up; a run that continues repeats updates that were not saved.
+        # wandb's own counter only increases; a run that continues repeats the updates after its checkpoint.
         self.session.define_metric("*", step_metric="step")
 
     def line(self, line: Line) -> None:
-        """The scalars of a line."""
+        """Log the scalars of a record."""
         self.session.log(scalars(line))
 
     def evaluated(self, record: dict[str, float | int]) -> None:
-        """The scores of an evaluation."""
+        """Log the scores of an evaluation."""
         self.session.log(dict(record))
 
     def finished(self) -> None:
-        """Closes the run."""
+        """Close the run."""
         self.session.finish()

@@ -160,12 +160,12 @@ def _check_maps(given: dict[str, Any]) -> int:
 def _reading(given: dict[str, Any]) -> tuple[Any, int]:
     """How pictures are read, and by how many processes."""
     from sslbench.data.decode.handlers import Reading, resolve
-    from sslbench.data.loading import loader
     from sslbench.preprocessing import MAX_PIXELS
+    from sslbench.runtime.workers import default_workers
 
     names = tuple(name.strip() for name in given["decoder"].split(",")) if given["decoder"] else ()
     resolve(names)
-    workers = loader.default_workers() if given["workers"] is None else given["workers"]
+    workers = default_workers() if given["workers"] is None else given["workers"]
     return Reading(names, given["max_pixels"] or MAX_PIXELS), workers
 
 

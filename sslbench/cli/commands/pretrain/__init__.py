@@ -167,16 +167,18 @@ def _out(method: str, backbone: Any, given: dict[str, Any]) -> Path:
 def _run(request: "PretrainRequest", given: dict[str, Any]) -> None:
     from sslbench.cli.commands.pretrain.progress import training_progress
     from sslbench.distributed import this_process
+    from sslbench.evaluation.pretraining import knn_evaluator
     from sslbench.pretraining import pretrain
 
     typed = str(click.get_current_context().find_root().obj)
+    evaluator = knn_evaluator(request)
     if this_process().rank != 0:
-        pretrain(request, command=typed)
+        pretrain(request, command=typed, evaluator=evaluator)
         return
     observers = _observers(request, given)
     progress = training_progress()
     try:
-        outcome = pretrain(request, command=typed, observers=[*observers, progress])
+        outcome = pretrain(request, command=typed, observers=[*observers, progress], evaluator=evaluator)
     finally:
         progress.close()
     echo(outcome.weights)

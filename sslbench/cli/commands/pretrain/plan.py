@@ -7,8 +7,8 @@ from typing import Any
 from sslbench.cli.settings_page import section, show_value
 from sslbench.config import build
 from sslbench.library.recipes import leaves
-from sslbench.names import find_module
 from sslbench.pretraining import PretrainRequest, prepare
+from sslbench.train.method import find_method
 
 
 def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: M
 def _with_defaults(method: dict[str, Any]) -> dict[str, Any]:
     """The method's name, then all of its settings."""
     own = {key: value for key, value in method.items() if key != "name"}
-    config = build(find_module("method", method["name"]).Config, own, f"method {method['name']}")
+    config = build(find_method(method["name"]).config_type, own, f"method {method['name']}")
     return {"name": method["name"], **dataclasses.asdict(config)}
 
 

@@ -9,7 +9,7 @@ from sslbench.cli.terminal import QUIET, duration
 
 if TYPE_CHECKING:
     from sslbench.train.meter import Line
-    from sslbench.train.observers import Run
+    from sslbench.train.observers import RunInfo
 
 QUIET_AT_EPOCH = 2.0  # an epoch's end gets its line all the same, unless epochs are so short
 
@@ -22,7 +22,7 @@ def training_progress() -> "TrainingBar | TrainingLines":
 class _Clock:
     """How long is left, judged by this run's own updates."""
 
-    def __init__(self, run: "Run") -> None:
+    def __init__(self, run: "RunInfo") -> None:
         self.run, self.began = run, time.monotonic()
 
     def left(self, step: int) -> str:
@@ -52,7 +52,7 @@ def scores(record: dict[str, float | int]) -> str:
 class TrainingLines:
     """A line every ten seconds at most, and one at the end of every epoch."""
 
-    def started(self, run: "Run") -> None:
+    def started(self, run: "RunInfo") -> None:
         """Starts the clock."""
         self.run, self.clock = run, _Clock(run)
         self.last, self.step = time.monotonic(), run.start
@@ -97,7 +97,7 @@ class TrainingBar:
         )
         self.task: Any = None
 
-    def started(self, run: "Run") -> None:
+    def started(self, run: "RunInfo") -> None:
         """Shows the bar."""
         self.run, self.clock = run, _Clock(run)
         self.task = self.bar.add_task(self._epoch(run.start), total=run.steps, completed=run.start, text="")

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from sslbench.distributed import own_device
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import RunSettings
+from sslbench.runtime.device import choose_device, local_gpu
 
 
 @pytest.fixture
@@ -31,27 +30,27 @@ def test_each_task_takes_a_gpu_that_it_sees(visible, expected, gpus):
     taken = []
     for local in range(4):
         gpus(visible, **slurm(4 + local, local))
-        taken.append(RunSettings(device="cuda").torch_device())
+        taken.append(choose_device("cuda"))
     assert taken == [torch.device("cuda", number) for number in expected]
 
 
 def test_one_process_alone_takes_the_current_one(gpus):
     gpus(2)
-    assert RunSettings(device="auto").torch_device() == torch.device("cuda")
-    assert RunSettings(device="cuda:1").torch_device() == torch.device("cuda:1")
+    assert choose_device("auto") == torch.device("cuda")
+    assert choose_device("cuda:1") == torch.device("cuda:1")
 
 
 def test_a_gpu_that_is_not_there_is_refused(gpus):
     gpus(2)
     with pytest.raises(UsageError, match=r"'cuda:3' was asked for, and there are 2 GPUs here\nUse cuda:0 or cuda:1"):
-        RunSettings(device="cuda:3").torch_device()
+        choose_device("cuda:3")
 
 
 def test_several_processes_do_not_share_a_gpu(gpus):
     torchrun = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
     gpus(2, **torchrun, LOCAL_WORLD_SIZE="4")
     with pytest.raises(UsageError, match=r"4 processes were started on this machine, which shows them 2 GPUs"):
-        own_device(2)
+        local_gpu(2)
     gpus(4, **torchrun, LOCAL_WORLD_SIZE="4")
     with pytest.raises(UsageError, match=r"'cuda:1' is one GPU, and 4 processes were started"):
-        RunSettings(device="cuda:1").torch_device()
+        choose_device("cuda:1")

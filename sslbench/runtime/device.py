@@ -1,0 +1,74 @@
+"""Device of this process, and precision of the computation on it."""
+
+import os
+from typing import Literal
+
+import torch
+
+from sslbench.distributed import this_process
+from sslbench.errors import UsageError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""dtype of the computation for each precision."""
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of this process for a setting.
+
+    Processes on the same machine get different GPUs.
+
+    >>> choose_device("cpu")
+    device(type='cpu')
+
+    Args:
+        name: 'auto' for cuda, else mps, else cpu; or 'cpu', 'cuda', 'cuda:1', 'mps'.
+
+    Raises:
+        UsageError: this machine has no such device, or several processes would share one GPU.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"there is no device called '{name}'", "Use auto, cpu, cuda, cuda:1 or mps.") from None
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        raise UsageError("device 'cuda' was asked for, but torch finds no CUDA GPU here", "Use --device cpu.")
+    visible, world = torch.cuda.device_count(), this_process().world
+    if device.index is None:
+        return device if world == 1 else torch.device("cuda", local_gpu(visible))
+    if device.index >= visible:
+        raise UsageError(
+            f"device '{device}' was asked for, and there {'is 1 GPU' if visible == 1 else f'are {visible} GPUs'} here",
+            f"Use {' or '.join(f'cuda:{number}' for number in range(min(visible, 8)))}.",
+        )
+    if world > 1 and visible > 1:
+        raise UsageError(
+            f"device '{device}' is one GPU, and {world} processes were started", "Use cuda: each takes its own."
+        )
+    return device
+
+
+def local_gpu(visible: int) -> int:
+    """Return the index of this process's GPU among the visible ones.
+
+    The processes of a machine take the GPUs in turn. Under `srun --gpus-per-task=1` each process sees a different
+    GPU, always with index 0.
+
+    Args:
+        visible: number of GPUs visible to this process, at least one.
+
+    Raises:
+        UsageError: torchrun started more processes than there are GPUs, so two processes would share one.
+    """
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun, whose processes see the same GPUs
+    if 1 < visible < local_world:
+        raise UsageError(
+            f"{local_world} processes were started on this machine, which shows them {visible} GPUs",
+            f"Start as many as there are GPUs: torchrun --nproc-per-node {visible}.",
+        )
+    return this_process().local % visible

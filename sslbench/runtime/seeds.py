@@ -1,0 +1,83 @@
+"""Global random number generators: separate streams for processes, saved and restored states."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_process(seed: int, rank: int) -> None:
+    """Seed torch's default generators, with a separate stream for each process.
+
+    Args:
+        seed: seed of the run.
+        rank: rank of this process.
+    """
+    torch.manual_seed(seed * 1_000_003 + rank)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's generator of the CPU during a block, and restore its state afterwards.
+
+    >>> with seeded(0):
+    ...     first = torch.rand(3)
+    >>> with seeded(0):
+    ...     torch.equal(first, torch.rand(3))
+    True
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would initialise CUDA
+        yield
+
+
+def random_states(device_type: str) -> dict[str, Any]:
+    """Return the states of the global generators of torch, numpy and Python, as tensors and numbers.
+
+    Args:
+        device_type: 'cuda' includes the generator of the current GPU.
+    """
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    states = {
+        "torch": torch.get_rng_state(),
+        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
+        "python": random.getstate(),
+    }
+    if device_type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Set the global generators to states from `random_states`."""
+    torch.set_rng_state(states["torch"])
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+@contextlib.contextmanager
+def preserved_random_states(device_type: str = "cpu") -> Iterator[None]:
+    """Restore the global random states at the end of a block, however it ends.
+
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch...Generator object at ...>
+    >>> with preserved_random_states():
+    ...     first = torch.rand(3)
+    >>> torch.equal(first, torch.rand(3))
+    True
+
+    Args:
+        device_type: see `random_states`.
+    """
+    states = random_states(device_type)
+    try:
+        yield
+    finally:
+        restore_random_states(states)

@@ -1,0 +1,69 @@
+"""Signals that ask a run to stop: recorded, so that the run can save a checkpoint first."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+
+from sslbench.distributed.collectives import max_, world_size
+from sslbench.errors import SslbenchError
+
+SIGNAL_INTERVAL = 10
+"""Updates between two comparisons of the signals that several processes received."""
+
+
+class StoppedError(SslbenchError):
+    """End of a run on request by a signal, after everything was saved."""
+
+    def __init__(self, number: int, position: str) -> None:
+        """Set the message, and the exit code that shells expect for the signal.
+
+        Args:
+            number: number of the signal.
+            position: end of the run, for instance 'update 30 of 100'.
+        """
+        message = f"stopped by signal {number} after {position}; everything is saved"
+        super().__init__(message, "Run the same command again to continue.")
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], int]]:
+    """Record SIGTERM, SIGINT and SIGUSR1 during a block instead of ending the process.
+
+    Yields a function that returns the signal received by this process, or 0. A second Ctrl-C stops at once. In threads
+    other than the main thread nothing is recorded, because Python handles signals in the main thread only.
+    """
+    received = [0]
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+
+    def record(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and received[0]:
+            raise KeyboardInterrupt
+        received[0] = number
+
+    handled = [signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
+    previous = {number: signal.signal(number, record) for number in handled}
+    try:
+        yield lambda: received[0]
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def signal_on_any_process(signal_number: Callable[[], int], device: torch.device, *, compare: bool) -> int:
+    """Return the signal that any process received, or 0; every process gets the same answer.
+
+    Args:
+        signal_number: function from `stop_signals`.
+        device: device for the comparison.
+        compare: compare now; if false, several processes return 0. A single process always returns its own signal.
+    """
+    if world_size() == 1:
+        return signal_number()
+    return int(max_(torch.tensor(signal_number(), device=device))) if compare else 0
