@@ -1,4 +1,4 @@
-"""The floor under a score: chance, majority, the pixels themselves, and the same network untrained."""
+"""Floors of a score: chance, majority class, raw pixels, and the same network untrained."""
 
 import dataclasses
 import logging
@@ -84,7 +84,7 @@ class FloorBackbones:
 
 
 def floor_backbones(backbone: Backbone, *, is_floor: bool) -> FloorBackbones:
-    """The backbones whose scores stand beside this one's: pixels, and the same architecture untrained.
+    """Return the backbones whose scores stand beside this one's: pixels, and the same architecture untrained.
 
     Args:
         backbone: the one that is evaluated.
@@ -117,7 +117,7 @@ def untrained_like(backbone: Backbone) -> Backbone | None:
 
 
 def _pixels_like(backbone: Backbone) -> Backbone:
-    """The pixels of the same pictures: decoded in the same way, with as many channels (RGB where it takes one)."""
+    """Return the pixels of the same images: decoded in the same way, with as many channels (RGB for one channel)."""
     pixels, same = load_backbone(PIXELS), backbone.preprocessing
     own = pixels.preprocessing if same.channels == 1 else pixels.preprocessing.for_channels(same.channels)
     own = dataclasses.replace(own, decoder=same.decoder, max_pixels=same.max_pixels)
@@ -179,7 +179,7 @@ def write(result: Result, scores: records.Scores, folder: Path) -> Path:
 
 
 def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
-    """A warning when the weights are not better than no training at all, by a paired test on the same test samples."""
+    """Return a warning if the weights are not better than the untrained backbone by a paired test; else None."""
     other = untrained[1]
     if scores.ids != other.ids or scores.labels.ndim != 1 or not scores.scores.shape[1]:
         return None

@@ -73,7 +73,7 @@ class Answers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """Difference of a metric between two models with its 95 % interval; the values are means over the trainings.
 
     Attributes:
@@ -104,7 +104,7 @@ def difference(
     groups: IntArray | None = None,
     seed: int = 0,
     resamples: int = 1000,
-) -> Difference:
+) -> PairedDifference:
     """Compare two models by a metric.
 
     With several trainings the interval also covers the variance between trainings: the half widths of the two are
@@ -141,7 +141,7 @@ def difference(
         p = None
     extra = _other_trainings(dict(zip(a.trainings, each[0], strict=True)), dict(zip(b.trainings, each[1], strict=True)))
     low, high = value - math.hypot(value - low, extra), value + math.hypot(high - value, extra)
-    return Difference(float(np.mean(each[0])), float(np.mean(each[1])), value, low, high, p)
+    return PairedDifference(float(np.mean(each[0])), float(np.mean(each[1])), value, low, high, p)
 
 
 def paired_difference(
@@ -294,9 +294,9 @@ def sign_flip(sums: FloatArray) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected for the number of tests: any is below 5 % by chance in at most 5 % of cases (Holm 1979).
+    """Return p values corrected for the number of tests (Holm 1979).
 
-    NaN stays, and does not count as a test.
+    Any is below 5 % by chance in at most 5 % of cases. NaN stays, and does not count as a test.
 
     >>> holm([0.01, 0.04])
     [0.02, 0.04]

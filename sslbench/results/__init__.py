@@ -88,8 +88,8 @@ class DataPart:
     """Train or test data: `n` samples, of which `n_used` could be read and were used.
 
     Attributes:
-        groups: number of groups (videos, patients, images that crops are from) of the used samples; None if every sample
-            stands for itself. Hold-outs and intervals keep groups together.
+        groups: number of groups (videos, patients, images that crops are from) of the used samples; None if every
+            sample stands for itself. Hold-outs and intervals keep groups together.
     """
 
     name: str
@@ -289,7 +289,7 @@ class Outcome:
         draws: for metrics that are means over several draws of train, the scores of each; `scores` are the first.
         per_class: class name -> recall (single label) or average precision (multi-label); NaN where not computable.
         train: headline metric of the final model on its training samples; NaN if meaningless.
-        selected: chosen settings and the data of the choice, e.g. {'k': 20, 'on': 'held-out 10 % of train', 'score': 0.91};
+        selected: settings and data of the choice, e.g. {'k': 20, 'on': 'held-out 10 % of train', 'score': 0.91};
             empty when nothing was chosen.
         variants: results of the settings that were not chosen, e.g. {'k=10': {'top1': 0.9}}.
         converged: False marks the row; None for protocols without an iterative solver.

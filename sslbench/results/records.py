@@ -69,8 +69,8 @@ def write(
 ) -> Path:
     """Write a record and its per-sample scores to `<folder>/<protocol>/<weights>-<id>.json` and `.scores.npz`.
 
-    The JSON file is written last, so that a visible record has its scores. A record of the same measurement is replaced,
-    even under another name of the weights.
+    The JSON file is written last, so that a visible record has its scores. A record of the same measurement is
+    replaced, even under another name of the weights.
 
     Args:
         result: the record; its `scores_file` is filled in here.

@@ -15,7 +15,7 @@ from sslbench.metrics.detection.matches import Detections, Truth, corner_and_siz
 from sslbench.metrics.intervals import Interval, Statistic, Units, bootstrap
 
 Floats = npt.NDArray[np.float64]
-ApDefinition = Literal["coco", "11-point", "area"]
+Metric = Literal["coco", "11-point", "area"]
 
 _RULES = {
     "coco": precision_recall.coco_points,
@@ -25,7 +25,7 @@ _RULES = {
 
 
 def ap_difference(
-    truth: Truth, first: Detections, second: Detections, metric: ApDefinition, *, seed: int, resamples: int = 1000
+    truth: Truth, first: Detections, second: Detections, metric: Metric, *, seed: int, resamples: int = 1000
 ) -> Interval:
     """Return the box AP of the first less that of the second, as fractions, with its 95 % interval.
 
@@ -58,7 +58,7 @@ def ap_difference(
     return value, float(np.clip(ends[0], -1.0, value)), float(np.clip(ends[1], value, 1.0))
 
 
-def average_precision(truth: Truth, found: Detections, metric: ApDefinition) -> Statistic:
+def average_precision(truth: Truth, found: Detections, metric: Metric) -> Statistic:
     """Return the function from weights per image (R, N) to AP (R, 1), the mean over classes and overlaps."""
     if metric == "coco":
         sizes = np.asarray(corner_and_size(found.boxes)[:, 2:].prod(axis=1))
