@@ -15,9 +15,9 @@ class LabelFacts:
     Attributes:
         text: the labels in a few words, as after "the samples have".
         metric: name of the leading metric; empty for unlabelled samples.
-        classes: whether labels are classes, whose samples can be counted, and not numbers.
+        classes: True if labels are classes, whose samples can be counted, and not numbers.
         dtype: NumPy type of the label array.
-        columns: whether the label array is (N, C), one column per class or number, and not (N,).
+        columns: True if the label array is (N, C), one column per class or number, and not (N,).
     """
 
     text: str

@@ -44,7 +44,7 @@ def table(
     groups = groups_of(shown, metric)
     once = newest_of_each(shown, groups)
     if len(once) < len(shown):
-        notes.append(f"{len(shown) - len(once)} older records of measurements that were made again are not shown.")
+        notes.append(f"{len(shown) - len(once)} older records of repeated measurements are not shown.")
     shown = once
     members: dict[ColumnKey, list[Result]] = defaultdict(list)
     rows: dict[str, list[Result]] = defaultdict(list)
@@ -60,7 +60,7 @@ def table(
     body.sort(key=lambda row: _sort_key(row, columns))
     notes += _disagreements(body, columns)
     notes += [
-        f"{c.name}: whether more {c.metric} is better is not known, so none is marked as best."
+        f"{c.name}: the direction of {c.metric} is not known, so none is marked as best."
         for c in columns
         if find(c.metric).direction == 0
     ]
@@ -74,7 +74,7 @@ def _newest(results: Iterable[Result], notes: list[str]) -> list[Result]:
     newest: dict[str, Result] = {}
     for record in sorted(results, key=lambda r: (r.id, r.created, str(r.file))):
         if record.id in newest:
-            notes.append(f"The measurement {record.id} is there twice; the newer one ({record.created}) is shown.")
+            notes.append(f"The measurement {record.id} has two records; the newer one ({record.created}) is shown.")
         newest[record.id] = record
     return sorted(newest.values(), key=lambda r: (r.weights.name, r.layer, r.seed, r.id))
 

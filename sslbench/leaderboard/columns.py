@@ -24,7 +24,7 @@ class OptionalColumn:
         option: word of `--columns` that shows it.
         of: the records of a row (all its cells), or of each cell (one per seed), that the value is computed from.
         value: function from these records to the number; None where it is not known.
-        headline_only: whether long CSV files state it for the headline metric only.
+        headline_only: True if long CSV files state it for the headline metric only.
     """
 
     name: str

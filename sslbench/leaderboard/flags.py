@@ -32,7 +32,7 @@ def is_floor(result: Result) -> bool:
 
 
 def underfitted(result: Result) -> bool:
-    """Return whether the probe has not learned train: it scores below the whole interval of test there.
+    """Return whether the probe has not learned train: its score on train is below the whole interval of test.
 
     Or its solver stopped early and it misses every tenth training sample.
     """

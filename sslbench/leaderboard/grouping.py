@@ -19,7 +19,7 @@ class ColumnKey:
 def groups_of(results: Sequence[Result], metric: str | None) -> dict[str, ColumnKey]:
     """Return the group of comparable results of each result, by its id.
 
-    A result that was made without naming a benchmark joins the benchmark that measures the same, if there is one only;
+    A result without the name of a benchmark joins the benchmark that measures the same, if there is one only;
     two benchmarks, or two versions of one, are never in one group, whatever they have in common.
     """
     named: dict[Comparability, set[str]] = defaultdict(set)

@@ -55,8 +55,8 @@ class Cell:
     Attributes:
         metrics: all metrics, not only the one shown.
         records: one per seed; empty for a floor.
-        best: whether no row has a better value in this column.
-        tied: whether the paired 95 % interval of the difference to the best row covers 0; None when not tested.
+        best: True if no row has a better value in this column.
+        tied: True if the paired 95 % interval of the difference to the best row covers 0; None when not tested.
         published: source of a published number, which has no records.
     """
 
@@ -75,7 +75,7 @@ class Row:
         label: unique on the board together with the layer.
         weights: name of the file; 'chance', 'majority', 'pixels' or 'untrained' for a floor.
         flags: short remarks on the row.
-        published: whether the numbers are published ones, shown beside and never compared.
+        published: True if the numbers are published ones, shown beside and never compared.
         cells: one per column, None for a hole.
         average: mean over the board's complete columns, on request.
     """

@@ -52,13 +52,13 @@ class Metric:
         name: key in records, tables and options.
         title: name in words.
         unit: unit in records; '%' for rates. Metrics of one unit and direction may be averaged.
-        direction: whether more or less is better.
+        direction: 1 if more is better, -1 if less is, 0 if not known.
         bounds: smallest and largest value as computed (rates: fractions); infinite where there is none.
         needs: input that it is computed from.
         labels: kinds of labels for which it is defined; empty for metrics that do not use labels of samples.
         chance: expected value of random guessing, as computed: a number, or a function of the class frequencies; None
             if not known.
-        floor: whether records state the chance level.
+        floor: True if records state the chance level.
         label_units: the unit is that of the labels, which differs between data sets.
         bias_decay: power of the number of samples with which the bias of the estimate falls; 1 for smooth statistics.
     """

@@ -49,7 +49,7 @@ class Measure:
         parts: for metrics that are means over classes, the number of units that have each class; None where all units
             count alike.
         block: number of weights in memory at a time.
-        whole: whether the values of `each` are 0 and 1.
+        whole: True if the values of `each` are 0 and 1.
     """
 
     metrics: tuple[Metric, ...]

@@ -24,8 +24,8 @@ class WeightsUsed:
         sha256: digest of the tensors as given to the backbone, equal for copies of the file in other formats.
         format: format of the key names in the file ('torchvision', 'vissl', ...).
         loaded: number of the backbone's `total` tensors that came from the file.
-        partial: whether the user allowed missing tensors.
-        untrained: whether the backbone is as initialised.
+        partial: True if the user allowed missing tensors.
+        untrained: True if the backbone is as initialised.
         changed: changes of the file's tensors by loading, in words: another dtype, positions resized, a stem mapped to
             another number of channels.
         code: identity of the forward pass besides tensors (`Backbone.identity`): timm's version, digests of a user's
@@ -61,7 +61,7 @@ class BenchmarkUsed:
 
     Attributes:
         sha256: digest of its resolved text.
-        modified: whether the user overrode some of it.
+        modified: True if the user overrode some of it.
         metric: its leading metric; empty: that of its protocol.
     """
 
@@ -85,7 +85,7 @@ class PresetUsed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataPart:
-    """Train or test data: `n` samples, of which `n_used` could be read and were used.
+    """Training or test data: `n` samples, of which `n_used` could be read and were used.
 
     Attributes:
         groups: number of groups (videos, patients, images that crops are from) of the used samples; None if every
@@ -149,7 +149,7 @@ class ReferenceCompared:
         source: paper or file.
         tolerance: largest difference of a correct run.
         difference: measured less published; None where nothing was measured.
-        within: whether the difference is within the tolerance.
+        within: True if the difference is within the tolerance.
     """
 
     weights: str
@@ -240,9 +240,9 @@ class Asked:
 
     Attributes:
         groups: column of the breakdown -> digest of the group of every test sample.
-        overlaps: whether test images that are in train too are searched for.
-        floors: whether chance, majority, pixels and the untrained backbone stand beside the metrics.
-        baseline: whether protocols that train on images also train on the untrained backbone.
+        overlaps: True if test images that are in train too are searched for.
+        floors: True if chance, majority, pixels and the untrained backbone stand beside the metrics.
+        baseline: True if protocols that train on images also train on the untrained backbone.
     """
 
     groups: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -23,18 +23,18 @@ class Hole:
     remedy: str = ""
 
 
-def write(folder: Path, tried: Sequence[tuple[str, str]], holes: Sequence[Hole]) -> None:
+def write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole]) -> None:
     """Write the holes of the evaluated cells; holes of other cells stay in the file.
 
     Args:
         folder: folder of the records. Without any hole there is no file.
-        tried: (weights, benchmark) of every evaluated cell.
+        cells: (weights, benchmark) of every evaluated cell.
         holes: the missing ones among them.
 
     Raises:
         ResultError: the file cannot be written.
     """
-    kept = [hole for hole in read(folder) if (hole.weights, hole.benchmark) not in set(tried)]
+    kept = [hole for hole in read(folder) if (hole.weights, hole.benchmark) not in set(cells)]
     path, head = folder / HOLES, [field.name for field in dataclasses.fields(Hole)]
     text = csv_text([head, *(dataclasses.astuple(hole) for hole in (*kept, *holes))])
     try:

@@ -10,6 +10,7 @@ from sslbench.leaderboard.columns import cell_records, extra_text, mean_train
 from sslbench.leaderboard.model import Board, Row, value
 from sslbench.leaderboard.writers import plots, tables
 from sslbench.leaderboard.writers.provenance import how_made
+from sslbench.metrics.catalog import find
 
 
 def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
@@ -25,6 +26,7 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     page = environment.from_string(source).render(
         board=board,
+        find=find,
         blocks=_blocks(board),
         layer=tables.several_layers(board),
         plots=plots.plots(board),

@@ -80,7 +80,7 @@ def decode(rle: Rle) -> npt.NDArray[np.bool_]:
 
 
 def areas(rles: Sequence[Rle]) -> npt.NDArray[np.float64]:
-    """(n,) pixels of n masks."""
+    """Return the areas (n,) of n masks in pixels."""
     from faster_coco_eval.core import mask
 
     return np.asarray(mask.area(list(rles)), dtype=np.float64) if len(rles) else np.zeros(0)

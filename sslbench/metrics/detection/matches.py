@@ -209,13 +209,13 @@ def _take(table: Floats, crowd: Bools, uncounted: Bools, places: Ints, hits: Boo
     for place, overlaps in zip(places, table, strict=True):
         able = (overlaps >= least) & free
         # Objects that count come first, whatever the others overlap; of equal overlaps the last one is taken.
-        wanted = able & ~uncounted[:, None]
-        able = np.where(wanted.any(axis=2, keepdims=True), wanted, able)
+        preferred = able & ~uncounted[:, None]
+        able = np.where(preferred.any(axis=2, keepdims=True), preferred, able)
         best = size - 1 - np.where(able, overlaps, -1.0)[:, :, ::-1].argmax(axis=2)
         taken = able[a, t, best]
-        unwanted = uncounted[a, best]
-        hits[:, :, place] = taken & ~unwanted
-        ignored[:, :, place] = np.where(taken, unwanted, ignored[:, :, place])
+        uncounted_match = uncounted[a, best]
+        hits[:, :, place] = taken & ~uncounted_match
+        ignored[:, :, place] = np.where(taken, uncounted_match, ignored[:, :, place])
         free[a, t, best] &= ~taken | crowd[best]
 
 
