@@ -44,7 +44,7 @@ def draw(kind, seed):
 def values_of_scores(kind, quality, seed):
     labels, perfect = draw(kind, seed)
     noise = np.random.default_rng(seed + 1).normal(size=perfect.shape)
-    scores = quality * 20 * perfect + (1 - quality) * noise if kind != "value" else perfect + (1 - quality) * noise
+    scores = 20 * quality**2 * perfect + (1 - quality) * noise if kind != "value" else perfect + (1 - quality) * noise
     if kind == "value" and quality == 0:
         scores = noise
     how = "softmax" if kind == "single" else None
