@@ -9,6 +9,7 @@ from pathlib import Path
 from sslbench import paths
 from sslbench.errors import UsageError
 from sslbench.leaderboard.model import Board, Cell, Published, Row, value
+from sslbench.metrics.catalog import find
 from sslbench.results import Metric
 
 
@@ -94,4 +95,5 @@ def _as_row(found: dict[int, Published], n_columns: int) -> Row:
 
 def _best_first(row: Row, board: Board) -> tuple[int, float, str]:
     position = next(i for i, cell in enumerate(row.cells) if cell is not None)
-    return position, -(value(row, position, board.columns) or 0.0), row.label
+    sign = find(board.columns[position].metric).sign
+    return position, -sign * (value(row, position, board.columns) or 0.0), row.label

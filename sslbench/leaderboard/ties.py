@@ -7,6 +7,7 @@ from sslbench.errors import ResultError
 from sslbench.leaderboard.compare import RESAMPLES, Scored, compare_all
 from sslbench.leaderboard.model import Cell, Column, Row, value
 from sslbench.metrics.catalog import find
+from sslbench.metrics.differences import TOP_K
 from sslbench.results.records import read_scores, scores_path
 
 _FEWER = 300  # half-samples for metrics without a closed form: mAP of VOC07 takes a second a row
@@ -44,7 +45,7 @@ def tie(best: Sequence[Scored], other: Sequence[Scored], metric: str, seed: int)
     """
     if not best or not other:
         return None
-    resamples = RESAMPLES if metric in ("top1", "top5") else _FEWER
+    resamples = RESAMPLES if metric in TOP_K else _FEWER
     try:
         found = compare_all(best, other, metric, seed=seed, resamples=resamples)
     except ResultError:

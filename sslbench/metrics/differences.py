@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.labels import LabelKind
-from sslbench.metrics.classification import places
+from sslbench.metrics.classification import TOP1, TOP5, places
 from sslbench.metrics.intervals import FloatArray, IntArray, Interval, Units, on_halves, standard_errors, student
 from sslbench.metrics.summary import Measure, Probabilities, one_measure
 
-_TOP_K = {"top1": 1, "top5": 5}
+TOP_K = {TOP1.name: 1, TOP5.name: 5}
+"""Metrics that are means over the samples, whose differences need no half-samples: name -> k."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,13 +130,13 @@ def difference(
     (1.0, True, True)
     """
     units = Units.of(len(labels), groups)
-    if kind == "single" and metric in _TOP_K:
-        right = [_right(answers, labels, _TOP_K[metric]) for answers in (a, b)]
+    if kind == "single" and metric in TOP_K:
+        right = [_right(answers, labels, TOP_K[metric]) for answers in (a, b)]
         each = [tuple(row.mean(axis=1).tolist()) for row in right]
         means = [row.mean(axis=0) for row in right]
         value, low, high = paired_difference(means[0], means[1], units)
         one_training = len(right[0]) == len(right[1]) == 1
-        p = sign_flip(units.sums(means[0] - means[1])) if metric == "top1" and one_training else None
+        p = sign_flip(units.sums(means[0] - means[1])) if metric == TOP1.name and one_training else None
     else:
         each, (value, low, high) = _resampled(metric, kind, labels, a, b, units, seed, resamples)
         p = None

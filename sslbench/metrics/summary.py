@@ -45,19 +45,19 @@ class Measure:
     Attributes:
         metrics: the M metrics.
         statistic: function from weights (R, N) of the samples to values (R, M).
-        each: (N, M) values per sample whose means the metrics are; None where they are no such means.
-        parts: for metrics that are means over classes, the number of units that have each class; None where all units
-            count alike.
+        per_sample: (N, M) values per sample whose means the metrics are; None where they are no such means.
+        class_units: for metrics that are means over classes, the number of units that have each class; None where all
+            units count alike.
         block: number of weights in memory at a time.
-        whole: True if the values of `each` are 0 and 1.
+        binary: True if the values of `per_sample` are 0 and 1.
     """
 
     metrics: tuple[Metric, ...]
     statistic: Statistic
-    each: FloatArray | None = None
-    parts: tuple[int, ...] | None = None
+    per_sample: FloatArray | None = None
+    class_units: tuple[int, ...] | None = None
     block: int = 4_000_000
-    whole: bool = False
+    binary: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,9 +66,9 @@ class Measure:
 
     def size(self, units: Units) -> float:
         """Return the effective number of units: for means over C classes, C times the harmonic mean of their units."""
-        if not self.parts:
+        if not self.class_units:
             return units.number
-        return len(self.parts) ** 2 / sum(1 / part for part in self.parts)
+        return len(self.class_units) ** 2 / sum(1 / number for number in self.class_units)
 
     @property
     def missing_variance(self) -> float:
@@ -76,10 +76,10 @@ class Measure:
 
         The variance of a class is assumed to fall with the number of its units.
         """
-        if not self.parts:
+        if not self.class_units:
             return 1.0
-        seen = sum(1 / part for part in self.parts if part > 1)
-        return math.sqrt(sum(1 / part for part in self.parts) / seen) if seen else math.nan
+        seen = sum(1 / number for number in self.class_units if number > 1)
+        return math.sqrt(sum(1 / number for number in self.class_units) / seen) if seen else math.nan
 
 
 def summarise(
@@ -164,11 +164,11 @@ def measures(
     counts = classification.LabelCounts(values, scores, threshold)
     scored = ~np.isnan(scores).any(axis=0)
     having = [units.having(np.flatnonzero(column > 0)) for column in values[:, scored].T]
-    parts = tuple(number for number in having if number)
+    class_units = tuple(number for number in having if number)
     return [
-        Measure(tuple(_RANKING), _multi_ranking(values, scores), parts=parts),
+        Measure(tuple(_RANKING), _multi_ranking(values, scores), class_units=class_units),
         Measure((classification.MICRO_F1,), lambda weights: counts.f1(weights)[:, :1]),
-        Measure((classification.MACRO_F1,), lambda weights: counts.f1(weights)[:, 1:], parts=parts),
+        Measure((classification.MACRO_F1,), lambda weights: counts.f1(weights)[:, 1:], class_units=class_units),
     ]
 
 
@@ -185,18 +185,18 @@ def _single(
     right = [(found < k).astype(np.float64) if k <= n_classes else np.full(len(values), np.nan) for k in (1, 5)]
     ranked = OneVsRest(values, scores)
     by_class = np.split(np.argsort(values, kind="stable"), np.cumsum(np.bincount(values, minlength=n_classes))[:-1])
-    parts = tuple(units.having(rows) for rows in by_class if len(rows))
+    class_units = tuple(units.having(rows) for rows in by_class if len(rows))
     measured = [
-        dataclasses.replace(_means((classification.TOP1, classification.TOP5), right), whole=True),
+        dataclasses.replace(_means((classification.TOP1, classification.TOP5), right), binary=True),
         Measure(
             (classification.BALANCED_ACCURACY, classification.MACRO_F1),
             lambda weights: np.column_stack([table.balanced_accuracy(weights), table.macro_f1(weights)]),
-            parts=parts,
+            class_units=class_units,
         ),
         Measure(
             tuple(_RANKING),
             lambda weights: ranked.means(list(_RANKING.values()), weights),
-            parts=parts,
+            class_units=class_units,
             block=_BLOCK,
         ),
     ]
@@ -219,7 +219,7 @@ def _calibration(values: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]
 def _means(metrics: tuple[Metric, ...], each: Sequence[npt.NDArray[np.floating]]) -> Measure:
     """Return metrics that are means of one value (N,) per sample."""
     columns = np.stack([np.asarray(values, dtype=np.float64) for values in each], axis=1)
-    return Measure(metrics, lambda weights: weights @ columns / weights.sum(axis=1, keepdims=True), each=columns)
+    return Measure(metrics, lambda weights: weights @ columns / weights.sum(axis=1, keepdims=True), per_sample=columns)
 
 
 def _multi_ranking(labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> Statistic:
@@ -272,9 +272,9 @@ def with_intervals(measure: Measure, units: Units, seed: int, resamples: int) ->
     """
     value = measure.statistic(np.ones((1, units.samples)))[0]
     shift, quantile = np.zeros(len(value)), None
-    if measure.each is not None:
-        error = mean_errors(measure.each, units)
-        if measure.whole and units.place is None:
+    if measure.per_sample is not None:
+        error = mean_errors(measure.per_sample, units)
+        if measure.binary and units.place is None:
             error, quantile = np.sqrt(value * (1 - value) / units.number), _NORMAL
     else:
         halves = on_halves(measure.statistic, units, n=resamples, seed=seed, block=measure.block)

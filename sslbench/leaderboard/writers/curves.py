@@ -9,7 +9,8 @@ from typing import IO, TYPE_CHECKING
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.board import merge_seeds, table
-from sslbench.leaderboard.model import Board
+from sslbench.leaderboard.model import Board, Column
+from sslbench.metrics.catalog import find
 from sslbench.results import Metric, Result
 from sslbench.results.records import replace_file
 
@@ -65,7 +66,7 @@ def data_efficiency(results: Iterable[Result], path: Path) -> None:
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, (column, unit, lines) in zip(axes, panels, strict=False):
         chance = _chance(board, board.columns.index(column))
-        _panel(axis, f"{column.name} {column.metric}", unit, lines, chance)
+        _panel(axis, column, unit, lines, chance)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
 
@@ -119,7 +120,7 @@ def _chance(board: Board, position: int) -> float | None:
     return next((value for value in known if value is not None), None)
 
 
-def _panel(axis: "Axes", title: str, unit: str, lines: Sequence[EfficiencyCurve], chance: float | None) -> None:
+def _panel(axis: "Axes", column: Column, unit: str, lines: Sequence[EfficiencyCurve], chance: float | None) -> None:
     measured = [line for line in lines if not line.floor]
     for i, line in enumerate([*measured, *(line for line in lines if line.floor)]):
         own = i < len(measured)
@@ -135,8 +136,8 @@ def _panel(axis: "Axes", title: str, unit: str, lines: Sequence[EfficiencyCurve]
     if chance is not None:
         axis.axhline(chance, color="#666666", linestyle=":", linewidth=1, label="chance")
     _x_axis(axis, unit, sorted({x for line in lines for x in line.points}))
-    axis.set_title(textwrap.fill(title, 72), loc="left", fontsize=10)
-    axis.set_ylabel("%")
+    axis.set_title(textwrap.fill(f"{column.name} {column.metric}", 72), loc="left", fontsize=10)
+    axis.set_ylabel(find(column.metric).unit)
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False)
