@@ -17,19 +17,17 @@ class LabelFacts:
         metric: name of the leading metric; empty for unlabelled samples.
         classes: True if labels are classes, whose samples can be counted, and not numbers.
         dtype: NumPy type of the label array.
-        columns: True if the label array is (N, C), one column per class or number, and not (N,).
     """
 
     text: str
     metric: str
     classes: bool
     dtype: Literal["int64", "int8", "float64"]
-    columns: bool
 
 
 LABELS: Mapping[LabelKind, LabelFacts] = {
-    "single": LabelFacts(text="one class each", metric="top1", classes=True, dtype="int64", columns=False),
-    "multi": LabelFacts(text="several labels each", metric="mAP", classes=True, dtype="int8", columns=True),
-    "value": LabelFacts(text="numbers as labels", metric="r2", classes=False, dtype="float64", columns=True),
-    "none": LabelFacts(text="no labels", metric="", classes=False, dtype="int8", columns=True),
+    "single": LabelFacts(text="one class each", metric="top1", classes=True, dtype="int64"),
+    "multi": LabelFacts(text="several labels each", metric="mAP", classes=True, dtype="int8"),
+    "value": LabelFacts(text="numbers as labels", metric="r2", classes=False, dtype="float64"),
+    "none": LabelFacts(text="no labels", metric="", classes=False, dtype="int8"),
 }

@@ -34,8 +34,9 @@ def find(name: str) -> Metric:
     >>> find("my_metric").text
     'unit of my_metric, direction not known'
     """
+    if name in METRICS:
+        return METRICS[name]
     worst = re.fullmatch(r"worst_group\(.*\)\.(\w+)", name)
     if worst:
         return dataclasses.replace(find(worst[1]), name=name)
-    unknown = Metric(name=name, title=name, unit=f"unit of {name}", direction=0, bounds=ANY, needs="scores", labels=())
-    return METRICS.get(name, unknown)
+    return Metric(name=name, title=name, unit=f"unit of {name}", direction=0, bounds=ANY, needs="scores")
