@@ -105,7 +105,7 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         if first.preset is not None:
             modified = any(r.preset.modified for r in cell.records if r.preset is not None)
             common |= {"preset": first.preset.name, "modified": int(modified or common.get("modified", 0))}
-        # Of a long table each row is one cell's: costs of the backbone are those that the cell's own records state.
+        # A row of the long table is one cell: costs of the backbone come from the cell's own records.
         further = {column.name: number(column.value(cell.records)) for column in COLUMNS}
         common |= {column.name: further[column.name] for column in COLUMNS if not column.headline_only}
     for name in sorted(cell.metrics, key=lambda name: (name != column.metric, name)):
