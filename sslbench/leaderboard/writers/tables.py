@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from sslbench.leaderboard.model import Published
 
-LEGEND = "Bold: the best, and what cannot be told from it (paired 95 % interval over the test samples)."
+LEGEND = "Bold: the best value and those tied with it (paired 95 % interval over the test samples)."
 _LONG = (
     "kind weights backbone layer preprocessing precision column metric shown value low high n tied_with_best seeds "
     "protocol protocol_version settings benchmark benchmark_version preset modified converged n_train"
