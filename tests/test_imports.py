@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent / "sslbench"
 
 # A part is a module or package directly below sslbench; it imports from rows above its own, and from itself.
 ROWS = (
-    {"errors", "paths", "names", "text"},
+    {"errors", "paths", "names", "text", "labels"},
     {"config", "preprocessing", "metrics", "results", "identity", "user_code", "library", "weights", "solvers"},
     {"distributed", "runtime"},
     {"data", "backbones"},
@@ -27,7 +27,7 @@ LEVEL = {part: level for level, parts in enumerate(ROWS) for part in parts}
 WITHIN_ROW = {
     "paths": {"errors"},
     "names": {"errors", "paths"},
-    "results": {"config", "preprocessing"},
+    "results": {"config", "preprocessing", "metrics"},
     "identity": {"results"},
     "weights": {"config", "preprocessing"},
     "library": {"config"},
@@ -40,7 +40,19 @@ WITHIN_ROW = {
 }
 
 # Read by `--help`, completion and `import sslbench`, so they must load in a moment.
-LIGHT = ("errors", "paths", "names", "text", "config", "preprocessing", "library", "results", "cli", "__init__")
+LIGHT = (
+    "errors",
+    "paths",
+    "names",
+    "text",
+    "labels",
+    "config",
+    "preprocessing",
+    "library",
+    "results",
+    "cli",
+    "__init__",
+)
 HEAVY = {
     *("torch", "torchvision", "timm", "sklearn", "scipy", "pandas", "faiss", "kwcoco", "matplotlib", "hydra", "cv2"),
     *("numpy", "jinja2", "PIL"),

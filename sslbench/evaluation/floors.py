@@ -1,4 +1,4 @@
-"""The floor under a score: chance, majority, the pixels themselves, and the same network untrained."""
+"""Floors of a score: chance, majority class, raw pixels, and the same network untrained."""
 
 import dataclasses
 import logging
@@ -14,9 +14,12 @@ from sslbench.backbones.load import load_backbone
 from sslbench.data.source import Labels
 from sslbench.errors import ResultError
 from sslbench.identity import record_id
+from sslbench.labels import LabelKind
 from sslbench.metrics import regression
+from sslbench.metrics.catalog import METRICS
 from sslbench.metrics.differences import Answers, difference
-from sslbench.results import DataUsed, Result, as_recorded, records
+from sslbench.metrics.metric import ClassFrequencies
+from sslbench.results import DataUsed, Result, records
 
 log = logging.getLogger("sslbench")
 
@@ -27,40 +30,44 @@ UNTRAINED_SEED = 0  # of the untrained backbone: the same for every evaluation, 
 
 
 def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
-    """What guessing scores, in percent: 'chance' picks a class at random, 'majority' always the most frequent one.
+    """Return the metrics of guessing, in the units of records, under 'chance' and 'majority'.
 
-    Single label: top-1, top-5 where there are at least five classes, and balanced accuracy. Multi-label: a random order
-    of the samples has an expected average precision of about the share of positives; there is no majority class.
-    Numbers: 'chance' is the mean of train for every sample; errors are in the units of the labels.
+    Classes: 'chance' is the chance level of each metric that states one as a floor. Single label: 'majority' predicts
+    the most frequent classes of train. Numbers: 'chance' predicts the mean of train for every sample.
     """
     if test.kind == "none":
         return {}
     if test.kind == "value":
         errors = regression.Errors(test.values, np.broadcast_to(train.values.mean(axis=0), test.values.shape))
-        found = errors.statistic(np.ones((1, len(test))))[0]
-        recorded = (as_recorded(name, float(v), ("mae", "rmse")) for name, v in zip(errors.names, found, strict=True))
-        return {"chance": dict(zip(errors.names, recorded, strict=True))}
-    if test.kind == "multi":
-        known = (test.values >= 0).sum(axis=0)
-        positive = (test.values == 1).sum(axis=0)
-        rates = positive[positive > 0] / known[positive > 0]
-        return {"chance": {"mAP": 100.0 * float(rates.mean()) if len(rates) else None}}
-    classes = len(test.classes)
+        values = errors.statistic(np.ones((1, len(test))))[0]
+        return {"chance": {m.name: m.recorded(float(v)) for m, v in zip(errors.metrics, values, strict=True)}}
+    chance = _chance(test.kind, _frequencies(test))
+    return {"chance": chance} | ({"majority": _majority(train, test)} if test.kind == "single" else {})
+
+
+def _frequencies(labels: Labels) -> ClassFrequencies:
+    if labels.kind == "single":
+        positives = np.bincount(labels.values, minlength=len(labels.classes))
+        return ClassFrequencies(positives, np.full(len(positives), len(labels)))
+    return ClassFrequencies((labels.values == 1).sum(axis=0), (labels.values >= 0).sum(axis=0))
+
+
+def _chance(kind: LabelKind, frequencies: ClassFrequencies) -> dict[str, float | None]:
+    floors = (metric for metric in METRICS.values() if metric.floor and kind in metric.labels)
+    levels = {metric: metric.chance_level(frequencies) for metric in floors}
+    return {metric.name: metric.recorded(level) for metric, level in levels.items() if level is not None}
+
+
+def _majority(train: Labels, test: Labels) -> dict[str, float | None]:
+    """Return top-1, top-5 (of at least five classes) and balanced accuracy of the most frequent classes of train."""
     number = {name: i for i, name in enumerate(train.classes)}
     counts = np.bincount(train.values, minlength=len(number))[[number[name] for name in test.classes]]
     order = np.argsort(-counts, kind="stable")
-    floors: dict[str, dict[str, float | None]] = {"chance": {}, "majority": {}}
-    for k in (1, 5):
-        if classes >= k:
-            floors["chance"][f"top{k}"] = 100.0 * k / classes
-            floors["majority"][f"top{k}"] = 100.0 * float(np.isin(test.values, order[:k]).mean())
-    # Whatever is guessed independently of the sample: of every class the same share is right, and the shares sum to 1.
+    found: dict[str, float | None] = {
+        f"top{k}": 100.0 * float(np.isin(test.values, order[:k]).mean()) for k in (1, 5) if len(test.classes) >= k
+    }
     present = np.unique(test.values)
-    floors["chance"]["balanced_accuracy"] = 100.0 / classes
-    # Each class against the rest: the expected average precision is about its share, and the shares sum to 1.
-    floors["chance"]["mAP"] = 100.0 / len(present)
-    floors["majority"]["balanced_accuracy"] = 100.0 * float(order[0] in present) / len(present)
-    return floors
+    return found | {"balanced_accuracy": 100.0 * float(order[0] in present) / len(present)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +84,7 @@ class FloorBackbones:
 
 
 def floor_backbones(backbone: Backbone, *, is_floor: bool) -> FloorBackbones:
-    """The backbones whose scores stand beside this one's: pixels, and the same architecture untrained.
+    """Return the backbones whose scores stand beside this one's: pixels, and the same architecture untrained.
 
     Args:
         backbone: the one that is evaluated.
@@ -110,7 +117,7 @@ def untrained_like(backbone: Backbone) -> Backbone | None:
 
 
 def _pixels_like(backbone: Backbone) -> Backbone:
-    """The pixels of the same pictures: decoded in the same way, with as many channels (RGB where it takes one)."""
+    """Return the pixels of the same images: decoded in the same way, with as many channels (RGB for one channel)."""
     pixels, same = load_backbone(PIXELS), backbone.preprocessing
     own = pixels.preprocessing if same.channels == 1 else pixels.preprocessing.for_channels(same.channels)
     own = dataclasses.replace(own, decoder=same.decoder, max_pixels=same.max_pixels)
@@ -172,7 +179,7 @@ def write(result: Result, scores: records.Scores, folder: Path) -> Path:
 
 
 def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
-    """A warning when the weights are not better than no training at all, by a paired test on the same test samples."""
+    """Return a warning if the weights are not better than the untrained backbone by a paired test; else None."""
     other = untrained[1]
     if scores.ids != other.ids or scores.labels.ndim != 1 or not scores.scores.shape[1]:
         return None

@@ -1,4 +1,4 @@
-"""From result records to tables: what may be compared stands in one column, and nothing else does."""
+"""Tables of result records, in which only comparable results share a column."""
 
 from sslbench.leaderboard.board import table
 from sslbench.leaderboard.model import Board, Cell, Column, Published, Row

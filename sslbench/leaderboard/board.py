@@ -1,4 +1,4 @@
-"""From result records to a table in which whatever stands in one column may be compared."""
+"""Table of result records: a row per weights and layer, a column per group of comparable results."""
 
 import dataclasses
 from collections import defaultdict
@@ -8,33 +8,33 @@ from sslbench.errors import UsageError
 from sslbench.identity import row_key
 from sslbench.leaderboard.flags import is_floor, row_flags
 from sslbench.leaderboard.floors import floor_rows
-from sslbench.leaderboard.grouping import Group, groups_of, newest_of_each
+from sslbench.leaderboard.grouping import ColumnKey, groups_of, newest_of_each
 from sslbench.leaderboard.headings import column_names, natural, precision_text, preprocessing_text, row_names
 from sslbench.leaderboard.model import Board, Cell, Column, Row, value
 from sslbench.leaderboard.ties import mark_best
-from sslbench.metrics.metric import direction, kind_of
+from sslbench.metrics.catalog import find
 from sslbench.results import Metric, Result
 
 
 def table(
     results: Iterable[Result], *, metric: str | None = None, average: bool = False, paired_seed: int = 0
 ) -> Board:
-    """Put results into a table: a row per weights and layer, a column per group of results that are comparable.
+    """Return the table of results: a row per weights and layer, a column per group of comparable results.
 
-    Results of one row and one column that differ in their seed only are averaged; their interval is then the
-    smallest that holds all of theirs. What was not measured stays a hole.
+    Results of one row and one column that differ in their seed only are averaged; the interval is then the smallest
+    one that covers all of theirs. Missing measurements are holes.
 
     Args:
         results: records, as `records.read_tree` returns them; with their score files, ties can be found.
-        metric: the metric to show; default each result's headline. Results without it are left out, with a note.
+        metric: metric to show; default each result's headline. Results without it are left out, with a note.
         average: add the mean over the columns in which every row has a value; they must be of one unit and direction.
-        paired_seed: of the resamples of the paired test.
+        paired_seed: seed of the half-samples of the paired test.
 
     Returns:
         The board: rows best first by the first column, then by name; floors last.
 
     Raises:
-        UsageError: columns that are to be averaged are of different units or directions.
+        UsageError: the columns of the average have different units or directions.
     """
     notes: list[str] = []
     records = _newest(results, notes)
@@ -44,9 +44,9 @@ def table(
     groups = groups_of(shown, metric)
     once = newest_of_each(shown, groups)
     if len(once) < len(shown):
-        notes.append(f"{len(shown) - len(once)} older records of measurements that were made again are not shown.")
+        notes.append(f"{len(shown) - len(once)} older records of repeated measurements are not shown.")
     shown = once
-    members: dict[Group, list[Result]] = defaultdict(list)
+    members: dict[ColumnKey, list[Result]] = defaultdict(list)
     rows: dict[str, list[Result]] = defaultdict(list)
     for record in shown:
         members[groups[record.id]].append(record)
@@ -55,33 +55,33 @@ def table(
     unsorted = (Column(name=names[group], metric=group.key.metric, group=group) for group in members)
     columns = tuple(sorted(unsorted, key=lambda column: natural(column.name)))
     labels = row_names({key: records[0] for key, records in rows.items()})
-    made = [_row(labels[key], records, columns, groups) for key, records in rows.items()]
-    body = mark_best([row for row in made if not row.floor], columns, paired_seed)
+    measured = [_row(labels[key], records, columns, groups) for key, records in rows.items()]
+    body = mark_best([row for row in measured if not row.floor], columns, paired_seed)
     body.sort(key=lambda row: _sort_key(row, columns))
     notes += _disagreements(body, columns)
     notes += [
-        f"{c.name}: whether more {c.metric} is better is not known, so none is marked as best."
+        f"{c.name}: the direction of {c.metric} is not known, so none is marked as best."
         for c in columns
-        if direction(c.metric) == 0
+        if find(c.metric).direction == 0
     ]
-    bottom = floor_rows([row for row in made if row.floor], shown, columns, groups)
+    bottom = floor_rows([row for row in measured if row.floor], shown, columns, groups)
     board = Board(columns=columns, rows=(*body, *bottom), notes=tuple(notes))
     return _with_average(board) if average else board
 
 
 def _newest(results: Iterable[Result], notes: list[str]) -> list[Result]:
-    """One record per measurement, the last one made, in an order that does not depend on where the files lie."""
+    """Return the newest record of each measurement, in an order that does not depend on the paths of the files."""
     newest: dict[str, Result] = {}
     for record in sorted(results, key=lambda r: (r.id, r.created, str(r.file))):
         if record.id in newest:
-            notes.append(f"The measurement {record.id} is there twice; the newer one ({record.created}) is shown.")
+            notes.append(f"The measurement {record.id} has two records; the newer one ({record.created}) is shown.")
         newest[record.id] = record
     return sorted(newest.values(), key=lambda r: (r.weights.name, r.layer, r.seed, r.id))
 
 
-def _row(label: str, members: Sequence[Result], columns: Sequence[Column], groups: Mapping[str, Group]) -> Row:
+def _row(label: str, members: Sequence[Result], columns: Sequence[Column], groups: Mapping[str, ColumnKey]) -> Row:
     first = members[0]
-    by_group: dict[Group, list[Result]] = defaultdict(list)
+    by_group: dict[ColumnKey, list[Result]] = defaultdict(list)
     for record in members:
         by_group[groups[record.id]].append(record)
     cells = tuple(_cell(by_group[column.group]) if column.group in by_group else None for column in columns)
@@ -100,14 +100,14 @@ def _row(label: str, members: Sequence[Result], columns: Sequence[Column], group
 
 
 def _cell(records: Sequence[Result]) -> Cell:
-    """One cell: the metrics that all its records (one per seed) have."""
+    """Return the cell of the metrics that all its records (one per seed) have."""
     common = [name for name in records[0].metrics if all(name in record.metrics for record in records)]
     merged = {name: merge_seeds([record.metrics[name] for record in records]) for name in common}
     return Cell(metrics=merged, records=tuple(records))
 
 
 def merge_seeds(metrics: Sequence[Metric]) -> Metric:
-    """The mean of several seeds, with the smallest interval that holds those of all; not computable if one is not."""
+    """Return the mean of several seeds, with the smallest interval that covers all; not computable if one is not."""
     if len(metrics) == 1:
         return metrics[0]
     values = [m.value for m in metrics if m.value is not None]
@@ -123,12 +123,12 @@ def merge_seeds(metrics: Sequence[Metric]) -> Metric:
 
 def _sort_key(row: Row, columns: tuple[Column, ...]) -> tuple[float, str, str]:
     first = value(row, 0, columns)
-    sign = direction(columns[0].metric) if columns else 0
-    return (float("inf") if first is None or sign == 0 else -sign * first, row.label, row.layer)
+    direction = find(columns[0].metric).direction if columns else 0
+    return (float("inf") if first is None or direction == 0 else -direction * first, row.label, row.layer)
 
 
 def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """One note per column whose metrics do not agree on which row is best."""
+    """Return one note per column whose metrics disagree on the best row."""
     notes = []
     for position, column in enumerate(columns):
         cells = {f"{row.label} {row.layer}": cell for row in rows if (cell := row.cells[position]) is not None}
@@ -136,10 +136,10 @@ def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         for name in [column.metric, *sorted({name for cell in cells.values() for name in cell.metrics})]:
             values = {row: cell.metrics[name].value for row, cell in cells.items() if name in cell.metrics}
             known = {row: v for row, v in values.items() if v is not None}
-            sign = direction(name)
-            if len(known) == len(cells) > 1 and sign:
-                best = max(sign * v for v in known.values())
-                winners[name] = frozenset(row for row, v in known.items() if sign * v == best)
+            direction = find(name).direction
+            if len(known) == len(cells) > 1 and direction:
+                best = max(direction * v for v in known.values())
+                winners[name] = frozenset(row for row, v in known.items() if direction * v == best)
         if winners and not frozenset.intersection(*winners.values()):
             groups = {winner: [m for m, w in winners.items() if w == winner] for winner in winners.values()}
             found = "; ".join(f"{', '.join(names)}: {' and '.join(sorted(best))}" for best, names in groups.items())
@@ -155,12 +155,10 @@ def _refuse_mixture(columns: Sequence[Column]) -> None:
     """
     for column in columns[1:]:
         first = columns[0]
-        kinds = kind_of(first.metric), kind_of(column.metric)
-        other_labels = kinds[0].of_labels and column.group.key.test != first.group.key.test
-        if kinds[0] != kinds[1] or other_labels:
-            described = [
-                f"{c.metric} of {c.name} ({kind.text})" for c, kind in zip((first, column), kinds, strict=True)
-            ]
+        one, other = find(first.metric), find(column.metric)
+        other_labels = one.label_units and column.group.key.test != first.group.key.test
+        if not one.averages_with(other) or other_labels:
+            described = [f"{c.metric} of {c.name} ({m.text})" for c, m in ((first, one), (column, other))]
             raise UsageError(
                 f"{' and '.join(described)} cannot be averaged",
                 "Name one metric that all columns have (--metric top1), or leave the records of others out.",
@@ -168,7 +166,7 @@ def _refuse_mixture(columns: Sequence[Column]) -> None:
 
 
 def _with_average(board: Board) -> Board:
-    """The board with the mean of each row over the complete columns; without any, a note says so."""
+    """Return the board with the mean of each row over the complete columns; without any, with a note."""
     positions = range(len(board.columns))
     body = [row for row in board.rows if not row.floor]
     complete = [i for i in positions if all(value(row, i, board.columns) is not None for row in body)]

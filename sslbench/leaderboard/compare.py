@@ -1,4 +1,4 @@
-"""Is the difference between two results real? Paired tests on the same test samples."""
+"""Paired comparison of results on the same test samples."""
 
 import dataclasses
 import json
@@ -13,22 +13,22 @@ from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
 from sslbench.leaderboard.flags import is_floor
 from sslbench.leaderboard.grouping import groups_of, newest_of_each
+from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import Answers, difference, holm
-from sslbench.metrics.metric import direction
 from sslbench.names import did_you_mean
-from sslbench.results import ABSOLUTE, Result
+from sslbench.results import Result
 from sslbench.results.records import Scores, read_scores, scores_path
 
 _UNSET = "unset"
 
 
 def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str, str, str]]:
-    """(key, value of a, value of b) for all that must agree and does not; empty when they may be compared.
+    """Return (key, value of a, value of b) for each difference that forbids a comparison.
 
     Args:
         a: one result.
         b: the other one.
-        metric: that they are compared by; default the headline of each, which must then be the same.
+        metric: metric of the comparison; default the headline of each, which must then be the same.
     """
     one, other = comparability_key(a, metric), comparability_key(b, metric)
     found: list[tuple[str, Any, Any]] = [
@@ -49,7 +49,7 @@ def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str
     if a.benchmark is not None and b.benchmark is not None:
         first, second = a.benchmark, b.benchmark
         found.append(("benchmark", f"{first.name} v{first.version}", f"{second.name} v{second.version}"))
-    # Names of data may differ where the data do not, and the other way round: it is the fingerprints that count.
+    # Names of data may differ where the data do not, and the other way round: the fingerprints decide.
     same = {"train data": one.train == other.train, "test data": one.test == other.test}
     return [(key, str(x), str(y)) for key, x, y in found if not same.get(key, x == y)]
 
@@ -74,24 +74,24 @@ RESAMPLES = 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two results on the same test samples by one metric; rates and differences in percent.
+    """Comparison of two results on the same test samples by one metric; rates and differences in percent.
 
     Attributes:
         a: one result.
         b: the other one.
-        metric: that they are compared by.
-        n: test samples.
-        groups: how many groups they belong to, which are kept together; None if each stands for itself.
-        value_a: the metric on the per-sample scores of a, the mean over all its draws.
+        metric: metric of the comparison.
+        n: number of test samples.
+        groups: number of their groups, which are kept together; None if each sample stands for itself.
+        value_a: metric on the per-sample scores of a, the mean over all its draws.
         value_b: the same of b.
         difference: value_a - value_b.
         low: low end of its 95 % interval, by resampling the test samples for both at once; over draws too.
         high: its high end.
-        p_mcnemar: of McNemar's exact test that both are right equally often (with groups: of the exact sign-flip test
-            over groups); top-1 only, and not for means over draws.
+        p_mcnemar: p value of McNemar's exact test (with groups: of the exact sign-flip test over groups); top-1 only,
+            and not for means over draws.
         p_holm: the same, corrected for all comparisons of the list by Holm's method.
-        verdict: 'tied' where the interval holds 0, else 'A better' or 'B better'; 'different' by a metric of which it
-            is not known whether more is better.
+        verdict: 'tied' where the interval covers 0, else 'A better' or 'B better'; 'different' for a metric of unknown
+            direction.
     """
 
     a: Result
@@ -115,11 +115,11 @@ def compare(
     """Compare two results that were measured in the same way on the same test samples.
 
     Args:
-        a: as read from its file, with the scores beside it.
-        b: the same.
+        a: one result, as read from its file, with the scores beside it.
+        b: the other one.
         metric: default the headline of a.
-        seed: of the half-samples.
-        resamples: how many.
+        seed: seed of the half-samples.
+        resamples: number of half-samples.
 
     Raises:
         ResultError: they may not be compared (with all that differs), one has no per-sample scores, or no such metric.
@@ -141,7 +141,7 @@ Scored = tuple[Result, Scores]
 def compare_all(
     a: Sequence[Scored], b: Sequence[Scored], metric: str, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Comparison:
-    """The same for one or several results (one per seed) of two models, whose scores have been read already.
+    """Compare one or several results (one per seed) of two models, whose scores have been read already.
 
     Raises:
         ResultError: the scores are not of the same samples, or the metric cannot be computed from them.
@@ -160,7 +160,7 @@ def compare_all(
         )
     except (KeyError, ValueError) as error:
         raise _not_computable(first, scores, metric) from error
-    factor = 1.0 if metric in ABSOLUTE else 100.0
+    factor = find(metric).scale
     return Comparison(
         a=first,
         b=b[0][0],
@@ -202,7 +202,7 @@ def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
 
 
 def same_samples(a: Scores, b: Scores) -> bool:
-    """Whether two results scored the same samples with the same labels and groups."""
+    """Return whether two results scored the same samples with the same labels and groups."""
     same = a.ids == b.ids and a.classes == b.classes and np.array_equal(a.labels, b.labels)
     return same and _same_groups(a.groups, b.groups)
 
@@ -216,8 +216,8 @@ def _verdict(metric: str, low: float, high: float) -> str:
         return "not computable"
     if low <= 0 <= high:
         return "tied"
-    sign = direction(metric)
-    return "different" if sign == 0 else ("A better" if (low > 0) == (sign > 0) else "B better")
+    direction = find(metric).direction
+    return "different" if direction == 0 else ("A better" if (low > 0) == (direction > 0) else "B better")
 
 
 def _scores(result: Result) -> Scores:
@@ -235,7 +235,7 @@ def _called(result: Result) -> str:
 
 
 def with_holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons with McNemar's p values corrected for their number (Holm 1979); one needs no correction."""
+    """Return the comparisons with p values corrected for their number (Holm 1979); one needs no correction."""
     if len(comparisons) < 2:
         return list(comparisons)
     given = [math.nan if one.p_mcnemar is None else one.p_mcnemar for one in comparisons]
@@ -246,7 +246,7 @@ def with_holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None = None) -> list[tuple[Result, Result]]:
-    """All pairs of two lists that may be compared: equal in all that is not the backbone, with equal seeds and layers.
+    """Return all comparable pairs of two lists: equal but for the backbone, with equal seeds and layers.
 
     Where both have one result only for a seed, their layers may differ. Floors (untrained, pixels) are left out where a
     list has anything else.
@@ -256,8 +256,8 @@ def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None 
     for a in ours:
         alike = [b for b in theirs if b.seed == a.seed and a.id != b.id and not differing(a, b, metric)]
         same_layer = [b for b in alike if b.layer == a.layer]
-        alone = sum(not differing(a, other, metric) and other.seed == a.seed for other in ours) == 1
-        found += [(a, b) for b in (same_layer or (alike if len(alike) == 1 and alone else []))]
+        only_one = sum(not differing(a, other, metric) and other.seed == a.seed for other in ours) == 1
+        found += [(a, b) for b in (same_layer or (alike if len(alike) == 1 and only_one else []))]
     return found
 
 

@@ -1,18 +1,18 @@
-"""Marks on rows whose numbers need a second look."""
+"""Flags on rows with doubtful or special numbers."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 from sslbench.leaderboard.model import Cell, Column
-from sslbench.metrics.metric import direction
+from sslbench.metrics.catalog import find
 from sslbench.results import Result
 
-_LEARNED = 90.0  # percent
-_OVERLAP = 0.01  # of the test images; fewer do not move a number much, and are named where it is said how it was made
+_LEARNED = 90.0  # percent of train right, below which an unconverged probe is underfitted
+_OVERLAP = 0.01  # of the test images; fewer hardly change a number, and stand in its provenance only
 
 
 def row_flags(members: Sequence[Result], columns: Sequence[Column], cells: Sequence[Cell | None]) -> tuple[str, ...]:
-    """What a reader must know about a row; a flag that does not hold for all its numbers names the columns."""
+    """Return the flags of a row; one that does not hold for all its numbers names the columns."""
     flags = ["floor"] if is_floor(members[0]) else []
     weights = members[0].weights
     if weights.partial:
@@ -27,23 +27,23 @@ def row_flags(members: Sequence[Result], columns: Sequence[Column], cells: Seque
 
 
 def is_floor(result: Result) -> bool:
-    """Whether a record is itself a floor: an untrained backbone, or the images' own pixels."""
+    """Return whether a record is itself a floor: an untrained backbone, or the images' own pixels."""
     return result.weights.untrained or result.weights.backbone.partition(":")[0] == "pixels"
 
 
 def underfitted(result: Result) -> bool:
-    """Whether the probe has not even learned train: it scores below the whole interval of test there.
+    """Return whether the probe has not learned train: its score on train is below the whole interval of test.
 
-    Or its solver stopped early and it is wrong about every tenth training sample.
+    Or its solver stopped early and it misses every tenth training sample.
     """
     low = result.metrics[result.headline].low
-    if result.train is None or direction(result.headline) <= 0:
+    if result.train is None or find(result.headline).direction <= 0:
         return False
     return (low is not None and result.train < low) or (result.converged is False and result.train < _LEARNED)
 
 
 def cell_flags(cell: Cell, metric: str) -> list[str]:
-    """What a reader must know about one number."""
+    """Return the flags of one number."""
     flags = []
     if any(record.converged is False for record in cell.records):
         flags.append("not converged")
@@ -62,7 +62,7 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
         flags.append("selected on test")
     floor = [record.floors.get("untrained", {}).get(metric) for record in cell.records]
     known, value = [f for f in floor if f is not None], cell.metrics[metric].value
-    sign = direction(metric) or 1
+    sign = find(metric).sign
     if known and value is not None and sign * value <= max(sign * f for f in known) and not is_floor(cell.records[0]):
         flags.append("not above untrained")
     if any(underfitted(record) for record in cell.records if record.headline == metric):

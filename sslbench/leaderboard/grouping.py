@@ -1,4 +1,4 @@
-"""Results that may stand in one column, and results that measure one thing more than once."""
+"""Groups of comparable results, and repeated measurements among results."""
 
 import dataclasses
 from collections import defaultdict
@@ -9,17 +9,17 @@ from sslbench.results import Result
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-    """What all results of one column have in common; `benchmark` is its name and version, empty without one."""
+class ColumnKey:
+    """Key of the results of one column; `benchmark` is its name and version, empty without one."""
 
     key: Comparability
     benchmark: str = ""
 
 
-def groups_of(results: Sequence[Result], metric: str | None) -> dict[str, Group]:
-    """Return, for the id of each result, the group it may be compared in.
+def groups_of(results: Sequence[Result], metric: str | None) -> dict[str, ColumnKey]:
+    """Return the group of comparable results of each result, by its id.
 
-    A result that was made without naming a benchmark joins the benchmark that measures the same, if there is one only;
+    A result without the name of a benchmark joins the benchmark that measures the same, if there is one only;
     two benchmarks, or two versions of one, are never in one group, whatever they have in common.
     """
     named: dict[Comparability, set[str]] = defaultdict(set)
@@ -31,15 +31,15 @@ def groups_of(results: Sequence[Result], metric: str | None) -> dict[str, Group]
     for result in results:
         key = keys[result.id]
         joined = next(iter(named[key])) if len(named[key]) == 1 else ""
-        groups[result.id] = Group(key, _benchmark(result) or joined)
+        groups[result.id] = ColumnKey(key, _benchmark(result) or joined)
     return groups
 
 
-def newest_of_each(results: Sequence[Result], groups: Mapping[str, Group]) -> list[Result]:
+def newest_of_each(results: Sequence[Result], groups: Mapping[str, ColumnKey]) -> list[Result]:
     """Return the newest record of each cell and seed, in the order of the results.
 
     One measurement may have several records: with and without the name of a benchmark, or of a benchmark whose file
-    was edited. They are no further seeds.
+    was edited. They do not count as seeds.
     """
     newest: dict[tuple[object, ...], Result] = {}
     for result in results:

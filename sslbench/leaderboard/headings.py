@@ -1,4 +1,4 @@
-"""Names of columns and rows: short, and never the same for two things that differ."""
+"""Names of columns and rows: short and unique."""
 
 import dataclasses
 import hashlib
@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sslbench.identity import digest
-from sslbench.leaderboard.grouping import Group
+from sslbench.leaderboard.grouping import ColumnKey
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from sslbench.results import Result
 
 _UNSET = "unset"
 
 
-def column_names(groups: Mapping[Group, Sequence[Result]]) -> dict[Group, str]:
-    """A name for each group: its benchmark, else protocol/data; in brackets what sets it apart from namesakes."""
-    namesakes: dict[str, list[Group]] = defaultdict(list)
+def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey, str]:
+    """Return a name for each group: its benchmark, else protocol/data; in brackets its difference from namesakes."""
+    namesakes: dict[str, list[ColumnKey]] = defaultdict(list)
     for group, members in groups.items():
         namesakes[_plain_name(group, members[0])].append(group)
     names = {}
@@ -29,20 +29,24 @@ def column_names(groups: Mapping[Group, Sequence[Result]]) -> dict[Group, str]:
     return _unique(names)
 
 
-def _plain_name(group: Group, record: Result) -> str:
+def _plain_name(group: ColumnKey, record: Result) -> str:
     if group.benchmark:
         return group.benchmark.rsplit(" v", 1)[0]
     return f"{record.protocol.name}/{data_name(record.data.test.name)}"
 
 
 def data_name(name: str) -> str:
-    """The data without its split and its folder: 'pictures/photos/ (train)' is 'photos'."""
+    """Return the name of data without split and folder.
+
+    >>> data_name("pictures/photos/ (train)")
+    'photos'
+    """
     base = name.rsplit(" (", 1)[0] if name.endswith(")") else name
     base = base.rstrip("/\\")
     return base if ":" in base else base.replace("\\", "/").rsplit("/", 1)[-1] or name
 
 
-_PARTS: tuple[Callable[[Group], str], ...] = (
+_PARTS: tuple[Callable[[ColumnKey], str], ...] = (
     lambda group: group.key.metric,
     lambda group: "v" + group.benchmark.rsplit(" v", 1)[1] if group.benchmark else "no benchmark",
     lambda group: group.key.protocol,
@@ -57,11 +61,11 @@ _PARTS: tuple[Callable[[Group], str], ...] = (
 )
 
 
-def _differences(groups: Sequence[Group]) -> dict[Group, list[str]]:
-    """For each group the parts in which it differs from at least one of the others, as a reader would write them."""
-    parts: dict[Group, list[str]] = {group: [] for group in groups}
+def _differences(groups: Sequence[ColumnKey]) -> dict[ColumnKey, list[str]]:
+    """Return for each group the parts in which it differs from at least one of the others, in words."""
+    parts: dict[ColumnKey, list[str]] = {group: [] for group in groups}
     settings = {group: json.loads(group.key.settings) for group in groups}
-    texts: list[dict[Group, str]] = [
+    texts: list[dict[ColumnKey, str]] = [
         {group: f"{name}={_short(settings[group].get(name, _UNSET))}" for group in groups}
         for name in sorted({name for values in settings.values() for name in values})
     ]
@@ -80,22 +84,26 @@ def _short(value: Any) -> str:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """A sort key by which 'k=20' comes before 'k=200'."""
+    """Return a sort key with numbers in numerical order.
+
+    >>> sorted(["k=200", "k=20"], key=natural)
+    ['k=20', 'k=200']
+    """
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
-def _unique(names: dict[Group, str]) -> dict[Group, str]:
-    """Where shortening made two names equal, both get digits of their own."""
+def _unique(names: dict[ColumnKey, str]) -> dict[ColumnKey, str]:
+    """Return the names, with a digest appended to those that shortening made equal."""
     taken = list(names.values())
     return {group: name if taken.count(name) == 1 else f"{name} #{_digits(group)}" for group, name in names.items()}
 
 
-def _digits(group: Group) -> str:
+def _digits(group: ColumnKey) -> str:
     return hashlib.sha256(repr(dataclasses.astuple(group)).encode()).hexdigest()[:8]
 
 
 def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
-    """A label for each row: the weights' name; in brackets what sets it apart from namesakes with the same layer."""
+    """Return a label for each row: the weights' name; in brackets its difference from namesakes with the same layer."""
     namesakes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for key, record in rows.items():
         namesakes[record.weights.name, record.layer].append(key)
@@ -116,13 +124,13 @@ def _row_parts(record: Result) -> tuple[str, ...]:
 
 
 def precision_text(record: Result) -> str:
-    """The precision of the forward pass, and that of the stored features where it is another than usual."""
+    """Return the precision of the forward pass, and that of the stored features unless it is float32."""
     stored = "" if record.feature_dtype == "float32" else f", stored as {record.feature_dtype}"
     return f"{record.precision}{stored}"
 
 
 def code_text(code: Mapping[str, str]) -> str:
-    """What besides tensors decides the forward pass, in a few words: 'timm 1.0.15', 'code 3f2a9c'."""
+    """Return the identity of the forward pass besides tensors: 'timm 1.0.15', 'code 3f2a9c'."""
     own = {name: value for name, value in code.items() if name in ("source", "structure", "probe", "unknown")}
     words = [f"{name} {version}" for name, version in code.items() if name not in own]
     words += [f"code {digest(own)[:6]}"] if own else []
@@ -130,7 +138,7 @@ def code_text(code: Mapping[str, str]) -> str:
 
 
 def preprocessing_text(values: Mapping[str, Any]) -> str:
-    """The preprocessing in a few words ('resize 256 bilinear, crop 224'); mean and std are told unless ImageNet's."""
+    """Return the preprocessing in a few words ('resize 256 bilinear, crop 224'), mean and std unless ImageNet's."""
     words = [f"{key} {_size(values[key])}" for key in ("resize", "squash", "crop") if values.get(key) is not None]
     if values.get("resize") is not None and "interpolation" in values:
         words[0] += f" {values['interpolation']}"

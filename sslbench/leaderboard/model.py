@@ -1,24 +1,24 @@
-"""What a leaderboard is made of."""
+"""Parts of a leaderboard: columns, rows, cells, floors."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from sslbench.leaderboard.grouping import Group
+from sslbench.leaderboard.grouping import ColumnKey
 from sslbench.results import Metric, Result
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """One number as it was published: a line of `benchmarks/published/*.csv`.
+    """Published number: a line of `benchmarks/published/*.csv`.
 
     Attributes:
-        benchmark: ours that measures the same thing, on the same data.
-        weights: what was evaluated, as its source calls it.
-        backbone: by the name that `--backbone` takes, where there is one.
-        metric: name of ours.
-        value: in percent.
-        protocol: how the source evaluated; seldom exactly as our benchmark does.
+        benchmark: name of sslbench's benchmark of the same task and data.
+        weights: name of the weights in the source.
+        backbone: name for `--backbone`, where there is one.
+        metric: name of sslbench's metric.
+        value: value in percent.
+        protocol: the source's evaluation in words; seldom exactly that of the benchmark.
         source: the paper or file, with its date or commit.
         where: table or section.
     """
@@ -35,29 +35,29 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """Results that may be compared with each other.
+    """Column of results that may be compared with each other.
 
     Attributes:
         name: unique on the board; a benchmark, or protocol/data.
-        metric: the one that is shown.
-        group: what all results of the column have in common.
+        metric: name of the metric shown.
+        group: key of the results of the column.
     """
 
     name: str
     metric: str
-    group: Group
+    group: ColumnKey
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What one row scored in one column.
+    """Results of one row in one column.
 
     Attributes:
-        metrics: all of them, not only the one that is shown.
+        metrics: all metrics, not only the one shown.
         records: one per seed; empty for a floor.
-        best: no row has a higher value in this column.
-        tied: the paired 95 % interval of the difference to the best row holds 0; None when that was not tested.
-        published: where a published number comes from; it has no records.
+        best: True if no row has a better value in this column.
+        tied: True if the paired 95 % interval of the difference to the best row covers 0; None when not tested.
+        published: source of a published number, which has no records.
     """
 
     metrics: Mapping[str, Metric]
@@ -69,15 +69,15 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One backbone with its weights, layer and preprocessing, or one floor.
+    """Row of one backbone with its weights, layer and preprocessing, or of one floor.
 
     Attributes:
         label: unique on the board together with the layer.
-        weights: the file's name as the user called it; 'chance', 'majority', 'pixels' or 'untrained' for a floor.
-        flags: what a reader must know, short.
-        published: it is somebody else's number, shown beside and never compared.
-        cells: one per column, None where nothing was measured.
-        average: over the board's complete columns, when asked for.
+        weights: name of the file; 'chance', 'majority', 'pixels' or 'untrained' for a floor.
+        flags: short remarks on the row.
+        published: True if the numbers are published ones, shown beside and never compared.
+        cells: one per column, None for a hole.
+        average: mean over the board's complete columns, on request.
     """
 
     label: str
@@ -95,13 +95,13 @@ class Row:
 
     @property
     def kind(self) -> Literal["result", "published", "floor"]:
-        """Which block of the table it stands in."""
+        """Block of the table that it belongs to."""
         return "floor" if self.floor else "published" if self.published else "result"
 
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """A further column, shown on request: its heading, and a number per row of the board or None."""
+    """Column on request: its heading, and a number per row of the board or None."""
 
     name: str
     values: tuple[float | None, ...]
@@ -109,12 +109,12 @@ class Extra:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Board:
-    """A table of results: rows best first by the first column, then by name; floors at the bottom.
+    """Table of results: rows best first by the first column, then by name; floors at the bottom.
 
     Attributes:
-        notes: what a reader must know about the table as a whole, one sentence each.
-        averaged: number of columns that the rows' average is over; 0 without one.
-        extras: further columns.
+        notes: remarks on the table as a whole, one sentence each.
+        averaged: number of columns in the rows' average; 0 without one.
+        extras: columns on request.
     """
 
     columns: tuple[Column, ...]
@@ -125,13 +125,13 @@ class Board:
 
 
 def shown(row: Row, position: int, columns: tuple[Column, ...]) -> Metric | None:
-    """The metric shown in a row's cell; None for a hole and where it is not computable."""
+    """Return the metric shown in a row's cell; None for a hole and where it is not computable."""
     cell = row.cells[position]
     metric = None if cell is None else cell.metrics.get(columns[position].metric)
     return None if metric is None or metric.value is None else metric
 
 
 def value(row: Row, position: int, columns: tuple[Column, ...]) -> float | None:
-    """The value shown in a row's cell; None for a hole and where it is not computable."""
+    """Return the value shown in a row's cell; None for a hole and where it is not computable."""
     metric = shown(row, position, columns)
     return None if metric is None else metric.value

@@ -1,4 +1,4 @@
-"""Rows that others have published, shown beside our own: as their sources report them, and never compared."""
+"""Published rows, shown beside measured ones as their sources report them and never compared."""
 
 import csv
 import dataclasses
@@ -9,11 +9,12 @@ from pathlib import Path
 from sslbench import paths
 from sslbench.errors import UsageError
 from sslbench.leaderboard.model import Board, Cell, Published, Row, value
+from sslbench.metrics.catalog import find
 from sslbench.results import Metric
 
 
 def read_published() -> list[Published]:
-    """All published rows: those below the folders of $SSLBENCH_PATH, then the shipped ones.
+    """Return all published rows: those below the folders of $SSLBENCH_PATH, then the shipped ones.
 
     Raises:
         UsageError: a file does not have the columns of `Published`, or a value is no number; it names the line.
@@ -23,7 +24,7 @@ def read_published() -> list[Published]:
 
 
 def read_file(file: Path) -> list[Published]:
-    """The rows of one file.
+    """Return the rows of one file.
 
     Raises:
         UsageError: see `read_published`.
@@ -54,10 +55,10 @@ def _row(file: Path, line: int, row: dict[str, str]) -> Published:
 
 
 def with_published(board: Board, published: Iterable[Published]) -> Board:
-    """The board with the published rows of its benchmarks and metrics, best first by the first column that has any.
+    """Return the board with the published rows of its benchmarks and metrics, best first by their first column.
 
-    They have no interval and no per-sample scores, and what they call linear or kNN is the source's own protocol: they
-    are never marked as best or tied, count in no average, and stand in a block of their own.
+    They have no interval and no per-sample scores, and their protocols are the sources' own: they are never marked as
+    best or tied, count in no average, and stand in a block of their own.
     """
     known = {(c.group.benchmark.rpartition(" v")[0], c.metric): i for i, c in enumerate(board.columns)}
     cells: dict[tuple[str, str, str], dict[int, Published]] = {}
@@ -78,7 +79,7 @@ def with_published(board: Board, published: Iterable[Published]) -> Board:
 def _as_row(found: dict[int, Published], n_columns: int) -> Row:
     first = next(iter(found.values()))
     protocols = "; ".join(dict.fromkeys(row.protocol for row in found.values()))
-    made = [
+    row_cells = [
         Cell({found[i].metric: Metric(value=found[i].value)}, published=found[i]) if i in found else None
         for i in range(n_columns)
     ]
@@ -88,10 +89,11 @@ def _as_row(found: dict[int, Published], n_columns: int) -> Row:
         backbone=first.backbone,
         flags=(f"published: {protocols}",),
         published=True,
-        cells=tuple(made),
+        cells=tuple(row_cells),
     )
 
 
 def _best_first(row: Row, board: Board) -> tuple[int, float, str]:
     position = next(i for i, cell in enumerate(row.cells) if cell is not None)
-    return position, -(value(row, position, board.columns) or 0.0), row.label
+    sign = find(board.columns[position].metric).sign
+    return position, -sign * (value(row, position, board.columns) or 0.0), row.label

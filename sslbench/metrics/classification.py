@@ -1,36 +1,80 @@
-"""Top-k accuracy, recall per class, balanced accuracy, F1 (also of several labels). All rates are fractions in 0..1.
+"""Top-k accuracy, recall per class, balanced accuracy and F1, for one or several labels per sample; fractions, 0 to 1.
 
 Ties: of classes with equal scores the one with the lowest number counts as ranked first, so a result never depends on
 the order in which a sort visits them.
 """
 
+import dataclasses
+from fractions import Fraction
+
 import numpy as np
 import numpy.typing as npt
+
+from sslbench.metrics.metric import RATE, Chance, ClassFrequencies, Metric
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 
+def _one_of(k: int) -> Chance:
+    """Return the chance that k of C classes, drawn at random, hold the true one."""
+
+    def chance(frequencies: ClassFrequencies) -> Fraction | None:
+        classes = len(frequencies.positives)
+        return Fraction(k, classes) if classes >= k else None
+
+    return chance
+
+
+TOP1 = Metric(
+    name="top1",
+    title="Top-1 accuracy",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="scores",
+    labels=("single",),
+    chance=_one_of(1),
+    floor=True,
+)
+TOP5 = dataclasses.replace(TOP1, name="top5", title="Top-5 accuracy", chance=_one_of(5))
+# Guesses that do not depend on the sample find the same share of every class, and the shares sum to 1.
+BALANCED_ACCURACY = dataclasses.replace(TOP1, name="balanced_accuracy", title="Balanced accuracy")
+MACRO_F1 = Metric(
+    name="macro_f1",
+    title="F1, mean over classes",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="scores",
+    labels=("single", "multi"),
+)
+MICRO_F1 = dataclasses.replace(MACRO_F1, name="micro_f1", title="F1 over all labels at once", labels=("multi",))
+
+
 def top_k_correct(classes: IntArray, scores: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.bool_]:
-    """Whether each sample's class is among its k best scored ones.
+    """Return for each sample whether its class is among its k best scored ones, (N,) booleans.
 
     Args:
         classes: (N,), the true class of each sample.
         scores: (N, C), higher means more likely.
-        k: how many classes may be named; at most C.
+        k: number of classes that count; at most C.
 
-    Returns:
-        (N,) booleans.
+    >>> top_k_correct(np.array([0, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), k=1).tolist()
+    [True, False]
     """
     return np.asarray(places(classes, scores) < k)
 
 
 def places(classes: IntArray, scores: npt.NDArray[np.floating]) -> IntArray:
-    """(N,) how many classes are ranked before each sample's own: 0 where it is predicted.
+    """Return the number of classes ranked before each sample's own (N,): 0 where it is predicted.
 
     Args:
         classes: (N,), the true class of each sample.
         scores: (N, C), higher means more likely.
+
+    >>> places(np.array([2, 1]), np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]])).tolist()
+    [1, 1]
     """
     own = np.take_along_axis(scores, classes[:, None], axis=1)
     lower_number = np.arange(scores.shape[1]) < classes[:, None]
@@ -39,12 +83,15 @@ def places(classes: IntArray, scores: npt.NDArray[np.floating]) -> IntArray:
 
 
 def top_k_accuracy(classes: IntArray, scores: npt.NDArray[np.floating], k: int = 1) -> float:
-    """The share of samples whose class is among the k best scored ones; NaN when there are fewer than k classes.
+    """Return the share of samples whose class is among the k best scored ones; NaN for fewer than k classes.
 
     Args:
         classes: (N,), the true class of each sample.
         scores: (N, C), higher means more likely.
-        k: how many classes may be named.
+        k: number of classes that count.
+
+    >>> top_k_accuracy(np.array([0, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]))
+    0.5
     """
     if k > scores.shape[1]:
         return float("nan")
@@ -52,10 +99,9 @@ def top_k_accuracy(classes: IntArray, scores: npt.NDArray[np.floating], k: int =
 
 
 class ClassCounts:
-    """Per class: how many samples it has, how often it was predicted, how often rightly; for weighted samples too.
+    """Numbers per class of samples, of predictions and of right predictions, for weighted samples.
 
-    Balanced accuracy and macro F1 are functions of these three alone, which is what lets intervals resample counts
-    instead of samples.
+    Balanced accuracy and macro F1 are functions of these three alone.
     """
 
     def __init__(self, classes: IntArray, predicted: IntArray, n_classes: int) -> None:
@@ -66,18 +112,18 @@ class ClassCounts:
         self._right_rows = right
 
     def recall(self, weights: FloatArray) -> FloatArray:
-        """(R, C) recalls for R weightings (R, N) of the samples; NaN for a class without weight."""
+        """Return the recalls (R, C) for R weightings (R, N) of the samples; NaN for a class without weight."""
         truth, right = self._truth.sum(weights), self._right.sum(weights[:, self._right_rows])
         return np.divide(right, truth, out=np.full_like(truth, np.nan), where=truth > 0)
 
     def balanced_accuracy(self, weights: FloatArray) -> FloatArray:
-        """(R,) means of the recalls of the classes that have samples (scikit-learn's `balanced_accuracy_score`)."""
+        """Return the mean recall (R,) of the classes that have samples (scikit-learn's `balanced_accuracy_score`)."""
         recall = self.recall(weights)
         present = ~np.isnan(recall)
         return np.asarray(np.nansum(recall, axis=1) / present.sum(axis=1))
 
     def macro_f1(self, weights: FloatArray) -> FloatArray:
-        """(R,) means of F1 over the classes that have samples or were predicted (scikit-learn's macro F1)."""
+        """Return the mean F1 (R,) of the classes that have samples or were predicted (scikit-learn's macro F1)."""
         right = self._right.sum(weights[:, self._right_rows])
         total = self._truth.sum(weights) + self._predicted.sum(weights)
         f1 = np.divide(2 * right, total, out=np.zeros_like(total), where=total > 0)
@@ -85,39 +131,39 @@ class ClassCounts:
 
 
 class LabelCounts:
-    """Of several labels per sample, per class: how many samples have it, how many are given it, how many rightly.
+    """Numbers per class of positives, of predicted positives and of both, for several labels per sample.
 
-    A class is given to the samples that score above the threshold. What is marked -1 is left out, and so is a class
+    A class is predicted for the samples that score above the threshold. Labels of -1 are left out, and so is a class
     without a classifier (NaN).
     """
 
     def __init__(
         self, labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating], threshold: float = 0.0
     ) -> None:
-        """Compare.
+        """Compare labels and predictions.
 
         Args:
             labels: (N, C), 1 present, 0 absent, -1 ignore.
             scores: (N, C), higher means more likely.
-            threshold: what a score must exceed: 0 for decision values, 0.5 for probabilities.
+            threshold: that a score must exceed: 0 for decision values, 0.5 for probabilities.
         """
         scored = ~np.isnan(scores).any(axis=0)
         known = (labels >= 0) & scored
-        present, given = (labels > 0) & known, (scores > threshold) & known
-        self._parts = [part.astype(np.float64) for part in (present, given, present & given)]
+        present, predicted = (labels > 0) & known, (scores > threshold) & known
+        self._parts = [part.astype(np.float64) for part in (present, predicted, present & predicted)]
 
     def sums(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """(R, C) weights of the samples that have a class, are given it, and both, for R weightings (R, N)."""
-        present, given, both = (weights @ part for part in self._parts)
-        return present, given, both
+        """Return the weights (R, C) of positives, of predicted positives and of both, for R weightings (R, N)."""
+        present, predicted, both = (weights @ part for part in self._parts)
+        return present, predicted, both
 
     def f1(self, weights: FloatArray) -> FloatArray:
-        """(R, 2): micro F1, over all labels at once; macro F1, the mean of the classes that anything has or is given.
+        """Return micro F1, over all labels, and macro F1, the mean over classes with a label or prediction (R, 2).
 
-        NaN where nothing has or is given any class (scikit-learn's with `zero_division=nan`).
+        NaN where there is neither (scikit-learn's with `zero_division=nan`).
         """
-        present, given, both = self.sums(weights)
-        total = present + given
+        present, predicted, both = self.sums(weights)
+        total = present + predicted
         each = np.divide(2 * both, total, out=np.zeros_like(total), where=total > 0)
         some, overall = (total > 0).sum(axis=1), total.sum(axis=1)
         macro = np.divide(each.sum(axis=1), some, out=np.full(len(some), np.nan), where=some > 0)
@@ -126,7 +172,7 @@ class LabelCounts:
 
 
 class _Grouped:
-    """Sums of sample weights per class, by one sort instead of an N x C matrix."""
+    """Sums of sample weights per class, by one sort in place of an N x C matrix."""
 
     def __init__(self, classes: IntArray, n_classes: int) -> None:
         self._order = np.argsort(classes, kind="stable")
@@ -134,7 +180,7 @@ class _Grouped:
         self._n_classes = n_classes
 
     def sum(self, weights: FloatArray) -> FloatArray:
-        """(R, C) sums of the weights (R, N) of the samples of each class."""
+        """Return the sums (R, C) of the weights (R, N) of the samples of each class."""
         totals = np.zeros((len(weights), self._n_classes))
         if len(self._present):
             totals[:, self._present] = np.add.reduceat(weights[:, self._order], self._starts, axis=1)
@@ -142,15 +188,34 @@ class _Grouped:
 
 
 def per_class_recall(classes: IntArray, predicted: IntArray, n_classes: int) -> FloatArray:
-    """(C,) share of each class's samples that were predicted as that class; NaN for a class without samples."""
+    """Return the share of each class's samples that were predicted as that class (C,); NaN for a class without samples.
+
+    Args:
+        classes: (N,), the true class of each sample.
+        predicted: (N,), the predicted class of each sample.
+        n_classes: C.
+
+    >>> per_class_recall(np.array([0, 0, 1]), np.array([0, 1, 1]), n_classes=2).tolist()
+    [0.5, 1.0]
+    """
     return np.asarray(ClassCounts(classes, predicted, n_classes).recall(np.ones((1, len(classes))))[0])
 
 
 def balanced_accuracy(classes: IntArray, predicted: IntArray, n_classes: int) -> float:
-    """The mean of the recalls of the classes that have samples."""
+    """Return the mean recall of the classes that have samples; arguments as for `per_class_recall`.
+
+    >>> balanced_accuracy(np.array([0, 0, 1]), np.array([0, 1, 1]), n_classes=2)
+    0.75
+    """
     return float(ClassCounts(classes, predicted, n_classes).balanced_accuracy(np.ones((1, len(classes))))[0])
 
 
 def macro_f1(classes: IntArray, predicted: IntArray, n_classes: int) -> float:
-    """The mean of F1 over the classes that have samples or were predicted; a class never found counts 0."""
+    """Return the mean F1 of the classes that have samples or were predicted; arguments as for `per_class_recall`.
+
+    A class that is never predicted rightly counts 0.
+
+    >>> round(macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]), n_classes=2), 3)
+    0.667
+    """
     return float(ClassCounts(classes, predicted, n_classes).macro_f1(np.ones((1, len(classes))))[0])

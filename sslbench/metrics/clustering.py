@@ -1,24 +1,61 @@
-"""How well clusters agree with classes: NMI, ARI, accuracy under the best one-to-one matching; and the silhouette.
+"""Agreement of clusters with classes: NMI, ARI, accuracy under the best one-to-one matching; and the silhouette.
 
-All are functions of the table that counts how many samples of each class lie in each cluster, so intervals resample
-counts. They are fractions; NMI and accuracy lie in 0..1, ARI is 0 on average for clusters that know nothing of the
-classes and may be negative.
+The first three are functions of the contingency table, so that intervals resample its counts. They are fractions; NMI
+and accuracy lie in 0..1, ARI is 0 on average for clusters unrelated to the classes and may be negative.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.metrics.intervals import Units, ends, mean_errors, on_halves, standard_errors
+from sslbench.metrics.intervals import Interval, Units, Values, ends, mean_errors, on_halves, standard_errors
+from sslbench.metrics.metric import CORRELATION, RATE, Metric
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-Values = dict[str, tuple[float, float, float]]
 
-NAMES = ("nmi", "ari", "accuracy")
+AGREEMENT = (
+    Metric(
+        name="nmi",
+        title="Normalised mutual information",
+        unit="%",
+        direction=1,
+        bounds=RATE,
+        needs="clusters",
+        labels=("single",),
+    ),
+    Metric(
+        name="ari",
+        title="Adjusted Rand index",
+        unit="%",
+        direction=1,
+        bounds=CORRELATION,
+        needs="clusters",
+        labels=("single",),
+        chance=0.0,
+    ),
+    Metric(
+        name="accuracy",
+        title="Accuracy under the best matching of clusters with classes",
+        unit="%",
+        direction=1,
+        bounds=RATE,
+        needs="clusters",
+        labels=("single",),
+    ),
+)
+NAMES = tuple(metric.name for metric in AGREEMENT)
+SILHOUETTE = Metric(
+    name="silhouette",
+    title="Silhouette",
+    unit="silhouette, -1 to 1",
+    direction=1,
+    bounds=CORRELATION,
+    needs="clusters",
+)
 
 
 class Table:
-    """The filled cells of the class x cluster table, for samples that may be weighted.
+    """Contingency table of classes and clusters: its non-zero cells, for weighted samples.
 
     Args:
         classes: (N,) class numbers.
@@ -31,11 +68,11 @@ class Table:
         self.class_of_cell, self.cluster_of_cell = keys[:, 0], keys[:, 1]
 
     def counts(self, weights: FloatArray | None = None) -> FloatArray:
-        """(cells,) sums of the weights (N,) in each cell; how many samples there are without weights."""
+        """Return the sum of the weights (N,) in each cell (cells,); without weights the number of samples."""
         return np.bincount(self.cells, weights, len(self.class_of_cell)).astype(np.float64)
 
     def nmi(self, counts: FloatArray) -> float:
-        """Mutual information over the mean of the two entropies (scikit-learn's `normalized_mutual_info_score`)."""
+        """Return mutual information over the mean entropy (scikit-learn's `normalized_mutual_info_score`)."""
         total = counts.sum()
         rows, columns = self._margins(counts)
         filled = counts > 0
@@ -43,11 +80,11 @@ class Table:
         expected = rows[self.class_of_cell[filled]] / total * columns[self.cluster_of_cell[filled]] / total
         mutual = float(np.sum(joint * np.log(joint / expected)))
         mean = (_entropy(rows / total) + _entropy(columns / total)) / 2
-        # One class and one cluster agree perfectly; that is scikit-learn's convention too.
+        # One class and one cluster agree perfectly: scikit-learn's convention.
         return 1.0 if mean == 0 else max(0.0, mutual / mean)
 
     def ari(self, counts: FloatArray) -> float:
-        """Adjusted Rand index (Hubert & Arabie 1985; scikit-learn's `adjusted_rand_score`)."""
+        """Return the adjusted Rand index (Hubert & Arabie 1985, eq. 5; scikit-learn's `adjusted_rand_score`)."""
         rows, columns = self._margins(counts)
         both, same_class, same_cluster = _pairs(counts), _pairs(rows), _pairs(columns)
         expected = same_class * same_cluster / max(float(_pairs(np.array([counts.sum()]))), 1.0)
@@ -55,7 +92,7 @@ class Table:
         return 1.0 if most == expected else float((both - expected) / (most - expected))
 
     def matching(self, counts: FloatArray) -> dict[int, int]:
-        """Cluster -> class, one to one, such that most samples lie in the class of their cluster (Kuhn 1955)."""
+        """Return the one-to-one matching cluster -> class that fits most samples (Kuhn 1955)."""
         from scipy.optimize import linear_sum_assignment
 
         table = np.zeros((int(self.class_of_cell.max()) + 1, int(self.cluster_of_cell.max()) + 1))
@@ -64,11 +101,11 @@ class Table:
         return dict(zip(columns.tolist(), rows.tolist(), strict=True))
 
     def accuracy(self, counts: FloatArray, matching: dict[int, int]) -> float:
-        """The share of the samples whose class is that of their cluster; a cluster without a class is wrong."""
+        """Return the share of samples whose class is that of their cluster; a cluster without a class is wrong."""
         return float(counts[self.matched(matching)].sum() / counts.sum())
 
     def matched(self, matching: dict[int, int]) -> npt.NDArray[np.bool_]:
-        """(cells,): whether class and cluster of the cell belong together."""
+        """Return for each cell whether its class is matched with its cluster (cells,)."""
         classes = [matching.get(cluster, -1) for cluster in self.cluster_of_cell.tolist()]
         return np.asarray(self.class_of_cell == np.array(classes))
 
@@ -78,12 +115,16 @@ class Table:
 
 
 def agreement(classes: IntArray, clusters: IntArray, matching: dict[int, int] | None = None) -> dict[str, float]:
-    """NMI, ARI and accuracy.
+    """Return NMI (0 to 1), ARI (-1 to 1) and accuracy (0 to 1) by name.
 
     Args:
         classes: (N,) class numbers.
         clusters: (N,) cluster numbers.
         matching: cluster -> class, for the accuracy; the best one for these samples when None.
+
+    >>> found = agreement(np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]))
+    >>> {name: round(value, 6) for name, value in found.items()}
+    {'nmi': 1.0, 'ari': 1.0, 'accuracy': 1.0}
     """
     table = Table(classes, clusters)
     counts = table.counts()
@@ -101,14 +142,14 @@ def agreement_with_intervals(
     resamples: int = 1000,
     groups: IntArray | None = None,
 ) -> Values:
-    """The same with 95 % intervals, see `intervals`.
+    """Return NMI, ARI and accuracy with their 95 % intervals, see `intervals`.
 
     Args:
         classes: (N,) class numbers.
         clusters: (N,) cluster numbers.
         matching: cluster -> class, the same for every resample.
         seed: of the half-samples.
-        resamples: how many.
+        resamples: number of half-samples.
         groups: (N,) the group of each sample; None: each stands for itself.
     """
     table = Table(classes, clusters)
@@ -121,27 +162,32 @@ def agreement_with_intervals(
     units = Units.of(len(classes), groups)
     errors = standard_errors(on_halves(statistic, units, n=resamples, seed=seed), units)
     found: Values = {}
-    for i, name in enumerate(NAMES):
-        bounds = (-1.0, 1.0) if name == "ari" else (0.0, 1.0)
+    for i, metric in enumerate(AGREEMENT):
         own = float(value[i])
-        found[name] = (own, *ends(own, float(errors[i]), size=units.number, bounds=bounds))
+        found[metric.name] = (own, *ends(own, float(errors[i]), size=units.number, bounds=metric.bounds))
     return found
 
 
 def silhouette(
     x: npt.NDArray[np.floating], clusters: IntArray, *, most: int, seed: int, groups: IntArray | None = None
-) -> tuple[float, float, float]:
-    """Mean silhouette (Rousseeuw 1987) of the samples with Euclidean distance, and its 95 % interval.
+) -> Interval:
+    """Return the mean silhouette of the samples with Euclidean distance, -1 to 1, and its 95 % interval.
+
+    Rousseeuw 1987, section 2.
 
     Args:
         x: (N, D).
         clusters: (N,) cluster numbers.
-        most: of more samples, so many are drawn, and only they are looked at.
+        most: number of samples that are drawn from more and used.
         seed: of that draw.
         groups: (N,) the group of each sample; None: each stands for itself.
 
     Returns:
         Value, low, high; NaN with a single cluster, or when every sample is a cluster of its own.
+
+    >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
+    >>> round(silhouette(x, np.array([0, 0, 1, 1]), most=100, seed=0)[0], 3)
+    0.989
     """
     from sklearn.metrics import silhouette_samples
 
@@ -154,7 +200,7 @@ def silhouette(
     each = silhouette_samples(np.asarray(x[rows], dtype=np.float64), drawn)
     units = Units.of(len(rows), None if groups is None else groups[rows])
     value, error = float(each.mean()), float(mean_errors(each[:, None], units)[0])
-    return value, *ends(value, error, size=units.number, bounds=(-1.0, 1.0))
+    return value, *ends(value, error, size=units.number, bounds=SILHOUETTE.bounds)
 
 
 def _entropy(shares: FloatArray) -> float:

@@ -1,8 +1,8 @@
-"""Is one model better than another on the same test samples? Paired intervals and tests, with groups kept together.
+"""Paired comparison of two models on the same test samples: intervals and tests, with groups kept together.
 
-Two pseudo-units are added to the units, one that speaks for either model (Agresti and Min 2005; Bonett and Price 2012),
+Two pseudo-units are added to the units, one in favour of either model (Agresti and Min 2005; Bonett and Price 2012),
 and the interval uses Student's t: its verdict is then close to that of McNemar's exact test, and three or four samples
-that only one model has right do not make it the better one.
+that only one model has right are no significant difference.
 """
 
 import dataclasses
@@ -12,22 +12,23 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.metrics.classification import places
-from sslbench.metrics.intervals import FloatArray, IntArray, Units, on_halves, standard_errors, student
-from sslbench.metrics.summary import Probabilities, one_measure
+from sslbench.labels import LabelKind
+from sslbench.metrics.classification import TOP1, TOP5, places
+from sslbench.metrics.intervals import FloatArray, IntArray, Interval, Units, on_halves, standard_errors, student
+from sslbench.metrics.summary import Measure, Probabilities, one_measure
 
-Interval = tuple[float, float, float]
-_TOP = {"top1": 1, "top5": 5}
+TOP_K = {TOP1.name: 1, TOP5.name: 5}
+"""Metrics that are means over the samples, whose differences need no half-samples: name -> k."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What a model says about N test samples, once for every training of its classifier (a draw, a seed).
+    """Predictions of a model for N test samples, from one or several trainings of its classifier (draws, seeds).
 
     Attributes:
         trainings: names of the R trainings; two models' trainings on the same samples have the same name.
-        scores: of each training, (N, C); empty where only `places` are known.
-        places: (R, N) of each training, how many classes are ranked before the true one; None with several labels.
+        scores: (N, C) of each training; empty where only `places` are known.
+        places: (R, N), number of classes ranked before the true one in each training; None with several labels.
         probabilities: see `summary.summarise`.
     """
 
@@ -45,12 +46,12 @@ class Answers:
         places: npt.NDArray[np.integer] | None = None,
         probabilities: Probabilities | None = None,
     ) -> "Answers":
-        """Those of one record.
+        """Return the predictions of one record.
 
         Args:
-            seed: of the run; it and the number of the draw name a training.
+            seed: seed of the run; it and the number of the draw name a training.
             scores: (N, C), of the first draw.
-            draws: of all draws, if there are several and they were kept.
+            draws: (N, C) of every draw, if there are several and they were kept.
             places: as in `Answers`, if there are several draws.
             probabilities: as in `Answers`.
         """
@@ -60,7 +61,7 @@ class Answers:
 
     @classmethod
     def together(cls, parts: "Sequence[Answers]") -> "Answers":
-        """Those of several records of one model, such as one per seed."""
+        """Return the predictions of several records of one model, such as one per seed."""
         if len(parts) == 1:
             return parts[0]
         ranked = [part.places for part in parts if part.places is not None]
@@ -73,8 +74,8 @@ class Answers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
-    """How much better a is than b, with its 95 % interval; the values are means over the trainings.
+class PairedDifference:
+    """Difference of a metric between two models with its 95 % interval; the values are means over the trainings.
 
     Attributes:
         value_a: the metric of a.
@@ -82,8 +83,8 @@ class Difference:
         difference: value_a - value_b.
         low: low end of the interval of the difference; NaN where it cannot be computed.
         high: high end.
-        p: of the exact sign-flip test, see `sign_flip`; None for other metrics than top-1 and for several trainings,
-            whose chance it does not hold.
+        p: p value of the exact sign-flip test, see `sign_flip`; None for other metrics than top-1, and for several
+            trainings, whose variance it leaves out.
     """
 
     value_a: float
@@ -96,7 +97,7 @@ class Difference:
 
 def difference(
     metric: str,
-    kind: str,
+    kind: LabelKind,
     labels: npt.NDArray[np.integer],
     a: Answers,
     b: Answers,
@@ -104,39 +105,44 @@ def difference(
     groups: IntArray | None = None,
     seed: int = 0,
     resamples: int = 1000,
-) -> Difference:
+) -> PairedDifference:
     """Compare two models by a metric.
 
-    With several trainings the interval also holds what other trainings would do: the half widths of the two are added
-    as squares. Trainings on the same samples (draws with the same seed) are compared pair by pair.
+    With several trainings the interval also covers the variance between trainings: the half widths of the two are
+    added as squares. Trainings on the same samples (draws with the same seed) are compared pair by pair.
 
     Args:
-        metric: of those that `summarise` computes.
+        metric: name of a metric that `summarise` computes.
         kind: 'single', 'multi' or 'value'.
-        labels: of the N samples, as for `summarise`.
-        a: of one model.
-        b: of the other one, on the same samples in the same order.
+        labels: labels of the N samples, as for `summarise`.
+        a: one model's predictions.
+        b: the other model's, for the same samples in the same order.
         groups: (N,) the group of each sample; None: each stands for itself.
-        seed: of the half-samples.
-        resamples: how many half-samples, where they are needed.
+        seed: seed of the half-samples.
+        resamples: number of half-samples, where they are needed.
 
     Raises:
         KeyError: there is no such metric, or the scores that it needs were not kept.
+
+    >>> right, wrong = np.array([[1.0, 0.0]] * 20), np.array([[0.0, 1.0]] * 20)
+    >>> found = difference("top1", "single", np.zeros(20, np.int64), Answers.of(0, right), Answers.of(0, wrong))
+    >>> found.difference, found.low > 0, found.p is not None and found.p < 0.001
+    (1.0, True, True)
     """
     units = Units.of(len(labels), groups)
-    if kind == "single" and metric in _TOP:
-        right = [_right(answers, labels, _TOP[metric]) for answers in (a, b)]
+    if kind == "single" and metric in TOP_K:
+        right = [_right(answers, labels, TOP_K[metric]) for answers in (a, b)]
         each = [tuple(row.mean(axis=1).tolist()) for row in right]
         means = [row.mean(axis=0) for row in right]
         value, low, high = paired_difference(means[0], means[1], units)
-        alone = len(right[0]) == len(right[1]) == 1
-        p = sign_flip(units.sums(means[0] - means[1])) if metric == "top1" and alone else None
+        one_training = len(right[0]) == len(right[1]) == 1
+        p = sign_flip(units.sums(means[0] - means[1])) if metric == TOP1.name and one_training else None
     else:
         each, (value, low, high) = _resampled(metric, kind, labels, a, b, units, seed, resamples)
         p = None
     extra = _other_trainings(dict(zip(a.trainings, each[0], strict=True)), dict(zip(b.trainings, each[1], strict=True)))
     low, high = value - math.hypot(value - low, extra), value + math.hypot(high - value, extra)
-    return Difference(float(np.mean(each[0])), float(np.mean(each[1])), value, low, high, p)
+    return PairedDifference(float(np.mean(each[0])), float(np.mean(each[1])), value, low, high, p)
 
 
 def paired_difference(
@@ -144,15 +150,15 @@ def paired_difference(
     b: npt.NDArray[np.floating] | npt.NDArray[np.bool_],
     units: Units | None = None,
 ) -> Interval:
-    """The mean difference of two models' values on the same samples, and its 95 % interval.
+    """Return the mean difference of two models' values on the same samples, and its 95 % interval.
 
-    To the sums of the differences over each unit two are added, as large as those of the units that differ are on
-    average, one for either model. Two models that agree on every sample differ by nothing.
+    Two pseudo-units are added to the sums of the differences over each unit: as large as the units that differ are on
+    average, one in favour of either model. Two models that agree on every sample differ by 0.
 
     Args:
         a: (N,), one value per sample (for top-1: 1 where right, 0 where wrong).
         b: (N,), the same of the other model, in the same order.
-        units: of the samples; every sample by itself when None.
+        units: units of the samples; every sample by itself when None.
 
     Returns:
         Difference, low and high end. The two are tied when the interval covers 0. NaN ends if there is one unit only.
@@ -183,7 +189,7 @@ def paired_difference(
 
 def _resampled(
     metric: str,
-    kind: str,
+    kind: LabelKind,
     labels: npt.NDArray[np.integer],
     a: Answers,
     b: Answers,
@@ -191,36 +197,38 @@ def _resampled(
     seed: int,
     resamples: int,
 ) -> tuple[list[tuple[float, ...]], Interval]:
-    """The metric for each training of both models, and their difference with the interval over the test samples."""
+    """Return the metric for each training of both models, and the difference with its interval over samples."""
     if not (a.scores and b.scores):
         raise KeyError(metric)
-    made = [[one_measure(metric, kind, labels, s, units, m.probabilities) for s in m.scores] for m in (a, b)]
-    column = made[0][0].names.index(metric)
+    measures: list[list[Measure]] = [
+        [one_measure(metric, kind, labels, s, units, m.probabilities) for s in m.scores] for m in (a, b)
+    ]
+    column = measures[0][0].names.index(metric)
 
     def both(weights: FloatArray) -> FloatArray:
-        parts = [[measure.statistic(weights)[:, column] for measure in measures] for measures in made]
+        parts = [[measure.statistic(weights)[:, column] for measure in of_model] for of_model in measures]
         return np.stack([np.mean(part, axis=0) for part in parts], axis=1)
 
     once = np.ones((1, units.samples))
-    each = [tuple(float(m.statistic(once)[0, column]) for m in measures) for measures in made]
-    first = made[0][0]
+    each = [tuple(float(m.statistic(once)[0, column]) for m in of_model) for of_model in measures]
+    first = measures[0][0]
     halves = on_halves(both, units, n=resamples, seed=seed, block=first.block)
     error = float(standard_errors(halves[:, :1] - halves[:, 1:], units)[0]) * first.missing_variance
-    values, size = [float(np.mean(part)) for part in each], first.size(units)
+    values, size, bounds = [float(np.mean(part)) for part in each], first.size(units), first.metrics[column].bounds
     if math.isnan(first.missing_variance) and units.number > 1:
-        # Every class has one unit, so that none shows its variance: it is taken to be as large as that of two shares.
+        # Every class has one unit, so that none shows its variance: that of two shares is assumed.
         error = math.sqrt(sum(share * (1 - share) for share in values) / size)
-    return each, shrunk(values[0] - values[1], error, size, most=first.bounds[1] - first.bounds[0])
+    return each, shrunk(values[0] - values[1], error, size, most=bounds[1] - bounds[0])
 
 
 def shrunk(value: float, error: float, size: float, *, most: float = math.inf) -> Interval:
-    """A difference with the interval of `paired_difference`, where only its standard error is known.
+    """Return a difference with the interval of `paired_difference`, from its standard error.
 
     Args:
         value: the difference.
         error: its standard error.
-        size: of how many units.
-        most: that two models can differ by.
+        size: number of units.
+        most: largest difference that two models can have.
     """
     if math.isnan(value) or math.isnan(error):
         return value, math.nan, math.nan
@@ -233,7 +241,7 @@ def shrunk(value: float, error: float, size: float, *, most: float = math.inf) -
 
 
 def _right(answers: Answers, labels: npt.NDArray[np.integer], k: int) -> npt.NDArray[np.float64]:
-    """(R, N) whether the true class is among the first k, for each training."""
+    """Return 1 where the true class is among the first k, else 0, for each training (R, N)."""
     found = answers.places
     if found is None:
         found = np.stack([places(labels.astype(np.int64), scores) for scores in answers.scores])
@@ -241,9 +249,10 @@ def _right(answers: Answers, labels: npt.NDArray[np.integer], k: int) -> npt.NDA
 
 
 def _other_trainings(a: dict[str, float], b: dict[str, float]) -> float:
-    """Half the width of the 95 % interval of the difference over other trainings; 0 where there is one of either.
+    """Return half the width of the 95 % interval of the difference over trainings; 0 where there is one of either.
 
-    Student's of the differences where both have the same trainings, else that of two samples of one variance.
+    Student's t interval of the paired differences where both have the same trainings, else of two samples of one
+    variance.
     """
     if len(a) == len(b) == 1:
         return 0.0
@@ -256,13 +265,13 @@ def _other_trainings(a: dict[str, float], b: dict[str, float]) -> float:
 
 
 def sign_flip(sums: FloatArray) -> float:
-    """The two-sided p value of the exact sign-flip test (Fisher 1935): how likely is so large a sum by chance?
+    """Return the two-sided p value of the exact sign-flip test (Fisher 1935, section 21); 1 where no unit differs.
 
     If two models are equally good, the difference of a unit has either sign with equal chance. For single samples that
-    are right or wrong this is McNemar's exact test (McNemar 1947). 1 where no unit differs.
+    are right or wrong this is McNemar's exact test (McNemar 1947).
 
     Args:
-        sums: (number of units,), whole numbers: on how many more samples of each unit one model is right.
+        sums: (number of units,), whole numbers: right answers of one model less those of the other, per unit.
 
     >>> sign_flip(np.array([1.0, 1.0, 1.0]))
     0.25
@@ -286,9 +295,12 @@ def sign_flip(sums: FloatArray) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Raise the p values of several tests so that any is below 5 % by chance in at most 5 % of cases (Holm 1979).
+    """Return p values corrected for the number of tests (Holm 1979).
 
-    NaN stays, and does not count as a test.
+    Any is below 5 % by chance in at most 5 % of cases. NaN stays, and does not count as a test.
+
+    >>> holm([0.01, 0.04])
+    [0.02, 0.04]
     """
     order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
     adjusted, largest = [math.nan] * len(p_values), 0.0

@@ -1,4 +1,4 @@
-"""A metric on groups of the test samples, and on the worst of them (Sagawa et al. 2020; Koh et al. 2021, WILDS)."""
+"""Metrics per group of the test samples, the worst group first (Sagawa et al. 2020; Koh et al. 2021, WILDS)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.labels import LabelKind
 from sslbench.metrics.intervals import IntArray, Units
 from sslbench.metrics.summary import Probabilities, one_measure, with_intervals
 
-_FEW = 20
+_FEW = 20  # samples, below which a group is reported as small
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +24,9 @@ class GroupScore:
     high: float
 
 
-def by_group(  # noqa: PLR0913  what an evaluation consists of, and two kinds of groups
+def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of groups
     metric: str,
-    kind: str,
+    kind: LabelKind,
     values: npt.NDArray[np.integer],
     scores: npt.NDArray[np.floating],
     groups: Sequence[str],
@@ -35,24 +36,29 @@ def by_group(  # noqa: PLR0913  what an evaluation consists of, and two kinds of
     resamples: int = 1000,
     together: IntArray | None = None,
 ) -> list[GroupScore]:
-    """The metric on every group, the worst first (of equals the first by name), groups without a value last.
+    """Return the metric on every group, the worst first (ties by name), groups without a value last.
 
-    The interval of a group is that of its own samples; it does not say that the group was picked for being the worst.
+    The interval of a group is that of its own samples; it is not corrected for the choice of the worst group.
 
     Args:
-        metric: of those that `summarise` computes; more is better.
+        metric: name of a metric that `summarise` computes; more is better.
         kind: 'single' or 'multi'.
-        values: as for `summarise`, of N samples.
+        values: labels of the N samples, as for `summarise`.
         scores: (N, C).
         groups: the group of each of the N samples.
-        seed: of the half-samples.
+        seed: seed of the half-samples.
         probabilities: as for `summarise`.
-        resamples: how many half-samples.
+        resamples: number of half-samples.
         together: (N,) numbers; samples with the same one are kept together by the intervals (`groups` of
             `summarise`).
 
     Raises:
         KeyError: there is no such metric.
+
+    >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]])
+    >>> found = by_group("top1", "single", np.array([0, 1, 1, 1]), scores, ["a", "a", "b", "b"], seed=0)
+    >>> [(group.name, group.value) for group in found]
+    [('b', 0.0), ('a', 1.0)]
     """
     names, number = np.unique(np.asarray(groups, dtype=np.str_), return_inverse=True)
     found = []
@@ -66,7 +72,7 @@ def by_group(  # noqa: PLR0913  what an evaluation consists of, and two kinds of
 
 
 def warning(column: str, worst: GroupScore) -> str | None:
-    """One sentence about a worst group that is too small to say much."""
+    """Return a warning about a worst group of few samples; None if it is large enough."""
     if worst.n >= _FEW:
         return None
     return f"The worst group of {column}, '{worst.name}', has only {worst.n} test sample{'s' if worst.n > 1 else ''}."

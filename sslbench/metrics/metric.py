@@ -1,62 +1,107 @@
-"""Unit and direction of every metric: what decides which row is the best, and which numbers may be averaged."""
+"""Type of a metric: unit, direction, bounds and chance level, on which tables, comparisons and intervals rely.
+
+The record of each metric stands beside its function (`classification.TOP1`); `catalog` finds it by name.
+"""
 
 import dataclasses
-import re
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.labels import LabelKind
+
+Bounds = tuple[float, float]
+RATE: Bounds = (0.0, 1.0)
+ANY: Bounds = (-math.inf, math.inf)
+LOSS: Bounds = (0.0, math.inf)
+CORRELATION: Bounds = (-1.0, 1.0)
+
+Direction = Literal[1, -1, 0]
+"""1: more is better; -1: less is better; 0: not known."""
+Input = Literal["scores", "probabilities", "clusters", "features", "boxes", "masks"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """Unit and direction of a metric.
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassFrequencies:
+    """Number of test samples per class, from which the score of random guessing follows.
 
     Attributes:
-        unit: in which records hold it; '%' for rates. Two metrics of one unit and direction may be averaged.
-        direction: 1 where more is better, -1 where less is, 0 where that is not known.
-        of_labels: its unit is that of the labels, and differs between data sets.
+        positives: (C,) samples that have the class.
+        known: (C,) samples for which it is known whether they have the class.
     """
 
+    positives: npt.NDArray[np.int64]
+    known: npt.NDArray[np.int64]
+
+
+Chance = Callable[[ClassFrequencies], Fraction | float | None]
+"""Function from class frequencies to the expected value of random guessing; None where the metric is undefined."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric: all facts about it but its formula.
+
+    Functions compute rates as fractions, records and tables hold them in percent: the unit decides.
+
+    Attributes:
+        name: key in records, tables and options.
+        title: name in words.
+        unit: unit in records; '%' for rates. Metrics of one unit and direction may be averaged.
+        direction: 1 if more is better, -1 if less is, 0 if not known.
+        bounds: smallest and largest value as computed (rates: fractions); infinite where there is none.
+        needs: input that it is computed from.
+        labels: kinds of labels for which it is defined; empty for metrics that do not use labels of samples.
+        chance: expected value of random guessing, as computed: a number, or a function of the class frequencies; None
+            if not known.
+        floor: True if records state the chance level.
+        label_units: the unit is that of the labels, which differs between data sets.
+        bias_decay: power of the number of samples with which the bias of the estimate falls; 1 for smooth statistics.
+    """
+
+    name: str
+    title: str
     unit: str
-    direction: int
-    of_labels: bool = False
+    direction: Direction
+    bounds: Bounds
+    needs: Input
+    labels: tuple[LabelKind, ...] = ()
+    chance: Chance | float | None = None
+    floor: bool = False
+    label_units: bool = False
+    bias_decay: float = 1.0
 
     @property
     def text(self) -> str:
-        """Such as '%, more is better'."""
+        """Unit and direction in words, such as '%, more is better'."""
         words = {1: "more is better", -1: "less is better", 0: "direction not known"}
         return f"{self.unit}, {words[self.direction]}"
 
+    @property
+    def scale(self) -> int:
+        """Factor from the computed value to the recorded one: 100 for rates."""
+        return 100 if self.unit == "%" else 1
 
-_RATES = (
-    "top1 top5 balanced_accuracy macro_f1 micro_f1 mAP mAP_11pt mAP_noninterpolated macro_auroc auroc r2 spearman "
-    "nmi ari accuracy "
-    "AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl mask_AP mask_AP50 mask_AP75 mask_APs mask_APm mask_APl"
-).split()
+    @property
+    def sign(self) -> Literal[1, -1]:
+        """Factor by which values are sorted; a metric of unknown direction counts as more is better."""
+        return -1 if self.direction == -1 else 1
 
-KINDS = {
-    **{name: Kind("%", 1) for name in _RATES},
-    "ece": Kind("%", -1),
-    "ece_adaptive": Kind("%", -1),
-    "silhouette": Kind("silhouette, -1 to 1", 1),
-    "nll": Kind("nats", -1),
-    "brier": Kind("Brier score, 0 to 2", -1),
-    "mae": Kind("units of the labels", -1, of_labels=True),
-    "rmse": Kind("units of the labels", -1, of_labels=True),
-}
-"""The metrics that are known; of others neither unit nor direction is."""
+    def chance_level(self, frequencies: ClassFrequencies) -> Fraction | float | None:
+        """Return the expected value of random guessing, as computed; None if unknown, NaN if it cannot be computed.
 
+        A `Fraction` is exact, so that percent are rounded once.
+        """
+        return self.chance(frequencies) if callable(self.chance) else self.chance
 
-def kind_of(metric: str) -> Kind:
-    """Unit and direction of a metric; one that is not known has a unit of its own, and no direction.
+    def averages_with(self, other: "Metric") -> bool:
+        """Return whether the mean of the two has a meaning: equal unit and direction."""
+        return (self.unit, self.direction) == (other.unit, other.direction)
 
-    >>> kind_of("worst_group(site).top1").text
-    '%, more is better'
-    >>> kind_of("rankme").direction
-    0
-    """
-    worst = re.fullmatch(r"worst_group\(.*\)\.(\w+)", metric)
-    name = worst[1] if worst else metric
-    return KINDS.get(name, Kind(f"unit of {name}", 0))
-
-
-def direction(metric: str) -> int:
-    """1 where more of a metric is better, -1 where less is, 0 where that is not known."""
-    return kind_of(metric).direction
+    def recorded(self, value: Fraction | float) -> float | None:
+        """Return a computed value in the unit of records; None for NaN."""
+        return None if math.isnan(value) else float(self.scale * value)

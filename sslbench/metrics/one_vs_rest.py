@@ -10,20 +10,20 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.metrics.ranking import Counts, Metric, Ranked
+from sslbench.metrics.ranking import Ranked, RankingCounts, RankingFunction
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-_CHUNK = 64_000_000  # entries of the (N, steps) matrix held at a time
-_SORTING = 750  # a sorted pass over N samples costs about as much as the product of so many steps with them
+_CHUNK = 64_000_000  # entries of the (N, steps) matrix in memory at a time
+_SORTING = 750  # steps per class whose matrix product costs about as much as a sorted pass over the N samples
 
 
 class OneVsRest:
-    """N samples with scores for C classes, ready to be counted."""
+    """Ranking metrics of N samples with scores for C classes."""
 
     def __init__(self, classes: IntArray, scores: npt.NDArray[np.floating]) -> None:
-        """Find the steps of every class.
+        """Group the samples by class.
 
         Args:
             classes: (N,), the true class of each sample.
@@ -33,11 +33,11 @@ class OneVsRest:
         order = np.argsort(classes, kind="stable")
         found, first = np.unique(classes[order], return_index=True)
         self.present: tuple[int, ...] = tuple(found.tolist())
-        """The classes that have samples; the others have no value."""
+        """Classes that have samples; the others have no value."""
         self._rows: list[IntArray] = np.split(order, first[1:]) if len(found) else []
 
-    def means(self, metrics: Sequence[Metric], weights: FloatArray) -> FloatArray:
-        """(R, M): the mean of each metric over the classes that have a value, for R weightings (R, N) of whole numbers.
+    def means(self, metrics: Sequence[RankingFunction], weights: FloatArray) -> FloatArray:
+        """Return the mean of each metric over the classes that have a value (R, M), for R whole weightings (R, N).
 
         NaN where no class has one.
         """
@@ -48,14 +48,14 @@ class OneVsRest:
             total += np.nan_to_num(values)
         return np.divide(total, number, out=np.full_like(total, np.nan), where=number > 0)
 
-    def per_class(self, metrics: Sequence[Metric]) -> FloatArray:
-        """(C, M): the metrics of every class; NaN for one without samples or without others."""
+    def per_class(self, metrics: Sequence[RankingFunction]) -> FloatArray:
+        """Return the metrics of every class (C, M); NaN for one without samples or without others."""
         values = np.full((self._scores.shape[1], len(metrics)), np.nan)
         for c, counts in self._counts(np.ones((1, len(self._classes)))):
             values[c] = [float(metric(counts)[0]) for metric in metrics]
         return values
 
-    def _counts(self, weights: FloatArray) -> Iterator[tuple[int, Counts]]:
+    def _counts(self, weights: FloatArray) -> Iterator[tuple[int, RankingCounts]]:
         if len(weights) == 1 or len(self._classes) > _SORTING * len(self.present):
             for c in self.present:
                 yield c, Ranked(self._classes == c, self._scores[:, c]).counts(weights)
@@ -73,7 +73,7 @@ class OneVsRest:
 
 
 class _Steps:
-    """The distinct scores of one class's own samples, falling."""
+    """Distinct scores of one class's own samples, falling."""
 
     def __init__(self, number: int, rows: IntArray, scores: npt.NDArray[np.floating]) -> None:
         self.number, self.scores = number, np.ascontiguousarray(scores)
@@ -86,13 +86,13 @@ class _Steps:
 
 def _count(
     chunk: Sequence[_Steps], single: npt.NDArray[np.float32], weights: FloatArray, total: FloatArray
-) -> Iterator[tuple[int, Counts]]:
-    """The counts of some classes, by one matrix product, and another one where others tie with their steps."""
+) -> Iterator[tuple[int, RankingCounts]]:
+    """Yield the counts of some classes by one matrix product, and a second one for steps tied with other classes."""
     if not chunk:
         return
     reached = np.concatenate([steps.scores >= steps.thresholds[:, None] for steps in chunk])
     seen = single @ reached.astype(np.float32).T
-    # Most steps hold the class's own samples and nobody else, and then what lies before them needs no product.
+    # Most steps hold the class's own samples only, so that the weight before them needs no product.
     sizes = np.concatenate([steps.sizes for steps in chunk])
     above = np.concatenate([steps.scores > steps.thresholds[:, None] for steps in chunk])
     tied = np.flatnonzero(reached.sum(axis=1) - above.sum(axis=1) > sizes)
@@ -101,9 +101,9 @@ def _count(
     for steps in chunk:
         stop = start + len(steps.thresholds)
         in_step = np.add.reduceat(weights[:, steps.rows], steps.first, axis=1)
-        mine = seen[:, start:stop].astype(np.float64)
-        before = mine - in_step
+        reached_weight = seen[:, start:stop].astype(np.float64)
+        before = reached_weight - in_step
         inside = np.flatnonzero((tied >= start) & (tied < stop))
         before[:, tied[inside] - start] = before_tied[:, inside]
-        yield steps.number, Counts(np.cumsum(in_step, axis=1), mine, before, total)
+        yield steps.number, RankingCounts(np.cumsum(in_step, axis=1), reached_weight, before, total)
         start = stop

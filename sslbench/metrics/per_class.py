@@ -1,10 +1,11 @@
-"""Every class's own numbers: recall, precision, F1, average precision and AUROC, as fractions."""
+"""Metrics of each class: recall, precision, F1, average precision and AUROC, as fractions."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.labels import LabelKind
 from sslbench.metrics import classification, ranking
 from sslbench.metrics.one_vs_rest import OneVsRest
 
@@ -18,26 +19,31 @@ _RANKED = {
 
 
 def per_class(
-    kind: str,
+    kind: LabelKind,
     classes: Sequence[str],
     values: npt.NDArray[np.integer],
     scores: npt.NDArray[np.floating],
     *,
     threshold: float = 0.0,
 ) -> dict[str, dict[str, float]]:
-    """What is known of every class.
+    """Return the metrics of every class.
 
     Args:
         kind: 'single' or 'multi'.
         classes: the C class names.
         values: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore.
-        scores: (N, C), higher means more likely; a class that has no classifier has NaN.
+        scores: (N, C), higher means more likely; a class without a classifier has NaN.
         threshold: multi: a class is predicted where its score is above it.
 
     Returns:
         Metric -> class -> value, NaN where it is not computable: `n` (samples that have the class), `recall`,
         `precision`, `f1`, `average_precision` (interpolated, all points), `average_precision_noninterpolated`, `auroc`.
         With single labels the ranking metrics are of the class against all others.
+
+    >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    >>> found = per_class("single", ("cat", "dog"), np.array([0, 1, 1]), scores)
+    >>> found["recall"], found["precision"]
+    ({'cat': 1.0, 'dog': 0.5}, {'cat': 0.5, 'dog': 1.0})
     """
     found = _single(values.astype(np.int64), scores) if kind == "single" else _multi(values, scores, threshold)
     return {name: dict(zip(classes, map(float, column), strict=True)) for name, column in found.items()}

@@ -7,20 +7,82 @@ the non-interpolated one and for AUROC it is scikit-learn's rule.
 
 import dataclasses
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.metrics.metric import RATE, ClassFrequencies, Metric
+
 FloatArray = npt.NDArray[np.float64]
 
 
+def _positive_rate(frequencies: ClassFrequencies) -> Fraction | float:
+    """Return the mean share of positives over the classes that have any: about the average precision of a random order.
+
+    With one class per sample the shares sum to 1.
+    """
+    some = frequencies.positives > 0
+    if not some.any():
+        return float("nan")
+    if (frequencies.known == frequencies.positives.sum()).all():
+        return Fraction(1, int(some.sum()))
+    return float((frequencies.positives[some] / frequencies.known[some]).mean())
+
+
+# The monotone precision-recall curve is too high as monotone estimates are, by n^(-2/3) (Grenander 1956).
+MAP = Metric(
+    name="mAP",
+    title="Mean average precision, interpolated at all points",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="scores",
+    labels=("single", "multi"),
+    chance=_positive_rate,
+    floor=True,
+    bias_decay=2 / 3,
+)
+MAP_11PT = Metric(
+    name="mAP_11pt",
+    title="Mean average precision at 11 recalls",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="scores",
+    labels=("single", "multi"),
+    chance=_positive_rate,
+    bias_decay=2 / 3,
+)
+MAP_NONINTERPOLATED = Metric(
+    name="mAP_noninterpolated",
+    title="Mean average precision, not interpolated",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="scores",
+    labels=("single", "multi"),
+    chance=_positive_rate,
+)
+MACRO_AUROC = Metric(
+    name="macro_auroc",
+    title="Area under the ROC curve, mean over classes",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="scores",
+    labels=("single", "multi"),
+    chance=0.5,
+)
+
+
 @dataclasses.dataclass(frozen=True)
-class Counts:
-    """What a ranking metric of one class needs of R weightings of the samples, at the G steps that hold positives.
+class RankingCounts:
+    """Weighted counts of one class for R weightings of the samples, at the G steps that hold positives.
 
     Attributes:
-        hits: (R, G), weight of the positives up to and with the step.
-        seen: (R, G), weight of all samples up to and with it.
+        hits: (R, G), weight of the positives up to and including the step.
+        seen: (R, G), weight of all samples up to and including it.
         before: (R, G), weight of all samples before it.
         total: (R,), weight of all samples.
     """
@@ -31,7 +93,7 @@ class Counts:
     total: FloatArray
 
 
-Metric = Callable[[Counts], FloatArray]
+RankingFunction = Callable[[RankingCounts], FloatArray]
 
 
 class Ranked:
@@ -42,7 +104,7 @@ class Ranked:
     """
 
     def __init__(self, targets: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> None:
-        """Sort once.
+        """Sort the samples.
 
         Args:
             targets: (N,), positive where > 0.
@@ -58,8 +120,8 @@ class Ranked:
         self._positives = np.flatnonzero(positive)
         self._step_of_positive = np.searchsorted(self._positives, self._first)
 
-    def counts(self, weights: FloatArray) -> Counts:
-        """Weighted counts for R weightings of the samples, (R, N)."""
+    def counts(self, weights: FloatArray) -> RankingCounts:
+        """Return the weighted counts for R weightings of the samples (R, N)."""
         ranked = weights[:, self._order]
         bounds = np.unique(np.r_[0, self._first, self._last])
         inner = bounds[bounds < ranked.shape[1]]
@@ -70,23 +132,29 @@ class Ranked:
         seen = sums[:, np.searchsorted(places, self._last)]
         before = sums[:, np.searchsorted(places, self._first)]
         hits = np.add.reduceat(ranked[:, self._positives], self._step_of_positive, axis=1)
-        return Counts(np.cumsum(hits, axis=1), seen, before, sums[:, -1])
+        return RankingCounts(np.cumsum(hits, axis=1), seen, before, sums[:, -1])
 
     @property
     def has_positives(self) -> bool:
-        """Whether there is anything to find."""
+        """Presence of at least one positive."""
         return len(self._positives) > 0
 
 
-def voc_all_points(counts: Counts) -> FloatArray:
-    """(R,) areas under the precision-recall curve made monotone from the right (PASCAL VOC from 2010 on; VISSL)."""
+def voc_all_points(counts: RankingCounts) -> FloatArray:
+    """Return the areas (R,) under the precision-recall curve made monotone from the right.
+
+    PASCAL VOC from 2010 on (Everingham et al. 2015, section 3.4); VISSL.
+    """
     recall, precision = _curve(counts)
     envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     return np.asarray(np.sum(np.diff(recall, axis=1, prepend=0) * envelope, axis=1))
 
 
-def voc_11_point(counts: Counts) -> FloatArray:
-    """(R,) means of the highest precision at recalls of at least 0, 0.1, ..., 1 (PASCAL VOC up to 2009)."""
+def voc_11_point(counts: RankingCounts) -> FloatArray:
+    """Return the means (R,) of the highest precision at recalls of at least 0, 0.1, ..., 1.
+
+    PASCAL VOC up to 2009 (Everingham et al. 2010, section 4.2).
+    """
     recall, precision = _curve(counts)
     envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     rows, total = np.arange(len(recall)), np.zeros(len(recall))
@@ -97,14 +165,17 @@ def voc_11_point(counts: Counts) -> FloatArray:
     return np.asarray(np.where(np.isnan(recall[:, -1]), np.nan, total / 11))
 
 
-def non_interpolated(counts: Counts) -> FloatArray:
-    """(R,) sums of precision times the step in recall (scikit-learn's `average_precision_score`)."""
+def non_interpolated(counts: RankingCounts) -> FloatArray:
+    """Return the sums (R,) of precision times the step in recall (scikit-learn's `average_precision_score`)."""
     recall, precision = _curve(counts)
     return np.asarray(np.sum(np.diff(recall, axis=1, prepend=0) * precision, axis=1))
 
 
-def auroc(counts: Counts) -> FloatArray:
-    """(R,) chances that a positive is scored above a negative, ties counting one half; NaN without either of them."""
+def auroc(counts: RankingCounts) -> FloatArray:
+    """Return the chance (R,) that a positive scores above a negative, ties counting one half; NaN without either.
+
+    Hanley and McNeil 1982.
+    """
     hits = counts.hits
     in_step = np.diff(hits, axis=1, prepend=0)
     misses = counts.total - hits[:, -1]
@@ -115,7 +186,7 @@ def auroc(counts: Counts) -> FloatArray:
     return np.asarray(1 - np.divide(lost, pairs, out=np.full_like(lost, np.nan), where=pairs > 0))
 
 
-def _curve(counts: Counts) -> tuple[FloatArray, FloatArray]:
+def _curve(counts: RankingCounts) -> tuple[FloatArray, FloatArray]:
     hits, seen = counts.hits, counts.seen
     everything = hits[:, -1:]
     recall = np.divide(hits, everything, out=np.full_like(hits, np.nan), where=everything > 0)
@@ -124,18 +195,22 @@ def _curve(counts: Counts) -> tuple[FloatArray, FloatArray]:
 
 
 def single_class(
-    metric: Metric,
+    metric: RankingFunction,
     targets: npt.NDArray[np.integer],
     scores: npt.NDArray[np.floating],
     weights: npt.NDArray[np.floating] | None = None,
 ) -> float:
-    """One of the metrics above for one class; NaN without positives or where a score is NaN.
+    """Return a ranking metric of one class, 0 to 1; NaN without positives or where a score is NaN.
 
     Args:
         metric: `voc_all_points`, `voc_11_point`, `non_interpolated` or `auroc`.
         targets: (N,), positive where > 0, negative otherwise.
         scores: (N,), higher means more likely.
-        weights: (N,), how much each sample counts; 0 leaves it out.
+        weights: (N,), weight of each sample; 0 leaves it out.
+
+    >>> targets, scores = np.array([1, 0, 1]), np.array([0.9, 0.8, 0.1])
+    >>> round(single_class(non_interpolated, targets, scores), 3), single_class(auroc, targets, scores)
+    (0.833, 0.5)
     """
     ranked = Ranked(targets, scores)
     if not ranked.has_positives or np.isnan(scores).any():
@@ -144,23 +219,34 @@ def single_class(
     return float(metric(ranked.counts(weighting[None]))[0])
 
 
-def per_class(metric: Metric, labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> FloatArray:
-    """(C,) values of a metric, one per class; a sample marked -1 is left out for that class.
+def per_class(metric: RankingFunction, labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> FloatArray:
+    """Return a ranking metric of each class (C,); a sample marked -1 is left out for that class.
 
     Args:
-        metric: one of the metrics above.
+        metric: as for `single_class`.
         labels: (N, C), 1 present, 0 absent, -1 ignore.
         scores: (N, C), higher means more likely.
+
+    >>> per_class(auroc, np.array([[1, 0], [0, 1], [0, -1]]), np.array([[0.9, 0.2], [0.3, 0.1], [0.2, 0.0]])).tolist()
+    [1.0, 0.0]
     """
     kept = [labels[:, c] >= 0 for c in range(labels.shape[1])]
     return np.array([single_class(metric, labels[k, c], scores[k, c]) for c, k in enumerate(kept)], dtype=np.float64)
 
 
 def mean_over_classes(values: FloatArray) -> float:
-    """The mean of the classes that have a value; NaN when none has."""
+    """Return the mean of the classes that have a value; NaN when none has."""
     return float(np.nanmean(values)) if np.any(~np.isnan(values)) else float("nan")
 
 
 def mean_average_precision(labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> float:
-    """Mean over the classes with positives of the interpolated average precision at all points; -1 is left out."""
+    """Return the mean over the classes with positives of the interpolated average precision at all points, 0 to 1.
+
+    Args:
+        labels: (N, C), 1 present, 0 absent, -1 ignore.
+        scores: (N, C), higher means more likely.
+
+    >>> mean_average_precision(np.array([[1], [0]]), np.array([[0.2], [0.9]]))
+    0.5
+    """
     return mean_over_classes(per_class(voc_all_points, labels, scores))

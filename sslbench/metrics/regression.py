@@ -1,70 +1,128 @@
-"""How well numbers are predicted: R2, mean absolute and root mean square error, Spearman's rank correlation.
+"""Metrics of predicted numbers: R2, mean absolute and root mean square error, Spearman's rank correlation.
 
-All are functions of how often each sample counts, so that intervals come from the half-samples of `intervals`. Several
+All are functions of the weights of the samples, so that intervals come from the half-samples of `intervals`. Several
 numbers per sample are scored one by one and averaged, as scikit-learn does by default.
 """
+
+import math
 
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.metrics.metric import CORRELATION, LOSS, Metric
+
 FloatArray = npt.NDArray[np.float64]
+
+R2 = Metric(
+    name="r2",
+    title="Share of explained variance (R2)",
+    unit="%",
+    direction=1,
+    bounds=(-math.inf, 1.0),
+    needs="scores",
+    labels=("value",),
+)
+MAE = Metric(
+    name="mae",
+    title="Mean absolute error",
+    unit="units of the labels",
+    direction=-1,
+    bounds=LOSS,
+    needs="scores",
+    labels=("value",),
+    label_units=True,
+)
+RMSE = Metric(
+    name="rmse",
+    title="Root mean square error",
+    unit="units of the labels",
+    direction=-1,
+    bounds=LOSS,
+    needs="scores",
+    labels=("value",),
+    label_units=True,
+)
+SPEARMAN = Metric(
+    name="spearman",
+    title="Spearman's rank correlation",
+    unit="%",
+    direction=1,
+    bounds=CORRELATION,
+    needs="scores",
+    labels=("value",),
+    chance=0.0,
+)
 
 
 def r2(values: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """The share of the variance that is explained, 1 at best, 0 for the mean of the samples, negative below that.
+    """Return R2, the share of explained variance: 1 at best, 0 for the mean of the samples, negative below that.
 
     Args:
-        values: (N, C).
-        predicted: (N, C).
+        values: (N,) or (N, C), true numbers.
+        predicted: the same shape.
 
     Returns:
-        The mean over the C numbers; NaN where one of them does not vary.
+        The mean over the C numbers; NaN where one of them does not vary (scikit-learn's `r2_score`).
+
+    >>> r2([1.0, 2.0, 3.0], [1.0, 2.0, 2.0])
+    0.5
     """
     return float(np.mean(r2_each(values, predicted)))
 
 
 def r2_each(values: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
-    """(C,) the same for each number."""
+    """Return R2 of each number (C,); arguments as for `r2`.
+
+    >>> r2_each([[1.0, 1.0], [2.0, 3.0]], [[1.0, 2.0], [2.0, 2.0]]).tolist()
+    [1.0, 0.0]
+    """
     true = _columns(values)
     each = Errors(true, _columns(predicted)).explained(np.ones((1, len(true))))
     return np.asarray(each[0])
 
 
 def spearman(values: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """The correlation of the ranks, equal values sharing theirs; NaN where values or predictions do not vary."""
+    """Return Spearman's correlation of the ranks, -1 to 1, equal values sharing their mean rank; arguments as for `r2`.
+
+    NaN where values or predictions do not vary.
+
+    >>> spearman([1.0, 2.0, 3.0], [10.0, 20.0, 300.0])
+    1.0
+    """
     true = _columns(values)
     return float(Ranks(true, _columns(predicted)).correlation(np.ones((1, len(true))))[0, 0])
 
 
 class Errors:
-    """What is computed from the differences between values and predictions."""
+    """R2, mean absolute error and root mean square error of weighted samples."""
 
-    names = ("r2", "mae", "rmse")
+    metrics = (R2, MAE, RMSE)
 
     def __init__(self, values: npt.ArrayLike, predicted: npt.ArrayLike) -> None:
-        """Prepare.
+        """Subtract the predictions.
 
         Args:
-            values: (N, C).
-            predicted: (N, C).
+            values: (N,) or (N, C), true numbers.
+            predicted: the same shape.
         """
-        true, guess = _columns(values), _columns(predicted)
-        self._squares, self._lengths = (true - guess) ** 2, np.abs(true - guess)
+        true = _columns(values)
+        difference = true - _columns(predicted)
+        self._squares, self._lengths = difference**2, np.abs(difference)
         # Centred, so that sums of squares of large values lose no digits.
         self._true = true - true.mean(axis=0)
 
     def explained(self, counts: FloatArray) -> FloatArray:
-        """(R, C) R2 of each number."""
+        """Return R2 of each number (R, C) for R weightings (R, N)."""
         total = counts.sum(axis=1, keepdims=True)
         mean = counts @ self._true / total
         spread = counts @ self._true**2 - total * mean**2
         left = counts @ self._squares
-        # What rounding leaves of the spread of equal values is none.
+        # Rounding leaves a tiny variance of equal values.
         varies = spread > 1e-12 * np.maximum(counts @ self._true**2, np.finfo(np.float64).tiny)
         return np.where(varies, 1 - left / np.where(varies, spread, 1), np.nan)
 
     def statistic(self, counts: FloatArray) -> FloatArray:
-        """(R, 3) R2, mean absolute error, root mean square error."""
+        """Return R2, mean absolute error and root mean square error (R, 3) for R weightings (R, N)."""
         total = counts.sum(axis=1, keepdims=True)
         lengths, squares = counts @ self._lengths / total, counts @ self._squares / total
         parts = (self.explained(counts), lengths, np.sqrt(squares))
@@ -72,24 +130,22 @@ class Errors:
 
 
 class Ranks:
-    """The rank correlation of values and predictions."""
-
-    names = ("spearman",)
+    """Rank correlation of values and predictions of weighted samples."""
 
     def __init__(self, values: npt.ArrayLike, predicted: npt.ArrayLike) -> None:
-        """Prepare; (N, C) both."""
+        """Rank values and predictions, both (N,) or (N, C)."""
         self._pairs = [
-            (_Order(true), _Order(guess)) for true, guess in zip(_columns(values).T, _columns(predicted).T, strict=True)
+            (_Order(true), _Order(found)) for true, found in zip(_columns(values).T, _columns(predicted).T, strict=True)
         ]
 
     def correlation(self, counts: FloatArray) -> FloatArray:
-        """(R, 1) the mean over the numbers of Pearson's correlation of the ranks, equal values having their mean."""
+        """Return Pearson's correlation of the mean ranks, averaged over the numbers (R, 1), for weights (R, N)."""
         found = [_correlation(one.ranks(counts), other.ranks(counts), counts) for one, other in self._pairs]
         return np.asarray(np.mean(found, axis=0))[:, None]
 
 
 class _Order:
-    """The order of N numbers, and which of them are equal."""
+    """Order of N numbers, with their ties."""
 
     def __init__(self, values: FloatArray) -> None:
         _, self._group, sizes = np.unique(values, return_inverse=True, return_counts=True)
@@ -97,7 +153,7 @@ class _Order:
         self._starts = np.append(0, np.cumsum(sizes)[:-1])
 
     def ranks(self, counts: FloatArray) -> FloatArray:
-        """(R, N) mean ranks, centred, where sample i is there counts[:, i] times."""
+        """Return the centred mean ranks (R, N), where sample i occurs counts[:, i] times."""
         each = np.add.reduceat(counts[:, self._order], self._starts, axis=1)
         middle = np.cumsum(each, axis=1) - each / 2
         return np.asarray((middle - counts.sum(axis=1, keepdims=True) / 2)[:, self._group])

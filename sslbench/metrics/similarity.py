@@ -1,4 +1,4 @@
-"""Linear CKA (Kornblith et al. 2019): how alike two sets of features of the same samples are, whatever their basis.
+"""Linear CKA (Kornblith et al. 2019): similarity of two sets of features of the same samples, in any basis.
 
 CKA(X, Y) = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)) on all samples at once, no minibatches. HSIC is computed from the
 (D1, D2) product of the two, or from their (N, N) Gram matrices, whichever is smaller; the value is the same.
@@ -12,11 +12,11 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.floating]
 
-_ROWS = 4096  # rows looked at together, so that memory-mapped features are never copied whole
+_ROWS = 4096  # rows per block, so that memory-mapped features are never copied whole
 
 
 def linear_cka(x: Matrix, y: Matrix, *, debiased: bool = False) -> float:
-    """Linear CKA of features (N, D1) and (N, D2) of the same samples in the same order.
+    """Return linear CKA of features (N, D1) and (N, D2) of the same samples in the same order (eq. 4).
 
     Args:
         x: (N, D1).
@@ -30,12 +30,21 @@ def linear_cka(x: Matrix, y: Matrix, *, debiased: bool = False) -> float:
 
     Raises:
         ValueError: the numbers of samples differ, or are too few.
+
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
+    >>> round(linear_cka(x, 3 * x[:, ::-1]), 6)
+    1.0
     """
     return float(cka_matrix([x], [y], debiased=debiased)[0, 0])
 
 
 def cka_matrix(xs: Sequence[Matrix], ys: Sequence[Matrix], *, debiased: bool = False) -> FloatArray:
-    """(len(xs), len(ys)) linear CKA of every pair; arguments and errors as for `linear_cka`."""
+    """Return linear CKA of every pair (len(xs), len(ys)); arguments and errors as for `linear_cka`.
+
+    >>> x = np.array([[1.0], [2.0], [4.0]])
+    >>> cka_matrix([x], [x, x**0]).round(6).tolist()
+    [[1.0, nan]]
+    """
     sizes = {len(features) for features in (*xs, *ys)}
     fewest = 4 if debiased else 2
     if len(sizes) != 1 or min(sizes) < fewest:
@@ -48,7 +57,7 @@ def cka_matrix(xs: Sequence[Matrix], ys: Sequence[Matrix], *, debiased: bool = F
 
 
 class _Side:
-    """Features of one layer, centred as they are read; for the unbiased estimator also what it needs per sample."""
+    """Features of one layer, centred as they are read, with the diagonal of their Gram matrix."""
 
     def __init__(self, x: Matrix, debiased: bool) -> None:
         self.x, self.debiased = x, debiased
@@ -61,18 +70,18 @@ class _Side:
         self.constant = bool(self.square.max() <= (1e-14 * np.abs(self.mean).max()) ** 2 * x.shape[1])
 
     def part(self, start: int) -> FloatArray:
-        """Some centred rows in float64."""
+        """Return a block of centred rows in float64."""
         return np.asarray(self.x[start : start + _ROWS].astype(np.float64) - self.mean)
 
     def gram(self) -> FloatArray:
-        """(N, N) products of the centred samples."""
+        """Return the Gram matrix of the centred samples (N, N)."""
         if self._gram is None:
             whole = np.concatenate([self.part(start) for start in range(0, len(self.x), _ROWS)])
             self._gram = whole @ whole.T
         return self._gram
 
     def hsic(self, other: "_Side") -> float:
-        """HSIC with another layer, up to a factor that CKA does not depend on; 0 for constant features."""
+        """Return HSIC with another layer, up to a factor that cancels in CKA; 0 for constant features."""
         if self.constant or other.constant:
             return 0.0
         product = self._product(other)
@@ -85,7 +94,7 @@ class _Side:
         return float(trace + ones - 2 / (n - 2) * (self.square @ other.square))
 
     def _product(self, other: "_Side") -> float:
-        """The sum of the products of the entries of both Gram matrices, which is |X'Y|^2."""
+        """Return the inner product of both Gram matrices, which is |X'Y|^2."""
         n = len(self.x)
         if n * n < self.x.shape[1] * other.x.shape[1]:
             return float(np.vdot(self.gram(), other.gram()))

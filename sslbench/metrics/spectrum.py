@@ -1,36 +1,86 @@
-"""What the geometry of features says without a classifier: how many directions they use, how they fill the sphere.
+"""Geometry of features without a classifier: effective dimension, spread over the sphere, closeness of classes.
 
 Each function returns a value with its 95 % interval, -+ Student's t times the standard error by the infinitesimal
-jackknife (Jaeckel 1972): the linear part of what a bootstrap over the samples would give. A bootstrap itself will not
-do, because samples that are drawn twice lower a rank. The intervals say how much the value varies with the samples;
-that a rank of few samples is lower than one of many is not in them.
+jackknife (Jaeckel 1972), the linear approximation of a bootstrap over the samples. A bootstrap itself is biased,
+because samples that are drawn twice lower a rank. The intervals cover the variance over samples, not the bias: a rank
+of few samples is lower than one of many.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.metrics.intervals import Units, ends, mean_errors
+from sslbench.metrics.intervals import Interval, Units, ends, mean_errors
+from sslbench.metrics.metric import ANY, LOSS, Metric
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.floating]
-Interval = tuple[float, float, float]
 
-_ROWS = 1024  # rows looked at together
-_ANYTHING = (-float("inf"), float("inf"))
-_NOTHING = (float("nan"), float("nan"), float("nan"))
+RANKME = Metric(
+    name="rankme",
+    title="RankMe",
+    unit="RankMe, in directions",
+    direction=0,
+    bounds=LOSS,
+    needs="features",
+)
+EFFECTIVE_RANK = Metric(
+    name="effective_rank",
+    title="Effective rank",
+    unit="effective rank, in directions",
+    direction=0,
+    bounds=LOSS,
+    needs="features",
+)
+ALPHA_REQ = Metric(
+    name="alpha_req",
+    title="Decay exponent of the eigenvalues (alpha-ReQ)",
+    unit="exponent",
+    direction=0,
+    bounds=ANY,
+    needs="features",
+)
+UNIFORMITY = Metric(
+    name="uniformity",
+    title="Uniformity on the sphere",
+    unit="log potential",
+    direction=0,
+    bounds=(-math.inf, 0.0),
+    needs="features",
+)
+ALIGNMENT = Metric(
+    name="alignment",
+    title="Alignment of the samples of one class",
+    unit="squared distance",
+    direction=0,
+    bounds=(0.0, 4.0),
+    needs="features",
+    labels=("single",),
+)
+FEATURE_STD = Metric(
+    name="feature_std",
+    title="Standard deviation of unit features",
+    unit="standard deviation x sqrt(D)",
+    direction=0,
+    bounds=(0.0, 1.0),
+    needs="features",
+)
+
+_ROWS = 1024  # rows per block
+_NAN = (float("nan"), float("nan"), float("nan"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """The eigenvalues of the second moments of N features.
+    """Eigenvalues of the second moments of N features.
 
     Attributes:
         values: (R,) falling, R = min(N, D): eigenvalues of X'X / N.
         squares: (N, R) squared projections of each sample on the eigenvectors; their means are the eigenvalues.
-        units: of the samples.
+        units: units of the samples.
     """
 
     values: FloatArray
@@ -38,14 +88,17 @@ class Spectrum:
     units: Units
 
     def interval(self, value: float, slope: FloatArray) -> Interval:
-        """A function of the eigenvalues with its interval, from its derivative (R,) by them."""
+        """Return a function of the eigenvalues with its interval, given its derivative (R,) with respect to them."""
         return _interval(value, self.squares @ slope, self.units)
 
 
 def spectrum(x: Matrix, *, centred: bool, groups: IntArray | None = None) -> Spectrum:
-    """The spectrum of features (N, D), around their mean or around zero.
+    """Return the spectrum of features (N, D) around their mean (`centred`) or around zero.
 
-    It is taken from X'X or XX', whichever is smaller, in float64.
+    Computed from X'X or XX', whichever is smaller, in float64.
+
+    >>> spectrum(np.array([[2.0, 0.0], [0.0, 1.0]]), centred=False).values.round(6).tolist()
+    [2.0, 0.5]
     """
     given = np.asarray(x, dtype=np.float64)
     if centred:
@@ -58,20 +111,23 @@ def spectrum(x: Matrix, *, centred: bool, groups: IntArray | None = None) -> Spe
         values, vectors = np.linalg.eigh(given @ given.T / n)
         # Sample i's projection on direction k is sqrt(n * value_k) times the i-th entry of the k-th vector.
         squares = n * np.maximum(values, 0) * vectors**2
-    # Rounding leaves tiny numbers in the place of zeros.
+    # Rounding turns zeros into tiny numbers.
     values = np.where(values > values.max(initial=0) * np.finfo(np.float64).eps * max(n, width), values, 0)
     return Spectrum(values[::-1], squares[:, ::-1], Units.of(n, groups))
 
 
 def rankme(found: Spectrum, epsilon: float = 1e-7) -> Interval:
-    """RankMe (Garrido et al. 2023, eq. 1): exp of the entropy of the normalised singular values, not centred.
+    """Return RankMe (Garrido et al. 2023, eq. 1): exp of the entropy of the normalised singular values, not centred.
 
-    With `epsilon` 0 and a centred spectrum it is the effective rank (Roy & Vetterli 2007).
+    At least 1, at most the number of directions; NaN for features that are all 0.
+
+    >>> round(rankme(spectrum(np.eye(3), centred=False))[0], 4)
+    3.0
     """
     singular = np.sqrt(found.values)
     total = singular.sum()
     if total == 0:
-        return _NOTHING
+        return _NAN
     share = singular / total + epsilon
     log = np.log(np.maximum(share, 1e-300))
     rank = float(np.exp(-np.sum(share * log)))
@@ -82,21 +138,29 @@ def rankme(found: Spectrum, epsilon: float = 1e-7) -> Interval:
 
 
 def effective_rank(found: Spectrum) -> Interval:
-    """Effective rank (Roy & Vetterli 2007, definition 1) of the features, given their centred spectrum."""
+    """Return the effective rank (Roy & Vetterli 2007, definition 1) of the features, given their centred spectrum.
+
+    >>> round(effective_rank(spectrum(np.eye(3), centred=True))[0], 4)
+    2.0
+    """
     return rankme(found, epsilon=0.0)
 
 
 def alpha_req(found: Spectrum, ranks: tuple[int, int]) -> Interval:
-    """Exponent with which the eigenvalues of the covariance fall: value_k ~ k^-alpha (Agrawal et al. 2022).
+    """Return the exponent with which the eigenvalues of the covariance fall: value_k ~ k^-alpha (Agrawal et al. 2022).
 
     The slope of log(value_k) on log(k), least squares weighted by 1/k, over the ranks from `ranks[0]` to `ranks[1]`,
     fewer where there are fewer eigenvalues; NaN for fewer than three. The authors' code uses ranks 4 to 100 and these
     weights; their paper names neither.
+
+    >>> found = Spectrum(1 / np.arange(1.0, 21.0), np.ones((3, 20)), Units.of(3, None))
+    >>> round(alpha_req(found, (4, 20))[0], 4)
+    1.0
     """
     first, last = ranks
     k = np.arange(first, min(last, int(np.sum(found.values > 0))) + 1)
     if len(k) < 3:
-        return _NOTHING
+        return _NAN
     values, log = found.values[k - 1], np.log(k)
     weight = 1 / k / np.sum(1 / k)
     centred = log - np.sum(weight * log)
@@ -107,16 +171,21 @@ def alpha_req(found: Spectrum, ranks: tuple[int, int]) -> Interval:
 
 
 def uniformity(unit: Matrix, t: float = 2.0, groups: IntArray | None = None) -> Interval:
-    """Log of the mean of exp(-t |x - y|^2) over all pairs of two samples (Wang & Isola 2020, eq. 2); lower is evener.
+    """Return the log of the mean of exp(-t |x - y|^2) over all pairs of samples (Wang & Isola 2020, eq. 2).
+
+    0 for collapsed features; the lower, the more evenly they are spread. NaN for fewer than two samples.
 
     Args:
         unit: (N, D) features of length 1.
-        t: as in their experiments.
+        t: inverse width of the kernel; 2 as in their experiments.
         groups: (N,) the group of each sample; None: each stands for itself.
+
+    >>> round(uniformity(np.array([[1.0, 0.0], [-1.0, 0.0]]))[0], 4)
+    -8.0
     """
     n = len(unit)
     if n < 2:
-        return _NOTHING
+        return _NAN
     each = np.zeros(n)
     for start in range(0, n, _ROWS):
         part = np.asarray(unit[start : start + _ROWS], dtype=np.float64)
@@ -130,14 +199,18 @@ def uniformity(unit: Matrix, t: float = 2.0, groups: IntArray | None = None) -> 
 
 
 def alignment(unit: Matrix, classes: IntArray, groups: IntArray | None = None) -> Interval:
-    """Mean of |x - y|^2 over all pairs of two different samples of one class, every pair alike; lower is closer.
+    """Return the mean of |x - y|^2 over all pairs of different samples of one class, 0 to 4; lower is closer.
 
     Wang & Isola 2020, eq. 1 with exponent 2; their pairs are two views of one image, these are two images of one class.
+    NaN where no class has two samples.
 
     Args:
         unit: (N, D) features of length 1.
         classes: (N,) class numbers.
         groups: (N,) the group of each sample; None: each stands for itself.
+
+    >>> round(alignment(np.array([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]), np.array([0, 0, 1]))[0], 4)
+    2.0
     """
     given = np.asarray(unit, dtype=np.float64)
     present, own = np.unique(classes, return_inverse=True)
@@ -150,19 +223,22 @@ def alignment(unit: Matrix, classes: IntArray, groups: IntArray | None = None) -
     distance = np.maximum(size * square + squares - 2 * np.einsum("nd,nd->n", given, sums[own]), 0)
     pairs = size - 1
     if not pairs.sum():
-        return _NOTHING
+        return _NAN
     value = float(distance.sum() / pairs.sum())
     return _interval(value, 2 * (distance - value * pairs) / pairs.mean(), Units.of(len(given), groups))
 
 
 def feature_std(unit: Matrix, groups: IntArray | None = None) -> Interval:
-    """Mean over the columns of the standard deviation, times sqrt(D): 1 if spread evenly, 0 if collapsed.
+    """Return the mean over the columns of the standard deviation, times sqrt(D): 1 if spread evenly, 0 if collapsed.
 
     Chen & He 2021, section 4.1.
 
     Args:
         unit: (N, D) features of length 1.
         groups: (N,) the group of each sample; None: each stands for itself.
+
+    >>> round(feature_std(np.array([[1.0, 0.0], [-1.0, 0.0]]))[0], 4)
+    0.7071
     """
     given = np.asarray(unit, dtype=np.float64)
     scale = given.shape[1] ** 0.5
@@ -174,11 +250,15 @@ def feature_std(unit: Matrix, groups: IntArray | None = None) -> Interval:
 
 
 def unit_length(x: Matrix) -> FloatArray:
-    """Features (N, D) divided by their length, in float64; a row of zeros stays zero."""
+    """Return features (N, D) divided by their length, in float64; a row of zeros stays zero.
+
+    >>> unit_length(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
     given = np.asarray(x, dtype=np.float64)
     length = np.linalg.norm(given, axis=1, keepdims=True)
     return given / np.where(length > 0, length, 1)
 
 
 def _interval(value: float, influence: FloatArray, units: Units) -> Interval:
-    return value, *ends(value, float(mean_errors(influence[:, None], units)[0]), size=units.number, bounds=_ANYTHING)
+    return value, *ends(value, float(mean_errors(influence[:, None], units)[0]), size=units.number, bounds=ANY)

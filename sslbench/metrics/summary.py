@@ -1,4 +1,4 @@
-"""The metrics that every protocol reports, with their intervals: one function for single labels and for multi-label."""
+"""All metrics of an evaluation with their intervals: one function for every kind of labels."""
 
 import dataclasses
 import math
@@ -8,83 +8,82 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import calibration, classification, ranking, regression
 from sslbench.metrics.intervals import (
-    RATE,
-    Bounds,
     FloatArray,
     IntArray,
     Statistic,
     Units,
+    Values,
     biases,
     ends,
     mean_errors,
     on_halves,
     standard_errors,
 )
+from sslbench.metrics.metric import Metric
 from sslbench.metrics.one_vs_rest import OneVsRest
 
-Values = dict[str, tuple[float, float, float]]
 Probabilities = Literal["softmax", "scores"]
-"""How scores become probabilities: their softmax (logits), or as they are (shares that sum to 1)."""
+"""Conversion of scores to probabilities: by softmax (logits), or none (shares that sum to 1)."""
 
-_RANKING: dict[str, ranking.Metric] = {
-    "mAP": ranking.voc_all_points,
-    "mAP_11pt": ranking.voc_11_point,
-    "mAP_noninterpolated": ranking.non_interpolated,
-    "macro_auroc": ranking.auroc,
+_RANKING: dict[Metric, ranking.RankingFunction] = {
+    ranking.MAP: ranking.voc_all_points,
+    ranking.MAP_11PT: ranking.voc_11_point,
+    ranking.MAP_NONINTERPOLATED: ranking.non_interpolated,
+    ranking.MACRO_AUROC: ranking.auroc,
 }
 _NORMAL = 1.959963984540054  # the 97.5 % point of the normal distribution
-_BLOCK = 20_000_000  # weights held at a time where each block costs a pass over N x N
-_LOSS: Bounds = (0.0, math.inf)
-# Powers of the number of samples with which a bias falls, where it is not 1. The monotone precision-recall curve is too
-# high as monotone estimates are, by n^(-2/3) (Grenander 1956); the calibration error is a mean of absolute values.
-_DECAY = {"mAP": 2 / 3, "mAP_11pt": 2 / 3, "ece": 1 / 2, "ece_adaptive": 1 / 2}
+_BLOCK = 20_000_000  # weights in memory at a time where each block costs a pass over N x N
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """Some metrics that are computed together.
+    """Metrics that are computed together.
 
     Attributes:
-        names: of the M metrics.
-        statistic: from weights (R, N) of the samples to values (R, M).
-        bounds: of what they can be.
-        each: (N, M) values of each sample that they are the means of; None where they are no such means.
-        parts: of metrics that are means over classes, for each class how many units show it (those that have it); None
-            where all units count alike.
-        block: how many weights are held at a time.
-        whole: the values of `each` are 0 and 1.
+        metrics: the M metrics.
+        statistic: function from weights (R, N) of the samples to values (R, M).
+        per_sample: (N, M) values per sample whose means the metrics are; None where they are no such means.
+        class_units: for metrics that are means over classes, the number of units that have each class; None where all
+            units count alike.
+        block: number of weights in memory at a time.
+        binary: True if the values of `per_sample` are 0 and 1.
     """
 
-    names: tuple[str, ...]
+    metrics: tuple[Metric, ...]
     statistic: Statistic
-    bounds: Bounds = RATE
-    each: FloatArray | None = None
-    parts: tuple[int, ...] | None = None
+    per_sample: FloatArray | None = None
+    class_units: tuple[int, ...] | None = None
     block: int = 4_000_000
-    whole: bool = False
+    binary: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the metrics."""
+        return tuple(metric.name for metric in self.metrics)
 
     def size(self, units: Units) -> float:
-        """How many units a mean over these metrics' classes is known from: of C classes C times their harmonic mean."""
-        if not self.parts:
+        """Return the effective number of units: for means over C classes, C times the harmonic mean of their units."""
+        if not self.class_units:
             return units.number
-        return len(self.parts) ** 2 / sum(1 / part for part in self.parts)
+        return len(self.class_units) ** 2 / sum(1 / number for number in self.class_units)
 
     @property
     def missing_variance(self) -> float:
-        """What standard errors must be multiplied by because classes with one unit show no variance; NaN if all do.
+        """Factor of the standard errors for classes with one unit, which show no variance; NaN if all have one.
 
-        The variance of a class is taken to fall with the number of its units.
+        The variance of a class is assumed to fall with the number of its units.
         """
-        if not self.parts:
+        if not self.class_units:
             return 1.0
-        seen = sum(1 / part for part in self.parts if part > 1)
-        return math.sqrt(sum(1 / part for part in self.parts) / seen) if seen else math.nan
+        seen = sum(1 / number for number in self.class_units if number > 1)
+        return math.sqrt(sum(1 / number for number in self.class_units) / seen) if seen else math.nan
 
 
 def summarise(
-    kind: str,
+    kind: LabelKind,
     classes: Sequence[str],
     values: npt.NDArray[np.integer],
     scores: npt.NDArray[np.floating],
@@ -94,23 +93,28 @@ def summarise(
     probabilities: Probabilities | None = None,
     groups: IntArray | None = None,
 ) -> tuple[Values, str, dict[str, float]]:
-    """All metrics of one evaluation.
+    """Return all metrics of one evaluation with their 95 % intervals.
 
     Args:
         kind: 'single', 'multi' or 'value'.
-        classes: the C class names, or of the C numbers.
+        classes: names of the C classes or numbers.
         values: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore; value: (N, C) numbers.
-        scores: (N, C), higher means more likely; a class that has no classifier has NaN. Value: what was predicted.
-        seed: of the half-samples.
-        resamples: how many half-samples.
-        probabilities: how the scores become probabilities; None where they do not, and then there is no calibration
-            error, log loss or Brier score.
+        scores: (N, C), higher means more likely; a class without a classifier has NaN. Value: the predictions.
+        seed: seed of the half-samples.
+        resamples: number of half-samples.
+        probabilities: conversion of the scores to probabilities; None where there is none, and then there is no
+            calibration error, log loss or Brier score.
         groups: (N,) the group of each sample, which intervals keep together; None: each stands for itself.
 
     Returns:
         Metric name -> (value, low, high), fractions but for `nll` (nats), `brier` (0 to 2), `mae` and `rmse` (units of
         the labels); the name of the leading metric; class name -> recall (single), interpolated average precision
         (multi) or R2 (value), NaN where not computable.
+
+    >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    >>> metrics, leading, recall = summarise("single", ("cat", "dog"), np.array([0, 1, 1]), scores, seed=0)
+    >>> leading, [round(value, 3) for value in metrics["top1"]], recall
+    ('top1', [0.667, 0.208, 0.939], {'cat': 1.0, 'dog': 0.5})
     """
     found: Values = {}
     units = Units.of(len(values), groups)
@@ -118,16 +122,20 @@ def summarise(
         found |= with_intervals(measure, units, seed, resamples)
     if kind == "value":
         each = map(float, regression.r2_each(values, scores))
-        return found, "r2", dict(zip(classes, each, strict=True))
+        return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
     if kind == "single":
         own = classification.per_class_recall(values.astype(np.int64), np.argmax(scores, axis=1), len(classes))
-        return found, "top1", dict(zip(classes, map(float, own), strict=True))
+        return found, LABELS[kind].metric, dict(zip(classes, map(float, own), strict=True))
     own = ranking.per_class(ranking.voc_all_points, values, scores)
-    return found, "mAP", dict(zip(classes, map(float, own), strict=True))
+    return found, LABELS[kind].metric, dict(zip(classes, map(float, own), strict=True))
 
 
-def headline(kind: str, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> float:
-    """Only the leading metric: top-1 accuracy (single), mean average precision (multi) or R2 (value)."""
+def headline(kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> float:
+    """Return the leading metric alone: top-1 accuracy (single), mean average precision (multi) or R2 (value).
+
+    >>> headline("value", np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [2.0]]))
+    0.5
+    """
     if kind == "value":
         return regression.r2(values, scores)
     if kind == "single":
@@ -136,31 +144,31 @@ def headline(kind: str, values: npt.NDArray[np.integer], scores: npt.NDArray[np.
 
 
 def measures(
-    kind: str,
+    kind: LabelKind,
     values: npt.NDArray[np.integer],
     scores: npt.NDArray[np.floating],
     units: Units,
     probabilities: Probabilities | None = None,
 ) -> list[Measure]:
-    """The metrics of an evaluation as functions of how much each sample counts; see `summarise`."""
+    """Return the metrics of an evaluation as functions of the weights of the samples; see `summarise`."""
     if kind == "value":
         errors, ranks = regression.Errors(values, scores), regression.Ranks(values, scores)
         return [
-            Measure(("r2",), lambda weights: errors.statistic(weights)[:, :1], bounds=(-math.inf, 1.0)),
-            Measure(("mae", "rmse"), lambda weights: errors.statistic(weights)[:, 1:], bounds=_LOSS),
-            Measure(ranks.names, ranks.correlation, bounds=(-1.0, 1.0)),
+            Measure((regression.R2,), lambda weights: errors.statistic(weights)[:, :1]),
+            Measure((regression.MAE, regression.RMSE), lambda weights: errors.statistic(weights)[:, 1:]),
+            Measure((regression.SPEARMAN,), ranks.correlation),
         ]
     if kind == "single":
         return _single(values.astype(np.int64), scores, units, probabilities)
     threshold = 0.5 if probabilities == "scores" else 0.0
-    of_labels = classification.LabelCounts(values, scores, threshold)
+    counts = classification.LabelCounts(values, scores, threshold)
     scored = ~np.isnan(scores).any(axis=0)
     having = [units.having(np.flatnonzero(column > 0)) for column in values[:, scored].T]
-    parts = tuple(number for number in having if number)
+    class_units = tuple(number for number in having if number)
     return [
-        Measure(tuple(_RANKING), _multi_ranking(values, scores), parts=parts),
-        Measure(("micro_f1",), lambda weights: of_labels.f1(weights)[:, :1]),
-        Measure(("macro_f1",), lambda weights: of_labels.f1(weights)[:, 1:], parts=parts),
+        Measure(tuple(_RANKING), _multi_ranking(values, scores), class_units=class_units),
+        Measure((classification.MICRO_F1,), lambda weights: counts.f1(weights)[:, :1]),
+        Measure((classification.MACRO_F1,), lambda weights: counts.f1(weights)[:, 1:], class_units=class_units),
     ]
 
 
@@ -177,18 +185,18 @@ def _single(
     right = [(found < k).astype(np.float64) if k <= n_classes else np.full(len(values), np.nan) for k in (1, 5)]
     ranked = OneVsRest(values, scores)
     by_class = np.split(np.argsort(values, kind="stable"), np.cumsum(np.bincount(values, minlength=n_classes))[:-1])
-    parts = tuple(units.having(rows) for rows in by_class if len(rows))
+    class_units = tuple(units.having(rows) for rows in by_class if len(rows))
     measured = [
-        dataclasses.replace(_means(("top1", "top5"), right), whole=True),
+        dataclasses.replace(_means((classification.TOP1, classification.TOP5), right), binary=True),
         Measure(
-            ("balanced_accuracy", "macro_f1"),
+            (classification.BALANCED_ACCURACY, classification.MACRO_F1),
             lambda weights: np.column_stack([table.balanced_accuracy(weights), table.macro_f1(weights)]),
-            parts=parts,
+            class_units=class_units,
         ),
         Measure(
             tuple(_RANKING),
             lambda weights: ranked.means(list(_RANKING.values()), weights),
-            parts=parts,
+            class_units=class_units,
             block=_BLOCK,
         ),
     ]
@@ -196,19 +204,22 @@ def _single(
 
 
 def _calibration(values: npt.NDArray[np.int64], scores: npt.NDArray[np.floating], how: Probabilities) -> list[Measure]:
-    given = calibration.softmax(scores) if how == "softmax" else scores.astype(np.float64)
-    errors = [calibration.CalibrationError(values, given, adaptive=adaptive) for adaptive in (False, True)]
+    probabilities = calibration.softmax(scores) if how == "softmax" else scores.astype(np.float64)
+    errors = [calibration.CalibrationError(values, probabilities, adaptive=adaptive) for adaptive in (False, True)]
     return [
-        Measure(("ece", "ece_adaptive"), lambda weights: np.column_stack([error.value(weights) for error in errors])),
-        dataclasses.replace(_means(("nll",), [calibration.log_losses(values, given)]), bounds=_LOSS),
-        dataclasses.replace(_means(("brier",), [calibration.brier_scores(values, given)]), bounds=(0.0, 2.0)),
+        Measure(
+            (calibration.ECE, calibration.ECE_ADAPTIVE),
+            lambda weights: np.column_stack([error.value(weights) for error in errors]),
+        ),
+        _means((calibration.NLL,), [calibration.log_losses(values, probabilities)]),
+        _means((calibration.BRIER,), [calibration.brier_scores(values, probabilities)]),
     ]
 
 
-def _means(names: tuple[str, ...], each: Sequence[npt.NDArray[np.floating]]) -> Measure:
-    """Metrics that are means over the samples of one value each."""
+def _means(metrics: tuple[Metric, ...], each: Sequence[npt.NDArray[np.floating]]) -> Measure:
+    """Return metrics that are means of one value (N,) per sample."""
     columns = np.stack([np.asarray(values, dtype=np.float64) for values in each], axis=1)
-    return Measure(names, lambda weights: weights @ columns / weights.sum(axis=1, keepdims=True), each=columns)
+    return Measure(metrics, lambda weights: weights @ columns / weights.sum(axis=1, keepdims=True), per_sample=columns)
 
 
 def _multi_ranking(labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> Statistic:
@@ -220,7 +231,7 @@ def _multi_ranking(labels: npt.NDArray[np.integer], scores: npt.NDArray[np.float
         total, number = np.zeros((2, len(counts), len(_RANKING)))
         for c in usable:
             weighted = ranked[c].counts(counts[:, kept[c]])
-            values = np.column_stack([metric(weighted) for metric in _RANKING.values()])
+            values = np.column_stack([function(weighted) for function in _RANKING.values()])
             number += ~np.isnan(values)
             total += np.nan_to_num(values)
         return np.divide(total, number, out=np.full_like(total, np.nan), where=number > 0)
@@ -230,13 +241,13 @@ def _multi_ranking(labels: npt.NDArray[np.integer], scores: npt.NDArray[np.float
 
 def one_measure(
     metric: str,
-    kind: str,
+    kind: LabelKind,
     values: npt.NDArray[np.integer],
     scores: npt.NDArray[np.floating],
     units: Units,
     probabilities: Probabilities | None = None,
 ) -> Measure:
-    """The measure that a metric belongs to.
+    """Return the measure of a metric; arguments as for `measures`.
 
     Raises:
         KeyError: there is no such metric for these labels and scores.
@@ -248,24 +259,30 @@ def one_measure(
 
 
 def with_intervals(measure: Measure, units: Units, seed: int, resamples: int) -> Values:
-    """The metrics on the samples of these units: name -> value, low and high end of its 95 % interval.
+    """Return the metrics on the samples of these units: name -> value, low and high end of its 95 % interval.
 
-    Of the share of single samples that are right the standard error is known and not estimated: the quantile is that of
-    the normal distribution, which makes Wilson's interval.
+    The standard error of a share of single samples is known and not estimated: with the quantile of the normal
+    distribution that makes Wilson's interval.
+
+    Args:
+        measure: metrics to compute.
+        units: units of the samples.
+        seed: seed of the half-samples.
+        resamples: number of half-samples.
     """
     value = measure.statistic(np.ones((1, units.samples)))[0]
     shift, quantile = np.zeros(len(value)), None
-    if measure.each is not None:
-        error = mean_errors(measure.each, units)
-        if measure.whole and units.place is None:
+    if measure.per_sample is not None:
+        error = mean_errors(measure.per_sample, units)
+        if measure.binary and units.place is None:
             error, quantile = np.sqrt(value * (1 - value) / units.number), _NORMAL
     else:
         halves = on_halves(measure.statistic, units, n=resamples, seed=seed, block=measure.block)
         error = standard_errors(halves, units) * measure.missing_variance
-        shift = biases(value, halves, units, np.array([_DECAY.get(name, 1.0) for name in measure.names]))
+        shift = biases(value, halves, units, np.array([metric.bias_decay for metric in measure.metrics]))
     size = measure.size(units)
     found: Values = {}
-    for name, own, spread, bias in zip(measure.names, value.tolist(), error.tolist(), shift.tolist(), strict=True):
-        low, high = ends(own, spread, size=size, bounds=measure.bounds, bias=bias, quantile=quantile)
-        found[name] = (own, low, high)
+    for metric, own, spread, bias in zip(measure.metrics, value.tolist(), error.tolist(), shift.tolist(), strict=True):
+        low, high = ends(own, spread, size=size, bounds=metric.bounds, bias=bias, quantile=quantile)
+        found[metric.name] = (own, low, high)
     return found

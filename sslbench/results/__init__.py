@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: a protocol's outcome, and the record (one JSON file) made from it."""
+"""Outcome of a protocol, and the result record (one JSON file) made from it."""
 
 import dataclasses
 import json
@@ -10,21 +10,25 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.labels import LabelKind
+from sslbench.metrics.catalog import METRICS
+from sslbench.metrics.intervals import Interval
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightsUsed:
-    """The weights that were measured.
+    """Evaluated weights.
 
     Attributes:
-        name: as the user calls them, normally the file name.
-        sha256: of the tensors as they were given to the backbone, so a copy of the file in another format agrees.
-        format: whose key names the file has ('torchvision', 'vissl', ...).
-        loaded: how many of the backbone's `total` tensors came from the file.
-        partial: the user allowed tensors to be missing.
-        untrained: the backbone was left as it is initialised.
-        changed: what loading did to tensors of the file, in words: another dtype, positions resized, a stem mapped to
+        name: name given by the user, normally the file name.
+        sha256: digest of the tensors as given to the backbone, equal for copies of the file in other formats.
+        format: format of the key names in the file ('torchvision', 'vissl', ...).
+        loaded: number of the backbone's `total` tensors that came from the file.
+        partial: True if the user allowed missing tensors.
+        untrained: True if the backbone is as initialised.
+        changed: changes of the file's tensors by loading, in words: another dtype, positions resized, a stem mapped to
             another number of channels.
-        code: what besides tensors decides the forward pass (`Backbone.identity`): timm's version, digests of a user's
+        code: identity of the forward pass besides tensors (`Backbone.identity`): timm's version, digests of a user's
             module; empty for sslbench's own networks and in older records.
     """
 
@@ -43,7 +47,7 @@ class WeightsUsed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProtocolUsed:
-    """The protocol with all its settings, also those left at their default; `code` is a digest of a user's own."""
+    """Protocol with all its settings, defaults included; `code` is the digest of a user's own protocol."""
 
     name: str
     version: int
@@ -53,12 +57,12 @@ class ProtocolUsed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkUsed:
-    """The named benchmark.
+    """Named benchmark.
 
     Attributes:
-        sha256: of its resolved text.
-        modified: the user overrode some of it.
-        metric: that it puts first; empty: the usual one of its protocol.
+        sha256: digest of its resolved text.
+        modified: True if the user overrode some of it.
+        metric: its leading metric; empty: that of its protocol.
     """
 
     name: str
@@ -70,7 +74,7 @@ class BenchmarkUsed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PresetUsed:
-    """The published way that the protocol was run in; `modified` says that the user's settings came on top of it."""
+    """Preset that the protocol was run by; `modified` by further settings of the user."""
 
     name: str
     version: int
@@ -81,11 +85,11 @@ class PresetUsed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataPart:
-    """One side of the data: `n` samples were there, `n_used` of them could be read and were used.
+    """Training or test data: `n` samples, of which `n_used` could be read and were used.
 
     Attributes:
-        groups: how many groups (videos, patients, images that crops are from) the samples used belong to; None if every
-            sample stands for itself. Choices and intervals keep groups together.
+        groups: number of groups (videos, patients, images that crops are from) of the used samples; None if every
+            sample stands for itself. Hold-outs and intervals keep groups together.
     """
 
     name: str
@@ -98,7 +102,7 @@ class DataPart:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unreadable:
-    """One image that was left out because it cannot be read."""
+    """Image that was left out because it cannot be read."""
 
     id: str
     path: str
@@ -107,18 +111,18 @@ class Unreadable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataUsed:
-    """What was trained and tested on; `how` is one sentence about where the split comes from."""
+    """Training and test data; `how` is one sentence about the origin of the split."""
 
     train: DataPart
     test: DataPart
     how: str
-    labels: Literal["single", "multi", "value", "none"]
+    labels: LabelKind
     unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A value (percent for rates) with its 95 % interval over `n` test samples; null where not computable."""
+    """Value (percent for rates) with its 95 % interval over `n` test samples; null where not computable."""
 
     value: float | None
     low: float | None = None
@@ -128,7 +132,7 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """The headline metric on the test samples of one group; `n` of the metric says how many they are."""
+    """Headline metric on the test samples of one group; `n` of the metric is their number."""
 
     name: str
     metric: Metric
@@ -136,16 +140,16 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReferenceCompared:
-    """A published value for these weights on this benchmark, and the distance of the measured one from it.
+    """Published value for these weights on this benchmark, and its difference from the measured one.
 
     Attributes:
-        weights: as the source calls them.
-        metric: that is compared.
+        weights: name of the weights in the source.
+        metric: name of the metric.
         published: value in the source.
-        source: of it.
-        tolerance: largest distance of a correct run.
+        source: paper or file.
+        tolerance: largest difference of a correct run.
         difference: measured less published; None where nothing was measured.
-        within: whether the difference is within the tolerance.
+        within: True if the difference is within the tolerance.
     """
 
     weights: str
@@ -157,7 +161,7 @@ class ReferenceCompared:
     within: bool
 
     def line(self) -> str:
-        """Return one line for people: 'AP50 82.1, published 82.4 (MoCo v2): -0.30, within 0.5'."""
+        """Return one line of text: 'AP50 82.1, published 82.4 (MoCo v2): -0.30, within 0.5'."""
         if self.difference is None:
             return f"{self.metric} is missing, published {self.published:g} ({self.weights}, {self.source})"
         verdict = "within" if self.within else "NOT within"
@@ -169,15 +173,15 @@ class ReferenceCompared:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overlaps:
-    """Test images that are suspected to be in train too; the record's own metrics are of all of them.
+    """Test images suspected to be in train too; the record's metrics include them.
 
     Attributes:
-        n: how many.
-        exact: those of them whose content is the same; the others look alike.
-        by: what the images were compared by.
-        without: the headline metric on the other test images; None where there are none, or the metric is not one of
+        n: number of suspected images.
+        exact: number of those with the same content; the others look alike.
+        by: method of comparison.
+        without: headline metric on the other test images; None where there are none, or the metric is not one of
             per-sample scores.
-        problem: why images that look alike could not be told; empty if they could.
+        problem: reason why images that look alike could not be found; empty if they could.
         pairs_file: name of the CSV beside the record that lists the pairs; None if there are none.
     """
 
@@ -191,11 +195,12 @@ class Overlaps:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What one stage of the work cost, at most so much memory being in use at once; None where that is not known.
+    """Time and peak memory of one stage; None where not known.
 
     Attributes:
-        ram_mib: of this process, all of it, in MiB; processes that decode images come on top.
-        gpu_mib: that torch had allocated on the CUDA device.
+        seconds: wall-clock time.
+        ram_mib: peak memory of this process in MiB, without those that decode images.
+        gpu_mib: peak memory that torch allocated on the CUDA device, in MiB.
     """
 
     seconds: float
@@ -205,12 +210,12 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What the measurement cost; not part of its identity.
+    """Costs of the measurement; not part of its identity.
 
     Attributes:
-        parameters: of the backbone, without a classifier.
+        parameters: number of parameters of the backbone, without a classifier.
         gflops: 10^9 floating-point operations of the backbone for one image, a multiply-add counting as two.
-        images_per_second: encoded, decoding included; None when the features were stored already.
+        images_per_second: speed of encoding, decoding included; None when the features were stored already.
         stages: 'extract' (of train and test, all layers) and the protocol's name.
     """
 
@@ -222,7 +227,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What it ran on; not part of the measurement's identity."""
+    """Hardware of the run; not part of the measurement's identity."""
 
     device: str
     cpu: str
@@ -234,10 +239,10 @@ class Asked:
     """Requested parts of a record beside its metrics; not part of the measurement's identity.
 
     Attributes:
-        groups: column that the metrics are broken down by -> digest of the group of every test sample.
-        overlaps: test images that are in train too are looked for.
-        floors: chance, majority, the pixels and the untrained backbone stand beside the metrics.
-        baseline: protocols that train on images train on the untrained backbone too.
+        groups: column of the breakdown -> digest of the group of every test sample.
+        overlaps: True if test images that are in train too are searched for.
+        floors: True if chance, majority, pixels and the untrained backbone stand beside the metrics.
+        baseline: True if protocols that train on images also train on the untrained backbone.
     """
 
     groups: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -247,7 +252,6 @@ class Asked:
 
 
 __all__ = [
-    "ABSOLUTE",
     "SCHEMA",
     "Asked",
     "BenchmarkUsed",
@@ -276,27 +280,27 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a protocol hands back. Rates are fractions here, as in scikit-learn; records and tables hold percent.
+    """Outcome of a protocol. Rates are fractions here, as in scikit-learn; records and tables hold percent.
 
     Attributes:
         metrics: name -> (value, low, high): the value on test and its 95 % interval; NaN where not computable.
-        headline: the metric that leads ('top1', 'mAP').
+        headline: name of the leading metric ('top1', 'mAP').
         scores: float32 (N_test, C), higher means more likely, columns in the order of the classes.
-        draws: where the metrics are means over several draws of train, the scores of each; `scores` are the first.
+        draws: for metrics that are means over several draws of train, the scores of each; `scores` are the first.
         per_class: class name -> recall (single label) or average precision (multi-label); NaN where not computable.
-        train: the headline metric on the training samples as the final model was fitted on them; NaN if meaningless.
-        selected: what was chosen and where, e.g. {'k': 20, 'on': 'held-out 10 % of train', 'score': 0.91};
+        train: headline metric of the final model on its training samples; NaN if meaningless.
+        selected: settings and data of the choice, e.g. {'k': 20, 'on': 'held-out 10 % of train', 'score': 0.91};
             empty when nothing was chosen.
-        variants: results of the settings that were not chosen, e.g. {'k=10': {'top1': 0.9}}; for information.
+        variants: results of the settings that were not chosen, e.g. {'k=10': {'top1': 0.9}}.
         converged: False marks the row; None for protocols without an iterative solver.
-        notes: anything a reader of the number must know, one sentence each.
-        absolute: the metrics that are no fractions (a rank, an exponent, a log likelihood), beside those that never
-            are (`ABSOLUTE`); records hold them as they are, not in percent.
-        probabilities: how the scores become probabilities: their 'softmax', or 'scores': they are some already; None
-            where they do not, as the decision values of SVMs.
+        notes: remarks on the numbers, one sentence each.
+        absolute: metrics of a user's protocol that are no fractions (a rank, an exponent), which records hold as they
+            are and not in percent; the unit of sslbench's own metrics is known.
+        probabilities: conversion of scores to probabilities: 'softmax', or 'scores' for none; None where there is no
+            conversion, as for the decision values of SVMs.
     """
 
-    metrics: dict[str, tuple[float, float, float]]
+    metrics: dict[str, Interval]
     headline: str
     scores: npt.NDArray[np.float32]
     per_class: dict[str, float]
@@ -310,43 +314,39 @@ class Outcome:
     draws: tuple[npt.NDArray[np.float32], ...] = ()
 
 
-ABSOLUTE = frozenset({"nll", "brier", "mae", "rmse"})
-"""Metrics that are no fractions whoever computes them."""
-
-
 SCHEMA = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """The record of one measurement: one JSON file per (weights, layer, protocol, data).
+    """Record of one measurement: one JSON file per (weights, layer, protocol, data).
 
     Rates are percent. Numbers that cannot be computed are None (JSON has no NaN).
 
     Attributes:
         schema: version of this class; a larger one than `SCHEMA` is not read.
-        id: `identity.record_id` of what was measured.
+        id: `identity.record_id` of the measurement.
         created: UTC, ISO 8601.
         layer: name of the feature, with its pooling.
-        preprocessing: the values of `Preprocessing`, with their origin.
-        precision: of the forward pass ('fp32', 'bf16').
-        feature_dtype: of the stored features; older records do not say, and float32 is the default.
-        asked: what the record was asked to hold beside its metrics; None in older records.
-        headline: the metric that leads; a key of `metrics`.
-        per_class_metrics: metric -> class -> value, of the per-sample scores beside the record: 'n' (samples),
+        preprocessing: values of `Preprocessing`, with their origin.
+        precision: precision of the forward pass ('fp32', 'bf16').
+        feature_dtype: dtype of the stored features; float32 in older records, which lack it.
+        asked: requested parts beside the metrics; None in older records.
+        headline: name of the leading metric; a key of `metrics`.
+        per_class_metrics: metric -> class -> value, from the per-sample scores beside the record: 'n' (samples),
             'recall', 'precision', 'f1', 'average_precision', 'auroc', ...
-        groups: column of the manifest -> the headline metric on each of its groups, the worst first. The worst is also
+        groups: column of the manifest -> headline metric on each of its groups, the worst first. The worst is also
             a metric of its own, `worst_group(COLUMN).METRIC`.
-        overlaps: test images that are suspected to be in train too; None: they were not looked for.
-        train: the headline metric on the training samples.
+        overlaps: test images suspected to be in train too; None: not searched for.
+        train: headline metric on the training samples.
         probabilities: see `Outcome`.
-        costs: time, memory and work.
+        costs: time, memory and floating-point operations.
         references: published values for these weights on this benchmark, compared.
         floors: 'chance', 'majority', 'pixels', 'untrained' -> metric -> value.
-        missing_floors: those of 'pixels' and 'untrained' that are not among `floors`, and the reason.
+        missing_floors: floors among 'pixels' and 'untrained' that are missing -> the reason.
         timings: stage -> seconds.
-        scores_file: name of the per-sample scores beside the record.
-        file: where the record was read from; not written.
+        scores_file: name of the file of per-sample scores beside the record.
+        file: path that the record was read from; not written.
     """
 
     schema: int = SCHEMA
@@ -388,12 +388,16 @@ class Result:
 
 
 def percent(fraction: float) -> float | None:
-    """A fraction as percent, None when it is NaN."""
+    """Return a fraction in percent, None when it is NaN.
+
+    >>> percent(0.25)
+    25.0
+    """
     return None if math.isnan(fraction) else 100.0 * float(fraction)
 
 
 def percent_metrics(outcome: Outcome, n: int) -> dict[str, Metric]:
-    """The metrics of an outcome as a record holds them; `n` is the number of test samples they were computed on."""
+    """Return the metrics of an outcome in the units of records; `n` is the number of test samples."""
     return {
         name: Metric(
             **{part: as_recorded(name, v, outcome.absolute) for part, v in zip(_PARTS, values, strict=True)}, n=n
@@ -406,14 +410,24 @@ _PARTS = ("value", "low", "high")
 
 
 def as_recorded(name: str, value: float, absolute: Collection[str]) -> float | None:
-    """A metric's value as records hold it: percent, unless it is `absolute`; None when it is NaN."""
-    if name not in absolute and name not in ABSOLUTE:
+    """Return a metric's value in the unit of records: percent for rates and for unknown metrics not in `absolute`.
+
+    None when it is NaN.
+    """
+    known = METRICS.get(name)
+    if known is not None:
+        return known.recorded(value)
+    if name not in absolute:
         return percent(value)
     return None if math.isnan(value) else float(value)
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON holds it: dataclasses are mappings, tuples lists, NumPy numbers plain ones, NaN and inf null."""
+    """Return a value in JSON's types: dataclasses are mappings, tuples lists, NumPy numbers plain, NaN and inf null.
+
+    >>> plain({"a": (1, np.float32(0.5)), "b": float("nan")})
+    {'a': [1, 0.5], 'b': None}
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "file"}
     if isinstance(value, Mapping):
@@ -428,5 +442,9 @@ def plain(value: Any) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """One text per value: JSON with sorted keys and no spaces."""
+    """Return the canonical JSON of a value: sorted keys and no spaces.
+
+    >>> canonical({"b": 1, "a": (2,)})
+    '{"a":[2],"b":1}'
+    """
     return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)

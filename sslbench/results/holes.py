@@ -1,4 +1,4 @@
-"""Cells of a suite that could not be computed, in a table beside the records."""
+"""Table of the missing cells of a suite, beside the records."""
 
 import csv
 import dataclasses
@@ -10,12 +10,12 @@ from sslbench.results.records import replace_file
 from sslbench.text import csv_text, plain_cell
 
 HOLES = "holes.csv"
-"""The file in a folder of results."""
+"""Name of the file in a folder of results."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hole:
-    """Weights on a benchmark that could not be computed, why, and what to do about it."""
+    """Missing cell, weights on a benchmark, with the reason and the remedy."""
 
     weights: str
     benchmark: str
@@ -23,18 +23,18 @@ class Hole:
     remedy: str = ""
 
 
-def write(folder: Path, tried: Sequence[tuple[str, str]], holes: Sequence[Hole]) -> None:
-    """Write the holes among what was tried; those of other cells that stand in the file stay there.
+def write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole]) -> None:
+    """Write the holes of the evaluated cells; holes of other cells stay in the file.
 
     Args:
-        folder: of the records. Without any hole there is no file.
-        tried: (weights, benchmark) of every cell.
-        holes: those of them that could not be computed.
+        folder: folder of the records. Without any hole there is no file.
+        cells: (weights, benchmark) of every evaluated cell.
+        holes: the missing ones among them.
 
     Raises:
         ResultError: the file cannot be written.
     """
-    kept = [hole for hole in read(folder) if (hole.weights, hole.benchmark) not in set(tried)]
+    kept = [hole for hole in read(folder) if (hole.weights, hole.benchmark) not in set(cells)]
     path, head = folder / HOLES, [field.name for field in dataclasses.fields(Hole)]
     text = csv_text([head, *(dataclasses.astuple(hole) for hole in (*kept, *holes))])
     try:
@@ -47,7 +47,7 @@ def write(folder: Path, tried: Sequence[tuple[str, str]], holes: Sequence[Hole])
 
 
 def read(folder: Path) -> list[Hole]:
-    """The holes in a folder of results; none if it has no `holes.csv`.
+    """Return the holes in a folder of results; none if it has no `holes.csv`.
 
     Raises:
         ResultError: the file is damaged.

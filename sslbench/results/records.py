@@ -1,4 +1,4 @@
-"""Result records on disk: one JSON file and one file of per-sample scores each, whole or not there."""
+"""Result records on disk: one JSON file and one file of per-sample scores each, written atomically."""
 
 import contextlib
 import dataclasses
@@ -23,9 +23,9 @@ from sslbench.results import SCHEMA, Result, plain
 
 _SCORES = ".scores.npz"
 OVERLAPS = ".overlaps.csv"
-"""How the name of the list of suspected overlaps beside a record ends."""
+"""Suffix of the list of suspected overlaps beside a record."""
 PREDICTIONS = ".predictions.json"
-"""How the name of a detector's COCO result file beside its record ends; `read_tree` passes it over."""
+"""Suffix of a detector's COCO result file beside its record; `read_tree` skips it."""
 _COMPRESSED_UP_TO = 64_000_000  # bytes of scores
 _DRAWS_UP_TO = 256_000_000  # bytes of the scores of all draws: 5 of 50,000 samples and 256 classes
 _RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm")
@@ -33,18 +33,18 @@ _RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What a result said about every test sample.
+    """Per-sample scores of a result.
 
     Attributes:
-        ids: of the N samples, in order.
+        ids: ids of the N test samples, in order.
         scores: float32 (N, C), higher means more likely.
         labels: int64 (N,) class numbers, or int8 (N, C) with 1 present, 0 absent, -1 ignore.
-        classes: the C class names.
+        classes: names of the C classes.
         groups: int64 (N,), the group of each sample, which comparisons keep together; None: each stands for itself.
-        draws: where the record's metrics are means over several draws of train, the scores of each (N, C), the first
-            of which are `scores`; empty where they would be too large a file.
-        places: the same in short, for single labels: uint16 (R, N), for each draw how many classes are ranked before
-            the true one; None where there are no draws.
+        draws: scores (N, C) of each draw, for metrics that are means over several draws of train, the first being
+            `scores`; empty where the file would be too large.
+        places: uint16 (R, N), number of classes ranked before the true one in each draw, for single labels; None where
+            there are no draws.
     """
 
     ids: tuple[str, ...]
@@ -69,17 +69,17 @@ def write(
 ) -> Path:
     """Write a record and its per-sample scores to `<folder>/<protocol>/<weights>-<id>.json` and `.scores.npz`.
 
-    The JSON file is put in place last, so whoever sees a record finds its scores. A record of the same measurement
-    is replaced, also when the weights had another name then.
+    The JSON file is written last, so that a visible record has its scores. A record of the same measurement is
+    replaced, even under another name of the weights.
 
     Args:
-        result: its `scores_file` is filled in here.
+        result: the record; its `scores_file` is filled in here.
         scores: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores.
-        ids: of the N test samples.
+        ids: ids of the N test samples.
         labels: int64 (N,), or int8 (N, C).
-        folder: the tree of results; made if missing.
+        folder: root of the results; created if missing.
         groups: int64 (N,), or None.
-        draws: the scores (N, C) of every draw; of more than 256 MB only `places` are written.
+        draws: scores (N, C) of every draw; of more than 256 MB only `places` are written.
         places: uint16 (R, N), see `Scores`.
 
     Returns:
@@ -96,7 +96,7 @@ def write(
         raise ValueError(f"scores {scores.shape}, but those of a draw or the groups have another shape")
     stem = path_of(result, folder).stem
 
-    # Zeros and names shrink well; a thousand classes of dense scores hardly do, and would take a quarter of a minute.
+    # Zeros and names compress well; dense scores of a thousand classes hardly do, and would take a quarter of a minute.
     kept = draws if sum(draw.nbytes for draw in draws) <= _DRAWS_UP_TO else ()
     save = np.savez_compressed if scores.nbytes * max(1, len(kept)) < _COMPRESSED_UP_TO else np.savez
 
@@ -111,7 +111,7 @@ def write(
 
 
 def write_without_scores(result: Result, folder: Path) -> Path:
-    """The same for a measurement that has no score per sample and class, such as detection.
+    """Write the record of a measurement without per-sample scores, such as detection, and return its path.
 
     Raises:
         ResultError: the folder cannot be written.
@@ -120,7 +120,7 @@ def write_without_scores(result: Result, folder: Path) -> Path:
 
 
 def path_of(result: Result, folder: Path) -> Path:
-    """Where the JSON file of a record lies below a tree of results."""
+    """Return the path of a record's JSON file in a folder of results."""
     return Path(folder) / slug(result.protocol.name) / f"{slug(result.weights.name)}-{result.id}.json"
 
 
@@ -128,7 +128,7 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
     path = path_of(result, folder)
     target = path.parent
     content = plain(result)
-    # Whatever cannot be read back is not written either.
+    # A record that cannot be read back is not written.
     config.build(Result, content, path.stem)
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -146,16 +146,20 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
 
 
 def slug(name: str) -> str:
-    """A name as part of a file name: letters, digits, dot, dash and underscore; at most 60 characters."""
+    """Return a name as part of a file name: letters, digits, dot, dash and underscore; at most 60 characters.
+
+    >>> slug("my weights/last.pt")
+    'my-weights-last.pt'
+    """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "unnamed"
 
 
 def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
-    """Put a file in place whole or not at all: written beside its place under a hidden name, then renamed.
+    """Write a file atomically: beside its place under a hidden name, then renamed.
 
     Args:
-        path: is replaced; its folder is made if missing.
-        content: of the file, or a function that writes it.
+        path: file to replace; its folder is created if missing.
+        content: content of the file, or a function that writes it.
 
     Raises:
         OSError: it cannot be written; nothing half-written is left.
@@ -204,7 +208,7 @@ def read(path: Path) -> Result:
 
 @contextlib.contextmanager
 def _errors_name(path: Path) -> Iterator[None]:
-    """Whatever goes wrong while a file is read becomes one message with its name."""
+    """Turn errors of reading a file into one message with its name."""
     try:
         yield
     except OSError as error:
@@ -216,7 +220,7 @@ def _errors_name(path: Path) -> Iterator[None]:
 
 
 def read_tree(folder: Path) -> list[Result]:
-    """All records below a folder, in order of their paths; hidden files and folders and predictions are passed over.
+    """Return all records below a folder, in order of their paths, without hidden files and folders and predictions.
 
     A file that is no record is an error and never left out in silence: the table would lack a row.
 
@@ -238,7 +242,7 @@ def read_tree(folder: Path) -> list[Result]:
 
 
 def scores_path(result: Result) -> Path | None:
-    """Where the per-sample scores of a record that was read from disk lie; None if they are not there."""
+    """Return the path of the per-sample scores of a record that was read from disk; None if they are missing."""
     if result.file is None or result.scores_file is None:
         return None
     path = result.file.parent / result.scores_file
@@ -264,7 +268,7 @@ def read_scores(path: Path) -> Scores:
             arrays["scores"],
             arrays["labels"],
             classes,
-            # A file of an older version has none of these.
+            # Files of older versions have none of these.
             arrays.get("groups"),
             (arrays["scores"], *further) if further else (),
             arrays.get("places"),
@@ -280,7 +284,7 @@ def read_scores(path: Path) -> Scores:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that can change a number, without importing any of them."""
+    """Return the versions of Python and of the packages that can change a number, without importing any of them."""
     found = {"python": platform.python_version()}
     for package in _RECORDED_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -289,5 +293,5 @@ def versions() -> dict[str, str]:
 
 
 def now() -> str:
-    """The time in UTC as a record holds it."""
+    """Return the time in UTC, ISO 8601 to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -115,4 +115,4 @@ def test_by_a_metric_of_unknown_direction_nothing_is_called_best():
     results = [make(n, metrics={"my_loss": Metric(value=v)}, headline="my_loss") for n, v in (("b", 2.0), ("a", 1.0))]
     board = table(results)
     assert labels(board) == ["a", "b"] and not any(row.cells[0].best for row in board.rows)
-    assert "whether more my_loss is better is not known" in board.notes[0]
+    assert "the direction of my_loss is not known" in board.notes[0]

@@ -139,7 +139,7 @@ def test_the_same_measurement_twice_is_one_cell_and_the_newer_one():
     older = make("a", 80)
     board = table([dataclasses.replace(make("a", 81), created="2027-01-01T00:00:00+00:00"), older])
     assert values(board) == {("a", "avgpool"): [81]}
-    assert "there twice" in board.notes[0]
+    assert "two records" in board.notes[0]
 
 
 def test_another_metric_can_be_shown_and_what_lacks_it_is_told():
@@ -198,7 +198,7 @@ def test_only_metrics_of_one_unit_and_direction_are_averaged():
     rank = make("a", protocol="geometry", headline="rankme", metrics={"rankme": Metric(value=19.0)})
     error = make("a", protocol="linear", headline="ece", metrics={"ece": Metric(value=4.0)})
     records = [make("a", 95.8), rank, error]
-    for other, unit in ((rank, "unit of rankme"), (error, "%, less is better")):
+    for other, unit in ((rank, "RankMe, in directions"), (error, "%, less is better")):
         with pytest.raises(UsageError) as caught:
             table([records[0], other], average=True)
         text = str(caught.value)

@@ -1,4 +1,4 @@
-"""Plots of results: what a backbone scores from how few training samples."""
+"""Plot of the score over the number of training samples."""
 
 import dataclasses
 import re
@@ -9,7 +9,8 @@ from typing import IO, TYPE_CHECKING
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.board import merge_seeds, table
-from sslbench.leaderboard.model import Board
+from sslbench.leaderboard.model import Board, Column
+from sslbench.metrics.catalog import find
 from sslbench.results import Metric, Result
 from sslbench.results.records import replace_file
 
@@ -23,8 +24,8 @@ _POINT = re.compile(r"(k=)?([0-9.]+)( %)?")
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
-    """One backbone's curve: training samples (per class, or in percent of train) -> mean over the draws."""
+class EfficiencyCurve:
+    """Curve of one backbone: training samples (per class, or in percent of train) -> mean over the draws."""
 
     label: str
     floor: bool
@@ -65,7 +66,7 @@ def data_efficiency(results: Iterable[Result], path: Path) -> None:
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, (column, unit, lines) in zip(axes, panels, strict=False):
         chance = _chance(board, board.columns.index(column))
-        _panel(axis, f"{column.name} {column.metric}", unit, lines, chance)
+        _panel(axis, column, unit, lines, chance)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
 
@@ -82,8 +83,8 @@ def _has_curve(result: Result) -> bool:
     return any(f"{result.headline}_low" in values for values in result.variants.values())
 
 
-def _lines(board: Board, position: int, unit: str) -> list[Line]:
-    """The curves of one column, best first, floors last; seeds are averaged as in tables."""
+def _lines(board: Board, position: int, unit: str) -> list[EfficiencyCurve]:
+    """Return the curves of one column, best first, floors last; seeds are averaged as in tables."""
     lines = []
     several = len({row.layer for row in board.rows if not row.floor}) > 1
     for row in board.rows:
@@ -92,12 +93,12 @@ def _lines(board: Board, position: int, unit: str) -> list[Line]:
             continue
         points = _points(cell.records, board.columns[position].metric, unit)
         if points:
-            lines.append(Line(f"{row.label} {row.layer}" if several else row.label, row.floor, points))
+            lines.append(EfficiencyCurve(f"{row.label} {row.layer}" if several else row.label, row.floor, points))
     return lines
 
 
 def _points(records: Sequence[Result], metric: str, unit: str) -> dict[float, Metric]:
-    """The points that all records (one per seed) have, ascending."""
+    """Return the points that all records (one per seed) have, ascending."""
     found: dict[float, Metric] = {}
     for name in records[0].variants:
         match = _POINT.fullmatch(name)
@@ -112,14 +113,14 @@ def _points(records: Sequence[Result], metric: str, unit: str) -> dict[float, Me
 
 
 def _chance(board: Board, position: int) -> float | None:
-    """What guessing scores in a column, from the records that know it."""
+    """Return the chance level of a column, from the records that state it."""
     metric = board.columns[position].metric
     cells = [row.cells[position] for row in board.rows]
     known = [r.floors.get("chance", {}).get(metric) for cell in cells if cell is not None for r in cell.records]
     return next((value for value in known if value is not None), None)
 
 
-def _panel(axis: "Axes", title: str, unit: str, lines: Sequence[Line], chance: float | None) -> None:
+def _panel(axis: "Axes", column: Column, unit: str, lines: Sequence[EfficiencyCurve], chance: float | None) -> None:
     measured = [line for line in lines if not line.floor]
     for i, line in enumerate([*measured, *(line for line in lines if line.floor)]):
         own = i < len(measured)
@@ -135,8 +136,8 @@ def _panel(axis: "Axes", title: str, unit: str, lines: Sequence[Line], chance: f
     if chance is not None:
         axis.axhline(chance, color="#666666", linestyle=":", linewidth=1, label="chance")
     _x_axis(axis, unit, sorted({x for line in lines for x in line.points}))
-    axis.set_title(textwrap.fill(title, 72), loc="left", fontsize=10)
-    axis.set_ylabel("%")
+    axis.set_title(textwrap.fill(f"{column.name} {column.metric}", 72), loc="left", fontsize=10)
+    axis.set_ylabel(find(column.metric).unit)
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False)

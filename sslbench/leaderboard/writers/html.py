@@ -1,4 +1,4 @@
-"""A board as one self-contained HTML file."""
+"""Self-contained HTML file of a board."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,17 +6,18 @@ from typing import Any
 
 import jinja2
 
-from sslbench.leaderboard.columns import extra_text, train_value
+from sslbench.leaderboard.columns import cell_records, extra_text, mean_train
 from sslbench.leaderboard.model import Board, Row, value
 from sslbench.leaderboard.writers import plots, tables
 from sslbench.leaderboard.writers.provenance import how_made
+from sslbench.metrics.catalog import find
 
 
 def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
     """Write a board as one HTML file that needs nothing else: no network, no fonts.
 
-    Rows can be sorted by every column and filtered by words, columns by their name; a click on a number shows how it
-    was made; below the table each column is drawn with its intervals and floors.
+    Rows can be sorted by every column and filtered by words, columns by their name; a click on a number shows its
+    provenance; below the table each column is drawn with its intervals and floors.
 
     Raises:
         ResultError: the file cannot be written.
@@ -25,6 +26,7 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     page = environment.from_string(source).render(
         board=board,
+        find=find,
         blocks=_blocks(board),
         layer=tables.several_layers(board),
         plots=plots.plots(board),
@@ -36,7 +38,7 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
 
 
 def _blocks(board: Board) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(kind, rows) of the blocks of the table that have any rows; the first one is always there."""
+    """Return (kind, rows) of the blocks of the table that have any rows, and of the first one always."""
     kinds = ("result", "published", "floor")
     numbered = list(enumerate(board.rows))
     blocks = [(kind, [_row(board, i, row) for i, row in numbered if row.kind == kind]) for kind in kinds]
@@ -50,13 +52,13 @@ def _row(board: Board, number: int, row: Row) -> dict[str, Any]:
 
 def _cell(board: Board, row: Row, number: int, position: int) -> dict[str, Any]:
     cell = row.cells[position]
-    made: Sequence[Any] = () if cell is None else how_made(row, cell)
+    provenance: Sequence[Any] = () if cell is None else how_made(row, cell)
     return {
         "id": f"made-{number}-{position}",
         "column": board.columns[position].name,
         "text": tables.cell_text(board, row, position),
         "number": tables.number(value(row, position, board.columns)),
         "leads": tables.leads(cell),
-        "train": extra_text(train_value(cell)),
-        "made": made,
+        "train": extra_text(mean_train(cell_records(cell))),
+        "made": provenance,
     }

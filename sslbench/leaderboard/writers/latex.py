@@ -1,4 +1,4 @@
-"""A board as a LaTeX table in the style of papers (booktabs)."""
+"""LaTeX table of a board in the style of papers (booktabs)."""
 
 from pathlib import Path
 
@@ -22,8 +22,8 @@ _ESCAPES = {
 def to_latex(board: Board, path: Path) -> None:
     """Write a board as LaTeX; the document needs `booktabs`.
 
-    The best and what is tied with it are bold, half the 95 % interval stands small beside a value, and flags are
-    numbers that are explained below the table.
+    The best values and those tied with them are bold, half the 95 % interval stands small beside a value, and flags are
+    numbered footnotes.
 
     Raises:
         ResultError: the file cannot be written.
@@ -32,7 +32,7 @@ def to_latex(board: Board, path: Path) -> None:
 
 
 def latex(board: Board) -> str:
-    """The same as text."""
+    """Return a board as LaTeX."""
     layer = tables.several_layers(board)
     right = len(board.columns) + bool(board.averaged)
     titles = tables.titles(board)
@@ -79,5 +79,9 @@ def _line(cells: list[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text in which nothing is a command of LaTeX."""
+    r"""Return text with LaTeX's special characters escaped.
+
+    >>> print(escape("50 %"))
+    50 \%
+    """
     return "".join(_ESCAPES.get(character, character) for character in text)

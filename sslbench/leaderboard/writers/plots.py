@@ -1,20 +1,20 @@
-"""A plot per column of a board, as numbers that a page draws: values with their intervals, and the floors."""
+"""Coordinates of one plot per column of a board: values with their intervals, and the floors."""
 
 import dataclasses
 import math
 
 from sslbench.leaderboard.model import Board, shown
 from sslbench.leaderboard.writers.tables import cell_text, leads, several_layers
-from sslbench.metrics.metric import direction
+from sslbench.metrics.catalog import find
 
-WIDTH = 360  # of the drawing area
-_HEIGHT = 22  # of a line
-_LABEL = 7  # width of a character of a label
+WIDTH = 360  # pixels, of the drawing area
+_HEIGHT = 22  # pixels, of a row
+_LABEL = 7  # pixels, of a character of a label
 
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """One value: where its dot and the ends of its interval are, in pixels from the left of the drawing area."""
+    """One value: positions of its dot and of the ends of its interval, in pixels from the left of the drawing area."""
 
     label: str
     text: str
@@ -27,8 +27,8 @@ class Mark:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
-    """A vertical line: a floor, or a tick of the axis."""
+class VerticalLine:
+    """Vertical line of a floor or a tick of the axis."""
 
     label: str
     x: float
@@ -36,20 +36,20 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """One column, best first; floors without interval are lines through all of it."""
+    """Plot of one column, best first; floors without interval are lines through all of it."""
 
     title: str
     metric: str
     marks: tuple[Mark, ...]
-    floors: tuple[Line, ...]
-    ticks: tuple[Line, ...]
+    floors: tuple[VerticalLine, ...]
+    ticks: tuple[VerticalLine, ...]
     left: int
     width: int
     height: int
 
 
 def plots(board: Board) -> list[Plot]:
-    """A plot for each column with at least one value that is no floor."""
+    """Return a plot for each column with at least one value that is no floor."""
     return [plot for i in range(len(board.columns)) if (plot := _plot(board, i)) is not None]
 
 
@@ -67,7 +67,7 @@ def _plot(board: Board, position: int) -> Plot | None:
             entries.append((metric, _shortened(label), row, cell_text(board, row, position)))
     if not entries:
         return None
-    sign = direction(board.columns[position].metric) or 1
+    sign = find(board.columns[position].metric).sign
     entries.sort(key=lambda entry: -sign * (entry[0].value or 0.0))
     ends = [v for metric, *_ in entries for v in (metric.value, metric.low, metric.high) if v is not None]
     low, high = _range([*ends, *floors.values()])
@@ -91,8 +91,8 @@ def _plot(board: Board, position: int) -> Plot | None:
     column = board.columns[position]
     left = 16 + _LABEL * max(len(mark.label) for mark in marks)
     ranked = sorted(floors.items(), key=lambda floor: floor[1])
-    lines = tuple(Line(f"{name} {number:.2f}", place(number) or 0.0) for name, number in ranked)
-    ticks = tuple(Line(f"{number:g}", place(number) or 0.0) for number in _ticks(low, high))
+    lines = tuple(VerticalLine(f"{name} {number:.2f}", place(number) or 0.0) for name, number in ranked)
+    ticks = tuple(VerticalLine(f"{number:g}", place(number) or 0.0) for number in _ticks(low, high))
     height = _HEIGHT * len(marks) + 24
     return Plot(column.name, column.metric, marks, lines, ticks, left, left + WIDTH + 120, height)
 
@@ -108,7 +108,7 @@ def _range(values: list[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Three to eight round numbers between two ends."""
+    """Return three to eight round numbers between two ends."""
     raw = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw)

@@ -1,4 +1,4 @@
-"""How a number was made, in words: what a reader asks before believing it."""
+"""Provenance of a number, in words."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Lines = list[tuple[str, str]]
 
 
 def how_made(row: Row, cell: Cell) -> list[Lines]:
-    """(what, value) of each measurement behind a cell: one per seed; where a published number or a floor comes from."""
+    """Return (key, text) lines for each measurement behind a cell, one per seed, or the source of its number."""
     if cell.published is not None:
         found = cell.published
         return [[("published in", found.source), ("where", found.where), ("protocol", found.protocol)]]

@@ -1,11 +1,11 @@
-"""A board as CSV (numbers only), Markdown and a table for the terminal."""
+"""CSV (numbers only), Markdown and terminal tables of a board."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench.errors import ResultError
-from sslbench.leaderboard.columns import cell_costs, extra_texts, row_costs, train_value
+from sslbench.leaderboard.columns import COLUMNS, extra_texts
 from sslbench.leaderboard.model import Board, Cell, Row, shown, value
 from sslbench.results.records import replace_file
 from sslbench.text import csv_text, table_cell, visible
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from sslbench.leaderboard.model import Published
 
-LEGEND = "Bold: the best, and what cannot be told from it (paired 95 % interval over the test samples)."
+LEGEND = "Bold: the best value and those tied with it (paired 95 % interval over the test samples)."
 _LONG = (
     "kind weights backbone layer preprocessing precision column metric shown value low high n tied_with_best seeds "
-    "protocol protocol_version settings benchmark benchmark_version preset modified converged n_train train_value "
-    "parameters gflops images_per_second extract_seconds extract_peak_mib extract_peak_gpu_mib seconds peak_mib "
-    "peak_gpu_mib weights_sha256 train_fingerprint test_fingerprint ids source flags"
+    "protocol protocol_version settings benchmark benchmark_version preset modified converged n_train"
 ).split()
+_LONG += [column.name for column in COLUMNS]
+_LONG += ["weights_sha256", "train_fingerprint", "test_fingerprint", "ids", "source", "flags"]
 
 
 def to_csv(board: Board, path: Path, form: Literal["wide", "long"] = "wide") -> None:
@@ -29,7 +29,7 @@ def to_csv(board: Board, path: Path, form: Literal["wide", "long"] = "wide") -> 
 
     Args:
         board: the table.
-        path: is replaced whole or not at all.
+        path: file, written atomically.
         form: 'wide': one row per row of the board, one column per column; 'long': one row per row, column and metric,
             with intervals, hashes and settings.
 
@@ -40,7 +40,7 @@ def to_csv(board: Board, path: Path, form: Literal["wide", "long"] = "wide") -> 
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all.
+    """Write a text file atomically.
 
     Raises:
         ResultError: the file cannot be written.
@@ -105,8 +105,9 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         if first.preset is not None:
             modified = any(r.preset.modified for r in cell.records if r.preset is not None)
             common |= {"preset": first.preset.name, "modified": int(modified or common.get("modified", 0))}
-        costs = {**row_costs(cell.records), **cell_costs(cell)}
-        common |= {name: number(value) for name, value in costs.items()}
+        # A row of the long table is one cell: costs of the backbone come from the cell's own records.
+        further = {column.name: number(column.value(cell.records)) for column in COLUMNS}
+        common |= {column.name: further[column.name] for column in COLUMNS if not column.headline_only}
     for name in sorted(cell.metrics, key=lambda name: (name != column.metric, name)):
         metric, leads = cell.metrics[name], name == column.metric
         entry = {"metric": name, "shown": int(leads), "n": "" if metric.n is None else metric.n}
@@ -114,7 +115,7 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         if leads and cell.tied is not None:
             entry["tied_with_best"] = int(cell.tied)
         if cell.records and name == cell.records[0].headline:
-            entry["train_value"] = number(train_value(cell))
+            entry |= {column.name: further[column.name] for column in COLUMNS if column.headline_only}
         yield common | entry
 
 
@@ -127,12 +128,16 @@ def _joined(items: Iterable[object]) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number as a CSV holds it: every digit that matters (6 after the point), empty for none."""
+    """Return a number for a CSV, with up to 6 digits after the point; empty for None.
+
+    >>> number(12.5), number(None)
+    ('12.5', '')
+    """
     return "" if value is None else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
 def cell_text(board: Board, row: Row, position: int) -> str:
-    """'91.64 ±1.20': the value and half its interval; empty for a hole."""
+    """Return the value and half its interval, such as '91.64 ±1.20'; empty for a hole."""
     metric = shown(row, position, board.columns)
     if metric is None or metric.value is None:
         return "" if row.cells[position] is None else "n/a"
@@ -142,17 +147,17 @@ def cell_text(board: Board, row: Row, position: int) -> str:
 
 
 def leads(cell: Cell | None) -> bool:
-    """Whether a cell is set in bold: the best, or tied with it."""
+    """Return whether a cell is bold: the best, or tied with it."""
     return cell is not None and (cell.best or cell.tied is True)
 
 
 def several_layers(board: Board) -> bool:
-    """Whether the layer tells rows apart, so that it must be shown."""
+    """Return whether rows differ in their layer, so that it must be shown."""
     return len({row.layer for row in board.rows if row.kind == "result"}) > 1
 
 
 def titles(board: Board) -> list[str]:
-    """Headings of the columns that are shown to people: 'knn/photos top1'."""
+    """Return the headings of the columns, such as 'knn/photos top1'."""
     return [f"{column.name} {column.metric}" for column in board.columns]
 
 
@@ -166,7 +171,7 @@ def to_markdown(board: Board, path: Path) -> None:
 
 
 def markdown(board: Board) -> str:
-    """A board as a Markdown table, its notes below it."""
+    """Return a board as a Markdown table, its notes below it."""
     layer = several_layers(board)
     heads = [
         "weights",
@@ -192,7 +197,7 @@ def _markdown(cells: Iterable[str]) -> str:
 
 
 def to_rich(board: Board) -> "Table":
-    """A board for the terminal; flags stand below it, so that it stays narrow."""
+    """Return a table for the terminal; flags stand below it, so that it stays narrow."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -222,5 +227,5 @@ _STYLES = {"result": "", "published": "italic", "floor": "dim"}
 
 
 def distinct_flags(board: Board) -> list[str]:
-    """What is told by a number beside a row and explained below the table."""
+    """Return the flags that are numbered beside the rows and explained below the table."""
     return list(dict.fromkeys(flag for row in board.rows for flag in row.flags if flag != "floor"))

@@ -1,12 +1,12 @@
 """Average precision of object detection: Pascal VOC (2007, 2012) and COCO, with 95 % intervals.
 
 The intervals are basic (reverse percentile) bootstraps over images (Davison and Hinkley 1997, section 5.2): whole
-images (of videos: all frames of one) are drawn with replacement, so that what is found on one image stays together, and
+images (of videos: all frames of one) are drawn with replacement, so that the detections of one image stay together, and
 the interval of a value v is 2 v - high .. 2 v - low, where low and high are the 2.5 and 97.5 % points of the resampled
-values. These points themselves will not do: AP rises when there are fewer distinct objects of a class, in the sample
+values. These points themselves are biased: AP rises when there are fewer distinct objects of a class, in the sample
 against all images as in a resample against the sample, so that they lie too high by twice that. Detections are matched
-once; a resample only changes how often an image counts. The interval says how far the number depends on the images that
-happen to be tested, not on how training happened to go. All values are fractions.
+once; a resample only changes the weights of the images. The interval covers the variance over test images, not over
+trainings. All values are fractions.
 """
 
 import dataclasses
@@ -28,23 +28,47 @@ from sslbench.metrics.detection.matches import (
     match_coco,
     match_voc,
 )
-from sslbench.metrics.intervals import Statistic, Units, bootstrap
+from sslbench.metrics.intervals import Statistic, Units, Values, bootstrap
+from sslbench.metrics.metric import RATE, Metric
 
-__all__ = ["THRESHOLDS", "DetectionScores", "Detections", "Truth", "coco_ap", "voc_ap"]
+__all__ = ["BOX_METRICS", "MASK_METRICS", "THRESHOLDS", "DetectionScores", "Detections", "Truth", "coco_ap", "voc_ap"]
 
 Floats = npt.NDArray[np.float64]
 VocMetric = Literal["11-point", "area"]
-Kind = Literal["boxes", "masks"]
+Region = Literal["boxes", "masks"]
 
 _RULES = {"11-point": precision_recall.eleven_points, "area": precision_recall.area_below}
-_COCO_AP = ("AP", "APs", "APm", "APl")
 _COCO_MOST = (1, 10, COCO_MOST)
-_COCO_NAMES = (*_COCO_AP, "AP50", "AP75", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+_COCO_TITLES = {
+    "AP": "Average precision, mean over overlaps of .5 to .95",
+    "APs": "Average precision of small objects",
+    "APm": "Average precision of medium objects",
+    "APl": "Average precision of large objects",
+    "AP50": "Average precision at an overlap of .5",
+    "AP75": "Average precision at an overlap of .75",
+    "AR1": "Average recall of 1 detection per image",
+    "AR10": "Average recall of 10 detections per image",
+    "AR100": "Average recall of 100 detections per image",
+    "ARs": "Average recall of small objects",
+    "ARm": "Average recall of medium objects",
+    "ARl": "Average recall of large objects",
+}
+_COCO_NAMES = tuple(_COCO_TITLES)
+
+BOX_METRICS = tuple(
+    Metric(name=name, title=title, unit="%", direction=1, bounds=RATE, needs="boxes")
+    for name, title in _COCO_TITLES.items()
+)
+MASK_METRICS = tuple(
+    dataclasses.replace(metric, name=f"mask_{metric.name}", title=f"{metric.title}, of masks", needs="masks")
+    for metric in BOX_METRICS
+)
+"""Metrics of masks; records name them so beside those of the boxes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DetectionScores:
-    """How well objects were found.
+    """Average precision and recall of detections.
 
     Attributes:
         metrics: name -> value, low and high end of the 95 % interval; NaN where there is nothing to measure.
@@ -52,7 +76,7 @@ class DetectionScores:
         per_class_50: class -> AP at an overlap of .5.
     """
 
-    metrics: dict[str, tuple[float, float, float]]
+    metrics: Values
     per_class: dict[str, float]
     per_class_50: dict[str, float]
 
@@ -66,19 +90,28 @@ def voc_ap(
     seed: int = 0,
     resamples: int = 1000,
 ) -> DetectionScores:
-    """AP, AP50 and AP75 as Detectron2's PascalVOCDetectionEvaluator gives them: means over classes.
+    """Return AP, AP50 and AP75 as Detectron2's PascalVOCDetectionEvaluator computes them: means over classes.
+
+    Everingham et al. 2010, section 4.2.
 
     AP is the mean over the overlaps .5, .55, ..., .95. Of equal scores the earlier image comes first; Detectron2 leaves
     their order to an unstable sort, so that with many ties its number differs between machines. A class without a
     counted object is left out of the means (here Detectron2 counts 0); on VOC itself there is none.
 
     Args:
-        truth: difficult objects are not counted, and neither is what finds them.
-        detections: what was found.
+        truth: labelled objects; difficult ones are not counted, and neither are detections of them.
+        detections: detected objects.
         metric: '11-point' (VOC 2007) or 'area' (VOC 2010 and later).
-        as_text: round scores to 3 decimals and boxes to 1, as VOC's result files do: the reference's numbers need it.
-        seed: of the bootstrap.
-        resamples: of the bootstrap; 0 leaves the intervals NaN.
+        as_text: round scores to 3 decimals and boxes to 1, as VOC's result files do; the reference needs it.
+        seed: seed of the bootstrap.
+        resamples: number of bootstrap resamples; 0 leaves the intervals NaN.
+
+    >>> zeros = np.zeros(1, np.int64)
+    >>> box, no = np.array([[0.0, 0.0, 9.0, 9.0]]), np.zeros(1, np.bool_)
+    >>> truth = Truth(1, ("cat",), zeros, box, zeros, no, no, np.array([81.0]))
+    >>> found = Detections(zeros, box, np.array([0.9]), zeros)
+    >>> voc_ap(truth, found, "area", resamples=0).metrics["AP50"][0]
+    1.0
     """
     matches = match_voc(truth, detections, as_text=as_text)
     curves = [precision_recall.curves(m)[0] for m in matches]
@@ -100,22 +133,30 @@ def voc_ap(
 
 
 def coco_ap(
-    truth: Truth, detections: Detections, *, kind: Kind = "boxes", seed: int = 0, resamples: int = 1000
+    truth: Truth, detections: Detections, *, kind: Region = "boxes", seed: int = 0, resamples: int = 1000
 ) -> DetectionScores:
-    """The twelve numbers of COCO: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl.
+    """Return the twelve metrics of COCO: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl.
 
     The values are those of pycocotools (computed by faster-coco-eval), except that difficult objects, which COCO does
-    not have, are left out together with what finds them.
+    not have, are left out together with their detections.
 
     Args:
-        truth: with masks if they are scored.
-        detections: with masks if they are scored. The 100 surest ones of a class on an image count.
-        kind: which overlap is meant, of boxes or of masks.
-        seed: of the bootstrap.
-        resamples: of the bootstrap; 0 leaves the intervals NaN.
+        truth: labelled objects, with masks if they are scored.
+        detections: detected objects, with masks if they are scored. The 100 of highest score of a class on an image
+            count.
+        kind: regions whose overlap is measured.
+        seed: seed of the bootstrap.
+        resamples: number of bootstrap resamples; 0 leaves the intervals NaN.
 
     Raises:
-        ValueError: masks are to be scored and are not given.
+        ValueError: masks are to be scored and are missing.
+
+    >>> zeros = np.zeros(1, np.int64)
+    >>> box, no = np.array([[0.0, 0.0, 9.0, 9.0]]), np.zeros(1, np.bool_)
+    >>> truth = Truth(1, ("cat",), zeros, box, zeros, no, no, np.array([81.0]))
+    >>> found = coco_ap(truth, Detections(zeros, box, np.array([0.9]), zeros), resamples=0)
+    >>> round(found.metrics["AP"][0], 6), found.metrics["APl"][0]
+    (1.0, nan)
     """
     if kind == "masks" and (truth.masks is None or detections.masks is None):
         raise ValueError("masks are to be scored, but the objects or the detections have none")
@@ -133,21 +174,21 @@ def coco_ap(
     return DetectionScores(metrics, _named(truth, per_class), _named(truth, precision[0, :, :, 0, -1].mean(axis=0)))
 
 
-def _areas(detections: Detections, kind: Kind) -> Floats:
+def _areas(detections: Detections, kind: Region) -> Floats:
     if kind == "masks" and detections.masks is not None:
         return masks.areas(detections.masks)
     return np.asarray(corner_and_size(detections.boxes)[:, 2:].prod(axis=1))
 
 
 def _three(tables: Sequence[Floats]) -> list[Floats]:
-    """AP, AP50, AP75, each (R,), from (T, R) of every class."""
+    """Return AP, AP50 and AP75, each (R,), from (T, R) of every class."""
     at_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
     picks = [[table.mean(axis=0) for table in tables], [table[0] for table in tables], [t[at_75] for t in tables]]
     return [precision_recall.mean_over(pick) for pick in picks]
 
 
 def _coco_values(precision: Floats, recall: Floats) -> list[float]:
-    """In the order of `_COCO_NAMES`; means over all that have a value, as pycocotools takes them."""
+    """Return the metrics in the order of `_COCO_NAMES`: means over all that have a value, as in pycocotools."""
     at_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
     parts = [precision[:, :, :, a, -1] for a in range(4)]
     parts += [precision[t, :, :, 0, -1] for t in (0, at_75)]
@@ -175,7 +216,7 @@ def _coco_statistic(
 
 def _with_intervals(
     names: Sequence[str], values: Sequence[float], statistic: Statistic, units: Units, seed: int, resamples: int
-) -> dict[str, tuple[float, float, float]]:
+) -> Values:
     if not resamples:
         return {name: (value, float("nan"), float("nan")) for name, value in zip(names, values, strict=True)}
     low, high = bootstrap(statistic, units, n=resamples, seed=seed)
@@ -186,7 +227,7 @@ def _with_intervals(
 
 
 def _bound(end: float, least: float, most: float) -> float:
-    """Within what a fraction can be, and on the right side of the value; NaN stays."""
+    """Return an end of an interval clipped to its bounds; NaN stays."""
     return float(np.clip(end, least, most))
 
 

@@ -1,4 +1,4 @@
-"""Scores by faster-coco-eval, whose numbers are those of pycocotools."""
+"""COCO evaluation by faster-coco-eval, whose numbers are those of pycocotools."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ import numpy.typing as npt
 from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size
 
 Floats = npt.NDArray[np.float64]
-_OUT_OF_RANGE = 1e11  # larger than any area range: COCO leaves such an object out, and what finds it
+_OUT_OF_RANGE = 1e11  # pixels, above every area range: COCO leaves such an object and its detections out
 
 
 def evaluate(truth: Truth, detections: Detections, areas: Floats, *, kind: str) -> tuple[Floats, Floats]:
-    """Precision (T, 101, C, A, 3) and recall (T, C, A, 3) of pycocotools, NaN where it has none.
+    """Return precision (T, 101, C, A, 3) and recall (T, C, A, 3) of pycocotools, NaN where it has none.
 
-    The three numbers of detections are 1, 10 and 100; areas are all, small, medium, large.
+    The last axis is the number of detections per image, 1, 10 and 100; areas are all, small, medium and large.
 
     Args:
-        truth: difficult objects are left out of the count by an area beyond every range.
-        detections: what was found.
-        areas: (n,), pixels of each detection.
+        truth: labelled objects; difficult ones are left out by an area beyond every range.
+        detections: detected objects.
+        areas: (n,), area of each detection in pixels.
         kind: 'boxes' or 'masks'.
     """
     from faster_coco_eval.core.coco import COCO

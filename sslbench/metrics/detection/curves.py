@@ -12,17 +12,17 @@ from sslbench.metrics.detection.matches import ClassMatches
 Floats = npt.NDArray[np.float64]
 Rule = Callable[[Floats, Floats, Floats], Floats]
 
-_BLOCK = 2_000_000  # numbers held at a time in one array
+_BLOCK = 2_000_000  # numbers in memory at a time in one array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Curve:
-    """One class, area range and threshold, cut where a detection is right: only there can the curve's envelope change.
+    """Precision-recall curve of one class, area range and threshold at its true positives, where its envelope changes.
 
     Attributes:
-        hit_images: (G,), image of each right detection, in order of falling score.
-        steps: sparse (G, N), how many detections of each image come between one right detection and the next.
-        objects: (N,), how many objects each image has.
+        hit_images: (G,), image of each true positive, in order of falling score.
+        steps: sparse (G, N), number of detections of each image between one true positive and the next.
+        objects: (N,), number of objects in each image.
     """
 
     hit_images: npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ class Curve:
 
 
 def curves(matches: ClassMatches) -> list[list[Curve]]:
-    """A x T curves of a class."""
+    """Return the A x T curves of a class."""
     areas, thresholds, _ = matches.hits.shape
     return [[_curve(matches, a, t) for t in range(thresholds)] for a in range(areas)]
 
@@ -49,11 +49,11 @@ def _curve(matches: ClassMatches, area: int, threshold: int) -> Curve:
 
 
 def average_precision(curve: Curve, weights: Floats, rule: Rule) -> Floats:
-    """(R,) average precisions; NaN where there are no objects.
+    """Return the average precisions (R,); NaN where there are no objects.
 
     Args:
-        curve: of one class.
-        weights: (N, R), how often each image counts, in whole numbers.
+        curve: curve of one class.
+        weights: (N, R), weight of each image, in whole numbers.
         rule: `eleven_points`, `area_below` or `coco_points`.
     """
     total, size = curve.objects @ weights, weights.shape[1]
@@ -71,14 +71,14 @@ def average_precision(curve: Curve, weights: Floats, rule: Rule) -> Floats:
 
 
 def area_below(hits: Floats, envelope: Floats, total: Floats) -> Floats:
-    """(R,) areas below the envelopes (Pascal VOC from 2010 on); hits and envelope (G, R), total (R,)."""
+    """Return the areas (R,) below the envelopes (Pascal VOC from 2010 on); hits and envelope (G, R), total (R,)."""
     steps = np.diff(hits, axis=0, prepend=0)
     area = (steps * envelope).sum(axis=0)
     return np.asarray(np.divide(area, total, out=np.zeros_like(total), where=total > 0))
 
 
 def eleven_points(hits: Floats, envelope: Floats, total: Floats) -> Floats:
-    """(R,) means of the envelopes at recalls 0, .1, ..., 1 (Pascal VOC 2007).
+    """Return the means (R,) of the envelopes at recalls 0, .1, ..., 1 (Pascal VOC 2007).
 
     The levels are np.arange(0, 1.1, .1) as in Detectron2: three of them lie a hair above .3, .6 and .7, so that a
     recall of exactly .3 does not reach its level.
@@ -87,16 +87,16 @@ def eleven_points(hits: Floats, envelope: Floats, total: Floats) -> Floats:
 
 
 def coco_points(hits: Floats, envelope: Floats, total: Floats) -> Floats:
-    """(R,) means of the envelopes at recalls 0, .01, ..., 1 (COCO)."""
+    """Return the means (R,) of the envelopes at recalls 0, .01, ..., 1 (COCO)."""
     return _at_levels(hits, envelope, total, np.linspace(0, 1, 101))
 
 
 def _at_levels(hits: Floats, envelope: Floats, total: Floats, levels: Floats) -> Floats:
     steps, size = hits.shape
     needed = _needed(levels, total)
-    # One sorted list for all columns: each one's counts are lifted above those of the column before.
-    lift = np.arange(size) * (total.max() + hits[-1].max() + 2)
-    found = np.searchsorted((hits + lift).T.ravel(), (needed + lift).T.ravel()).reshape(size, len(levels))
+    # One sorted list for all columns: an offset lifts the counts of each above those of the column before.
+    offset = np.arange(size) * (total.max() + hits[-1].max() + 2)
+    found = np.searchsorted((hits + offset).T.ravel(), (needed + offset).T.ravel()).reshape(size, len(levels))
     rows = found - np.arange(size)[:, None] * steps
     padded = np.concatenate([envelope, np.zeros((1, size))])
     values: Floats = padded[rows, np.arange(size)[:, None]].mean(axis=1)
@@ -104,7 +104,7 @@ def _at_levels(hits: Floats, envelope: Floats, total: Floats, levels: Floats) ->
 
 
 def _needed(levels: Floats, total: Floats) -> Floats:
-    """(L, R) fewest hits whose share of the total, as a floating-point quotient, is at least the level."""
+    """Return the fewest hits (L, R) whose share of the total, as a floating-point quotient, is at least the level."""
     number = np.ceil(levels[:, None] * total)
     safe = np.maximum(total, 1)
     number -= (number - 1) / safe >= levels[:, None]
@@ -113,13 +113,15 @@ def _needed(levels: Floats, total: Floats) -> Floats:
 
 
 def recall(matches: ClassMatches, area: int, most: int, weights: Floats) -> Floats:
-    """(R,) recalls averaged over the thresholds, with the `most` surest detections of each image; NaN without objects.
+    """Return the recalls (R,) averaged over the thresholds, of the `most` best detections per image.
+
+    NaN without objects.
 
     Args:
-        matches: of one class.
-        area: number of the area range.
-        most: detections per image.
-        weights: (N, R), how often each image counts.
+        matches: matches of one class.
+        area: position of the area range.
+        most: number of detections per image.
+        weights: (N, R), weight of each image.
     """
     total = matches.objects[area] @ weights
     hits = matches.hits[area].sum(axis=0) * (matches.places < most)
@@ -129,7 +131,7 @@ def recall(matches: ClassMatches, area: int, most: int, weights: Floats) -> Floa
 
 
 def mean_over(values: Sequence[Floats]) -> Floats:
-    """(R,) means of (R,) values, leaving out NaN; NaN where there is nothing else."""
+    """Return the means (R,) of arrays (R,), leaving out NaN; NaN where there is nothing else."""
     table = np.stack(values)
     there = ~np.isnan(table)
     number = there.sum(axis=0)

@@ -1,8 +1,8 @@
-"""How much better one detector is than another on the same test images, by a paired bootstrap over them.
+"""Difference in AP of two detectors on the same test images, by a paired bootstrap over the images.
 
 The interval is of the same kind as that of an AP (`metrics.detection`): basic, whole images drawn with replacement, and
-in each resample both detectors are scored on the same images. It says how far the difference depends on the images that
-happen to be tested, not on how the two trainings happened to go.
+in each resample both detectors are scored on the same images. It covers the variance over test images, not over
+trainings.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size, match_coco, match_voc
-from sslbench.metrics.intervals import Statistic, Units, bootstrap
+from sslbench.metrics.intervals import Interval, Statistic, Units, bootstrap
 
 Floats = npt.NDArray[np.float64]
 Metric = Literal["coco", "11-point", "area"]
@@ -26,19 +26,26 @@ _RULES = {
 
 def ap_difference(
     truth: Truth, first: Detections, second: Detections, metric: Metric, *, seed: int, resamples: int = 1000
-) -> tuple[float, float, float]:
-    """AP of the first less that of the second, and its 95 % interval, as fractions; NaN where there are no objects.
+) -> Interval:
+    """Return the box AP of the first less that of the second, as fractions, with its 95 % interval.
 
     Args:
-        truth: what is there; of boxes.
-        first: what one detector found.
-        second: what the other found on the same images.
+        truth: labelled objects.
+        first: detections of one detector.
+        second: detections of the other one on the same images.
         metric: 'coco', or Pascal VOC's '11-point' (2007) or 'area' (2012), each averaged over the ten overlaps.
-        seed: of the bootstrap.
-        resamples: of the bootstrap.
+        seed: seed of the bootstrap.
+        resamples: number of bootstrap resamples.
 
     Returns:
-        Difference, low and high end. The two are tied when the interval covers 0.
+        Difference, low and high end; NaN where there are no objects. The two are tied when the interval covers 0.
+
+    >>> zeros = np.zeros(1, np.int64)
+    >>> box, no = np.array([[0.0, 0.0, 9.0, 9.0]]), np.zeros(1, np.bool_)
+    >>> truth = Truth(1, ("cat",), zeros, box, zeros, no, no, np.array([81.0]))
+    >>> right = Detections(zeros, box, np.array([0.9]), zeros)
+    >>> ap_difference(truth, right, Detections(zeros, box + 50, np.array([0.9]), zeros), "area", seed=0, resamples=20)
+    (1.0, 1.0, 1.0)
     """
     of_first, of_second = (average_precision(truth, found, metric) for found in (first, second))
 
@@ -52,7 +59,7 @@ def ap_difference(
 
 
 def average_precision(truth: Truth, found: Detections, metric: Metric) -> Statistic:
-    """A function from counts per image (r, n_images) to AP (r, 1), the mean over classes and overlaps."""
+    """Return the function from weights per image (R, N) to AP (R, 1), the mean over classes and overlaps."""
     if metric == "coco":
         sizes = np.asarray(corner_and_size(found.boxes)[:, 2:].prod(axis=1))
         matches = match_coco(truth, found, sizes, kind="boxes")

@@ -16,13 +16,16 @@ from sslbench.metrics.detection.matches import Detections, corner_and_size
 def write_results(
     path: Path, detections: Detections, image_numbers: Sequence[int], class_numbers: Sequence[int]
 ) -> None:
-    """Writes the file that pycocotools' `loadRes` reads; it appears when it is complete.
+    """Write the file that pycocotools' `loadRes` reads; it appears when it is complete.
 
     Args:
-        path: of the file; its folder is made.
-        detections: to be written, in their order.
+        path: path of the file; its folder is created.
+        detections: detected objects, in the order of the file.
         image_numbers: the manifest's id of each image.
         class_numbers: the manifest's id of each class.
+
+    Raises:
+        ResultError: the file cannot be written.
     """
     boxes = corner_and_size(detections.boxes).tolist()
     rows: list[dict[str, Any]] = [
@@ -48,15 +51,15 @@ def write_results(
 
 
 def read_results(path: Path, image_numbers: Sequence[int], class_numbers: Sequence[int]) -> Detections:
-    """Reads a COCO result file.
+    """Read a COCO result file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         image_numbers: the manifest's id of each image.
         class_numbers: the manifest's id of each class.
 
     Raises:
-        DataError: the file cannot be read, is no result file, or has an id that the manifest does not know.
+        DataError: the file cannot be read, is no result file, or has an id that is not in the manifest.
     """
     rows = _load(path)
     images = {number: i for i, number in enumerate(image_numbers)}

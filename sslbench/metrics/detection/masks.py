@@ -20,7 +20,7 @@ _LEAST = 6  # numbers in a polygon that has an area: three corners
 
 
 def problem(segmentation: object) -> str | None:
-    """What is wrong with the form of a segmentation, in a few words; None if nothing is."""
+    """Return the reason why a segmentation is malformed, in a few words; None if it is not."""
     if isinstance(segmentation, dict):
         if "exterior" in segmentation:
             rings = [segmentation["exterior"], *(segmentation.get("interiors") or [])]
@@ -36,14 +36,14 @@ def problem(segmentation: object) -> str | None:
 
 
 def is_empty(segmentation: Segmentation) -> bool:
-    """Whether it has polygons only, and none of three corners or more."""
+    """Return whether it has polygons only, and none of three corners or more."""
     if isinstance(segmentation, dict) and "counts" in segmentation:
         return False
     return not any(len(rings[0]) >= _LEAST for rings in _parts(segmentation))
 
 
 def to_rle(segmentation: Segmentation, height: int, width: int) -> Rle:
-    """Any form of mask as compressed run lengths of an image of that size; without polygons the mask is empty.
+    """Return any form of mask as compressed run lengths of an image of that size; without polygons the mask is empty.
 
     Raises:
         ValueError: the form is not known, or run lengths belong to an image of another size.
@@ -66,35 +66,35 @@ def to_rle(segmentation: Segmentation, height: int, width: int) -> Rle:
 
 
 def encode(bitmap: npt.NDArray[np.bool_]) -> Rle:
-    """A (height, width) bitmap as run lengths."""
+    """Return the run lengths of a bitmap (height, width)."""
     from faster_coco_eval.core import mask
 
     return dict(mask.encode(np.asfortranarray(bitmap, dtype=np.uint8)))
 
 
 def decode(rle: Rle) -> npt.NDArray[np.bool_]:
-    """The bitmap (height, width) of run lengths."""
+    """Return the bitmap (height, width) of run lengths."""
     from faster_coco_eval.core import mask
 
     return np.asarray(mask.decode(rle), dtype=np.bool_)
 
 
 def areas(rles: Sequence[Rle]) -> npt.NDArray[np.float64]:
-    """(n,) pixels of n masks."""
+    """Return the areas (n,) of n masks in pixels."""
     from faster_coco_eval.core import mask
 
     return np.asarray(mask.area(list(rles)), dtype=np.float64) if len(rles) else np.zeros(0)
 
 
 def text(rle: Rle) -> Rle:
-    """The same run lengths as JSON can hold them: `counts` is a str."""
+    """Return the run lengths in JSON's form: `counts` is a str."""
     counts = rle["counts"]
     size = [int(side) for side in rle["size"]]
     return {"size": size, "counts": counts.decode("ascii") if isinstance(counts, bytes) else counts}
 
 
 def _parts(segmentation: Segmentation) -> list[list[list[float]]]:
-    """Polygons, each with its holes: lists x, y, x, y, ... of the outer ring and of the inner ones."""
+    """Return the polygons, each with its holes: lists x, y, x, y, ... of the outer ring and of the inner ones."""
     parts = [segmentation] if isinstance(segmentation, dict) else segmentation
     return [
         [_flat(ring) for ring in (part["exterior"], *(part.get("interiors") or []))]

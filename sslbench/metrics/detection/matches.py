@@ -1,4 +1,4 @@
-"""Which detection finds which object: the rules of Pascal VOC and of COCO, for all overlap thresholds at once."""
+"""Matching of detections to objects by the rules of Pascal VOC and of COCO, for all overlap thresholds at once."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from sslbench.metrics.detection.masks import Rle
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Truth:
-    """The m labelled objects of N images.
+    """Labelled objects (m) of N images.
 
     Attributes:
-        n_images: N; an image without objects counts, since whatever is found on it is wrong.
-        classes: the C names.
+        n_images: N; an image without objects counts, since every detection on it is wrong.
+        classes: names of the C classes.
         images: int64 (m,), position of the image, 0 .. N - 1.
         boxes: float (m, 4), x1, y1, x2, y2 in pixels; the first pixel of an image reaches from 0 to 1.
         labels: int64 (m,), position in `classes`.
         crowd: bool (m,): a region with many objects, matched by any number of detections and never counted.
-        difficult: bool (m,): not counted, and neither is what finds it.
-        areas: float64 (m,), pixels, by which COCO calls an object small, medium or large (of the mask if there is one).
+        difficult: bool (m,): not counted, and neither are its detections.
+        areas: float64 (m,), pixels of the mask, else of the box: small, medium or large by COCO's ranges.
         masks: m run lengths, or None.
         groups: int64 (N,), the group of each image (a video), which intervals keep together; None: each for itself.
     """
@@ -48,12 +48,12 @@ class Truth:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Detections:
-    """The n objects that a detector found on N images.
+    """Detected objects (n) on N images.
 
     Attributes:
         images: int64 (n,), position of the image, 0 .. N - 1.
         boxes: float (n, 4), x1, y1, x2, y2 as in `Truth`.
-        scores: float (n,), higher means surer.
+        scores: float (n,), higher means more certain.
         labels: int64 (n,), position in the truth's classes.
         masks: n run lengths, or None.
     """
@@ -74,7 +74,7 @@ class Detections:
         return len(self.images)
 
     def select(self, chosen: npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> "Detections":
-        """Some of them."""
+        """Return the detections at these positions, or where a mask is true."""
         rows = np.arange(len(self))[chosen]
         masks = None if self.masks is None else tuple(self.masks[i] for i in rows)
         return Detections(self.images[rows], self.boxes[rows], self.scores[rows], self.labels[rows], masks)
@@ -102,25 +102,25 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 THRESHOLDS: Floats = np.arange(50, 100, 5) / 100
-"""T = 10 overlaps (intersection over union)."""
+"""Overlaps (intersection over union) at which detections are scored; T = 10."""
 
 COCO_AREAS: Floats = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])
 """Area ranges in pixels: all, small, medium, large."""
 
 COCO_MOST = 100
-"""Detections of one class that count on one image, the surest ones."""
+"""Largest number of detections of one class that count on one image."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassMatches:
-    """One class: its D detections in order of falling score, for A area ranges and T thresholds.
+    """Matches of one class: its D detections in order of falling score, for A area ranges and T thresholds.
 
     Attributes:
         images: (D,), image of each detection.
-        places: (D,), how many surer detections of the class its image has.
-        hits: (A, T, D), finds an object that counts, first of all that do.
-        ignored: (A, T, D), neither right nor wrong.
-        objects: (A, N), how many objects that count each image has.
+        places: (D,), number of detections of the class on the same image with a higher score.
+        hits: (A, T, D), true positives: the first detection of an object that counts.
+        ignored: (A, T, D), neither true nor false positives.
+        objects: (A, N), number of objects that count in each image.
     """
 
     images: Ints
@@ -131,15 +131,15 @@ class ClassMatches:
 
 
 def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[ClassMatches]:
-    """The rule of the VOC development kit, per class.
+    """Return the matches of each class by the rule of the VOC development kit.
 
     Overlap is counted in whole pixels, corners included (+1). A detection belongs to the object it overlaps most, if
-    that is more than the threshold: the surest one of an object is right, the others wrong, and none counts if the
-    object is difficult.
+    that is more than the threshold: the one of highest score is right, the others wrong, and none counts if the object
+    is difficult.
 
     Args:
-        truth: crowds are taken for difficult.
-        detections: of any number per image.
+        truth: labelled objects; crowds count as difficult.
+        detections: any number per image.
         as_text: round scores to 3 decimals and boxes to 1, as the result files of VOC (and Detectron2) do.
     """
     found, scores = _inclusive(detections.boxes), detections.scores.astype(np.float64)
@@ -167,17 +167,17 @@ def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[Cl
 
 
 def match_coco(truth: Truth, detections: Detections, areas: Floats, *, kind: str) -> list[ClassMatches]:
-    """The rule of COCO, per class (pycocotools, `evaluateImg`).
+    """Return the matches of each class by the rule of COCO (pycocotools, `evaluateImg`).
 
-    From the surest one on, a detection takes the object that it overlaps most among those not yet taken, at or above
-    the threshold; objects that do not count (crowd, difficult, of another size) only if there is no other. What finds
-    those is ignored, and so is what finds nothing and is of another size.
+    In order of falling score, a detection takes the object that it overlaps most among those not yet taken, at or above
+    the threshold; objects that do not count (crowd, difficult, of another size) only if there is no other.
+    Detections of those are ignored, and so are detections of another size that match no object.
 
     Args:
-        truth: with masks if `kind` is 'masks'.
-        detections: the 100 surest ones of each class and image count.
-        areas: (n,), pixels of each detection.
-        kind: 'boxes' or 'masks', what overlaps.
+        truth: labelled objects, with masks if `kind` is 'masks'.
+        detections: detected objects; the 100 of highest score per class and image count.
+        areas: (n,), area of each detection in pixels.
+        kind: regions whose overlap is measured, 'boxes' or 'masks'.
     """
     scores = detections.scores.astype(np.float64)
     low, high = COCO_AREAS[:, :1], COCO_AREAS[:, 1:]
@@ -201,7 +201,7 @@ def match_coco(truth: Truth, detections: Detections, areas: Floats, *, kind: str
 
 
 def _take(table: Floats, crowd: Bools, uncounted: Bools, places: Ints, hits: Bools, ignored: Bools) -> None:
-    """One image and class; `table` (d, g), `crowd` (g,), `uncounted` (A, g); writes columns `places`."""
+    """Match one image and class; `table` (d, g), `crowd` (g,), `uncounted` (A, g); fill the columns `places`."""
     areas, thresholds, size = len(uncounted), len(THRESHOLDS), table.shape[1]
     free = np.ones((areas, thresholds, size), dtype=np.bool_)
     a, t = np.ogrid[:areas, :thresholds]
@@ -209,13 +209,13 @@ def _take(table: Floats, crowd: Bools, uncounted: Bools, places: Ints, hits: Boo
     for place, overlaps in zip(places, table, strict=True):
         able = (overlaps >= least) & free
         # Objects that count come first, whatever the others overlap; of equal overlaps the last one is taken.
-        wanted = able & ~uncounted[:, None]
-        able = np.where(wanted.any(axis=2, keepdims=True), wanted, able)
+        preferred = able & ~uncounted[:, None]
+        able = np.where(preferred.any(axis=2, keepdims=True), preferred, able)
         best = size - 1 - np.where(able, overlaps, -1.0)[:, :, ::-1].argmax(axis=2)
         taken = able[a, t, best]
-        unwanted = uncounted[a, best]
-        hits[:, :, place] = taken & ~unwanted
-        ignored[:, :, place] = np.where(taken, unwanted, ignored[:, :, place])
+        uncounted_match = uncounted[a, best]
+        hits[:, :, place] = taken & ~uncounted_match
+        ignored[:, :, place] = np.where(taken, uncounted_match, ignored[:, :, place])
         free[a, t, best] &= ~taken | crowd[best]
 
 
@@ -233,19 +233,19 @@ def _coco_overlap(truth: Truth, detections: Detections, rows: Ints, objects: Int
 
 
 def corner_and_size(boxes: npt.NDArray[np.floating]) -> Floats:
-    """(n, 4) x1, y1, x2, y2 -> x, y, width, height as COCO writes them."""
+    """Return boxes (n, 4) of x1, y1, x2, y2 as x, y, width, height, COCO's form."""
     wide = boxes.astype(np.float64)
     return np.concatenate([wide[:, :2], wide[:, 2:] - wide[:, :2]], axis=1)
 
 
 def _rows(detections: Detections, scores: Floats, label: int) -> Ints:
-    """The detections of a class in order of falling score; of equal ones, the earlier image first."""
+    """Return the detections of a class in order of falling score; of equal ones, the earlier image first."""
     rows = np.flatnonzero(detections.labels == label)
     return rows[np.lexsort((detections.images[rows], -scores[rows]))]
 
 
 def _places(images: Ints) -> Ints:
-    """(D,) how often each value occurred before."""
+    """Return for each value the number of equal values before it (D,)."""
     order = np.argsort(images, kind="stable")
     _, first, counts = np.unique(images[order], return_index=True, return_counts=True)
     places = np.empty(len(images), dtype=np.int64)
@@ -254,7 +254,7 @@ def _places(images: Ints) -> Ints:
 
 
 def _by_image(found: Ints, there: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Positions of detections and of objects, for each image that has both."""
+    """Yield the positions of detections and of objects, for each image that has both."""
     left, right = np.argsort(found, kind="stable"), np.argsort(there, kind="stable")
     a, b = found[left], there[right]
     for image in np.intersect1d(a, b):
@@ -265,7 +265,7 @@ def _by_image(found: Ints, there: Ints) -> Iterator[tuple[Ints, Ints]]:
 
 
 def _inclusive(boxes: npt.NDArray[np.floating]) -> Floats:
-    """Corners as numbers of pixels that are inside, from 1 on, as VOC counts them; in the boxes' own precision."""
+    """Return corners as numbers of pixels inside, from 1 on, as VOC counts them; in the boxes' own precision."""
     shift = np.array([1, 1, 0, 0], dtype=boxes.dtype)
     return np.asarray(boxes + shift, dtype=np.float64)
 
@@ -276,7 +276,7 @@ def _rounded(values: Floats, digits: int) -> Floats:
 
 
 def _overlap(a: Floats, b: Floats, pixel: int) -> Floats:
-    """(n, m) intersection over union of boxes whose sides are longer by `pixel` than their corners are apart."""
+    """Return intersection over union (n, m); sides are longer by `pixel` than the distance of the corners."""
     low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
     common = np.prod(np.maximum(high - low + pixel, 0), axis=2)
     sizes = [np.prod(boxes[:, 2:] - boxes[:, :2] + pixel, axis=1) for boxes in (a, b)]

@@ -1,0 +1,195 @@
+"""Every metric keeps what its record says: bounds, direction and chance level.
+
+Each input that metrics need has a function here from the quality of predictions (0: random, 1: perfect) to values; a
+metric that none of them computes is an error. Random predictions are drawn 60 times; a chance level is rejected by
+Student's t test at 1e-6, so that a correct metric fails in one of a million runs (the seeds are fixed).
+"""
+
+import importlib
+import math
+import pkgutil
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import sslbench.metrics
+from sslbench.labels import LABELS
+from sslbench.metrics import catalog, spectrum
+from sslbench.metrics.catalog import METRICS, find
+from sslbench.metrics.clustering import agreement_with_intervals, silhouette
+from sslbench.metrics.detection import Detections, Truth, coco_ap, masks, voc_ap
+from sslbench.metrics.metric import ClassFrequencies
+from sslbench.metrics.summary import summarise
+
+N, CLASSES, DRAWS, FALSE_ALARM = 240, 6, 60, 1e-6
+NAMES = tuple("abcdef")
+# The chance level of average precision is that of very many samples; on 240 it is higher.
+NEARLY = {"mAP": 0.09, "mAP_11pt": 0.13, "mAP_noninterpolated": 0.03}
+
+
+def draw(kind, seed):
+    """Labels of a kind, as `summarise` takes them, and perfect scores."""
+    generator = np.random.default_rng(seed)
+    if kind == "single":
+        labels = generator.permutation(np.arange(N) % CLASSES)
+        return labels, np.eye(CLASSES)[labels]
+    if kind == "multi":
+        labels = (generator.random((N, CLASSES)) < 0.3).astype(np.int8)
+        return labels, np.where(labels == 1, 1.0, -1.0)
+    labels = generator.normal(size=(N, 1))
+    return labels, labels
+
+
+def values_of_scores(kind, quality, seed):
+    labels, perfect = draw(kind, seed)
+    noise = np.random.default_rng(seed + 1).normal(size=perfect.shape)
+    scores = 20 * quality**2 * perfect + (1 - quality) * noise if kind != "value" else perfect + (1 - quality) * noise
+    if kind == "value" and quality == 0:
+        scores = noise
+    how = "softmax" if kind == "single" else None
+    found, _, _ = summarise(kind, NAMES[: perfect.shape[1]], labels, scores, seed=0, resamples=2, probabilities=how)
+    return {name: value for name, (value, _, _) in found.items()}
+
+
+def values_of_clusters(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    classes = generator.permutation(np.arange(N) % CLASSES)
+    clusters = np.where(generator.random(N) < quality, classes, generator.integers(0, CLASSES, N))
+    found = agreement_with_intervals(classes, clusters, {i: i for i in range(CLASSES)}, seed=0, resamples=2)
+    x = np.eye(CLASSES)[classes] + 0.01 * generator.normal(size=(N, CLASSES))
+    found["silhouette"] = silhouette(x, clusters, most=N, seed=0)
+    return {name: value for name, (value, _, _) in found.items()}
+
+
+def values_of_features(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(N, 8)) * (1 - quality + 1e-3) + 1
+    x[:, 0] *= 3
+    centred, unit = spectrum.spectrum(x, centred=True), spectrum.unit_length(x)
+    found = {
+        "rankme": spectrum.rankme(spectrum.spectrum(x, centred=False)),
+        "effective_rank": spectrum.effective_rank(centred),
+        "alpha_req": spectrum.alpha_req(centred, (1, 8)),
+        "uniformity": spectrum.uniformity(unit),
+        "alignment": spectrum.alignment(unit, np.arange(N) % CLASSES),
+        "feature_std": spectrum.feature_std(unit),
+    }
+    return {name: value for name, (value, _, _) in found.items()}
+
+
+def values_of_objects(_, quality, seed):
+    """One object of each size per image; detections are the objects, or boxes elsewhere."""
+    generator = np.random.default_rng(seed)
+    images = np.repeat(np.arange(10), 3)
+    sides = np.tile([20.0, 60.0, 120.0], 10)
+    corners = generator.integers(0, 20, (30, 2)).astype(float)
+    boxes = np.concatenate([corners, corners + sides[:, None]], axis=1)
+    zeros, no = np.zeros(30, np.int64), np.zeros(30, np.bool_)
+
+    def masks_of(rows):
+        return tuple(masks.to_rle([[a, b, c, b, c, d, a, d]], 400, 400) for a, b, c, d in rows.tolist())
+
+    found = np.where((np.arange(30) % 10 < 10 * quality)[:, None], boxes, boxes + 200)
+    truth = Truth(10, ("thing",), images, boxes, zeros, no, no, sides**2, masks_of(boxes))
+    detections = Detections(images, found, generator.random(30), zeros, masks_of(found))
+    metrics = dict(coco_ap(truth, detections, resamples=0).metrics)
+    of_masks = coco_ap(truth, detections, kind="masks", resamples=0).metrics
+    voc = voc_ap(truth, detections, "area", resamples=0).metrics
+    assert set(voc) <= set(metrics)
+    metrics |= {f"mask_{name}": value for name, value in of_masks.items()}
+    return {name: value for name, (value, _, _) in metrics.items()}
+
+
+INPUTS = {
+    ("scores", "single"): values_of_scores,
+    ("scores", "multi"): values_of_scores,
+    ("scores", "value"): values_of_scores,
+    ("clusters", ""): values_of_clusters,
+    ("features", ""): values_of_features,
+    ("boxes", ""): values_of_objects,
+}
+
+
+def test_every_metric_is_computed_here_and_nothing_else_is():
+    computed = set()
+    for (needs, kind), values in INPUTS.items():
+        names = set(values(kind, 0.5, 0))
+        assert names <= set(METRICS), "a metric without a record, or of a module that is not in catalog.FAMILIES"
+        if needs == "scores":
+            assert names == {
+                m.name for m in METRICS.values() if kind in m.labels and m.needs in (needs, "probabilities")
+            }
+        computed |= names
+    assert computed == set(METRICS)
+
+
+def test_every_module_with_records_is_a_family():
+    """A record that `catalog.find` does not know would have neither unit nor direction on leaderboards."""
+    for module in pkgutil.walk_packages(sslbench.metrics.__path__, "sslbench.metrics."):
+        records = set(catalog._records(importlib.import_module(module.name)))
+        assert records <= set(METRICS.values()), module.name
+
+
+def test_names_are_the_keys_and_unique():
+    records = [record for family in catalog.FAMILIES for record in set(catalog._records(family))]
+    assert len({record.name for record in records}) == len(set(records)) == len(METRICS)
+    assert all(record.name == name == find(name).name and record.title for name, record in METRICS.items())
+
+
+def test_the_leading_metric_of_each_kind_of_labels_is_one_of_that_kind():
+    assert all(kind in METRICS[facts.metric].labels for kind, facts in LABELS.items() if facts.metric)
+
+
+@pytest.mark.parametrize(("needs", "kind"), INPUTS)
+def test_values_are_within_bounds(needs, kind):
+    for quality in (0.0, 0.3, 0.7, 1.0):
+        for name, value in INPUTS[needs, kind](kind, quality, 3).items():
+            low, high = METRICS[name].bounds
+            assert math.isnan(value) or low - 1e-9 <= value <= high + 1e-9, name
+
+
+@pytest.mark.parametrize(("needs", "kind"), INPUTS)
+def test_better_predictions_score_better_in_the_direction_of_the_metric(needs, kind):
+    poor, good = (INPUTS[needs, kind](kind, quality, 4) for quality in (0.1, 1.0))
+    for name, value in good.items():
+        metric = METRICS[name]
+        assert metric.direction == 0 or metric.direction * (value - poor[name]) > 0, name
+        if metric.direction and math.isfinite(metric.bounds[metric.direction > 0]):
+            best = metric.bounds[metric.direction > 0]
+            assert name in ("silhouette", "AR1", "AR10", "mask_AR1") or value == pytest.approx(best, abs=0.01), name
+
+
+@pytest.mark.parametrize(("needs", "kind"), [key for key in INPUTS if key[0] in ("scores", "clusters")])
+def test_random_predictions_reach_the_chance_level(needs, kind):
+    seeds = range(0, 2 * DRAWS, 2)
+    draws = [INPUTS[needs, kind](kind, 0.0, seed) for seed in seeds]
+    of_classes = [frequencies(kind, draw(kind, seed)[0]) for seed in seeds] if kind in ("single", "multi") else []
+    for name in draws[0]:
+        metric = METRICS[name]
+        if metric.chance is None:
+            continue
+        levels = [metric.chance_level(each) for each in of_classes] if callable(metric.chance) else [metric.chance]
+        above = np.array([found[name] for found in draws]) - np.array(levels, dtype=float)
+        half = stats.t.ppf(1 - FALSE_ALARM / 2, DRAWS - 1) * above.std(ddof=1) / math.sqrt(DRAWS)
+        assert -half <= above.mean() <= NEARLY.get(name, 0.0) + half, name
+
+
+def frequencies(kind, labels):
+    if kind == "single":
+        return ClassFrequencies(np.bincount(labels, minlength=CLASSES), np.full(CLASSES, N))
+    return ClassFrequencies((labels == 1).sum(axis=0), (labels >= 0).sum(axis=0))
+
+
+def test_the_chance_level_is_exact_or_not_computable():
+    balanced = ClassFrequencies(np.array([5, 5, 5]), np.array([15, 15, 15]))
+    assert find("top1").recorded(find("top1").chance_level(balanced)) == 100.0 / 3
+    assert find("top5").chance_level(balanced) is None, "there are three classes"
+    assert find("mAP").recorded(find("mAP").chance_level(balanced)) == 100.0 / 3
+    assert find("mAP").recorded(find("mAP").chance_level(ClassFrequencies(*np.zeros((2, 3), int)))) is None
+
+
+def test_unknown_and_worst_group_metrics():
+    assert find("worst_group(site).nll").direction == -1 and find("worst_group(a b).top1").scale == 100
+    unknown = find("my_metric")
+    assert (unknown.direction, unknown.unit) == (0, "unit of my_metric") and not unknown.averages_with(find("other"))
