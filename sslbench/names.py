@@ -51,7 +51,8 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 def list_names(kind: str) -> list[str]:
     """All names of one kind ('protocol', 'source', 'benchmark', 'suite', 'format', 'method', ...), sorted.
 
-    Modules whose name starts with an underscore, and YAML files that start with one, are parts and not things. The
+    Modules and YAML files whose name starts with an underscore are parts and not things; so is the module of the kind's
+    own name, its interface (protocols/protocol.py). The
     methods are the recipes in configs/method: several may share the module that `find_module` gives.
 
     Raises:
@@ -67,7 +68,7 @@ def list_names(kind: str) -> list[str]:
 def _modules(kind: str) -> dict[str, str]:
     """Name -> module; a protocol or source is called low-shot, a method as its file and its recipes: barlow_twins."""
     package = importlib.import_module(_PACKAGES[kind])
-    stems = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_"]
+    stems = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_" and m.name != kind]
     return {stem if kind == "method" else stem.replace("_", "-"): f"{_PACKAGES[kind]}.{stem}" for stem in stems}
 
 

@@ -6,17 +6,18 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sslbench import names
+from sslbench import protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import gather_objects, process_group, rank
-from sslbench.evaluation import floors, subset
+from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.prepare import Prepared
@@ -25,6 +26,7 @@ from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
 from sslbench.identity import record_id
+from sslbench.protocols import OnImages
 from sslbench.results import Result, Stage, Unreadable, records
 
 log = logging.getLogger("sslbench")
@@ -63,11 +65,15 @@ def evaluate_on_images(
 
 def row_names(prepared: Prepared, task: Task, backbone: Backbone) -> tuple[str, ...]:
     """Return what the results of a protocol on images are called."""
-    module = names.find_module("protocol", task.protocol)
-    found: tuple[str, ...] = module.check_images(
-        backbone, prepared.layers, prepared.data.train, task.settings, seed=prepared.run.seed
-    )
-    return found
+    data = prepared.data.train
+    return _kind(task).rows(backbone, prepared.layers, data, task.settings, seed=prepared.run.seed)
+
+
+def _kind(task: Task) -> OnImages[Any]:
+    kind = protocols.find(task.protocol).kind
+    if not isinstance(kind, OnImages):
+        raise TypeError(f"{task.protocol} takes no images")
+    return kind
 
 
 class _Run:
@@ -100,33 +106,24 @@ class _Run:
 
     def _rows(self, task: Task, backbone: Backbone) -> dict[str, tuple[Result, records.Scores]]:
         """Row -> its record, not yet written; {} on processes other than the first."""
-        module, seed = names.find_module("protocol", task.protocol), self.prepared.run.seed
-        layers, own = self.prepared.layers, _carrier(self.test)
+        seed = self.prepared.run.seed
         train, test = _carrier(self.train), _carrier(self.test)
-        narrow = subset.is_subset(train.labels, own.labels)
-        if narrow:
-            test = subset.widened(train.labels, own)
         with measured(self.prepared.run.torch_device()) as meter:
-            outcomes = module.run_on_images(
+            outcomes = _kind(task).run(
                 backbone,
-                layers,
+                self.prepared.layers,
                 self.train,
-                dataclasses.replace(self.test, labels=test.labels),
+                self.test,
                 task.settings,
                 seed=seed,
                 engine=self.engine,
                 folder=self._folder(task, backbone),
                 progress=self.progress,
             )
-        if narrow:
-            outcomes = {
-                row: subset.restricted(outcome, task.protocol, train.labels, own, seed=seed)
-                for row, outcome in outcomes.items()
-            }
         rows = {}
         for row, outcome in outcomes.items():
             subject = self._described(backbone, row)
-            rows[row] = recorded(subject, task, outcome, train, own, seconds=meter.stage.seconds, stage=meter.stage)
+            rows[row] = recorded(subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage)
         return rows
 
     def _baseline(self, task: Task) -> tuple[dict[str, tuple[Result, records.Scores]], dict[str, str]]:

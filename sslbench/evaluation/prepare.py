@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from sslbench import names
+from sslbench import names, protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.backbones.load import load_backbone
@@ -22,27 +22,27 @@ from sslbench.data.splits import TrainTest, label_problems, limit, match_classes
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.groups import check_groups
-from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.features.array import Features
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import OnFeatures, OnImages, OnObjects
 
 
 def needs_labels(task: Task) -> bool:
-    """Whether a protocol can do without labels is said by its module: `NEEDS_LABELS = False`."""
-    return bool(getattr(names.find_module("protocol", task.protocol), "NEEDS_LABELS", True))
+    """Return False for a protocol that can use unlabelled data."""
+    return protocols.find(task.protocol).needs_labels
 
 
 def is_on_images(task: Task) -> bool:
-    """Return whether a protocol takes images in place of features: `ON_IMAGES = True`."""
-    return bool(getattr(names.find_module("protocol", task.protocol), "ON_IMAGES", False))
+    """Return True for a protocol that takes images in place of features."""
+    return isinstance(protocols.find(task.protocol).kind, OnImages)
 
 
 def only_part(task: Task) -> str | None:
-    """'train' or 'test' where a protocol, with these settings, looks at one part only (its function `part`)."""
-    part = getattr(names.find_module("protocol", task.protocol), "part", None)
-    name: str | None = None if part is None else part(task.settings)
-    return name
+    """Return 'train' or 'test' where a protocol, with these settings, uses one part of the data only, else None."""
+    kind = protocols.find(task.protocol).kind
+    return kind.part(task.settings) if isinstance(kind, OnFeatures) else None
 
 
 def without_useless_labels(data: TrainTest) -> TrainTest:
@@ -140,13 +140,13 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
     for task in request.tasks:
-        module = names.find_module("protocol", task.protocol)
+        kind = sample_kind(task.protocol)
         check_label_kind(task, data.train.labels.kind)
-        module.check(task.settings, fitted_labels(task, data))
+        kind.check(task.settings, fitted_labels(task, data))
         if request.test_classes == "subset":
-            subset.check(task.protocol, task.settings)
-        if getattr(module, "ON_IMAGES", False):
-            module.check_images(backbone, layers, data.train, task.settings, seed=run.seed)
+            subset.check(task.protocol)
+        if isinstance(kind, OnImages):
+            kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
         _check_expected(task.benchmark, data)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
 
@@ -155,17 +155,20 @@ def check_label_kind(task: Task, kind: str) -> None:
     """Refuses labels that are numbers where the protocol predicts classes.
 
     Raises:
-        DataError: they are numbers, and the protocol's module does not name 'value' among its `LABEL_KINDS`.
+        DataError: they are numbers, and 'value' is not among the label kinds of the protocol.
     """
-    module = names.find_module("protocol", task.protocol)
-    if kind != "value" or "value" in getattr(module, "LABEL_KINDS", ()) or not getattr(module, "NEEDS_LABELS", True):
+    if kind != "value" or "value" in sample_kind(task.protocol).label_kinds:
         return
-    others = names.list_names("protocol")
-    able = [name for name in others if "value" in getattr(names.find_module("protocol", name), "LABEL_KINDS", ())]
+    able = [name for name in names.list_names("protocol") if _predicts_numbers(name)]
     raise DataError(
         f"{task.protocol} predicts classes, and these samples are labelled with numbers",
         f"Protocols for numbers: {', '.join(able)}. For classes name the column with --label-col.",
     )
+
+
+def _predicts_numbers(protocol: str) -> bool:
+    found = protocols.find(protocol)
+    return found.needs_labels and not isinstance(found.kind, OnObjects) and "value" in found.kind.label_kinds
 
 
 def load(request: Request, run: RunSettings) -> Backbone:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sslbench import names, user_code
+from sslbench import names, protocols, user_code
 from sslbench.backbones.backbone import Backbone
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
@@ -20,12 +20,13 @@ from sslbench.evaluation.costs import measured
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
 from sslbench.evaluation.prepare import Prepared, is_on_images
 from sslbench.evaluation.references import compare_references
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import RunSettings, Task, sample_kind
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
 from sslbench.library.benchmarks import Benchmark
 from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
+from sslbench.protocols import OnImages
 from sslbench.results import (
     Asked,
     BenchmarkUsed,
@@ -229,15 +230,13 @@ def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
 
 def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outcome:
     """The protocol's outcome; if test has a part of train's classes only, as one in which no other can be predicted."""
-    module = names.find_module("protocol", task.protocol)
-    given: dict[str, Any] = {"seed": run.seed}
-    if getattr(module, "USES_DEVICE", False):
-        given["device"] = str(run.torch_device())
-    outcome: Outcome
+    kind, device = sample_kind(task.protocol), str(run.torch_device())
+    if isinstance(kind, OnImages):
+        raise UsageError(f"{task.protocol} trains on images, and these are features")
     if not subset.is_subset(train.labels, test.labels):
-        outcome = module.run(train, test, task.settings, **given)
-        return outcome
-    outcome = module.run(train, subset.widened(train.labels, test), task.settings, **given)
+        return kind.run(train, test, task.settings, seed=run.seed, device=device)
+    widened = subset.widened(train.labels, test)
+    outcome = kind.run(train, widened, task.settings, seed=run.seed, device=device)
     return subset.restricted(outcome, task.protocol, train.labels, test, seed=run.seed)
 
 
@@ -281,9 +280,12 @@ def finish(
 
 
 def _protocol(task: Task) -> ProtocolUsed:
-    module = names.find_module("protocol", task.protocol)
-    settings = plain(result_settings(task.settings))
-    return ProtocolUsed(name=task.protocol, version=module.VERSION, settings=settings, code=user_code.sha256([module]))
+    return ProtocolUsed(
+        name=task.protocol,
+        version=protocols.find(task.protocol).version,
+        settings=plain(result_settings(task.settings)),
+        code=user_code.sha256([names.find_module("protocol", task.protocol)]),
+    )
 
 
 def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encoded, command: str) -> Subject:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from sslbench import names
+from sslbench import protocols
 from sslbench.config import resolve, result_settings, setting
 from sslbench.data.loading import loader
 from sslbench.distributed import own_device, this_process
@@ -15,6 +15,7 @@ from sslbench.features.extract import ExtractSettings
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.protocols import OnFeatures, OnImages, OnObjects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +147,21 @@ class Request:
     value_columns: tuple[str, ...] = ()
 
 
+def sample_kind(protocol: str) -> OnFeatures[Any] | OnImages[Any]:
+    """Return the functions of a protocol on labelled samples.
+
+    Raises:
+        UsageError: no such protocol, or it is for annotated objects.
+    """
+    kind = protocols.find(protocol).kind
+    if isinstance(kind, OnObjects):
+        raise UsageError(
+            f"{protocol} trains a network on annotated objects and cannot run beside protocols on samples",
+            "From Python: sslbench.evaluate_detection.",
+        )
+    return kind
+
+
 def make_task(
     protocol: str,
     overrides: Mapping[str, Any],
@@ -160,16 +176,17 @@ def make_task(
     Raises:
         UsageError: no such protocol or setting.
     """
-    module = names.find_module("protocol", protocol)
+    sample_kind(protocol)
+    definition = protocols.find(protocol)
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if benchmark is not None and benchmark.protocol == protocol:
         layers.append((f"benchmark {benchmark.name}", benchmark.settings))
-    alone, _ = resolve(module.Settings, layers)
+    alone, _ = resolve(definition.settings, layers)
     if preset is not None:
         layers.append((f"preset {preset.name}", preset.settings))
-    published, _ = resolve(module.Settings, layers)
+    published, _ = resolve(definition.settings, layers)
     layers.append(("command line", overrides))
-    settings, origins = resolve(module.Settings, layers)
+    settings, origins = resolve(definition.settings, layers)
     changed = set(overrides) & set(result_settings(settings))
     if benchmark is not None and (changed or alone != published or benchmark.protocol != protocol):
         benchmark = dataclasses.replace(benchmark, modified=True)

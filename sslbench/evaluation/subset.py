@@ -5,15 +5,16 @@ classifier is trained on all 1,000 classes, and at test time only the 200 that t
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench import names
+from sslbench import names, protocols
 from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
+from sslbench.protocols import OnFeatures
 from sslbench.results import Outcome
 
 
@@ -22,19 +23,24 @@ def is_subset(train: Labels, test: Labels) -> bool:
     return train.classes != test.classes
 
 
-def check(protocol: str, settings: Any) -> None:
+def check(protocol: str) -> None:
     """Refuses protocols whose metrics cannot be restricted to some classes afterwards, before any work.
 
     Raises:
         UsageError: it trains on images, or reports a mean over several classifiers.
     """
-    if getattr(names.find_module("protocol", protocol), "ON_IMAGES", False) or hasattr(settings, "draws"):
+    kind = protocols.find(protocol).kind
+    if not isinstance(kind, OnFeatures) or not kind.class_subsets:
         raise _refused(protocol)
 
 
 def _refused(protocol: str) -> UsageError:
+    able = []
+    for name in names.list_names("protocol"):
+        kind = protocols.find(name).kind
+        able += [name] if isinstance(kind, OnFeatures) and kind.class_subsets else []
     return UsageError(
-        f"{protocol} cannot be scored on test data with a part of train's classes only", "knn, linear and svm can."
+        f"{protocol} cannot be scored on test data with a part of train's classes only", f"Able: {', '.join(able)}."
     )
 
 

@@ -24,9 +24,8 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.clustering import NAMES, Table, agreement, agreement_with_intervals, silhouette
 from sslbench.protocols._parts.selection import check_features
+from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
-
-VERSION = 2
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -70,7 +69,7 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError(f"clustering: {max(settings.k)} clusters of {len(train)} training samples are not possible")
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Cluster train, compare the clusters of test with its classes.
 
     Args:
@@ -78,6 +77,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: features and labels that are scored.
         settings: see `Settings`.
         seed: of the starts, of the silhouette's samples and of the intervals.
+        device: ignored; the computation runs on the processor.
 
     Raises:
         DataError: features that are not finite, or labels that are not one per sample.
@@ -197,3 +197,11 @@ def _spread(runs: list[_Clusters], train: Features, test: Features, settings: Se
         f"{kind} of {len(runs)} starts": dict(zip(NAMES, map(float, values), strict=True))
         for kind, values in kinds.items()
     }
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="k-means on frozen features: agreement of the clusters with the classes.",
+    settings=Settings,
+    kind=OnFeatures(check, run, label_kinds=frozenset({"single"})),
+)

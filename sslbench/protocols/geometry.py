@@ -19,10 +19,8 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import spectrum
 from sslbench.protocols._parts.selection import check_finite
+from sslbench.protocols.protocol import ANY_LABELS, OnFeatures, Part, Protocol
 from sslbench.results import Outcome
-
-VERSION = 2
-NEEDS_LABELS = False
 
 _FEWEST = 2
 
@@ -38,7 +36,7 @@ class Settings:
     )
 
 
-def part(settings: Settings) -> Literal["train", "test"]:
+def part(settings: Settings) -> Part:
     """The only part of the data that is looked at."""
     return settings.part
 
@@ -56,7 +54,7 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError(f"geometry: alpha_ranks should be two ranks from 1 on, three apart, not [{first}, {last}]")
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Measure one part.
 
     Args:
@@ -64,6 +62,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: looked at with `part=test`.
         settings: see `Settings`.
         seed: of the samples that are drawn.
+        device: ignored; the computation runs on the processor.
 
     Returns:
         Metrics that are no rates; there is no score per sample and class: `scores` is (N_test, 0).
@@ -112,3 +111,11 @@ def _metrics(given: Features, settings: Settings) -> dict[str, tuple[float, floa
     if given.labels.kind == "single":
         metrics["alignment"] = spectrum.alignment(unit, given.labels.values, groups=given.groups)
     return metrics
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="Rank, spectrum and uniformity of frozen features; no labels are needed.",
+    settings=Settings,
+    kind=OnFeatures(check, run, label_kinds=ANY_LABELS, part=part),
+)

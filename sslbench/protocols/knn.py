@@ -24,11 +24,9 @@ from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features, holdout_rows, is_better, no_holdout, percent
+from sslbench.protocols.protocol import OnFeatures, Part, Protocol
 from sslbench.results import Outcome
 from sslbench.solvers.neighbours import Engine, Scope, nearest
-
-VERSION = 2
-USES_DEVICE = True
 
 _DEFAULT_K = (10, 20, 100, 200)
 _HOLDOUT = 0.1
@@ -62,7 +60,7 @@ class Settings:
     )
 
 
-def part(settings: Settings) -> Literal["train", "test"] | None:
+def part(settings: Settings) -> Part | None:
     """The only part of the data that is looked at; None: both."""
     return "train" if settings.leave_one_out else None
 
@@ -290,3 +288,11 @@ def vote(similarity: FloatArray, neighbours: IntArray, labels: Labels, settings:
         known = np.einsum("mk,mkc->mc", weight[part], (given >= 0).astype(np.float64))
         np.divide(present, known, out=scores[part], where=known > 0)
     return scores
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="Weighted k-nearest-neighbour classification of frozen features.",
+    settings=Settings,
+    kind=OnFeatures(check, run, part=part, class_subsets=True),
+)

@@ -28,9 +28,8 @@ from sslbench.metrics.classification import top_k_accuracy
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.few_shot import Curve, Draw, Fitted, check_labels, usable_k
 from sslbench.protocols._parts.selection import check_features, is_better
+from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
-
-VERSION = 2
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -78,7 +77,7 @@ def check(settings: Settings, train: Labels) -> None:
     usable_k("lsr", settings.k, _DEFAULT_K, most, why)
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Learn from draws of train, score on test.
 
     Args:
@@ -86,6 +85,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: features and labels that are scored, all of them for every draw.
         settings: see `Settings`.
         seed: of the draws and of the intervals.
+        device: ignored; the computation runs on the processor.
 
     Raises:
         DataError: features that are not finite, or labels that are not one per sample.
@@ -219,3 +219,11 @@ def _spread(decision: FloatArray, learned: IntArray, labels: Labels) -> FloatArr
     scores = np.full((len(decision), len(labels.classes)), decision.min() - 1)
     scores[:, learned] = decision
     return scores
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="Few-shot least squares in closed form, as big_vision's `fewshot_lsr`.",
+    settings=Settings,
+    kind=OnFeatures(check, run, label_kinds=frozenset({"single"})),
+)

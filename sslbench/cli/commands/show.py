@@ -4,8 +4,8 @@ from typing import get_args
 
 import click
 
+from sslbench import protocols
 from sslbench.cli.echo import echo
-from sslbench.cli.words import about, all_protocols
 from sslbench.names import FileKind, did_you_mean, find_file, list_names
 
 
@@ -18,7 +18,7 @@ def command(name: str) -> None:
     """
     from sslbench.errors import UsageError
 
-    if name in all_protocols():
+    if name in list_names("protocol"):
         _show_protocol(name)
         return
     kinds: tuple[FileKind, ...] = get_args(FileKind)
@@ -31,7 +31,7 @@ def command(name: str) -> None:
             if kind == "benchmark" and "\nextends:" in f"\n{text}":
                 _show_resolved(name.removeprefix("benchmark/"))
             return
-    known = {*all_protocols(), *(n for kind in kinds for n in list_names(kind))}
+    known = {*list_names("protocol"), *(n for kind in kinds for n in list_names(kind))}
     raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
 
 
@@ -53,10 +53,10 @@ def _show_protocol(name: str) -> None:
     from sslbench.cli.settings_page import show_value
     from sslbench.config import describe
 
-    version, title, settings = about(name)
-    echo(f"{name}, version {version}: {title}\n")
+    protocol = protocols.find(name)
+    echo(f"{name}, version {protocol.version}: {protocol.summary}\n")
     formatter = click.HelpFormatter(width=110)
-    rows = describe(settings)
+    rows = describe(protocol.settings)
     formatter.write_dl(
         [
             (f"{r.name}={show_value(r.default)}", f"{r.meaning}{f', in {r.unit}' if r.unit else ''} [{r.type}]")

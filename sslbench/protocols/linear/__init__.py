@@ -22,13 +22,12 @@ from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features, holdout_rows, no_holdout, percent
 from sslbench.protocols.linear.settings import Settings
+from sslbench.protocols.protocol import CLASSES, OnFeatures, Protocol
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
     from sslbench.solvers.logistic import Fit, Problem
 
-VERSION = 3
-LABEL_KINDS = ("single", "multi", "value")
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -44,7 +43,7 @@ def check(settings: Settings, train: Labels) -> None:
     _check_settings(settings)
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Fit on train, score on test.
 
     Args:
@@ -52,6 +51,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: features and labels that are scored.
         settings: see `Settings`.
         seed: of the held-out part and of the intervals.
+        device: ignored; the computation runs on the processor.
 
     Raises:
         DataError: features that are not finite, no labels, or fewer than two classes in train.
@@ -221,3 +221,11 @@ def _problem_of_held(held: Matrix, labels: Labels, learned: IntArray) -> "Proble
     """The samples whose class was learned, to compute a loss on."""
     rows = np.arange(len(held)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
     return _problem(held[rows], labels.select(rows), learned)
+
+
+PROTOCOL = Protocol(
+    version=3,
+    summary="Linear probe: logistic regression on frozen features, to convergence.",
+    settings=Settings,
+    kind=OnFeatures(check, run, label_kinds=CLASSES | {"value"}, class_subsets=True),
+)

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.protocols.linear_online.settings import Settings
+from sslbench.protocols.protocol import OnImages, Protocol
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
     from sslbench.features.extract import ExtractSettings
-
-VERSION = 2
-ON_IMAGES = True
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -110,3 +108,11 @@ def run_on_images(  # noqa: PLR0913  what every protocol on images is called wit
 
     check(settings, train.labels)
     return run(backbone, layers, (train, test), settings, seed=seed, engine=engine, folder=folder, progress=progress)
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="Linear probe on images: heads trained by SGD on augmented views.",
+    settings=Settings,
+    kind=OnImages(check, check_images, run_on_images),
+)

@@ -32,9 +32,8 @@ from sslbench.protocols._parts.few_shot import Curve, Draw, check_labels, leadin
 from sslbench.protocols._parts.selection import check_features, is_better, percent
 from sslbench.protocols.low_shot.models import Classifier, Logistic, Svm
 from sslbench.protocols.low_shot.settings import DEFAULT_K, Settings
+from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
-
-VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ def check(settings: Settings, train: Labels) -> None:
     _points(settings, train)
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Learn from draws of train, score on test.
 
     Args:
@@ -76,6 +75,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: features and labels that are scored, all of them for every draw.
         settings: see `Settings`.
         seed: of the draws and of the intervals.
+        device: ignored; the computation runs on the processor.
 
     Raises:
         DataError: features that are not finite, no labels, or too few samples.
@@ -161,3 +161,11 @@ def _check_settings(settings: Settings) -> None:
         value = getattr(settings, name)
         if not (np.isfinite(value) and value > 0):
             raise UsageError(f"low-shot: {name} should be greater than 0, not {value}")
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="Linear SVMs or logistic regression on k images per class, over several draws.",
+    settings=Settings,
+    kind=OnFeatures(check, run),
+)

@@ -19,10 +19,9 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features
+from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
-
-VERSION = 3
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -37,7 +36,7 @@ def check(settings: Settings, train: Labels) -> None:
     _check_settings(settings)
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Fit on train, score on test.
 
     Args:
@@ -45,6 +44,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: features and labels that are scored.
         settings: see `Settings`.
         seed: of the solver and of the intervals.
+        device: ignored; the computation runs on the processor.
 
     Raises:
         DataError: features that are not finite, no labels, or nothing to learn in train.
@@ -133,3 +133,11 @@ def _spread(decision: FloatArray, usable: IntArray, labels: Labels) -> FloatArra
     scores = np.full((len(decision), len(labels.classes)), missing)
     scores[:, usable] = decision
     return scores
+
+
+PROTOCOL = Protocol(
+    version=3,
+    summary="One linear SVM per class on frozen features, as VISSL evaluates on VOC07.",
+    settings=Settings,
+    kind=OnFeatures(check, run, class_subsets=True),
+)
