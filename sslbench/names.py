@@ -5,7 +5,7 @@ import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self
@@ -82,6 +82,18 @@ def _yaml_files(kind: str) -> dict[str, Path]:
             name = file.relative_to(root).with_suffix("").as_posix()
             if name.startswith(prefix) and not name.startswith(others) and not file.name.startswith("_"):
                 found.setdefault(name.removeprefix(prefix), file)
+    return found | _computed_benchmarks(found) if kind == "benchmark" else found
+
+
+def _computed_benchmarks(written: Container[str]) -> dict[str, Path]:
+    """Return PROTOCOL/DATASET -> PROTOCOL/_each.yaml for every data/_DATASET.yaml, but for those in a file of their own."""
+    roots = paths.search_path("benchmarks")
+    data_sets = [file.stem.removeprefix("_") for root in roots for file in sorted(root.glob("data/_*.yaml"))]
+    found: dict[str, Path] = {}
+    for template in (file for root in roots for file in sorted(root.glob("*/_each.yaml"))):
+        for name in (f"{template.parent.name}/{data_set}" for data_set in data_sets):
+            if name not in written:
+                found.setdefault(name, template)
     return found
 
 

@@ -1,5 +1,6 @@
 """`sslbench show`."""
 
+from pathlib import Path
 from typing import get_args
 
 import click
@@ -24,15 +25,23 @@ def command(name: str) -> None:
     kinds: tuple[FileKind, ...] = get_args(FileKind)
     for kind in kinds:
         if name.removeprefix(f"{kind}/") in list_names(kind):
-            path = find_file(kind, name.removeprefix(f"{kind}/"))
+            path, text = _source_text(kind, name.removeprefix(f"{kind}/"))
             echo(f"# {path}")
-            text = path.read_bytes().decode("utf-8", "backslashreplace").rstrip()
-            echo(text)
+            echo(text.rstrip())
             if kind == "benchmark" and "\nextends:" in f"\n{text}":
                 _show_resolved(name.removeprefix("benchmark/"))
             return
     known = {*list_names("protocol"), *(n for kind in kinds for n in list_names(kind))}
     raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
+
+
+def _source_text(kind: FileKind, name: str) -> tuple[Path, str]:
+    if kind == "benchmark":
+        from sslbench.library.benchmarks import source_text
+
+        return source_text(name)
+    path = find_file(kind, name)
+    return path, path.read_bytes().decode("utf-8", "backslashreplace")
 
 
 def _show_resolved(name: str) -> None:
