@@ -86,7 +86,7 @@ def _yaml_files(kind: str) -> dict[str, Path]:
 
 
 def _computed_benchmarks(written: Container[str]) -> dict[str, Path]:
-    """Return PROTOCOL/DATASET -> PROTOCOL/_each.yaml for every data/_DATASET.yaml, but for those in a file of their own."""
+    """Return PROTOCOL/DATASET -> PROTOCOL/_each.yaml for every data/_DATASET.yaml that has no file of its own."""
     roots = paths.search_path("benchmarks")
     data_sets = [file.stem.removeprefix("_") for root in roots for file in sorted(root.glob("data/_*.yaml"))]
     found: dict[str, Path] = {}

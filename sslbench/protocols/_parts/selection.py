@@ -128,3 +128,51 @@ def percent(fraction: float) -> str:
 def is_better(score: float, best: float) -> bool:
     """Whether a score beats the best so far; NaN never does, and anything beats NaN. Of equals the first one stays."""
     return not math.isnan(score) and (math.isnan(best) or score > best)
+
+
+def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, labels: Labels) -> npt.NDArray[np.float64]:
+    """Return (N, C) scores; classes that were not learned have NaN (multi-label) or less than all others.
+
+    Args:
+        decision: (N, K) decision values of the classes that were learned.
+        learned: (K,) their numbers.
+        labels: of the samples, with all C classes.
+    """
+    missing = np.nan if labels.kind == "multi" else decision.min() - 1
+    scores = np.full((len(decision), len(labels.classes)), missing)
+    scores[:, learned] = decision
+    return scores
+
+
+def signed_targets(labels: Labels, *, ignore: bool = True) -> tuple[npt.NDArray[np.int8], IntArray]:
+    """Return (N, K) of 1, -1 and 0 (ignored) for the K classes with positives and negatives, and their numbers (K,).
+
+    Args:
+        labels: of train.
+        ignore: leave samples out that are marked -1; False: they are negatives.
+    """
+    if labels.kind == "single":
+        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), 1, -1).astype(np.int8)
+    else:
+        targets = np.where(labels.values > 0, 1, -1).astype(np.int8)
+        if ignore:
+            targets[labels.values < 0] = 0
+    learned = np.flatnonzero((targets > 0).any(axis=0) & (targets < 0).any(axis=0))
+    return (targets if len(learned) == targets.shape[1] else targets[:, learned]), learned
+
+
+def folds_of_class(
+    positive: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_], number: int, groups: IntArray | None
+) -> npt.NDArray[np.int16]:
+    """Return (N,) stratified folds of one class, as many as its positives and negatives allow.
+
+    Samples that are not known have -1; all have where there are too few for two folds.
+    """
+    rows = np.flatnonzero(known)
+    classes, own = positive[rows].astype(np.int64), None if groups is None else groups[rows]
+    sizes = class_sizes(classes, own)
+    number = min(number, *sizes) if len(sizes) == 2 else 0
+    folds = np.full(len(positive), -1, np.int16)
+    if number > 1:
+        folds[rows] = folds_of(classes, number, own)
+    return folds

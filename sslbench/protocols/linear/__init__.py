@@ -20,7 +20,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._parts.selection import check_features, holdout_rows, no_holdout, percent
+from sslbench.protocols._parts.selection import check_features, for_all_classes, holdout_rows, no_holdout, percent
 from sslbench.protocols.linear.settings import Settings
 from sslbench.protocols.protocol import CLASSES, OnFeatures, Protocol
 from sslbench.results import Outcome
@@ -57,7 +57,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         DataError: features that are not finite, no labels, or fewer than two classes in train.
         UsageError: settings that are not possible.
     """
-    from sslbench.protocols.linear.ridge import regress
+    from sslbench.protocols.linear.regression import regress
     from sslbench.solvers.logistic import fit, principal_axes
 
     check_features(train, test)
@@ -150,10 +150,7 @@ def _scores(model: "Fit", x: Matrix, usable: IntArray, labels: Labels) -> FloatA
     decision = model.decide(x)
     if labels.kind == "single" and len(usable) == 2:
         decision = np.concatenate([-decision, decision], axis=1) / 2
-    missing = np.nan if labels.kind == "multi" else decision.min() - 1
-    scores = np.full((len(decision), len(labels.classes)), missing)
-    scores[:, usable] = decision
-    return scores
+    return for_all_classes(decision, usable, labels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sslbench.data.source import Labels
 from sslbench.metrics import ranking
 from sslbench.metrics.summary import headline
 from sslbench.protocols._parts.few_shot import Fitted, leading, stratified_folds
-from sslbench.protocols._parts.selection import class_sizes, folds_of
+from sslbench.protocols._parts.selection import class_sizes, folds_of_class, for_all_classes, signed_targets
 
 if TYPE_CHECKING:
     from sslbench.protocols.low_shot.settings import Settings
@@ -58,8 +58,8 @@ class Svm:
         solver, notes = make_solver(x, self._as_svm(strengths), self._seed)
         strength, costs, searched = self._choose(solver, targets, names, labels.kind, strengths, groups)
         models = solver.fit(targets, costs)
-        scores = _spread(models.decide(self._test), learned, labels)
-        train = leading(self._settings.metric, labels, _spread(models.decide(x), learned, labels))
+        scores = for_all_classes(models.decide(self._test), learned, labels)
+        train = leading(self._settings.metric, labels, for_all_classes(models.decide(x), learned, labels))
         return Fitted(scores, train, strength, bool(models.converged.all()), (*notes, *searched))
 
     def _as_svm(self, strengths: Sequence[float]) -> "SvmSettings":
@@ -111,7 +111,7 @@ class Logistic:
         """See `Classifier`. One strength for all classes, by accuracy or mean average precision."""
         from sslbench.solvers.logistic import principal_axes
 
-        learned = _targets(labels)[1]
+        learned = signed_targets(labels)[1]
         if not len(learned):
             return _nothing(len(self._test), labels)
         axes = principal_axes(x)
@@ -148,7 +148,7 @@ class Logistic:
         for fold in range(int(folds.max()) + 1):
             rows = folds == fold
             inside, rest = _without(x, labels, rows)
-            if not len(_targets(rest)[1]):
+            if not len(signed_targets(rest)[1]):
                 continue
             model = None
             for i, c in enumerate(grid):
@@ -168,28 +168,14 @@ def _unit(x: Matrix) -> FloatArray:
 
 
 def _targets(labels: Labels) -> tuple[npt.NDArray[np.int8], IntArray]:
-    """(N, K) of 1, -1 and 0 for left out, for the K classes that have positives and negatives, and these classes."""
-    if labels.kind == "single":
-        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), 1, -1).astype(np.int8)
-    else:
-        targets = np.sign(2 * labels.values.astype(np.int8) - 1).astype(np.int8)
-        targets[labels.values < 0] = 0
-    learned = np.flatnonzero((targets > 0).any(axis=0) & (targets < 0).any(axis=0))
-    return np.ascontiguousarray(targets[:, learned]), learned
+    targets, learned = signed_targets(labels)
+    return np.ascontiguousarray(targets), learned  # the order of the memory decides the rounding of products
 
 
 def _nothing(n: int, labels: Labels) -> Fitted:
     """What is left when a draw has one class only (a small share of train): no class is told from another."""
     scores = np.full((n, len(labels.classes)), np.nan if labels.kind == "multi" else 0.0)
     return Fitted(scores, float("nan"), {}, True, ("A draw had samples of one class only, so nothing was learned.",))
-
-
-def _spread(decision: FloatArray, learned: IntArray, labels: Labels) -> FloatArray:
-    """(N, C) scores; classes that were not learned have NaN (multi-label) or less than all others."""
-    missing = np.nan if labels.kind == "multi" else decision.min() - 1
-    scores = np.full((len(decision), len(labels.classes)), missing)
-    scores[:, learned] = decision
-    return scores
 
 
 def _problem(x: Matrix, labels: Labels, targets: npt.NDArray[np.int8], learned: IntArray) -> "Problem":
@@ -207,7 +193,7 @@ def _decide(model: "Fit", x: Matrix, learned: IntArray, labels: Labels) -> Float
     decision = model.decide(x)
     if labels.kind == "single" and len(learned) == 2:
         decision = np.concatenate([-decision, decision], axis=1) / 2
-    return _spread(decision, learned, labels)
+    return for_all_classes(decision, learned, labels)
 
 
 def _fewest(target: npt.NDArray[np.int8], groups: IntArray | None) -> int:
@@ -221,14 +207,8 @@ def _folds(labels: Labels, wanted: int, groups: IntArray | None) -> npt.NDArray[
     """(N,) folds of single labels; (N, C) of several, -1 where a class does not have the sample; None where k is 1."""
     if labels.kind == "single":
         return stratified_folds(labels.values, wanted, groups)
-    folds = np.full(labels.values.shape, -1, np.int16)
-    for c in range(labels.values.shape[1]):
-        rows = np.flatnonzero(labels.values[:, c] >= 0)
-        own = None if groups is None else groups[rows]
-        targets = (labels.values[rows, c] > 0).astype(np.int64)
-        sizes = class_sizes(targets, own)
-        if len(sizes) == 2 and sizes.min() > 1:
-            folds[rows, c] = folds_of(targets, min(wanted, int(sizes.min())), own)
+    columns = [folds_of_class(column > 0, column >= 0, wanted, groups) for column in labels.values.T]
+    folds = np.stack(columns, axis=1)
     return folds if folds.max() > 0 else None
 
 

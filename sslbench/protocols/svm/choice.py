@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.metrics import ranking
-from sslbench.protocols._parts.selection import class_sizes, folds_of
+from sslbench.protocols._parts.selection import class_sizes, folds_of, folds_of_class
 from sslbench.solvers import svm
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def choose_each(
     costs = settings.costs
     if len(costs) == 1:
         return Choice([costs[0]] * len(classes))
-    folds = np.stack([_folds_of_class(column, settings.folds, groups) for column in targets.T], axis=1)
+    folds = np.stack([folds_of_class(column > 0, column != 0, settings.folds, groups) for column in targets.T], axis=1)
     number = folds.max(axis=0) + 1
     validated = np.flatnonzero(number > 1)
     means, unconverged = np.full((len(classes), len(costs)), np.nan), 0
@@ -158,18 +158,6 @@ def _search_notes(unconverged: int) -> tuple[str, ...]:
 
 def _what(groups: IntArray | None) -> str:
     return "training samples" if groups is None else "groups with training samples"
-
-
-def _folds_of_class(target: Targets, wanted: int, groups: IntArray | None) -> Folds:
-    """(N,) the fold of each sample, -1 for those left out, and all -1 where there are too few for two folds."""
-    rows = np.flatnonzero(target)
-    own = None if groups is None else groups[rows]
-    sizes = class_sizes((target[rows] > 0).astype(np.int64), own)
-    number = min(wanted, *sizes) if len(sizes) == 2 else 0
-    folds = np.full(len(target), -1, np.int16)
-    if number > 1:
-        folds[rows] = folds_of((target[rows] > 0).astype(np.int64), number, own)
-    return folds
 
 
 def _average_precision(target: Targets, folds: Folds, decision: FloatArray) -> float:
