@@ -1,4 +1,4 @@
-"""The floor under a score: chance, majority, the pixels themselves, and the same network untrained."""
+"""Floors under a score: chance, majority, the pixels themselves, and the same network untrained."""
 
 import dataclasses
 import logging
@@ -27,7 +27,7 @@ UNTRAINED_SEED = 0  # of the untrained backbone: the same for every evaluation, 
 
 
 def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
-    """What guessing scores, in percent: 'chance' picks a class at random, 'majority' always the most frequent one.
+    """Return the scores of guessing, in percent: 'chance' picks a random class, 'majority' the most frequent one.
 
     Single label: top-1, top-5 where there are at least five classes, and balanced accuracy. Multi-label: a random order
     of the samples has an expected average precision of about the share of positives; there is no majority class.
@@ -77,7 +77,7 @@ class FloorBackbones:
 
 
 def floor_backbones(backbone: Backbone, *, is_floor: bool) -> FloorBackbones:
-    """The backbones whose scores stand beside this one's: pixels, and the same architecture untrained.
+    """Return the backbones of the floors: pixels, and the same architecture untrained.
 
     Args:
         backbone: the one that is evaluated.
@@ -110,7 +110,7 @@ def untrained_like(backbone: Backbone) -> Backbone | None:
 
 
 def _pixels_like(backbone: Backbone) -> Backbone:
-    """The pixels of the same pictures: decoded in the same way, with as many channels (RGB where it takes one)."""
+    """Return the pixels of the same pictures: decoded in the same way, with as many channels (RGB for three)."""
     pixels, same = load_backbone(PIXELS), backbone.preprocessing
     own = pixels.preprocessing if same.channels == 1 else pixels.preprocessing.for_channels(same.channels)
     own = dataclasses.replace(own, decoder=same.decoder, max_pixels=same.max_pixels)
@@ -172,7 +172,7 @@ def write(result: Result, scores: records.Scores, folder: Path) -> Path:
 
 
 def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
-    """A warning when the weights are not better than no training at all, by a paired test on the same test samples."""
+    """Return a warning when the weights are not better than untrained ones, by a paired test on the test samples."""
     other = untrained[1]
     if scores.ids != other.ids or scores.labels.ndim != 1 or not scores.scores.shape[1]:
         return None

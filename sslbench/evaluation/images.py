@@ -1,4 +1,4 @@
-"""Protocols that train on images through the frozen backbone: what is around them, from data to record."""
+"""Evaluation of protocols that train on images, from data to record."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ _NO_BASELINE = "baseline=true trains on the untrained backbone too, in twice the
 def evaluate_on_images(
     prepared: Prepared, tasks: Sequence[Task], *, out: Path, command: str, progress: Progress | None = None
 ) -> list[Result]:
-    """Runs protocols on images and writes one record per row of each; every process of a run calls this.
+    """Run protocols on images and write one record per row of each; every process of a run calls this.
 
     Args:
         prepared: from `prepare`.
@@ -93,7 +93,7 @@ class _Run:
         return floors.untrained_like(self.prepared.backbone)
 
     def measure(self, task: Task) -> list[Result]:
-        """The rows of one protocol, with their floors beside them."""
+        """Return the rows of one protocol, with their floors beside them."""
         beside, missing = self._baseline(task)
         results = []
         for row, (result, scores) in self._rows(task, self.prepared.backbone).items():
@@ -105,7 +105,7 @@ class _Run:
         return results
 
     def _rows(self, task: Task, backbone: Backbone) -> dict[str, tuple[Result, records.Scores]]:
-        """Row -> its record, not yet written; {} on processes other than the first."""
+        """Return the record of each row, not yet written; {} on processes other than the first."""
         seed = self.prepared.run.seed
         train, test = _carrier(self.train), _carrier(self.test)
         with measured(self.prepared.run.torch_device()) as meter:
@@ -127,7 +127,7 @@ class _Run:
         return rows
 
     def _baseline(self, task: Task) -> tuple[dict[str, tuple[Result, records.Scores]], dict[str, str]]:
-        """The same heads on the same architecture untrained, and the reasons for floors that are missing.
+        """Return the same heads on the same architecture untrained, and the reasons for floors that are missing.
 
         Heads from the cache where they are there; trained only when that was asked for.
         """
@@ -165,7 +165,7 @@ class _Run:
         return record_id(measurement(self._described(backbone, row), task))
 
     def _folder(self, task: Task, backbone: Backbone) -> Path:
-        """For checkpoints: named after all that is measured in one training, so that no other training finds them."""
+        """Return the folder of checkpoints, named after the whole measurement, so that no other training finds them."""
         rows = "+".join(row_names(self.prepared, task, backbone))
         name = (
             f"{records.slug(self._described(backbone, rows).weights.name)}-{self._id(backbone, rows, task)}.checkpoints"
@@ -173,7 +173,7 @@ class _Run:
         return self.out / records.slug(task.protocol) / name
 
     def _described(self, backbone: Backbone, row: str) -> Subject:
-        """What a record says about what was measured; hashing the data takes a while, so it is done once."""
+        """Return the description of a backbone and the data for the record; the data are hashed once."""
         if id(backbone) not in self._known:
             work = backbone is self.prepared.backbone
             costs = encoding_costs(backbone, decoded=0, seconds=0.0, stage=Stage(seconds=0.0), work=work)
@@ -185,7 +185,7 @@ class _Run:
         return dataclasses.replace(self._known[id(backbone)], layer=row)
 
     def _readable(self, source: Source) -> tuple[Source, tuple[Unreadable, ...]]:
-        """The images that can be read. Where unreadable ones are to stop the run, the protocol itself notices them."""
+        """Return the readable images. With on_error=stop the protocol itself raises for the others."""
         if self.engine.on_error == "stop":
             return source, ()
         what = f"looking for unreadable images in {source.name}"
@@ -202,7 +202,7 @@ class _Run:
 
 
 def _carrier(source: Source) -> Features:
-    """Labels and ids as features without columns carry them."""
+    """Return labels and ids as features without columns."""
     return Features(
         np.zeros((len(source), 0), dtype=np.float32), source.labels, source.ids, groups=source_groups(source)
     )

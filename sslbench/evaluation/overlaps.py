@@ -1,4 +1,4 @@
-"""Is the score from memory? Images of test that train has too, and the score without them, beside every result."""
+"""Overlaps between train and test: suspected duplicates, and the score without them."""
 
 import dataclasses
 import logging
@@ -28,7 +28,7 @@ _RESAMPLES = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What is suspected about two parts, whatever protocol scores them.
+    """Suspected overlaps of two parts, for all protocols.
 
     Attributes:
         suspects: one per image of test.
@@ -44,7 +44,7 @@ class Found:
 
 
 def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> Found | None:
-    """Compares both parts, by the content of their files and by vectors that describe the images.
+    """Compare both parts by the content of their files and by vectors that describe the images.
 
     Args:
         prepared: both parts, and whether this is wanted.
@@ -67,7 +67,7 @@ def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> Found 
 
 
 def find_among_features(train: Features, test: Features, run: RunSettings) -> Found | None:
-    """The same where there are features only."""
+    """Compare both parts where there are features only."""
     if not run.overlaps or train is test:
         return None
     start = time.perf_counter()
@@ -90,7 +90,7 @@ def _said(found: Found, n: int) -> Found:
 
 
 def with_overlaps(result: Result, scores: records.Scores, found: Found | None, task: Task, out: Path) -> Result:
-    """The record with what is suspected and the headline metric without it; the list of pairs is written beside it.
+    """Return the record with the suspects and the headline metric without them; write the list of pairs beside it.
 
     Args:
         result: its own numbers stay as they are.
@@ -130,12 +130,12 @@ def with_overlaps(result: Result, scores: records.Scores, found: Found | None, t
 
 
 def list_of(result: Result, out: Path) -> Path:
-    """The CSV of the pairs beside a record."""
+    """Write the CSV of the pairs beside a record."""
     return records.path_of(result, out).with_suffix(records.OVERLAPS)
 
 
 def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Metric | None, tuple[str, ...]]:
-    """The headline metric of the samples that are not suspected, with its interval, from the per-sample scores."""
+    """Return the headline metric, with its interval, of the samples that are not suspected."""
     kind = result.data.labels
     if kind not in _KINDS or not scores.classes or scores.scores.shape[1] != len(scores.classes):
         return None, ()
@@ -157,7 +157,7 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
 
 
 def _first_draw(result: Result, scores: records.Scores) -> tuple[str, ...]:
-    """A note where the record's number is a mean over draws, and that without the suspects of the first one."""
+    """Return a note where the record's number is a mean over draws and the one without suspects of the first draw."""
     kind = result.data.labels
     recorded, own = result.metrics.get(_KINDS[kind]), percent(headline(kind, scores.labels, scores.scores))
     if own is None or recorded is None or recorded.value is None or abs(own - recorded.value) <= _SAME:

@@ -46,7 +46,7 @@ def only_part(task: Task) -> str | None:
 
 
 def without_useless_labels(data: TrainTest) -> TrainTest:
-    """Data for protocols that need no labels: those of the two parts stay only if they go together."""
+    """Return data for protocols that need no labels: labels that do not match between the parts are removed."""
     if not label_problems(data.train, data.test):
         return data
     train, test = (_unlabelled(part) for part in (data.train, data.test))
@@ -56,12 +56,12 @@ def without_useless_labels(data: TrainTest) -> TrainTest:
 
 
 def fitted_labels(task: Task, data: TrainTest) -> Labels:
-    """The labels of what a protocol learns from, for its `check`."""
+    """Return the labels that a protocol learns from, for its `check`."""
     return data.whole.labels if only_part(task) and data.whole is not None else data.train.labels
 
 
 def one_part(data: TrainTest, part: str) -> TrainTest:
-    """The data with one part in the place of both; data that was split for want of parts is taken whole."""
+    """Return the data with one part in the place of both; data without parts of its own is taken whole."""
     if data.whole is not None:
         return dataclasses.replace(data, train=data.whole, test=data.whole, how=f"all of {data.whole.name}, not split")
     source = data.train if part == "train" else data.test
@@ -71,7 +71,7 @@ def one_part(data: TrainTest, part: str) -> TrainTest:
 def one_part_of_features(
     train: Features, test: Features, whole: Features | None, task: Task
 ) -> tuple[Features, Features]:
-    """The same for features."""
+    """Return features with one part in the place of both, see `one_part`."""
     part = only_part(task)
     if part is None:
         return train, test
@@ -88,7 +88,7 @@ log = logging.getLogger("sslbench")
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Everything resolved and checked, nothing decoded yet: what `--dry-run` prints.
+    """Evaluation with everything resolved and checked, nothing decoded yet; `--dry-run` prints it.
 
     Attributes:
         loaded: the backbone as it was loaded, for the next request with the same weights.
@@ -108,7 +108,7 @@ class Prepared:
 
 
 def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = None) -> Prepared:
-    """Opens the weights and the data and checks them against each other and against the protocols' needs.
+    """Open the weights and the data and check them against each other and against the protocols' needs.
 
     Args:
         request: what to evaluate.
@@ -152,7 +152,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
 
 
 def check_label_kind(task: Task, kind: str) -> None:
-    """Refuses labels that are numbers where the protocol predicts classes.
+    """Refuse labels that are numbers where the protocol predicts classes.
 
     Raises:
         DataError: they are numbers, and 'value' is not among the label kinds of the protocol.
@@ -172,7 +172,7 @@ def _predicts_numbers(protocol: str) -> bool:
 
 
 def load(request: Request, run: RunSettings) -> Backbone:
-    """The backbone that is asked for, with its weights; says what loading did.
+    """Load the backbone with its weights and log a summary.
 
     Raises:
         SslbenchError: the weights cannot be read, are not recognised or do not fit.

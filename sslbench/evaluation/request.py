@@ -1,4 +1,4 @@
-"""What to evaluate and how: the arguments of an evaluation, checked."""
+"""Arguments of an evaluation, checked."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from sslbench.protocols import OnFeatures, OnImages, OnObjects
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """How an evaluation runs (configs/eval.yaml holds the same keys)."""
+    """Settings of a run (configs/eval.yaml holds the same keys)."""
 
     device: str = setting("auto", "where the backbone runs: auto, cpu, cuda, cuda:1, mps")
     precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "of the backbone's computation")
@@ -42,7 +42,7 @@ class RunSettings:
     )
 
     def torch_device(self) -> torch.device:
-        """The device, 'auto' resolved: cuda (this process's own), else mps, else cpu.
+        """Return the device, 'auto' resolved: cuda (this process's own), else mps, else cpu.
 
         Raises:
             UsageError: there is no such device here.
@@ -59,7 +59,7 @@ class RunSettings:
         return _own_gpu(device) if device.type == "cuda" else device
 
     def _auto_workers(self) -> int:
-        """Processes for decoding: one per core beside a GPU, one per two cores where the backbone needs the cores too.
+        """Return the number of decoding processes: one per core beside a GPU, one per two cores without.
 
         None on two cores: ResNet-18 from JPEGs ran at 1.49 times the bare model without any, 1.43 with one, 1.40 with
         two (float32; bfloat16: 2.58, 2.17, 2.27).
@@ -70,7 +70,7 @@ class RunSettings:
         return cores // 2 if cores > 2 else 0
 
     def extract_settings(self) -> ExtractSettings:
-        """The part that the extraction engine needs."""
+        """Return the settings of the extraction engine."""
         workers = self._auto_workers() if self.workers == "auto" else self.workers
         if self.batch_size < 1 or workers < 0:
             raise UsageError(f"batch_size {self.batch_size} and workers {workers} must be positive")
@@ -85,7 +85,7 @@ class RunSettings:
         )
 
     def decoding(self) -> dict[str, Any]:
-        """The values of the preprocessing that these settings change: what was asked for of `decoder` and `max_pixels`.
+        """Return the values of the preprocessing that `decoder` and `max_pixels` change.
 
         Raises:
             UsageError: a limit below one pixel.
@@ -115,7 +115,7 @@ def _own_gpu(device: torch.device) -> torch.device:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One protocol to run, with its settings and where each of them came from."""
+    """One protocol to run, with its settings and their origins."""
 
     protocol: str
     settings: Any
@@ -126,7 +126,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user wants evaluated; every field means what the flag of the same name means."""
+    """Evaluation to run; the fields have the names and meaning of the flags."""
 
     weights: str
     data: str
@@ -168,7 +168,7 @@ def make_task(
     benchmark: Benchmark | None = None,
     preset: Preset | None = None,
 ) -> Task:
-    """A protocol with its settings: the module's defaults, then the benchmark's, then the preset's, then the user's.
+    """Return a protocol with its settings: the defaults, then the benchmark's, the preset's and the user's.
 
     What a later one changes marks the earlier ones modified. The settings of a benchmark for another protocol than the
     preset's (linear, where the preset trains on images) do not fit it and are left out.

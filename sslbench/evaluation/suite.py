@@ -1,4 +1,4 @@
-"""Many cells (weights on a benchmark), each written when done; what cannot be computed is a hole with its reason."""
+"""Suites: weights x benchmarks, each cell written when done; a failed cell is a hole with its reason."""
 
 import dataclasses
 import logging
@@ -41,7 +41,7 @@ class Cell:
 
 @dataclasses.dataclass
 class _Loaded:
-    """The weights that are in memory, or why they are not: one at a time, for all their cells."""
+    """Backbone in memory, or the error of loading it: one at a time, for all its cells."""
 
     weights: str = ""
     backbone: Backbone | None = None
@@ -57,7 +57,7 @@ def run_suite(
     command: str,
     progress: Progress | None = None,
 ) -> tuple[list[Result], list[Hole]]:
-    """Evaluates every cell; one that fails leaves a hole, and the others go on.
+    """Evaluate every cell; one that fails leaves a hole, and the others go on.
 
     A cell whose records were in `out` before, by `identity.record_id` and with all that is asked for, is not computed
     again. The holes stand in `holes.csv` beside the records from the moment they are found.
@@ -103,7 +103,7 @@ def run_suite(
 
 
 def _prepared(request: Request, run: RunSettings, loaded: _Loaded) -> Prepared:
-    """Opens and checks one request; weights that cannot be loaded are tried once."""
+    """Open and check one request; weights that cannot be loaded are tried once."""
     if loaded.weights != request.weights:
         loaded.weights, loaded.backbone, loaded.problem = request.weights, None, None
         try:
@@ -116,7 +116,7 @@ def _prepared(request: Request, run: RunSettings, loaded: _Loaded) -> Prepared:
 
 
 def _there(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
-    """The records of everything that was asked for, if all of them were there."""
+    """Return the records of the whole request if all of them exist."""
     found = []
     for task in prepared.request.tasks:
         part = only_part(task)
@@ -136,7 +136,7 @@ def _there(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
 
 
 def _read(path: Path) -> Result | None:
-    """A record with its scores; None if it is damaged, so that it is made again."""
+    """Return a record with its scores; None if it is damaged, so that it is made again."""
     try:
         result = records.read(path)
         if result.scores_file is not None:

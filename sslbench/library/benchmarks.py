@@ -1,4 +1,4 @@
-"""Named benchmarks: what is measured, in YAML that a user can read, copy and change (benchmarks/README.md)."""
+"""Named benchmarks in YAML that a user can read, copy and change (benchmarks/README.md)."""
 
 import dataclasses
 import hashlib
@@ -37,7 +37,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """What is measured: a protocol with its settings on a data set. Never a path, weights, hardware or a seed.
+    """Protocol with its settings on a data set. Never a path, weights, hardware or a seed.
 
     Attributes:
         name: path below benchmarks/, without suffix.
@@ -84,7 +84,7 @@ class Benchmark:
 
 
 def load_benchmark(name: str) -> Benchmark:
-    """The benchmark of that name, or in that YAML file.
+    """Load the benchmark of that name, or that YAML file.
 
     Raises:
         UsageError: no such benchmark, or its file is wrong.
@@ -103,7 +103,7 @@ def load_benchmark(name: str) -> Benchmark:
 
 
 def load_suite(name: str) -> tuple[str, ...]:
-    """The names of the benchmarks in a suite (benchmarks/suites/NAME.yaml).
+    """Return the names of the benchmarks in a suite (benchmarks/suites/NAME.yaml).
 
     Raises:
         UsageError: no such suite, or its file is wrong.
@@ -119,7 +119,7 @@ class _Suite:
 
 
 def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None = None) -> tuple[str, str | None]:
-    """Where the train and the test part of a benchmark are: what the user gives, else what the benchmark names.
+    """Return the locations of train and test: the user's, else those that the benchmark names.
 
     Raises:
         UsageError: the data have to be given, or are not in the user's data folder (it says where they are looked for),

@@ -53,12 +53,12 @@ class Preset:
 
 
 def family_of(name: str) -> str:
-    """The protocol before the slash of a preset's name, as the command line spells it; '' without a slash."""
+    """Return the protocol before the slash of a preset's name, as the command line spells it; '' without a slash."""
     return name.rpartition("/")[0].replace("_", "-")
 
 
 def load_preset(name: str) -> Preset:
-    """The preset of that name, 'knn/dino', or in that YAML file; the user's folders of $SSLBENCH_PATH come first.
+    """Load the preset 'knn/dino', or a YAML file; the user's folders of $SSLBENCH_PATH come first.
 
     Raises:
         UsageError: no such preset, or its file is wrong.
@@ -78,7 +78,7 @@ def load_preset(name: str) -> Preset:
 
 
 def find_presets(asked: Sequence[str], protocols: Sequence[str]) -> list[Preset]:
-    """The presets a user asks for: 'knn/dino', a YAML file, or 'dino', which is that of each protocol that has one.
+    """Return the presets asked for: 'knn/dino', a YAML file, or 'dino' for each protocol that has one.
 
     Args:
         asked: what was given as --preset.
@@ -105,7 +105,7 @@ def find_presets(asked: Sequence[str], protocols: Sequence[str]) -> list[Preset]
 
 
 def _of_protocols(name: str, protocols: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The full names that a bare one stands for."""
+    """Return the full names of a bare one."""
     alike = [full for full in known if full.rpartition("/")[2] == name]
     if not protocols:
         which = ", ".join(alike) if alike else names.did_you_mean(name, known)

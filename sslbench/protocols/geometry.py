@@ -1,4 +1,4 @@
-"""What features look like without a classifier; no labels are needed.
+"""Geometry of the features without a classifier; no labels are needed.
 
 How many directions they use (RankMe, effective rank, alpha-ReQ), how evenly they fill the sphere (uniformity, feature
 std) and, where there is one label per sample, how close those of one class are (alignment). One part of the data is
@@ -37,12 +37,12 @@ class Settings:
 
 
 def part(settings: Settings) -> Part:
-    """The only part of the data that is looked at."""
+    """Return the part that is measured."""
     return settings.part
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that are not possible, before any feature is computed; any labels will do, and none.
+    """Refuse settings that are not possible, before any feature is computed; labels are not needed.
 
     Raises:
         UsageError: too few samples, or ranks that are no range.

@@ -55,7 +55,7 @@ class Settings:
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that cannot work on these training labels, before any feature is computed.
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible, for instance k larger than a class.
@@ -113,7 +113,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
 
 
 def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: Settings) -> list[Fitted]:
-    """A classifier per draw; classes that train does not have score below all others."""
+    """Return a classifier per draw; classes without training samples score below all others."""
     learned = few_shot.present(train.labels)
     models = [_model(train, draw, learned) for draw in draws]
     if settings.select == "test" and len(settings.l2) > 1:
@@ -138,7 +138,7 @@ def _model(
 
 
 def _inside(train: Features, draw: Draw, learned: IntArray, settings: Settings) -> float:
-    """The first l2 with the highest accuracy over the folds of the draw; the published one where there are none."""
+    """Return the first l2 with the highest accuracy over the folds of the draw; the published one without folds."""
     if len(settings.l2) == 1:
         return settings.l2[0]
     folds = few_shot.stratified_folds(draw.labels.values, settings.folds, draw.groups)

@@ -26,7 +26,6 @@ ALL = {name: find(name) for name in list_names("protocol")}
 ON_SAMPLES = [name for name, protocol in ALL.items() if not isinstance(protocol.kind, OnObjects)]
 ON_IMAGES = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnImages)]
 PROTOCOLS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnFeatures)]
-CLASSIFIERS = [name for name in PROTOCOLS if ALL[name].kind.class_subsets or name in ("low-shot", "lsr")]
 
 
 def sample(n, seed, kind="single", classes=4):
@@ -52,9 +51,8 @@ def run(name, kind="single", seed=0, train=None, test=None):
 
 
 def test_every_module_of_the_package_is_a_protocol_of_each_kind_there_is():
-    files = {
-        f.stem for f in (Path(protocols.__file__).parent).iterdir() if f.suffix in ("", ".py") and f.name[0] != "_"
-    }
+    folder = Path(protocols.__file__).parent
+    files = {f.stem for f in folder.iterdir() if f.suffix in ("", ".py") and f.name[0] != "_"}
     assert {name.replace("-", "_") for name in ALL} == files - {"protocol"}
     assert ON_IMAGES and PROTOCOLS and len(ON_SAMPLES) < len(ALL)
 
@@ -92,11 +90,13 @@ def test_what_needs_one_label_per_sample_says_so_before_any_work(name):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [(n, kind) for n in CLASSIFIERS for kind in ("single", "multi") if kind in ALL[n].kind.label_kinds],
+    [(n, kind) for n in PROTOCOLS for kind in ("single", "multi") if kind in ALL[n].kind.label_kinds],
 )
 def test_an_outcome_is_complete_and_good_on_separated_classes(name, kind):
     outcome = run(name, kind)
     assert isinstance(outcome, Outcome)
+    if not {"top1", "mAP"} & set(outcome.metrics):
+        pytest.skip("predicts no classes")
     assert outcome.headline == {"single": "top1", "multi": "mAP"}[kind]
     assert outcome.scores.shape == (40, 4) and outcome.scores.dtype == np.float32
     value, low, high = outcome.metrics[outcome.headline]

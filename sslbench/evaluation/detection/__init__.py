@@ -54,7 +54,7 @@ _NO_BASELINE = "--baseline random trains the same detector from the untrained ba
 def prepare_detection(
     request: DetectionRequest, run: RunSettings, *, backbone: Backbone | None = None
 ) -> PreparedDetection:
-    """Opens weights and data, and builds the detector once, to find what does not go together.
+    """Open weights and data, and build the detector once, to find what does not fit.
 
     Args:
         request: what to train and score.
@@ -88,7 +88,7 @@ def prepare_detection(
 
 
 def _decoding(run: RunSettings) -> dict[str, Any]:
-    """What differs from the usual way of decoding."""
+    """Return the settings of decoding that differ from the default."""
     if "fast" in run.decoder:
         raise UsageError(
             "--decoder fast decodes to fewer pixels, and boxes belong to the whole picture",
@@ -120,7 +120,7 @@ def _load(request: DetectionRequest, run: RunSettings) -> Backbone:
 
 
 def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[str, Backbone]]:
-    """The other backbones, of the same architecture: what differs should be the weights.
+    """Yield the baselines, of the same architecture: only the weights may differ.
 
     Raises:
         UsageError: one is of another architecture.
@@ -174,7 +174,7 @@ def evaluate_detection(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> list[Result]:
-    """Trains, scores and writes `out/detection/WEIGHTS-ID.json`.
+    """Train, score and write `out/detection/WEIGHTS-ID.json`.
 
     Beside it lie the trained detector, predictions, a picture, the log of the training, and checkpoints while it runs.
     Every process calls this. When it is called again after an interruption, it continues from the last checkpoint.
@@ -221,7 +221,7 @@ def _measure(
     progress: Progress | None,
     watch: Watch,
 ) -> Measured:
-    """One detector, its record written; that of the one in question is written again with the others beside it."""
+    """Train and score one detector and write its record; the main one is written again with the baselines."""
     recipe, run, data = prepared.request.recipe, prepared.run, prepared.data
     blank = blank_result(prepared, backbone, given, command)
     stem = records.path_of(blank, out).with_suffix("")

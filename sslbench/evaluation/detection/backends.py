@@ -1,4 +1,4 @@
-"""The two ways to train and run a detector: on torchvision's parts, or by Detectron2. What comes out is the same."""
+"""Backends that train and run a detector: torchvision's parts, or Detectron2, with the same kind of result."""
 
 import dataclasses
 import time
@@ -22,7 +22,7 @@ from sslbench.results import plain
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """A detector that was trained and run over the test part.
+    """Detector that was trained and run on the test part.
 
     Attributes:
         detector: trained, with sslbench's own modules; None when Detectron2 trained one that those cannot express.
@@ -44,7 +44,7 @@ class Ran:
 
 
 def check_backend(request: DetectionRequest) -> None:
-    """Refuses a backend that is not there, before anything is opened.
+    """Refuse a backend that is not available, before anything is opened.
 
     Raises:
         UsageError: Detectron2 cannot be used (the message says how it is installed), or d2.KEY=value without it.
@@ -59,7 +59,7 @@ def check_backend(request: DetectionRequest) -> None:
 
 
 def try_backend(request: DetectionRequest, run: RunSettings, backbone: Backbone) -> dict[str, Any]:
-    """Builds the detector once, to find what does not go together.
+    """Build the detector once, to find what does not fit.
 
     Returns:
         What belongs to the settings of the measurement: the backend, and the user's keys as Detectron2 takes them.
@@ -86,7 +86,7 @@ def run_backend(
     watch: Watch | None = None,
     progress: Progress | None = None,
 ) -> Ran:
-    """Trains a detector around the backbone and runs it over the test part; every process calls this.
+    """Train a detector around the backbone and run it on the test part; every process calls this.
 
     Args:
         prepared: recipe and data.

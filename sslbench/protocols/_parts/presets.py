@@ -23,7 +23,7 @@ class Difference:
 
 
 def full_settings(name: str) -> tuple[str, dict[str, Any]]:
-    """Everything that a preset decides: the protocol that runs it, and key -> value with the defaults filled in.
+    """Return the protocol of a preset and all settings, key -> value with the defaults filled in.
 
     Args:
         name: 'knn/dino'; 'knn' or 'knn/default' for the protocol's own defaults.
@@ -53,7 +53,7 @@ def full_settings(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def differences(a: str, b: str) -> list[Difference]:
-    """What two presets (or a preset and a protocol's defaults) do differently, settings first.
+    """Return the differences between two presets (or a preset and a protocol's defaults), settings first.
 
     Raises:
         UsageError: see `full_settings`.

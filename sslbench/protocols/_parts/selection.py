@@ -1,4 +1,4 @@
-"""What every protocol on features does first and last: refuse what cannot be scored, and put the metrics together."""
+"""Checks of features, hold-outs, folds and score arrays of protocols on features."""
 
 import math
 
@@ -56,7 +56,7 @@ def check_finite(part: Features, name: str) -> None:
 def holdout_rows(
     labels: Labels, fraction: float, seed: int, groups: IntArray | None
 ) -> tuple[IntArray, IntArray] | None:
-    """Rows to fit on and rows held out for a choice, stratified and seeded; None when either part would be empty.
+    """Return rows to fit on and rows held out for a choice, stratified and seeded; None when either would be empty.
 
     Args:
         labels: of train.
@@ -73,7 +73,7 @@ def holdout_rows(
 
 
 def no_holdout(groups: IntArray | None) -> str:
-    """Why `holdout_rows` found nothing to hold out, as the beginning of a sentence."""
+    """Return the reason why `holdout_rows` gave None, as the beginning of a sentence."""
     if groups is None:
         return "Train is too small to hold out a part of it"
     number = len(np.unique(groups))
@@ -83,7 +83,7 @@ def no_holdout(groups: IntArray | None) -> str:
 
 
 def class_sizes(classes: npt.NDArray[np.integer], groups: IntArray | None) -> IntArray:
-    """How many samples each class has that is there at all, or where samples belong to groups, how many groups.
+    """Return the number of samples of each class present; with groups, the number of groups.
 
     Args:
         classes: (N,) class numbers.
@@ -95,7 +95,7 @@ def class_sizes(classes: npt.NDArray[np.integer], groups: IntArray | None) -> In
 
 
 def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | None) -> npt.NDArray[np.int16]:
-    """(N,) the fold of each sample: stratified, not shuffled, as in scikit-learn's `cross_val_score`.
+    """Return (N,) stratified folds, not shuffled, as in scikit-learn's `cross_val_score`.
 
     Args:
         classes: (N,) class numbers, not negative.
@@ -121,12 +121,12 @@ def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | N
 
 
 def percent(fraction: float) -> str:
-    """A share for messages: '20 %'."""
+    """Return a fraction as text for messages: '20 %'."""
     return f"{100 * fraction:g} %"
 
 
 def is_better(score: float, best: float) -> bool:
-    """Whether a score beats the best so far; NaN never does, and anything beats NaN. Of equals the first one stays."""
+    """Return True if a score beats the best so far; NaN never does, anything beats NaN, and equals do not."""
     return not math.isnan(score) and (math.isnan(best) or score > best)
 
 

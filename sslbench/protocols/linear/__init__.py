@@ -35,7 +35,7 @@ Matrix = npt.NDArray[np.floating]
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that cannot work on these training labels, before any feature is computed.
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible.
@@ -120,7 +120,7 @@ def _check_settings(settings: Settings) -> None:
 
 
 def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
-    """The classes that can be learned: present in train (single), or both present and absent in it (multi)."""
+    """Return the classes that can be learned: present in train (single), or both present and absent (multi)."""
     values = labels.values
     if labels.kind == "single":
         usable = np.unique(values).astype(np.int64)
@@ -146,7 +146,7 @@ def _problem(x: Matrix, labels: Labels, usable: IntArray) -> "Problem":
 
 
 def _scores(model: "Fit", x: Matrix, usable: IntArray, labels: Labels) -> FloatArray:
-    """(N, C) decision values; a class that was left out scores below all others (single) or NaN (multi)."""
+    """Return (N, C) decision values; a class that was not learned is below all others (single) or NaN (multi)."""
     decision = model.decide(x)
     if labels.kind == "single" and len(usable) == 2:
         decision = np.concatenate([-decision, decision], axis=1) / 2
@@ -155,7 +155,7 @@ def _scores(model: "Fit", x: Matrix, usable: IntArray, labels: Labels) -> FloatA
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """The chosen c, what the result says about the choice, and the model to begin the final fit from."""
+    """The chosen c, the record of the choice, and the model that the final fit starts from."""
 
     c: float
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -166,7 +166,7 @@ class _Choice:
 def _choose(
     x: Matrix, train: Features, test: tuple[Matrix, Labels], variance: FloatArray, settings: Settings, seed: int
 ) -> _Choice:
-    """The c with the best headline metric on a held-out part of train, or on test; of equals the smallest."""
+    """Return the c with the best headline metric on a held-out part of train, or on test; of equals the smallest."""
     from sslbench.protocols.linear.path import TOLERANCE, search
 
     labels, grid = train.labels, sorted(settings.c)
@@ -215,7 +215,7 @@ def _choose(
 
 
 def _problem_of_held(held: Matrix, labels: Labels, learned: IntArray) -> "Problem":
-    """The samples whose class was learned, to compute a loss on."""
+    """Return the problem of the samples whose class was learned, to compute a loss on."""
     rows = np.arange(len(held)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
     return _problem(held[rows], labels.select(rows), learned)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings and labels that cannot work, before anything else is opened.
+    """Refuse settings and labels that cannot work, before anything else is opened.
 
     Raises:
         UsageError: settings that are not possible.
@@ -45,7 +45,7 @@ def check(settings: Settings, train: Labels) -> None:
 def check_images(
     backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
 ) -> tuple[str, ...]:
-    """Refuses what does not go together, before any image is decoded; gives the rows that results will have.
+    """Refuse backbone, layers and settings that do not fit, before any image is decoded; return the rows of results.
 
     Args:
         backbone: to be evaluated.
@@ -81,7 +81,7 @@ def run_on_images(  # noqa: PLR0913  what every protocol on images is called wit
     folder: Path,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Outcome]:
-    """Trains on train, scores on test; with several processes (`process_group`) every one of them calls this.
+    """Train on train, score test; with several processes (`process_group`) every one of them calls this.
 
     Args:
         backbone: stays as it is: eval mode, no gradient, not a bit of it changes.

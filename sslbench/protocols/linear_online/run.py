@@ -39,7 +39,7 @@ def run(
     folder: Path,
     progress: Progress | None,
 ) -> dict[str, Outcome]:
-    """See `linear_online.run_on_images`; `parts` are train and test."""
+    """Run the protocol, see `linear_online.run_on_images`; `parts` are train and test."""
     whole, test = parts
     plans = planning.planned(backbone, layers, settings)
     fit, held = planning.split(whole, plans, settings, seed)
@@ -98,7 +98,7 @@ def _report(progress: Progress | None, what: str) -> Callable[[int, int], None] 
 
 
 def _sample(source: Source, most: int, seed: int) -> Source:
-    """At most so many samples, drawn evenly: enough to see whether the heads fit what they were trained on."""
+    """Return a limited number of evenly spaced samples: enough to see whether the heads fit their training data."""
     if len(source) <= most:
         return source
     return source.select(np.sort(np.random.default_rng(seed).choice(len(source), most, replace=False)))
@@ -139,7 +139,7 @@ def _outcome(
 
 
 def _notes(chosen: Chosen, settings: "Settings") -> list[str]:
-    """What a reader of the number must know about the choice."""
+    """Return the notes on the choice of a head."""
     notes = []
     if chosen.on == "test":
         heads = len(chosen.others) + 1

@@ -41,7 +41,7 @@ LINE_SECONDS = 30.0  # between lines of the log, which also come at the end of a
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """How heads are trained.
+    """Plan of a training of heads.
 
     Attributes:
         updates: in all.
@@ -61,7 +61,7 @@ class Training:
 
 
 def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches, plan: Training) -> float:
-    """Trains the heads in place to the end; every process calls this. Continues from a checkpoint in `plan.folder`.
+    """Train the heads in place to the end; every process calls this. Continue from a checkpoint in `plan.folder`.
 
     The backbone is not trained, nor does anything else of it move: that is checked.
 
@@ -131,7 +131,7 @@ class _Run:
         self.said = self.saved = time.perf_counter()
 
     def encoded(self, encode: InputEncoder, pieces: tuple[RawBatch, ...]) -> tuple[dict[str, Tensor], Tensor]:
-        """Features and labels of this process's part of a batch."""
+        """Return features and labels of this process's part of a batch."""
         if any(piece.unreadable for piece in pieces):
             raise self.plan.unreadable()
         parts = [encode(piece.views[0]) for piece in pieces]
@@ -140,7 +140,7 @@ class _Run:
         return features, labels.to(next(iter(features.values())).device, non_blocking=True)
 
     def update(self, features: dict[str, Tensor], labels: Tensor, index: int) -> Tensor:
-        """One step of every head; the losses before it, of this process."""
+        """Update every head once; return the losses before it, of this process."""
         set_rates(self.optimizer, lr=self.plan.schedule(index / self.plan.updates))
         losses = self.heads.losses(features, labels, self.data.batch_size)
         losses.sum().backward()  # type: ignore[no-untyped-call]
@@ -150,13 +150,13 @@ class _Run:
         return losses.detach()
 
     def is_time_to_look(self, done: int) -> bool:
-        """Every process comes to the same answer, so several of them do not ask the clock."""
+        """Return True after some seconds; several processes count updates instead, so that all agree."""
         if done % CHECK_EVERY == 0 or done % self.data.steps_per_epoch == 0 or done == self.plan.updates:
             return True
         return world_size() == 1 and time.perf_counter() - self.said > LINE_SECONDS
 
     def look(self, losses: Tensor, features: dict[str, Tensor], done: int) -> None:
-        """Says where training stands, now and then; stops it when no head is left."""
+        """Log the progress now and then; stop when no head is left."""
         values = sum_(losses.clone())
         if not torch.isfinite(values).any():
             _stop_diverged(features, done)
@@ -181,7 +181,7 @@ class _Run:
         )
 
     def save(self, done: int, *, now: bool) -> None:
-        """A checkpoint, when it is time for one; the first process's state is that of all."""
+        """Write a checkpoint when one is due; the first process's state is that of all."""
         if rank() != 0 or not (now or time.perf_counter() - self.saved > SAVE_SECONDS):
             return
         content = {"heads": module_state(self.heads), "optimizer": self.optimizer.state_dict()}
@@ -190,7 +190,7 @@ class _Run:
 
 
 def _resume(heads: Heads, optimizer: torch.optim.Optimizer, plan: Training) -> int:
-    """Updates that are done: what the newest checkpoint holds is put back."""
+    """Restore the newest checkpoint; return the number of updates done."""
     found = newest_whole(plan.folder)
     if found is None:
         return 0
@@ -203,7 +203,7 @@ def _resume(heads: Heads, optimizer: torch.optim.Optimizer, plan: Training) -> i
 
 
 def _signalled(signal_number: Callable[[], int], done: int, device: torch.device) -> int:
-    """The signal that any of the processes got, or 0; several processes only compare now and then."""
+    """Return the signal that any process got, or 0; several processes compare only now and then."""
     if world_size() == 1:
         return signal_number()
     return 0 if done % CHECK_EVERY else int(max_(torch.tensor(signal_number(), device=device)))
@@ -223,7 +223,7 @@ def _stop_diverged(features: dict[str, Tensor], done: int) -> None:
 
 
 def unreadable_images(source: Source, preprocessing: Preprocessing, engine: ExtractSettings) -> DataError:
-    """The error that lists all images of a source that cannot be read.
+    """Return the error that lists all images of a source that cannot be read.
 
     Args:
         source: where at least one was met.

@@ -45,7 +45,7 @@ class _Point:
     fraction: float = 0.0
 
     def draw(self, train: Features, seed: int, settings: Settings) -> Draw:
-        """The samples for one seed."""
+        """Return the samples drawn with a seed."""
         labels, groups = train.labels, train.groups
         if self.fraction:
             return few_shot.share(labels, self.fraction, seed, stratified=settings.stratified, groups=groups)
@@ -55,7 +55,7 @@ class _Point:
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that cannot work on these training labels, before any feature is computed.
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible, for instance k larger than a class.
@@ -115,7 +115,7 @@ def _chosen_on(settings: Settings) -> str:
 def _best_on_test(
     learner: Classifier, train: Features, test: Labels, draws: Sequence[Draw], strengths: Sequence[float], metric: str
 ) -> tuple[tuple[float], dict[str, float]]:
-    """The strength with the highest mean over the draws of the leading metric on test, and all these means."""
+    """Return the strength with the highest mean over the draws of the leading test metric, and the means of all."""
     means: dict[str, float] = {}
     best, best_score = strengths[0], float("nan")
     for strength in strengths:
@@ -128,7 +128,7 @@ def _best_on_test(
 
 
 def _points(settings: Settings, labels: Labels) -> tuple[list[_Point], list[str]]:
-    """The points of the curve, the headline last, and a note where defaults were left out."""
+    """Return the points of the curve, the headline last, and a note on defaults left out."""
     ks: list[int] = []
     notes: list[str] = []
     if settings.k:

@@ -26,7 +26,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that cannot work on these training labels, before any feature is computed.
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible.
@@ -104,7 +104,7 @@ def _check_settings(settings: Settings) -> None:
 
 
 def _prepare(x: npt.NDArray[np.floating], normalise: bool) -> FloatArray:
-    """Features as float64 (always a copy), divided by their length + 1e-5 when asked."""
+    """Return features as float64 (always a copy), divided by their length + 1e-5 if `normalise`."""
     prepared = np.array(x, dtype=np.float64)
     if normalise:
         prepared /= np.linalg.norm(prepared, axis=1, keepdims=True) + 1e-5

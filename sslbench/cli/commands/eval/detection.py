@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TOY = "detection/toy"
 _D2 = "d2."
-"""How key=value for Detectron2's own configuration begins."""
+"""Prefix of key=value for Detectron2's own configuration."""
 _FLAGS = ("device", "workers", "seed", "decoder", "max_pixels", "start_method")
 _RUN = (*_FLAGS, "test_fraction", "machine")
 _REASONS = {

@@ -1,4 +1,4 @@
-"""What `--dry-run` prints: every setting that will be in effect, and where it came from."""
+"""Output of `--dry-run`: every effective setting with its origin."""
 
 import dataclasses
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> None:
-    """The whole plan of one evaluation on stdout; nothing has been decoded."""
+    """Print the plan of one evaluation; nothing has been decoded."""
     from sslbench.evaluation.prepare import is_on_images
     from sslbench.features.extract import store_key
     from sslbench.features.store import open_entry, what_changed
@@ -57,7 +57,7 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
 
 
 def _published(request: "Request") -> list["Preset | Benchmark"]:
-    """The presets and benchmarks of a request, the stronger first."""
+    """Return the presets and benchmarks of a request, the stronger first."""
     presets = [task.preset for task in request.tasks if task.preset is not None]
     return [*presets, *(task.benchmark for task in request.tasks if task.benchmark is not None)]
 
@@ -67,7 +67,7 @@ def _called(published: "Preset | Benchmark") -> str:
 
 
 def _asked_by(request: "Request", name: str, origin: str) -> str:
-    """Who fixes a value of the preprocessing: a preset or benchmark with that very value, else what is known."""
+    """Return the origin of a value of the preprocessing: a preset or benchmark with that value, else the known one."""
     if name not in request.preprocessing:
         return origin
     value = request.preprocessing[name]
