@@ -56,7 +56,7 @@ def _forget_peak() -> None:
 
 
 def _peak() -> float:
-    """Return bytes in MiB."""
+    """Return the peak memory of the process in MiB."""
     try:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     except (OSError, StopIteration):

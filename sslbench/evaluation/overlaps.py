@@ -130,7 +130,7 @@ def with_overlaps(result: Result, scores: records.Scores, found: Found | None, t
 
 
 def list_of(result: Result, out: Path) -> Path:
-    """Write the CSV of the pairs beside a record."""
+    """Return the path of the CSV of pairs beside a record."""
     return records.path_of(result, out).with_suffix(records.OVERLAPS)
 
 

@@ -1,6 +1,6 @@
 """Labels that have nothing to do with the features: a protocol scores chance, and its intervals cover it.
 
-A protocol that looked at the test labels, or an interval that is too short, would leave chance out too often. The labels
+A protocol that looked at the test labels, or an interval that is too short, would leave chance out too often. Labels
 of test are drawn independently of everything that a protocol may use, so the number of right predictions has a binomial
 distribution whatever the protocol does. Each assertion fails for a correct protocol with a probability of at most
 ALARM.

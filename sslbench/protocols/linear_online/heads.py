@@ -187,8 +187,8 @@ class Heads(nn.Module):
         for whole, h, own in self._views:
             own.grad = None if whole.grad is None else whole.grad[h]
 
-    def forget_gradients(self) -> None:
-        """Normalise the heads after an update, where they are normalised."""
+    def clear_gradients(self) -> None:
+        """Clear the gradients after an update."""
         for parameter in self.parameters():
             parameter.grad = None
 
@@ -197,7 +197,7 @@ class Heads(nn.Module):
         return [all(bool(torch.isfinite(p[h]).all()) for p in bank.parameters()) for bank, h, _ in self.all_heads()]
 
     def all_banks(self) -> Sequence[Bank]:
-        """In order."""
+        """Return the banks in order."""
         return [bank for bank in self.banks if isinstance(bank, Bank)]
 
     def _view(self, whole: nn.Parameter, h: int) -> nn.Parameter:

@@ -98,7 +98,7 @@ def _report(progress: Progress | None, what: str) -> Callable[[int, int], None] 
 
 
 def _sample(source: Source, most: int, seed: int) -> Source:
-    """Return a limited number of evenly spaced samples: enough to see whether the heads fit their training data."""
+    """Return a random sample of a source: enough to see whether the heads fit their training data."""
     if len(source) <= most:
         return source
     return source.select(np.sort(np.random.default_rng(seed).choice(len(source), most, replace=False)))

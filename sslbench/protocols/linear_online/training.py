@@ -99,8 +99,8 @@ def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatche
             features, labels = run.encoded(encode, pieces)
             losses = run.update(features, labels, index)
             done = index + 1
-            if run.is_time_to_look(done):
-                run.look(losses, features, done)
+            if run.is_report_due(done):
+                run.report(losses, features, done)
             stop = _signalled(signal_number, done, losses.device)
             run.save(done, now=bool(stop) and done < plan.updates)
             if stop and done < plan.updates:
@@ -128,7 +128,7 @@ class _Run:
         self, heads: Heads, optimizer: torch.optim.Optimizer, plan: Training, source: Source, data: EpochBatches
     ) -> None:
         self.heads, self.optimizer, self.plan, self.source, self.data = heads, optimizer, plan, source, data
-        self.said = self.saved = time.perf_counter()
+        self.reported = self.saved = time.perf_counter()
 
     def encoded(self, encode: InputEncoder, pieces: tuple[RawBatch, ...]) -> tuple[dict[str, Tensor], Tensor]:
         """Return features and labels of this process's part of a batch."""
@@ -146,16 +146,16 @@ class _Run:
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self.heads.share_gradients()
         self.optimizer.step()
-        self.heads.forget_gradients()
+        self.heads.clear_gradients()
         return losses.detach()
 
-    def is_time_to_look(self, done: int) -> bool:
-        """Return True after some seconds; several processes count updates instead, so that all agree."""
+    def is_report_due(self, done: int) -> bool:
+        """Return True at regular updates; after some seconds too in a single process, where no other has to agree."""
         if done % CHECK_EVERY == 0 or done % self.data.steps_per_epoch == 0 or done == self.plan.updates:
             return True
-        return world_size() == 1 and time.perf_counter() - self.said > LINE_SECONDS
+        return world_size() == 1 and time.perf_counter() - self.reported > LINE_SECONDS
 
-    def look(self, losses: Tensor, features: dict[str, Tensor], done: int) -> None:
+    def report(self, losses: Tensor, features: dict[str, Tensor], done: int) -> None:
         """Log the progress now and then; stop when no head is left."""
         values = sum_(losses.clone())
         if not torch.isfinite(values).any():
@@ -163,9 +163,9 @@ class _Run:
         if self.plan.progress is not None:
             self.plan.progress(done * self.data.batch_size, self.plan.updates * self.data.batch_size)
         now = time.perf_counter()
-        if done % self.data.steps_per_epoch == 0 or done == self.plan.updates or now - self.said > LINE_SECONDS:
+        if done % self.data.steps_per_epoch == 0 or done == self.plan.updates or now - self.reported > LINE_SECONDS:
             log.info(self._line(values, done))
-            self.said = now
+            self.reported = now
 
     def _line(self, values: Tensor, done: int) -> str:
         left = values.nan_to_num(nan=float("inf"), posinf=float("inf"))

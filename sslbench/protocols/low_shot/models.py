@@ -83,7 +83,7 @@ class Svm:
         strengths: Sequence[float],
         groups: IntArray | None,
     ) -> tuple[float | dict[str, float], list[float], tuple[str, ...]]:
-        """Return the record of the choice, the cost of every class, and notes; without folds the fixed cost."""
+        """Return the cost for the record, the cost of every class, and notes; without folds the fixed cost."""
         from sslbench.protocols.svm.choice import choose_each, choose_one
 
         fixed = self._settings.fixed_cost if len(strengths) > 1 else strengths[0]

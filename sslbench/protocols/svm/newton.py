@@ -43,7 +43,7 @@ class Newton:
             yield from self._held_out_block(targets[:, block], folds[:, block], first, number)
 
     def _held_out_block(self, targets: Targets, folds: Folds, first: int, number: int) -> Iterator[HeldOut]:
-        """Return the problems: the folds of each class, without those that have nothing to learn."""
+        """Yield the decision values of a block of classes; its problems are the folds of each class."""
         held = (folds.T[:, None] == np.arange(number)[:, None]) & (targets.T[:, None] != 0)
         signs = np.where(held, 0, targets.T[:, None]).reshape(-1, len(targets))
         constant = no_model(signs)
