@@ -55,7 +55,7 @@ def evaluate_on_images(
         SslbenchError: as the protocol.
     """
     check_shared(prepared.backbone)
-    images = _Run(prepared, out, command, progress)
+    images = _ImageEvaluation(prepared, out, command, progress)
     results = []
     with process_group(prepared.run.torch_device()):
         for task in tasks:
@@ -76,7 +76,7 @@ def _kind(task: Task) -> OnImages[Any]:
     return kind
 
 
-class _Run:
+class _ImageEvaluation:
     """The data of a request, readable images only."""
 
     def __init__(self, prepared: Prepared, out: Path, command: str, progress: Progress | None) -> None:

@@ -27,7 +27,7 @@ _RESAMPLES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SuspectedOverlaps:
     """Suspected overlaps of two parts, for all protocols.
 
     Attributes:
@@ -43,7 +43,7 @@ class Found:
     seconds: float
 
 
-def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> Found | None:
+def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> SuspectedOverlaps | None:
     """Compare both parts by the content of their files and by vectors that describe the images.
 
     Args:
@@ -63,17 +63,19 @@ def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> Found 
     near, alike = _near(vectors.train[layer], vectors.test[layer], prepared.run)
     data = prepared.data
     found = tuple(suspects(data.train, data.test, alike))
-    return _said(Found(found, f"content and {by}", near.problem, time.perf_counter() - start), len(data.test))
+    return _said(
+        SuspectedOverlaps(found, f"content and {by}", near.problem, time.perf_counter() - start), len(data.test)
+    )
 
 
-def find_among_features(train: Features, test: Features, run: RunSettings) -> Found | None:
+def find_among_features(train: Features, test: Features, run: RunSettings) -> SuspectedOverlaps | None:
     """Compare both parts where there are features only."""
     if not run.overlaps or train is test:
         return None
     start = time.perf_counter()
     near, alike = _near(train, test, run)
     found = tuple(Suspect(i, j, "near", round(cosine, 4)) for i, j, cosine in alike)
-    return _said(Found(found, "features", near.problem, time.perf_counter() - start), len(test))
+    return _said(SuspectedOverlaps(found, "features", near.problem, time.perf_counter() - start), len(test))
 
 
 def _near(train: Features, test: Features, run: RunSettings) -> tuple[Near, list[tuple[str, str, float]]]:
@@ -81,7 +83,7 @@ def _near(train: Features, test: Features, run: RunSettings) -> tuple[Near, list
     return near, named(near.pairs, test.ids, train.ids)
 
 
-def _said(found: Found, n: int) -> Found:
+def _said(found: SuspectedOverlaps, n: int) -> SuspectedOverlaps:
     if found.problem:
         log.info(f"images nearly the same in train and test cannot be told by {found.by}: {found.problem}")
     if found.suspects:
@@ -89,7 +91,9 @@ def _said(found: Found, n: int) -> Found:
     return found
 
 
-def with_overlaps(result: Result, scores: records.Scores, found: Found | None, task: Task, out: Path) -> Result:
+def with_overlaps(
+    result: Result, scores: records.Scores, found: SuspectedOverlaps | None, task: Task, out: Path
+) -> Result:
     """Return the record with the suspects and the headline metric without them; write the list of pairs beside it.
 
     Args:

@@ -371,7 +371,7 @@ def _measure(
     out: Path,
     floor_results: Mapping[str, tuple[Result, records.Scores]],
     missing: Mapping[str, str],
-    suspected: overlaps.Found | None,
+    suspected: overlaps.SuspectedOverlaps | None,
 ) -> Result:
     """Score one protocol on one layer, add the floors, write the record."""
     result, scores = score(subject, task, *parts)

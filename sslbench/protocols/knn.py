@@ -120,7 +120,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class _Neighbours:
     """Neighbours of m samples, the nearest first: similarities (m, k) and train rows (m, k)."""
 
     similarity: FloatArray
@@ -130,9 +130,9 @@ class _Found:
         """Return scores by the first k neighbours."""
         return vote(self.similarity[:, :k], self.neighbours[:, :k], labels, settings)
 
-    def of(self, rows: IntArray) -> "_Found":
+    def of(self, rows: IntArray) -> "_Neighbours":
         """Return the neighbours of some of the samples."""
-        return _Found(self.similarity[rows], self.neighbours[rows])
+        return _Neighbours(self.similarity[rows], self.neighbours[rows])
 
 
 def _candidates(train: Features, settings: Settings) -> int:
@@ -156,16 +156,18 @@ def _scope(train: Features, settings: Settings) -> Scope:
     return Scope(without_self=True) if train.groups is None else Scope(apart=train.groups)
 
 
-def _search(train: Features, test: Features, k: int, settings: Settings, device: str, scope: Scope) -> _Found:
+def _search(train: Features, test: Features, k: int, settings: Settings, device: str, scope: Scope) -> _Neighbours:
     library = settings.backend
     if library == "auto":
         library = "faiss" if device == "cpu" else "torch"
     engine = Engine("faiss") if library == "faiss" else Engine("torch", device)
     memory = settings.max_memory
-    return _Found(*nearest(train.x, test.x, k, metric=settings.metric, max_memory=memory, scope=scope, engine=engine))
+    return _Neighbours(
+        *nearest(train.x, test.x, k, metric=settings.metric, max_memory=memory, scope=scope, engine=engine)
+    )
 
 
-def _headline(found: _Found, k: int, train: Labels, test: Labels, settings: Settings) -> float:
+def _headline(found: _Neighbours, k: int, train: Labels, test: Labels, settings: Settings) -> float:
     """Return the headline metric of the first k neighbours."""
     return headline(test.kind, test.values, found.vote(k, train, settings))
 
@@ -230,7 +232,7 @@ def _best_k(ks: list[int], score: Callable[[int], float]) -> tuple[int, float]:
 
 
 def _choose_by_the_other_half(
-    found: _Found, ks: list[int], train: Features, settings: Settings, seed: int
+    found: _Neighbours, ks: list[int], train: Features, settings: Settings, seed: int
 ) -> tuple[FloatArray, dict[str, Any]]:
     """Return scores of each half of the samples with the k that is best for the other half."""
     labels = train.labels

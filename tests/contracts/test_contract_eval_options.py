@@ -48,7 +48,7 @@ def plan(words):
     with ctx:
         chosen = EvalOptions.of(ctx)
         names, values = split_words(chosen.words)
-        benchmarks = detection.wanted(names, chosen.benchmarks, chosen.suite)
+        benchmarks = detection.named_benchmarks(names, chosen.benchmarks, chosen.suite)
         if benchmarks is not None:
             return detection.make_plan(ctx, chosen, benchmarks, values)
         make = samples.make_plan if chosen.features is None else samples.plan_embeddings

@@ -25,7 +25,7 @@ from sslbench.distributed import this_process
 from sslbench.distributed.collectives import process_group, rank
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.detection.backends import check_backend, run_backend, try_backend
-from sslbench.evaluation.detection.compare import Measured, compared
+from sslbench.evaluation.detection.compare import DetectorResult, compared
 from sslbench.evaluation.detection.record import METRICS, blank_result, describe, export, finished, run_exported
 from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection, make_recipe
 from sslbench.evaluation.floors import UNTRAINED_SEED
@@ -193,7 +193,7 @@ def evaluate_detection(
         SslbenchError: an image cannot be read, the loss is not finite, or the folder cannot be written.
         StoppedError: SIGTERM, SIGUSR1 or SIGINT came during training; everything is saved.
     """
-    request, says = prepared.request, watch or _said
+    request, says = prepared.request, watch or _log_line
     with process_group(prepared.run.torch_device()):
         parts = prepared.data.train, prepared.data.test
         check_readable(parts, workers=_workers(prepared.run), progress=progress)
@@ -208,7 +208,7 @@ def evaluate_detection(
         return [*(other.result for other in beside), dataclasses.replace(result, file=path)]
 
 
-def _said(line: Line) -> None:
+def _log_line(line: Line) -> None:
     log.info(f"iteration {line.iteration} of {line.iterations}: {line.summary()}")
 
 
@@ -220,7 +220,7 @@ def _measure(
     command: str,
     progress: Progress | None,
     watch: Watch,
-) -> Measured:
+) -> DetectorResult:
     """Train and score one detector and write its record; the main one is written again with the baselines."""
     recipe, run, data = prepared.request.recipe, prepared.run, prepared.data
     blank = blank_result(prepared, backbone, given, command)
@@ -244,7 +244,7 @@ def _measure(
         if ran.detector is not None:
             export(prepared, ran.detector, about, training, stem, command)
     if rank() != 0:
-        return Measured(blank, ran.found)
+        return DetectorResult(blank, ran.found)
     began = time.perf_counter()
     truth = data.test.truth(masks=recipe.masks)
     scores, of_masks = score(truth, ran.found, recipe, seed=run.seed)
@@ -257,7 +257,7 @@ def _measure(
         result, references=compare_references(prepared.request.benchmark, result.weights, result.metrics)
     )
     path = records.write_without_scores(result, out)
-    return Measured(dataclasses.replace(result, file=path), ran.found)
+    return DetectorResult(dataclasses.replace(result, file=path), ran.found)
 
 
 def _workers(run: RunSettings) -> int:

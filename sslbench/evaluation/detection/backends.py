@@ -21,7 +21,7 @@ from sslbench.results import plain
 
 
 @dataclasses.dataclass(frozen=True)
-class Ran:
+class DetectorRun:
     """Detector that was trained and run on the test part.
 
     Attributes:
@@ -85,7 +85,7 @@ def run_backend(
     stem: Path,
     watch: Watch | None = None,
     progress: Progress | None = None,
-) -> Ran:
+) -> DetectorRun:
     """Train a detector around the backbone and run it on the test part; every process calls this.
 
     Args:
@@ -107,10 +107,10 @@ def run_backend(
         trained = train(detector, data.train, training, watch)
         began = time.perf_counter()
         found = detect(detector, data.test, workers=training.workers, progress=progress)
-        return Ran(detector, trained, found, time.perf_counter() - began)
+        return DetectorRun(detector, trained, found, time.perf_counter() - began)
     from sslbench.detection.detectron2 import backend
 
     ran = backend.run(backbone, request.recipe, request.d2, data, training, stem=stem, watch=watch, progress=progress)
     detector = backend.as_detector(backbone, request.recipe, classes, ran, request.d2)
     versions = {"detectron2": require().version or ""}
-    return Ran(detector, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)
+    return DetectorRun(detector, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)

@@ -11,14 +11,16 @@ _METRICS: dict[str, Metric] = {"coco": "coco", "voc07": "11-point", "voc12": "ar
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Measured:
+class DetectorResult:
     """Record of a detector and its detections on the test part."""
 
     result: Result
     found: Detections
 
 
-def compared(own: Measured, beside: list[Measured], truth: Truth, recipe: DetectionRecipe, *, seed: int) -> Result:
+def compared(
+    own: DetectorResult, beside: list[DetectorResult], truth: Truth, recipe: DetectionRecipe, *, seed: int
+) -> Result:
     """Return the record with the baselines beside it: the difference of AP, its interval, and whether they are tied.
 
     Args:

@@ -18,7 +18,7 @@ from sslbench.detection.saved import SUFFIX, About, read_detector, save_detector
 from sslbench.detection.train import Trained, TrainingRun
 from sslbench.distributed.collectives import from_first, rank
 from sslbench.distributed.parallel import module_state
-from sslbench.evaluation.detection.backends import Ran
+from sslbench.evaluation.detection.backends import DetectorRun
 from sslbench.evaluation.detection.request import PreparedDetection
 from sslbench.evaluation.record import benchmark_used, hardware, weights_used
 from sslbench.identity import Measurement, record_id
@@ -90,7 +90,7 @@ def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measur
 
 def finished(
     blank: Result,
-    ran: Ran,
+    ran: DetectorRun,
     scores: DetectionScores,
     of_masks: Mapping[str, tuple[float, float, float]],
     *,
@@ -143,7 +143,7 @@ def exported(stem: Path) -> Path:
 
 def run_exported(
     prepared: PreparedDetection, training: TrainingRun, stem: Path, progress: Progress | None
-) -> Ran | None:
+) -> DetectorRun | None:
     """Run the detector of an earlier run; None if there is none. Detectron2 runs its own again.
 
     Raises:
@@ -157,7 +157,9 @@ def run_exported(
     began = time.perf_counter()
     found = detect(detector, prepared.data.test, workers=training.workers, progress=progress)
     notes = ("The detector was trained in an earlier run; this one only scored it.",)
-    return Ran(detector, Trained(0.0, 0, about.recipe.iterations), found, time.perf_counter() - began, notes=notes)
+    return DetectorRun(
+        detector, Trained(0.0, 0, about.recipe.iterations), found, time.perf_counter() - began, notes=notes
+    )
 
 
 def export(

@@ -92,7 +92,7 @@ def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatche
     frozen = encode.state_sha256()
     optimizer = make_optimizer(heads.groups(plan.optimizer, data.batch_size), plan.optimizer)
     start = _resume(heads, optimizer, plan)
-    run = _Run(heads, optimizer, plan, source, data)
+    run = _HeadTraining(heads, optimizer, plan, source, data)
     # Closed whatever happens: workers that outlive the loop would hold up the end of the process.
     with stop_signals() as signal_number, contextlib.closing(data.batches(start, plan.updates)) as stream:
         for index, pieces in enumerate(stream, start=start):
@@ -121,7 +121,7 @@ def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatche
     return time.perf_counter() - began
 
 
-class _Run:
+class _HeadTraining:
     """The parts of one training."""
 
     def __init__(

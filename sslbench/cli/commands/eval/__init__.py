@@ -103,7 +103,7 @@ def command(**_: Any) -> int | None:
     chosen, typed = EvalOptions.of(ctx), str(ctx.find_root().obj)
     names, values = split_words(chosen.words)
     names = [name if "." in name else name.replace("_", "-") for name in names]  # low_shot is low-shot
-    benchmarks = detection.wanted(names, chosen.benchmarks, chosen.suite)
+    benchmarks = detection.named_benchmarks(names, chosen.benchmarks, chosen.suite)
     if benchmarks is not None:
         detection.run(detection.make_plan(ctx, chosen, benchmarks, values), typed)
         return None

@@ -44,7 +44,7 @@ _REASONS = {
 }
 
 
-def wanted(protocols: Sequence[str], benchmarks: Sequence[str], suite: str | None) -> tuple[str, ...] | None:
+def named_benchmarks(protocols: Sequence[str], benchmarks: Sequence[str], suite: str | None) -> tuple[str, ...] | None:
     """Return the benchmarks of detection that the words, --benchmark and --suite ask for.
 
     Returns:
@@ -65,10 +65,10 @@ def wanted(protocols: Sequence[str], benchmarks: Sequence[str], suite: str | Non
         return None
     if others:
         first = " ".join(dict.fromkeys(named.get(name, name) for name in others))
-        remedy = f"Run sslbench eval {first} --suite {suite}, and sslbench eval detection --suite {suite}."
+        remedy = f"ProtocolRun sslbench eval {first} --suite {suite}, and sslbench eval detection --suite {suite}."
         raise UsageError(
             f"detection trains a network and cannot go together with {', '.join(others)}, on frozen features",
-            remedy if suite else "Run sslbench eval twice.",
+            remedy if suite else "ProtocolRun sslbench eval twice.",
         )
     return tuple(named)
 

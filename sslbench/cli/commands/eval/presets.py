@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ProtocolRun:
     """Protocol to run: the module's name, and its preset.
 
     Attributes:
@@ -27,7 +27,7 @@ class Run:
     preset: Preset | None = None
 
 
-def runs(protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence["Benchmark"]) -> list[Run]:
+def runs(protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence["Benchmark"]) -> list[ProtocolRun]:
     """Return the protocols to run, in order: each with every preset asked for it, else with its defaults.
 
     Raises:
@@ -39,14 +39,14 @@ def runs(protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence[
     for name in named or list(dict.fromkeys(preset.family for preset in found)):
         own = [preset for preset in found if name in (preset.family, preset.protocol)]
         # The user's own word for a protocol, where it is the preset's: only that may name a module.
-        chosen += [Run(name, name if name == preset.protocol else preset.protocol, preset) for preset in own] or [
-            Run(name, name)
-        ]
+        chosen += [
+            ProtocolRun(name, name if name == preset.protocol else preset.protocol, preset) for preset in own
+        ] or [ProtocolRun(name, name)]
     return list({(run.protocol, run.preset.name if run.preset else ""): run for run in chosen}.values())
 
 
 def asked_of_images(
-    run: Run,
+    run: ProtocolRun,
     layers: tuple[str, ...],
     preprocessing: Mapping[str, Any],
     benchmark: "Benchmark | None" = None,

@@ -13,7 +13,7 @@ from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
 
 if TYPE_CHECKING:
-    from sslbench.cli.commands.eval.presets import Run
+    from sslbench.cli.commands.eval.presets import ProtocolRun
     from sslbench.cli.words import Routed
     from sslbench.evaluation import Request, RunSettings, Task
     from sslbench.evaluation.suite import Cell
@@ -166,7 +166,7 @@ def _settings(
     names: Sequence[str],
     values: Mapping[str, Any],
     benchmarks: Sequence["Benchmark"],
-) -> tuple[list["Run"], "Routed", "RunSettings", dict[str, str]]:
+) -> tuple[list["ProtocolRun"], "Routed", "RunSettings", dict[str, str]]:
     """Return the protocols to run, their settings, and those of the run with their origins."""
     from sslbench.cli import words
     from sslbench.cli.commands.eval import presets
@@ -205,7 +205,7 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
 
 
 def _requests(
-    runs: Sequence["Run"],
+    runs: Sequence["ProtocolRun"],
     benchmarks: Sequence["Benchmark"],
     routed: "Routed",
     chosen: EvalOptions,
