@@ -65,10 +65,10 @@ def named_benchmarks(protocols: Sequence[str], benchmarks: Sequence[str], suite:
         return None
     if others:
         first = " ".join(dict.fromkeys(named.get(name, name) for name in others))
-        remedy = f"ProtocolRun sslbench eval {first} --suite {suite}, and sslbench eval detection --suite {suite}."
+        remedy = f"Run sslbench eval {first} --suite {suite}, and sslbench eval detection --suite {suite}."
         raise UsageError(
             f"detection trains a network and cannot go together with {', '.join(others)}, on frozen features",
-            remedy if suite else "ProtocolRun sslbench eval twice.",
+            remedy if suite else "Run sslbench eval twice.",
         )
     return tuple(named)
 

@@ -114,7 +114,7 @@ def _problem(benchmark: "Benchmark", chosen: "EvalOptions") -> SslbenchError | N
     from sslbench.library.benchmarks import data_of
 
     if isinstance(protocols.find(benchmark.protocol).kind, OnObjects):
-        remedy = f"ProtocolRun it alone: sslbench eval detection --benchmark {benchmark.name}"
+        remedy = f"Run it alone: sslbench eval detection --benchmark {benchmark.name}"
         return UsageError(f"{benchmark.name} trains a detector, which a suite does not", remedy)
     try:
         data_of(benchmark, chosen.data, chosen.test_data)
