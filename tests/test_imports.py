@@ -31,6 +31,7 @@ WITHIN_ROW = {
     "weights": {"config", "preprocessing"},
     "library": {"config"},
     "methods": {"train"},
+    "protocols": {"detection"},
     "pretraining": {"evaluation"},
     "api": {"evaluation", "leaderboard", "pretraining"},
     "__init__": {"api"},

@@ -63,7 +63,7 @@ def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> Suspec
     near, alike = _near(vectors.train[layer], vectors.test[layer], prepared.run)
     data = prepared.data
     found = tuple(suspects(data.train, data.test, alike))
-    return _said(
+    return _log_summary(
         SuspectedOverlaps(found, f"content and {by}", near.problem, time.perf_counter() - start), len(data.test)
     )
 
@@ -75,7 +75,7 @@ def find_among_features(train: Features, test: Features, run: RunSettings) -> Su
     start = time.perf_counter()
     near, alike = _near(train, test, run)
     found = tuple(Suspect(i, j, "near", round(cosine, 4)) for i, j, cosine in alike)
-    return _said(SuspectedOverlaps(found, "features", near.problem, time.perf_counter() - start), len(test))
+    return _log_summary(SuspectedOverlaps(found, "features", near.problem, time.perf_counter() - start), len(test))
 
 
 def _near(train: Features, test: Features, run: RunSettings) -> tuple[Near, list[tuple[str, str, float]]]:
@@ -83,7 +83,7 @@ def _near(train: Features, test: Features, run: RunSettings) -> tuple[Near, list
     return near, named(near.pairs, test.ids, train.ids)
 
 
-def _said(found: SuspectedOverlaps, n: int) -> SuspectedOverlaps:
+def _log_summary(found: SuspectedOverlaps, n: int) -> SuspectedOverlaps:
     if found.problem:
         log.info(f"images nearly the same in train and test cannot be told by {found.by}: {found.problem}")
     if found.suspects:
