@@ -38,7 +38,7 @@ VALUES = {
     "backend": "detectron2",
     "test_classes": "subset",
 }
-NETWORK = ("--weights", "random", "--backbone", "resnet18w0.25")
+NETWORK = ("--weights", "some.pth", "--backbone", "resnet18w0.25")
 EMBEDDINGS = ("--features", "x.npy", "--labels", "y.csv")
 
 
@@ -67,12 +67,10 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr("sslbench.evaluation.detection.check_backend", lambda request: None)
 
     def write(protocol):
-        base = (
-            "extends: detection/toy\nversion: 9\n" if protocol == "detection" else "version: 1\ndata: sklearn:digits\n"
-        )
-        text = f"title: t\nprotocol: {protocol}\n"
+        base = "extends: detection/_cpu\n" if protocol == "detection" else ""
+        text = f"title: t\nprotocol: {protocol}\nversion: 9\ndata: sklearn:digits\n"
         (tmp_path / "mine.yaml").write_text(text + base)
-        (tmp_path / "preset.yaml").write_text(text + "source: s\n")
+        (tmp_path / "preset.yaml").write_text(f"title: t\nprotocol: {protocol}\nsource: s\n")
         (tmp_path / "benchmarks" / "suites").mkdir(parents=True)
         (tmp_path / "benchmarks" / "own.yaml").write_text(text + base)
         (tmp_path / "benchmarks" / "suites" / "mine.yaml").write_text("title: t\nbenchmarks: [own]\n")
@@ -82,13 +80,17 @@ def folder(tmp_path, monkeypatch):
 
 def assert_used_or_refused(before, option):
     extra = typed(option)
+    if option.name == "weights":
+        before = [word for word in before if word not in NETWORK[:2]]
+        assert plan([*before, "--weights", "other.pth"]) != plan([*before, *NETWORK[:2]])
+        return
     if option.name == "data" and "detection" in before:
         extra += ["--benchmark", "detection/toy"]
     try:
         changed = plan([*before, *extra])
     except UsageError as error:
         assert error.exit_code == 2
-        assert f"{option.opts[0]} does not go with" in error.message, error
+        assert "does not go with" in error.message and option.opts[0] in str(error), error
         return
     assert changed != plan(before), f"{option.opts[0]} changes nothing and is not refused"
 
@@ -123,3 +125,10 @@ def test_an_option_that_one_of_several_protocols_uses_is_not_refused(monkeypatch
 
 def test_the_options_have_a_field_each():
     assert {parameter.name for parameter in command.params} == set(EvalOptions.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("flag", [["--format", "vissl"], ["--allow-partial"], ["--trust-pickle"]])
+def test_options_of_a_weights_file_are_refused_without_one(protocol, flag):
+    with pytest.raises(UsageError, match=f"{flag[0]} does not go with --weights random"):
+        plan((protocol, "--weights", "random", "--backbone", "resnet18", *flag))

@@ -9,7 +9,7 @@ import click
 
 from sslbench import protocols
 from sslbench.cli import options
-from sslbench.cli.commands.eval.flags import ON_OBJECTS, EvalOptions
+from sslbench.cli.commands.eval.flags import ON_OBJECTS, EvalOptions, refuse_unused_of_weights
 from sslbench.cli.echo import echo
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
@@ -106,6 +106,7 @@ def make_plan(
     if len(chosen.weights) > 1:
         raise UsageError("detection takes one file of weights at a time")
     options.refuse(ctx, used=ON_OBJECTS, what="detection", reasons=_REASONS)
+    refuse_unused_of_weights(ctx, chosen)
     d2 = {key.removeprefix(_D2): value for key, value in values.items() if key.startswith(_D2)}
     plain = {key.removeprefix("detection."): value for key, value in values.items() if not key.startswith(_D2)}
     known = [f.name for f in dataclasses.fields(protocols.find("detection").settings)]

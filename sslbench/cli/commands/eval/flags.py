@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -86,6 +87,8 @@ class EvalOptions:
         return found | ({"overlaps": False} if self.no_overlaps else {})
 
 
+_OF_A_FILE = frozenset({"format", "allow_partial", "trust_pickle"})
+"""Options about a file of weights."""
 _ALWAYS = frozenset({"seed", "device", "no_floors", "out"})
 _NETWORK = _ALWAYS | {
     *("benchmarks", "suite", "weights", "backbone", "format", "allow_partial", "stem", "trust_pickle"),
@@ -153,3 +156,20 @@ def refuse_unused(ctx: click.Context, chosen: EvalOptions, names: Sequence[str])
     used = used.union(*(ON_FEATURES for each in found if isinstance(each.kind, OnFeatures)))
     used = used.union(*(ON_IMAGES for each in found if isinstance(each.kind, OnImages)))
     options.refuse(ctx, used=used, what=" ".join(dict.fromkeys(names)), reasons=_REASONS)
+    refuse_unused_of_weights(ctx, chosen)
+
+
+def refuse_unused_of_weights(ctx: click.Context, chosen: EvalOptions) -> None:
+    """Refuse options about a file of weights where there is none.
+
+    Raises:
+        UsageError: such an option was typed beside --weights random or pixels.
+    """
+    files = [word for word in chosen.weights if word != "random" and not _is_pixels(word)]
+    if chosen.weights and not files:
+        used = {str(parameter.name) for parameter in ctx.command.params} - _OF_A_FILE
+        options.refuse(ctx, used=used, what=f"--weights {chosen.weights[0]}", reasons=_REASONS)
+
+
+def _is_pixels(word: str) -> bool:
+    return word.partition(":")[0] == "pixels" and not Path(word).exists()
