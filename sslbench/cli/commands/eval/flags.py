@@ -165,7 +165,7 @@ def refuse_unused_of_weights(ctx: click.Context, chosen: EvalOptions) -> None:
     Raises:
         UsageError: such an option was typed beside --weights random or pixels.
     """
-    files = [word for word in chosen.weights if word != "random" and not _is_pixels(word)]
+    files = [word for word in (*chosen.weights, *chosen.baselines) if word != "random" and not _is_pixels(word)]
     if chosen.weights and not files:
         used = {str(parameter.name) for parameter in ctx.command.params} - _OF_A_FILE
         options.refuse(ctx, used=used, what=f"--weights {chosen.weights[0]}", reasons=_REASONS)
