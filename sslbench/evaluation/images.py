@@ -107,7 +107,7 @@ class _ImageEvaluation:
     def _rows(self, task: Task, backbone: Backbone) -> dict[str, tuple[Result, records.Scores]]:
         """Return the record of each row, not yet written; {} on processes other than the first."""
         seed = self.prepared.run.seed
-        train, test = _carrier(self.train), _carrier(self.test)
+        train, test = _without_columns(self.train), _without_columns(self.test)
         with measured(self.prepared.run.torch_device()) as meter:
             outcomes = _kind(task).run(
                 backbone,
@@ -179,7 +179,9 @@ class _ImageEvaluation:
             costs = encoding_costs(backbone, decoded=0, seconds=0.0, stage=Stage(seconds=0.0), work=work)
             # Images are encoded while the heads are trained: there is no stage of its own.
             costs = dataclasses.replace(costs, stages={})
-            used = Encoded({"": _carrier(self.train)}, {"": _carrier(self.test)}, self.unreadable, 0.0, 0, costs)
+            used = Encoded(
+                {"": _without_columns(self.train)}, {"": _without_columns(self.test)}, self.unreadable, 0.0, 0, costs
+            )
             subject = describe(self.prepared, backbone, "", used, self.command)
             self._known[id(backbone)] = dataclasses.replace(subject, timings={})
         return dataclasses.replace(self._known[id(backbone)], layer=row)
@@ -201,7 +203,7 @@ class _ImageEvaluation:
         return source.select(kept), tuple(Unreadable(id=source.ids[i], path=p, reason=r) for i, p, r in found)
 
 
-def _carrier(source: Source) -> Features:
+def _without_columns(source: Source) -> Features:
     """Return labels and ids as features without columns."""
     return Features(
         np.zeros((len(source), 0), dtype=np.float32), source.labels, source.ids, groups=source_groups(source)

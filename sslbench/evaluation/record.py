@@ -161,7 +161,7 @@ def recorded(
         seconds: that the protocol took.
         stage: the same with its memory, where that was measured.
     """
-    outcome = _led_by(task.benchmark, outcome)
+    outcome = _with_headline(task.benchmark, outcome)
     numbers = [part.n_groups for part in (train, test)]
     if numbers != [None, None]:
         written = " and ".join(
@@ -240,7 +240,7 @@ def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outco
     return subset.restricted(outcome, task.protocol, train.labels, test, seed=run.seed)
 
 
-def _led_by(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
+def _with_headline(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
     """Return the outcome with the benchmark's metric first; the score on train is known for the usual one only."""
     wanted = benchmark.metric if benchmark is not None else ""
     if not wanted or wanted == outcome.headline:

@@ -45,7 +45,7 @@ from sslbench.results import DataPart, DataUsed, Result, Unreadable, WeightsUsed
 MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
 
 
-def seen_of_embeddings(
+def describe_embeddings(
     pair: FeaturePair, task: Task, run: RunSettings, command: str
 ) -> tuple[Subject, Features, Features]:
     """Return the parts of a record that all protocols share, and the features of both parts."""
@@ -217,7 +217,7 @@ def _score_features(
     results = []
     for layer in prepared.layers:
         for task in tasks:
-            subject, train, test = _seen(prepared, prepared.backbone, layer.text, encoded, task, command)
+            subject, train, test = _describe_parts(prepared, prepared.backbone, layer.text, encoded, task, command)
             floor_results = {
                 name: _floor(prepared, backbone, features, layer.text, task, out, command)
                 for name, (backbone, features) in floor_features.items()
@@ -245,7 +245,7 @@ def evaluate_features(
     suspected = overlaps.find_among_features(pair.train, pair.test, run)
     results = []
     for task in tasks:
-        subject, train, test = seen_of_embeddings(pair, task, run, command)
+        subject, train, test = describe_embeddings(pair, task, run, command)
         missing = MISSING_FLOORS if run.floors else {}
         results.append(_measure(subject, task, (train, test), out, {}, missing, suspected))
     return results
@@ -309,7 +309,7 @@ def _encode(
     return Encoded(both[0], both[1], unreadable, seconds, decoded, costs, uncut)
 
 
-def _seen(
+def _describe_parts(
     prepared: Prepared, backbone: Backbone, layer: str, encoded: Encoded, task: Task, command: str
 ) -> tuple[Subject, Features, Features]:
     """Return the description and features that a protocol uses: both parts, or one of them in the place of both."""
@@ -352,7 +352,7 @@ def _floor(
 ) -> tuple[Result, records.Scores]:
     """Return a floor's result at the same layer (the pixels have one of their own), cached if possible."""
     layer = layer if layer in encoded.train else next(iter(encoded.train))
-    subject, train, test = _seen(prepared, backbone, layer, encoded, task, command)
+    subject, train, test = _describe_parts(prepared, backbone, layer, encoded, task, command)
     found = floors.cached(record_id(measurement(subject, task)), subject.data)
     if found is None:
         found = score(subject, task, train, test)

@@ -88,7 +88,7 @@ def run_suite(
                 raise cell.problem
             for request in cell.requests:
                 prepared = _prepared(request, run, loaded)
-                found = _there(prepared, before)
+                found = _existing_results(prepared, before)
                 if found is None:
                     found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
                 else:
@@ -115,7 +115,7 @@ def _prepared(request: Request, run: RunSettings, loaded: _Loaded) -> Prepared:
     return prepare(request, run, backbone=loaded.backbone)
 
 
-def _there(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
+def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
     """Return the records of the whole request if all of them exist."""
     found = []
     for task in prepared.request.tasks:

@@ -1,8 +1,8 @@
 """Geometry of the features without a classifier; no labels are needed.
 
-How many directions they use (RankMe, effective rank, alpha-ReQ), how evenly they fill the sphere (uniformity, feature
-std) and, where there is one label per sample, how close those of one class are (alignment). One part of the data is
-looked at; data without parts of its own is not split. None of these is better the higher it is: RankMe and uniformity
+Number of directions in use (RankMe, effective rank, alpha-ReQ), spread over the sphere (uniformity, feature
+std) and, with one label per sample, closeness of samples of one class (alignment). One part of the data is
+measured; data without parts of its own is not split. None of these is better the higher it is: RankMe and uniformity
 order networks of one kind and size, and a collapsed network shows in all of them.
 
 Version 2: intervals keep groups of samples together.

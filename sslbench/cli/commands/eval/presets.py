@@ -45,7 +45,7 @@ def runs(protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence[
     return list({(run.protocol, run.preset.name if run.preset else ""): run for run in chosen}.values())
 
 
-def asked_of_images(
+def layers_and_preprocessing(
     run: ProtocolRun,
     layers: tuple[str, ...],
     preprocessing: Mapping[str, Any],

@@ -214,7 +214,7 @@ def _requests(
 ) -> tuple["Request", ...]:
     """Return the requests for one weights file; protocols that want the same images share one."""
     from sslbench.backbones.layers import split_layers
-    from sslbench.cli.commands.eval.presets import asked_of_images, grouped, mark_changes
+    from sslbench.cli.commands.eval.presets import grouped, layers_and_preprocessing, mark_changes
     from sslbench.evaluation import make_task
     from sslbench.library.benchmarks import data_of
 
@@ -240,7 +240,7 @@ def _requests(
         for run in runs:
             if benchmark is not None and run.named != benchmark.protocol:
                 continue
-            of_images = asked_of_images(run, layers, preprocessing, benchmark)
+            of_images = layers_and_preprocessing(run, layers, preprocessing, benchmark)
             task = make_task(run.protocol, routed.protocols[run.protocol], benchmark, run.preset)
             tasks.append((mark_changes(task, *of_images), of_images))
         requests += grouped(common, data, tasks)
