@@ -38,45 +38,50 @@ class EvalCommand(click.Command):
 @click.command("eval", cls=EvalCommand)
 @click.argument("words", nargs=-1, metavar="[PROTOCOL]... [KEY=VALUE]...")
 @click.option(
-    "--benchmark", "benchmarks", multiple=True, help="A named benchmark (sslbench list benchmarks) or a YAML."
+    "--benchmark", "benchmarks", multiple=True, help="Named benchmark (sslbench list benchmarks), or a YAML file."
 )
 @click.option(
-    "--preset", "presets", multiple=True, help="A published way to run a protocol: dino, knn/dino (list presets)."
+    "--preset",
+    "presets",
+    multiple=True,
+    help="Published settings of a protocol: dino, knn/dino (sslbench list presets).",
 )
-@click.option("--suite", help="Several named benchmarks (sslbench list suites); what cannot be run leaves a hole.")
+@click.option("--suite", help="List of benchmarks (sslbench list suites); one that cannot be run leaves a hole.")
 @options.weights_flags
 @options.data_flags
 @click.option(
     "--test-classes",
     type=click.Choice(["same", "subset", "numbers"]),
-    help="Of those of train: all; only those in test can be predicted; test numbers them.",
+    help="Classes of test: the same as in train; a subset, and no other can be predicted; numbers of train's sorted classes.",
 )
-@click.option("--value-col", "value_columns", help="Columns of numbers to predict in place of classes: height or x,y.")
-@click.option("--groups", multiple=True, metavar="COLUMN", help="Also score each group of this column, and the worst.")
-@click.option("--features", help="Embeddings made elsewhere, .npy or .npz (N x D), in place of --weights and --data.")
+@click.option("--value-col", "value_columns", help="Columns of numbers to predict in place of classes: height, or x,y.")
+@click.option("--groups", multiple=True, metavar="COLUMN", help="Score each group of this column too, and the worst.")
+@click.option("--features", help="Embeddings made elsewhere, .npy or .npz (N x D); replaces --weights and --data.")
 @click.option("--labels", help="Labels of --features: a .csv with a column 'label', one line per row; ?group=COLUMN.")
-@click.option("--test-features", help="The same for the test part.")
-@click.option("--test-labels", help="The same for the test part.")
+@click.option("--test-features", help="Embeddings of the test part.")
+@click.option("--test-labels", help="Labels of --test-features.")
 @options.preprocessing_flags
 @options.run_flags
-@click.option("--max-memory", help="Of the kNN search: 8GB, 500MB; the same as max_memory=8.")
+@click.option("--max-memory", help="Memory of the kNN search: 8GB, 500MB; the same as max_memory=8.")
 @click.option("--no-floors", is_flag=True, help="Skip chance, pixels and the untrained backbone.")
-@click.option("--no-overlaps", is_flag=True, help="Do not look for test images that are in train too.")
-@click.option("--limit-iters", type=click.IntRange(1), help="detection: end training after so many iterations.")
+@click.option("--no-overlaps", is_flag=True, help="Skip the search for test images that are in train too.")
+@click.option(
+    "--limit-iters", type=click.IntRange(1), help="detection: number of training iterations, to shorten a recipe."
+)
 @click.option(
     "--baseline",
     "baselines",
     multiple=True,
     metavar="random|WEIGHTS",
-    help="detection: train the same detector from these too, to stand beside: random (untrained), supervised weights.",
+    help="detection: other weights to train the same detector from, for comparison; random: untrained.",
 )
 @click.option(
     "--backend",
     type=click.Choice(("torchvision", "detectron2")),
-    help="detection: what trains the detector [default: torchvision]; d2.KEY=VALUE changes Detectron2's configuration.",
+    help="detection: library that trains the detector [default: torchvision]; d2.KEY=VALUE changes Detectron2's settings.",
 )
 @click.option("--out", default="results", show_default=True, help="Folder for the result records.")
-@click.option("--dry-run", is_flag=True, help="Print what would be done, with the origin of every setting.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, with the origin of every setting, and stop.")
 def command(**_: Any) -> int | None:
     """Score a backbone's frozen features with one or several protocols, or a detector trained around it.
 
