@@ -52,7 +52,7 @@ class EvalCommand(click.Command):
 @click.option(
     "--test-classes",
     type=click.Choice(["same", "subset", "numbers"]),
-    help="Classes of test: the same as in train; a subset, and no other can be predicted; numbers of train's sorted classes.",
+    help="Classes of test: those of train; a subset, the only ones predicted; numbers of train's sorted classes.",
 )
 @click.option("--value-col", "value_columns", help="Columns of numbers to predict in place of classes: height, or x,y.")
 @click.option("--groups", multiple=True, metavar="COLUMN", help="Score each group of this column too, and the worst.")
@@ -78,7 +78,7 @@ class EvalCommand(click.Command):
 @click.option(
     "--backend",
     type=click.Choice(("torchvision", "detectron2")),
-    help="detection: library that trains the detector [default: torchvision]; d2.KEY=VALUE changes Detectron2's settings.",
+    help="detection: library that trains the detector [default: torchvision]; d2.KEY=VALUE sets Detectron2's keys.",
 )
 @click.option("--out", default="results", show_default=True, help="Folder for the result records.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, with the origin of every setting, and stop.")
