@@ -46,13 +46,8 @@ PLACES = {
     "pretraining/networks.py": {"find_module"},
     "cli/commands/pretrain/plan.py": {"find_module"},
     # a protocol: the user's word; benchmarks and presets go through names.without_code
-    "library/presets.py": {"find_module"},
-    "cli/words.py": {"find_module"},
-    "evaluation/images.py": {"find_module"},
-    "evaluation/prepare.py": {"find_module"},
     "evaluation/record.py": {"find_module"},
-    "evaluation/request.py": {"find_module"},
-    "evaluation/subset.py": {"find_module"},
+    "protocols/__init__.py": {"find_module"},
 }
 UNPICKLERS = {
     ("weights/reading/files.py", "pickle.load"),
