@@ -37,7 +37,7 @@ record keeps its id and is replaced, and a suite does not take it for finished w
 seeds of one row are averaged.
 
 Versions of torch and Pillow change roundings, as another device does, and stand in the record. sslbench's own networks
-and its way from a file to features change with `ENCODING`, which every key holds; a protocol has its own `VERSION`. The
+and its way from a file to features change with `ENCODING`, which every key holds; a protocol has its own `version`. The
 code of a user's module counts as it is in memory, too, so another version of Python computes its features again.
 
 This module knows values only and lies at the level of records: the feature store above it and the leaderboard, which

@@ -5,7 +5,7 @@ import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self
@@ -51,7 +51,8 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 def list_names(kind: str) -> list[str]:
     """All names of one kind ('protocol', 'source', 'benchmark', 'suite', 'format', 'method', ...), sorted.
 
-    Modules whose name starts with an underscore, and YAML files that start with one, are parts and not things. The
+    Modules and YAML files whose name starts with an underscore are parts and not things; so is the module of the kind's
+    own name, its interface (protocols/protocol.py). The
     methods are the recipes in configs/method: several may share the module that `find_module` gives.
 
     Raises:
@@ -67,7 +68,7 @@ def list_names(kind: str) -> list[str]:
 def _modules(kind: str) -> dict[str, str]:
     """Name -> module; a protocol or source is called low-shot, a method as its file and its recipes: barlow_twins."""
     package = importlib.import_module(_PACKAGES[kind])
-    stems = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_"]
+    stems = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_" and m.name != kind]
     return {stem if kind == "method" else stem.replace("_", "-"): f"{_PACKAGES[kind]}.{stem}" for stem in stems}
 
 
@@ -81,6 +82,18 @@ def _yaml_files(kind: str) -> dict[str, Path]:
             name = file.relative_to(root).with_suffix("").as_posix()
             if name.startswith(prefix) and not name.startswith(others) and not file.name.startswith("_"):
                 found.setdefault(name.removeprefix(prefix), file)
+    return found | _computed_benchmarks(found) if kind == "benchmark" else found
+
+
+def _computed_benchmarks(written: Container[str]) -> dict[str, Path]:
+    """Return PROTOCOL/DATASET -> PROTOCOL/_each.yaml for every data/_DATASET.yaml that has no file of its own."""
+    roots = paths.search_path("benchmarks")
+    data_sets = [file.stem.removeprefix("_") for root in roots for file in sorted(root.glob("data/_*.yaml"))]
+    found: dict[str, Path] = {}
+    for template in (file for root in roots for file in sorted(root.glob("*/_each.yaml"))):
+        for name in (f"{template.parent.name}/{data_set}" for data_set in data_sets):
+            if name not in written:
+                found.setdefault(name, template)
     return found
 
 

@@ -13,10 +13,11 @@ from sslbench.detection.recipe import load_recipe
 from sslbench.errors import UsageError
 from sslbench.leaderboard.model import Published
 from sslbench.leaderboard.published import read_file
-from sslbench.library.benchmarks import data_of, load_benchmark, load_suite
+from sslbench.library.benchmarks import data_of, load_benchmark, load_suite, source_text
 from sslbench.library.presets import load_preset
 from sslbench.metrics.summary import summarise
-from sslbench.names import find_module, list_names
+from sslbench.names import list_names
+from sslbench.protocols import find
 
 FILES = {"detection": 15, "knn": 42, "linear": 42, "linear_online": 26, "low_shot": 7, "lsr": 6, "svm": 4}
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
@@ -32,7 +33,7 @@ def on_features():
 
 def test_the_numbers_of_benchmarks_are_the_expected_ones():
     assert dict(collections.Counter(name.split("/")[0] for name in NAMES)) == FILES
-    assert len(list((paths.builtin_dir("benchmarks") / "data").glob("*.yaml"))) == DATA_SETS
+    assert len(list((paths.builtin_dir("benchmarks") / "data").rglob("*.yaml"))) == DATA_SETS
     assert list_names("suite") == SUITES
 
 
@@ -44,7 +45,7 @@ def test_every_shipped_benchmark_is_complete(name):
     if benchmark.protocol == "detection":
         load_recipe(name)
     else:
-        build(find_module("protocol", benchmark.protocol).Settings, benchmark.settings, name)
+        build(find(benchmark.protocol).settings, benchmark.settings, name)
     assert all(reference.source for reference in benchmark.reference)
     assert benchmark.data or benchmark.samples, "says neither what the data is nor how large"
 
@@ -62,8 +63,7 @@ def test_what_a_benchmark_says_about_its_data_is_plausible(name):
     else:
         assert benchmark.folder and benchmark.page.startswith("http"), "nobody could find the data"
     assert not benchmark.folder.startswith(("/", ".")), "a benchmark names no path of a machine"
-    files = (paths.builtin_dir("benchmarks") / f"{name}.yaml").read_text().splitlines()
-    assert len(files) <= 12
+    assert len(source_text(name)[1].splitlines()) <= 12
 
 
 def test_one_data_set_has_one_description_whatever_the_protocol():
@@ -214,3 +214,22 @@ def test_a_wrong_key_in_a_benchmark_names_the_file(tmp_path):
     file.write_text("title: t\nversion: 1\nprotocol: knn\nsetings: {}\n")
     with pytest.raises(UsageError, match=r"mine.yaml: unknown key 'setings'\nDid you mean 'settings'"):
         load_benchmark(str(file))
+
+
+def test_a_data_set_of_the_users_own_has_the_computed_benchmarks(tmp_path, monkeypatch):
+    folder = tmp_path / "benchmarks" / "data"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
+    (folder / "_mine.yaml").write_text("title: mine\ndata: photos.csv\nclasses: 3\n")
+    assert {"knn/mine", "linear/mine", "knn/cifar10"} <= set(list_names("benchmark"))
+    mine = load_benchmark("knn/mine")
+    assert (mine.name, mine.protocol, mine.data, mine.modified) == ("knn/mine", "knn", "photos.csv", True)
+    (folder.parent / "knn").mkdir()
+    (folder.parent / "knn" / "mine.yaml").write_text("extends: [knn/_base, data/_mine]\nclasses: 4\n")
+    assert load_benchmark("knn/mine").classes == 4
+
+
+def test_a_computed_benchmark_is_shown_with_the_name_of_its_data_set():
+    file, text = source_text("knn/cifar10")
+    assert file.name == "_each.yaml" and 'extends: [knn/_base, "data/_cifar10"]' in text
+    assert source_text("knn/imagenet1k")[0].name == "imagenet1k.yaml"

@@ -44,13 +44,8 @@ PLACES = {
     "pretraining/networks.py": {"find_module"},
     "cli/commands/pretrain/plan.py": {"find_module"},
     # a protocol: the user's word; benchmarks and presets go through names.without_code
-    "library/presets.py": {"find_module"},
-    "cli/words.py": {"find_module"},
-    "evaluation/images.py": {"find_module"},
-    "evaluation/prepare.py": {"find_module"},
     "evaluation/record.py": {"find_module"},
-    "evaluation/request.py": {"find_module"},
-    "evaluation/subset.py": {"find_module"},
+    "protocols/__init__.py": {"find_module"},
 }
 UNPICKLERS = {
     ("weights/reading/files.py", "pickle.load"),
@@ -105,8 +100,7 @@ def bomb(tmp_path, monkeypatch):
         "from sslbench.backbones.build import build\n"
         "from sslbench.data.formats.sklearn import open as _open\n"
         "from sslbench.protocols.geometry import *\n"
-        "from sslbench.protocols.geometry import VERSION, Settings, check, run\n"
-        "NEEDS_LABELS = False\n"
+        "from sslbench.protocols.geometry import PROTOCOL, Settings, check, run\n"
         "def net(): return build('resnet18w0.25').module\n"
         "def decode(path, file): return None\n"
         "def open(rest, **columns): return _open('sklearn:digits')\n"

@@ -3,8 +3,9 @@
 import pytest
 
 from sslbench.errors import UsageError
-from sslbench.library.presets import differences, find_presets, load_preset
+from sslbench.library.presets import find_presets, load_preset
 from sslbench.names import list_names
+from sslbench.protocols._parts.presets import differences
 
 MINE = """
 title: kNN of a paper

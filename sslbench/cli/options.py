@@ -1,6 +1,6 @@
 """Flags that several commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,6 +94,28 @@ RUN_KEYS = (
     *("device", "precision", "feature_dtype", "batch_size", "workers", "seed", "on_error"),
     *("decoder", "max_pixels", "start_method"),
 )
+
+
+def refuse(ctx: click.Context, *, used: Collection[str], what: str, reasons: Mapping[str, str] | None = None) -> None:
+    """Refuse flags typed on the command line that would have no effect.
+
+    Args:
+        ctx: the context of the command.
+        used: names of the parameters that have an effect.
+        what: the case at hand, for the message: 'detection', '--features', 'label maps'.
+        reasons: parameter -> sentence about the alternative.
+
+    Raises:
+        UsageError: such a flag was typed; the message names it.
+    """
+    from sslbench.errors import UsageError
+
+    for parameter in ctx.command.params:
+        name = parameter.name
+        if name is None or name in used or not isinstance(parameter, click.Option):
+            continue
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(f"{parameter.opts[0]} does not go with {what}", (reasons or {}).get(name))
 
 
 def given(flags: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

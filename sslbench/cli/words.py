@@ -9,7 +9,8 @@ from sslbench import paths
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError
 from sslbench.library.recipes import compose
-from sslbench.names import did_you_mean, find_module, from_file, list_names
+from sslbench.names import did_you_mean, from_file
+from sslbench.protocols import find as find_protocol
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -52,7 +53,7 @@ def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequenc
     """
     run: dict[str, Any] = {}
     per_protocol: dict[str, dict[str, Any]] = {name: {} for name in protocols}
-    fields = {name: {f.name for f in dataclasses.fields(find_module("protocol", name).Settings)} for name in protocols}
+    fields = {name: {f.name for f in dataclasses.fields(find_protocol(name).settings)} for name in protocols}
     for key, value in values.items():
         prefix, _, rest = key.partition(".")
         if prefix in fields and rest:
@@ -110,26 +111,3 @@ def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tup
         ("key=value", values),
         ("flag", dict(flags)),
     ]
-
-
-DETECTION = "detection"
-
-
-def all_protocols() -> list[str]:
-    """Names of what `sslbench eval` takes, sorted."""
-    return sorted([*list_names("protocol"), DETECTION])
-
-
-def about(name: str) -> tuple[int, str, type[Any]]:
-    """Version of a protocol, what it is in one line, and the class of its settings.
-
-    Raises:
-        UsageError: no such protocol.
-    """
-    if name == DETECTION:
-        from sslbench import detection
-        from sslbench.detection.recipe import DetectionRecipe
-
-        return detection.VERSION, "A detector around the backbone: average precision of its boxes.", DetectionRecipe
-    module = find_module("protocol", name)
-    return module.VERSION, (module.__doc__ or "").strip().splitlines()[0], module.Settings

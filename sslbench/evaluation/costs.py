@@ -1,4 +1,4 @@
-"""What an evaluation costs: the size and work of the backbone, time and peak memory of every stage."""
+"""Costs of an evaluation: size and work of the backbone, time and peak memory of every stage."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ _STATUS = Path("/proc/self/status")
 
 
 class Meter:
-    """Filled in when the stage that it measures has ended."""
+    """Measured stage; filled in when the stage has ended."""
 
     def __init__(self) -> None:
         self.stage = Stage(seconds=0.0)
@@ -29,7 +29,7 @@ class Meter:
 
 @contextlib.contextmanager
 def measured(device: torch.device) -> Iterator[Meter]:
-    """Time and peak memory of what happens inside.
+    """Measure time and peak memory of the block.
 
     Linux tells the peak of a stage; elsewhere it is that of the process from its start to the end of the stage.
 
@@ -56,7 +56,7 @@ def _forget_peak() -> None:
 
 
 def _peak() -> float:
-    """MiB."""
+    """Return the peak memory of the process in MiB."""
     try:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
@@ -66,7 +66,7 @@ def _peak() -> float:
 
 
 def encoding_costs(backbone: Backbone, *, decoded: int, seconds: float, stage: Stage, work: bool) -> Costs:
-    """The costs of encoding.
+    """Return the costs of encoding.
 
     Args:
         backbone: that encoded.

@@ -1,4 +1,4 @@
-"""What a record says beyond its metrics: every class's own numbers, and those of groups of the test samples."""
+"""Per-class and per-group numbers of a record."""
 
 import dataclasses
 import logging
@@ -21,7 +21,7 @@ _SAME = 0.001  # percent points
 
 
 def groups_of(source: Source, ids: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Column -> the group of each sample in `ids`; an empty cell is a group of its own.
+    """Return the group of each sample in `ids` by column; an empty cell is a group of its own.
 
     Args:
         source: the test part, which has the columns as attributes.
@@ -36,12 +36,12 @@ def groups_of(source: Source, ids: Sequence[str], columns: Sequence[str]) -> dic
 
 
 def groups_of_features(features: Features) -> dict[str, tuple[str, ...]]:
-    """The same for features that bring their attributes."""
+    """Return the groups of features that have columns of attributes."""
     return {name: tuple(text or UNNAMED for text in column) for name, column in features.attributes.items()}
 
 
 def check_groups(source: Source | Features, columns: Sequence[str], name: str = "") -> None:
-    """Refuses columns that do not divide the test samples into groups, before any image is decoded.
+    """Refuse columns that do not divide the test samples into groups, before any image is decoded.
 
     Raises:
         DataError: a column has nearly as many values as there are samples, or more than a thousand.
@@ -57,7 +57,7 @@ def check_groups(source: Source | Features, columns: Sequence[str], name: str = 
 
 
 def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tuple[str, ...]]) -> Result:
-    """The record with the numbers of every class and group, which are those of its per-sample scores.
+    """Return the record with the numbers of every class and group, computed from its per-sample scores.
 
     Args:
         result: its headline metric is taken per group.

@@ -1,4 +1,4 @@
-"""Protocols that train on images through the frozen backbone: what is around them, from data to record."""
+"""Evaluation of protocols that train on images, from data to record."""
 
 import dataclasses
 import functools
@@ -6,17 +6,18 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sslbench import names
+from sslbench import protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import gather_objects, process_group, rank
-from sslbench.evaluation import floors, subset
+from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.prepare import Prepared
@@ -25,6 +26,7 @@ from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
 from sslbench.identity import record_id
+from sslbench.protocols import OnImages
 from sslbench.results import Result, Stage, Unreadable, records
 from sslbench.runtime.progress import Progress
 
@@ -37,7 +39,7 @@ _NO_BASELINE = "baseline=true trains on the untrained backbone too, in twice the
 def evaluate_on_images(
     prepared: Prepared, tasks: Sequence[Task], *, out: Path, command: str, progress: Progress | None = None
 ) -> list[Result]:
-    """Runs protocols on images and writes one record per row of each; every process of a run calls this.
+    """Run protocols on images and write one record per row of each; every process of a run calls this.
 
     Args:
         prepared: from `prepare`.
@@ -53,7 +55,7 @@ def evaluate_on_images(
         SslbenchError: as the protocol.
     """
     check_shared(prepared.backbone)
-    images = _Run(prepared, out, command, progress)
+    images = _ImageEvaluation(prepared, out, command, progress)
     results = []
     with process_group(prepared.run.torch_device()):
         for task in tasks:
@@ -63,14 +65,18 @@ def evaluate_on_images(
 
 def row_names(prepared: Prepared, task: Task, backbone: Backbone) -> tuple[str, ...]:
     """Return what the results of a protocol on images are called."""
-    module = names.find_module("protocol", task.protocol)
-    found: tuple[str, ...] = module.check_images(
-        backbone, prepared.layers, prepared.data.train, task.settings, seed=prepared.run.seed
-    )
-    return found
+    data = prepared.data.train
+    return _kind(task).rows(backbone, prepared.layers, data, task.settings, seed=prepared.run.seed)
 
 
-class _Run:
+def _kind(task: Task) -> OnImages[Any]:
+    kind = protocols.find(task.protocol).kind
+    if not isinstance(kind, OnImages):
+        raise TypeError(f"{task.protocol} takes no images")
+    return kind
+
+
+class _ImageEvaluation:
     """The data of a request, readable images only."""
 
     def __init__(self, prepared: Prepared, out: Path, command: str, progress: Progress | None) -> None:
@@ -87,7 +93,7 @@ class _Run:
         return floors.untrained_like(self.prepared.backbone)
 
     def measure(self, task: Task) -> list[Result]:
-        """The rows of one protocol, with their floors beside them."""
+        """Return the rows of one protocol, with their floors beside them."""
         beside, missing = self._baseline(task)
         results = []
         for row, (result, scores) in self._rows(task, self.prepared.backbone).items():
@@ -99,38 +105,29 @@ class _Run:
         return results
 
     def _rows(self, task: Task, backbone: Backbone) -> dict[str, tuple[Result, records.Scores]]:
-        """Row -> its record, not yet written; {} on processes other than the first."""
-        module, seed = names.find_module("protocol", task.protocol), self.prepared.run.seed
-        layers, own = self.prepared.layers, _carrier(self.test)
-        train, test = _carrier(self.train), _carrier(self.test)
-        narrow = subset.is_subset(train.labels, own.labels)
-        if narrow:
-            test = subset.widened(train.labels, own)
+        """Return the record of each row, not yet written; {} on processes other than the first."""
+        seed = self.prepared.run.seed
+        train, test = _without_columns(self.train), _without_columns(self.test)
         with measured(self.prepared.run.torch_device()) as meter:
-            outcomes = module.run_on_images(
+            outcomes = _kind(task).run(
                 backbone,
-                layers,
+                self.prepared.layers,
                 self.train,
-                dataclasses.replace(self.test, labels=test.labels),
+                self.test,
                 task.settings,
                 seed=seed,
                 engine=self.engine,
                 folder=self._folder(task, backbone),
                 progress=self.progress,
             )
-        if narrow:
-            outcomes = {
-                row: subset.restricted(outcome, task.protocol, train.labels, own, seed=seed)
-                for row, outcome in outcomes.items()
-            }
         rows = {}
         for row, outcome in outcomes.items():
             subject = self._described(backbone, row)
-            rows[row] = recorded(subject, task, outcome, train, own, seconds=meter.stage.seconds, stage=meter.stage)
+            rows[row] = recorded(subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage)
         return rows
 
     def _baseline(self, task: Task) -> tuple[dict[str, tuple[Result, records.Scores]], dict[str, str]]:
-        """The same heads on the same architecture untrained, and the reasons for floors that are missing.
+        """Return the same heads on the same architecture untrained, and the reasons for floors that are missing.
 
         Heads from the cache where they are there; trained only when that was asked for.
         """
@@ -168,7 +165,7 @@ class _Run:
         return record_id(measurement(self._described(backbone, row), task))
 
     def _folder(self, task: Task, backbone: Backbone) -> Path:
-        """For checkpoints: named after all that is measured in one training, so that no other training finds them."""
+        """Return the folder of checkpoints, named after the whole measurement, so that no other training finds them."""
         rows = "+".join(row_names(self.prepared, task, backbone))
         name = (
             f"{records.slug(self._described(backbone, rows).weights.name)}-{self._id(backbone, rows, task)}.checkpoints"
@@ -176,19 +173,21 @@ class _Run:
         return self.out / records.slug(task.protocol) / name
 
     def _described(self, backbone: Backbone, row: str) -> Subject:
-        """What a record says about what was measured; hashing the data takes a while, so it is done once."""
+        """Return the description of a backbone and the data for the record; the data are hashed once."""
         if id(backbone) not in self._known:
             work = backbone is self.prepared.backbone
             costs = encoding_costs(backbone, decoded=0, seconds=0.0, stage=Stage(seconds=0.0), work=work)
             # Images are encoded while the heads are trained: there is no stage of its own.
             costs = dataclasses.replace(costs, stages={})
-            used = Encoded({"": _carrier(self.train)}, {"": _carrier(self.test)}, self.unreadable, 0.0, 0, costs)
+            used = Encoded(
+                {"": _without_columns(self.train)}, {"": _without_columns(self.test)}, self.unreadable, 0.0, 0, costs
+            )
             subject = describe(self.prepared, backbone, "", used, self.command)
             self._known[id(backbone)] = dataclasses.replace(subject, timings={})
         return dataclasses.replace(self._known[id(backbone)], layer=row)
 
     def _readable(self, source: Source) -> tuple[Source, tuple[Unreadable, ...]]:
-        """The images that can be read. Where unreadable ones are to stop the run, the protocol itself notices them."""
+        """Return the readable images. With on_error=stop the protocol itself raises for the others."""
         if self.engine.on_error == "stop":
             return source, ()
         what = f"looking for unreadable images in {source.name}"
@@ -204,8 +203,8 @@ class _Run:
         return source.select(kept), tuple(Unreadable(id=source.ids[i], path=p, reason=r) for i, p, r in found)
 
 
-def _carrier(source: Source) -> Features:
-    """Labels and ids as features without columns carry them."""
+def _without_columns(source: Source) -> Features:
+    """Return labels and ids as features without columns."""
     return Features(
         np.zeros((len(source), 0), dtype=np.float32), source.labels, source.ids, groups=source_groups(source)
     )

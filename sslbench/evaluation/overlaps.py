@@ -1,4 +1,4 @@
-"""Is the score from memory? Images of test that train has too, and the score without them, beside every result."""
+"""Overlaps between train and test: suspected duplicates, and the score without them."""
 
 import dataclasses
 import logging
@@ -27,8 +27,8 @@ _RESAMPLES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What is suspected about two parts, whatever protocol scores them.
+class SuspectedOverlaps:
+    """Suspected overlaps of two parts, for all protocols.
 
     Attributes:
         suspects: one per image of test.
@@ -43,8 +43,8 @@ class Found:
     seconds: float
 
 
-def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> Found | None:
-    """Compares both parts, by the content of their files and by vectors that describe the images.
+def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> SuspectedOverlaps | None:
+    """Compare both parts by the content of their files and by vectors that describe the images.
 
     Args:
         prepared: both parts, and whether this is wanted.
@@ -63,17 +63,19 @@ def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> Found 
     near, alike = _near(vectors.train[layer], vectors.test[layer], prepared.run)
     data = prepared.data
     found = tuple(suspects(data.train, data.test, alike))
-    return _said(Found(found, f"content and {by}", near.problem, time.perf_counter() - start), len(data.test))
+    return _log_summary(
+        SuspectedOverlaps(found, f"content and {by}", near.problem, time.perf_counter() - start), len(data.test)
+    )
 
 
-def find_among_features(train: Features, test: Features, run: RunSettings) -> Found | None:
-    """The same where there are features only."""
+def find_among_features(train: Features, test: Features, run: RunSettings) -> SuspectedOverlaps | None:
+    """Compare both parts where there are features only."""
     if not run.overlaps or train is test:
         return None
     start = time.perf_counter()
     near, alike = _near(train, test, run)
     found = tuple(Suspect(i, j, "near", round(cosine, 4)) for i, j, cosine in alike)
-    return _said(Found(found, "features", near.problem, time.perf_counter() - start), len(test))
+    return _log_summary(SuspectedOverlaps(found, "features", near.problem, time.perf_counter() - start), len(test))
 
 
 def _near(train: Features, test: Features, run: RunSettings) -> tuple[Near, list[tuple[str, str, float]]]:
@@ -81,7 +83,7 @@ def _near(train: Features, test: Features, run: RunSettings) -> tuple[Near, list
     return near, named(near.pairs, test.ids, train.ids)
 
 
-def _said(found: Found, n: int) -> Found:
+def _log_summary(found: SuspectedOverlaps, n: int) -> SuspectedOverlaps:
     if found.problem:
         log.info(f"images nearly the same in train and test cannot be told by {found.by}: {found.problem}")
     if found.suspects:
@@ -89,8 +91,10 @@ def _said(found: Found, n: int) -> Found:
     return found
 
 
-def with_overlaps(result: Result, scores: records.Scores, found: Found | None, task: Task, out: Path) -> Result:
-    """The record with what is suspected and the headline metric without it; the list of pairs is written beside it.
+def with_overlaps(
+    result: Result, scores: records.Scores, found: SuspectedOverlaps | None, task: Task, out: Path
+) -> Result:
+    """Return the record with the suspects and the headline metric without them; write the list of pairs beside it.
 
     Args:
         result: its own numbers stay as they are.
@@ -130,12 +134,12 @@ def with_overlaps(result: Result, scores: records.Scores, found: Found | None, t
 
 
 def list_of(result: Result, out: Path) -> Path:
-    """The CSV of the pairs beside a record."""
+    """Return the path of the CSV of pairs beside a record."""
     return records.path_of(result, out).with_suffix(records.OVERLAPS)
 
 
 def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Metric | None, tuple[str, ...]]:
-    """The headline metric of the samples that are not suspected, with its interval, from the per-sample scores."""
+    """Return the headline metric, with its interval, of the samples that are not suspected."""
     kind = result.data.labels
     if kind not in _KINDS or not scores.classes or scores.scores.shape[1] != len(scores.classes):
         return None, ()
@@ -157,7 +161,7 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
 
 
 def _first_draw(result: Result, scores: records.Scores) -> tuple[str, ...]:
-    """A note where the record's number is a mean over draws, and that without the suspects of the first one."""
+    """Return a note where the record's number is a mean over draws and the one without suspects of the first draw."""
     kind = result.data.labels
     recorded, own = result.metrics.get(_KINDS[kind]), percent(headline(kind, scores.labels, scores.scores))
     if own is None or recorded is None or recorded.value is None or abs(own - recorded.value) <= _SAME:

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from sslbench import names
+from sslbench import names, protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.backbones.load import load_backbone
@@ -22,31 +22,31 @@ from sslbench.data.splits import TrainTest, label_problems, limit, match_classes
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.groups import check_groups
-from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.features.array import Features
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import OnFeatures, OnImages, OnObjects
 
 
 def needs_labels(task: Task) -> bool:
-    """Whether a protocol can do without labels is said by its module: `NEEDS_LABELS = False`."""
-    return bool(getattr(names.find_module("protocol", task.protocol), "NEEDS_LABELS", True))
+    """Return False for a protocol that can use unlabelled data."""
+    return protocols.find(task.protocol).needs_labels
 
 
 def is_on_images(task: Task) -> bool:
-    """Return whether a protocol takes images in place of features: `ON_IMAGES = True`."""
-    return bool(getattr(names.find_module("protocol", task.protocol), "ON_IMAGES", False))
+    """Return True for a protocol that takes images in place of features."""
+    return isinstance(protocols.find(task.protocol).kind, OnImages)
 
 
 def only_part(task: Task) -> str | None:
-    """'train' or 'test' where a protocol, with these settings, looks at one part only (its function `part`)."""
-    part = getattr(names.find_module("protocol", task.protocol), "part", None)
-    name: str | None = None if part is None else part(task.settings)
-    return name
+    """Return 'train' or 'test' where a protocol, with these settings, uses one part of the data only, else None."""
+    kind = protocols.find(task.protocol).kind
+    return kind.part(task.settings) if isinstance(kind, OnFeatures) else None
 
 
 def without_useless_labels(data: TrainTest) -> TrainTest:
-    """Data for protocols that need no labels: those of the two parts stay only if they go together."""
+    """Return data for protocols that need no labels: labels that do not match between the parts are removed."""
     if not label_problems(data.train, data.test):
         return data
     train, test = (_unlabelled(part) for part in (data.train, data.test))
@@ -56,12 +56,12 @@ def without_useless_labels(data: TrainTest) -> TrainTest:
 
 
 def fitted_labels(task: Task, data: TrainTest) -> Labels:
-    """The labels of what a protocol learns from, for its `check`."""
+    """Return the labels that a protocol learns from, for its `check`."""
     return data.whole.labels if only_part(task) and data.whole is not None else data.train.labels
 
 
 def one_part(data: TrainTest, part: str) -> TrainTest:
-    """The data with one part in the place of both; data that was split for want of parts is taken whole."""
+    """Return the data with one part in the place of both; data without parts of its own is taken whole."""
     if data.whole is not None:
         return dataclasses.replace(data, train=data.whole, test=data.whole, how=f"all of {data.whole.name}, not split")
     source = data.train if part == "train" else data.test
@@ -71,7 +71,7 @@ def one_part(data: TrainTest, part: str) -> TrainTest:
 def one_part_of_features(
     train: Features, test: Features, whole: Features | None, task: Task
 ) -> tuple[Features, Features]:
-    """The same for features."""
+    """Return features with one part in the place of both, see `one_part`."""
     part = only_part(task)
     if part is None:
         return train, test
@@ -88,7 +88,7 @@ log = logging.getLogger("sslbench")
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Everything resolved and checked, nothing decoded yet: what `--dry-run` prints.
+    """Evaluation with everything resolved and checked, nothing decoded yet; `--dry-run` prints it.
 
     Attributes:
         loaded: the backbone as it was loaded, for the next request with the same weights.
@@ -108,7 +108,7 @@ class Prepared:
 
 
 def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = None) -> Prepared:
-    """Opens the weights and the data and checks them against each other and against the protocols' needs.
+    """Open the weights and the data and check them against each other and against the protocols' needs.
 
     Args:
         request: what to evaluate.
@@ -140,36 +140,39 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
     for task in request.tasks:
-        module = names.find_module("protocol", task.protocol)
+        kind = sample_kind(task.protocol)
         check_label_kind(task, data.train.labels.kind)
-        module.check(task.settings, fitted_labels(task, data))
+        kind.check(task.settings, fitted_labels(task, data))
         if request.test_classes == "subset":
-            subset.check(task.protocol, task.settings)
-        if getattr(module, "ON_IMAGES", False):
-            module.check_images(backbone, layers, data.train, task.settings, seed=run.seed)
+            subset.check(task.protocol)
+        if isinstance(kind, OnImages):
+            kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
         _check_expected(task.benchmark, data)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
 
 
 def check_label_kind(task: Task, kind: str) -> None:
-    """Refuses labels that are numbers where the protocol predicts classes.
+    """Refuse labels that are numbers where the protocol predicts classes.
 
     Raises:
-        DataError: they are numbers, and the protocol's module does not name 'value' among its `LABEL_KINDS`.
+        DataError: they are numbers, and 'value' is not among the label kinds of the protocol.
     """
-    module = names.find_module("protocol", task.protocol)
-    if kind != "value" or "value" in getattr(module, "LABEL_KINDS", ()) or not getattr(module, "NEEDS_LABELS", True):
+    if kind != "value" or "value" in sample_kind(task.protocol).label_kinds:
         return
-    others = names.list_names("protocol")
-    able = [name for name in others if "value" in getattr(names.find_module("protocol", name), "LABEL_KINDS", ())]
+    able = [name for name in names.list_names("protocol") if _predicts_numbers(name)]
     raise DataError(
         f"{task.protocol} predicts classes, and these samples are labelled with numbers",
         f"Protocols for numbers: {', '.join(able)}. For classes name the column with --label-col.",
     )
 
 
+def _predicts_numbers(protocol: str) -> bool:
+    found = protocols.find(protocol)
+    return found.needs_labels and not isinstance(found.kind, OnObjects) and "value" in found.kind.label_kinds
+
+
 def load(request: Request, run: RunSettings) -> Backbone:
-    """The backbone that is asked for, with its weights; says what loading did.
+    """Load the backbone with its weights and log a summary.
 
     Raises:
         SslbenchError: the weights cannot be read, are not recognised or do not fit.

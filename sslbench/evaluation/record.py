@@ -1,4 +1,4 @@
-"""From a protocol's outcome to the result record: what was measured, on what, with what, how."""
+"""Result record of a protocol's outcome: weights, data, settings, metrics, versions."""
 
 import dataclasses
 import logging
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sslbench import names, user_code
+from sslbench import names, protocols, user_code
 from sslbench.backbones.backbone import Backbone
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
@@ -20,12 +20,13 @@ from sslbench.evaluation.costs import measured
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
 from sslbench.evaluation.prepare import Prepared, is_on_images
 from sslbench.evaluation.references import compare_references
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import RunSettings, Task, sample_kind
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
 from sslbench.library.benchmarks import Benchmark
 from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
+from sslbench.protocols import OnImages
 from sslbench.results import (
     Asked,
     BenchmarkUsed,
@@ -51,7 +52,7 @@ log = logging.getLogger("sslbench")
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """Features of both parts for every layer, and what it took; `whole` where both were cut from one."""
+    """Features of both parts for every layer, with time and costs; `whole` where both were cut from one source."""
 
     train: dict[str, Features]
     test: dict[str, Features]
@@ -64,7 +65,7 @@ class Encoded:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is measured, but for the protocol: the parts of a record that all its results share.
+    """Measurement without the protocol: the parts of a record that all results on a layer share.
 
     Attributes:
         precision: of the forward pass.
@@ -133,7 +134,7 @@ def asked(subject: Subject, task: Task) -> Asked:
 
 
 def score(subject: Subject, task: Task, train: Features, test: Features) -> tuple[Result, records.Scores]:
-    """Runs one protocol and makes the record of it, without groups; nothing is written yet."""
+    """Run one protocol and return its record, without groups; nothing is written yet."""
     with measured(subject.run.torch_device()) as meter:
         outcome = _run(task, train, test, subject.run)
     return recorded(subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage)
@@ -149,7 +150,7 @@ def recorded(
     seconds: float,
     stage: Stage | None = None,
 ) -> tuple[Result, records.Scores]:
-    """The record of an outcome, without groups; nothing is written yet.
+    """Return the record of an outcome, without groups; nothing is written yet.
 
     Args:
         subject: what was measured.
@@ -160,7 +161,7 @@ def recorded(
         seconds: that the protocol took.
         stage: the same with its memory, where that was measured.
     """
-    outcome = _led_by(task.benchmark, outcome)
+    outcome = _with_headline(task.benchmark, outcome)
     numbers = [part.n_groups for part in (train, test)]
     if numbers != [None, None]:
         written = " and ".join(
@@ -216,7 +217,7 @@ def recorded(
 
 
 def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:
-    """For each draw how many classes are ranked before the true one."""
+    """Return for each draw the number of classes ranked before the true one."""
     if not outcome.draws or test.labels.kind != "single":
         return None
     return np.stack([places(test.labels.values, draw) for draw in outcome.draws]).astype(np.uint16)
@@ -228,21 +229,19 @@ def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
 
 
 def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outcome:
-    """The protocol's outcome; if test has a part of train's classes only, as one in which no other can be predicted."""
-    module = names.find_module("protocol", task.protocol)
-    given: dict[str, Any] = {"seed": run.seed}
-    if getattr(module, "USES_DEVICE", False):
-        given["device"] = str(run.torch_device())
-    outcome: Outcome
+    """Return the protocol's outcome; with a subset of classes in test no other class can be predicted."""
+    kind, device = sample_kind(task.protocol), str(run.torch_device())
+    if isinstance(kind, OnImages):
+        raise UsageError(f"{task.protocol} trains on images, and these are features")
     if not subset.is_subset(train.labels, test.labels):
-        outcome = module.run(train, test, task.settings, **given)
-        return outcome
-    outcome = module.run(train, subset.widened(train.labels, test), task.settings, **given)
+        return kind.run(train, test, task.settings, seed=run.seed, device=device)
+    widened = subset.widened(train.labels, test)
+    outcome = kind.run(train, widened, task.settings, seed=run.seed, device=device)
     return subset.restricted(outcome, task.protocol, train.labels, test, seed=run.seed)
 
 
-def _led_by(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
-    """The outcome with the metric that the benchmark puts first; the score on train is known for the usual one only."""
+def _with_headline(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
+    """Return the outcome with the benchmark's metric first; the score on train is known for the usual one only."""
     wanted = benchmark.metric if benchmark is not None else ""
     if not wanted or wanted == outcome.headline:
         return outcome
@@ -258,7 +257,7 @@ def finish(
     missing: Mapping[str, str],
     out: Path,
 ) -> Result:
-    """Puts the floors beside a result, warns when it is not above the untrained backbone, and writes the record.
+    """Add the floors to a result, warn when it is not above the untrained backbone, and write the record.
 
     Args:
         result: without them.
@@ -281,13 +280,16 @@ def finish(
 
 
 def _protocol(task: Task) -> ProtocolUsed:
-    module = names.find_module("protocol", task.protocol)
-    settings = plain(result_settings(task.settings))
-    return ProtocolUsed(name=task.protocol, version=module.VERSION, settings=settings, code=user_code.sha256([module]))
+    return ProtocolUsed(
+        name=task.protocol,
+        version=protocols.find(task.protocol).version,
+        settings=plain(result_settings(task.settings)),
+        code=user_code.sha256([names.find_module("protocol", task.protocol)]),
+    )
 
 
 def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encoded, command: str) -> Subject:
-    """What is measured when a backbone (the one in question, or a floor) meets the data at one layer."""
+    """Return the description of a backbone (the evaluated one, or a floor) on the data at one layer."""
     request = prepared.request
     own = backbone is prepared.backbone
     given = request.weights if own else ("pixels" if backbone.builder == "pixels" else "random")
@@ -326,7 +328,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
 
 
 def weights_used(backbone: Backbone, given: str) -> WeightsUsed:
-    """The weights of a backbone as a record holds them; `given` is what --weights said."""
+    """Return the weights of a backbone as a record holds them; `given` is the value of --weights."""
     trained = backbone.builder != "pixels" and given != "random"
     total = len(backbone.module.state_dict())
     name = Path(given).name if trained else f"{backbone.name} untrained" if given == "random" else backbone.name
@@ -346,7 +348,7 @@ def weights_used(backbone: Backbone, given: str) -> WeightsUsed:
 
 
 def hardware(run: RunSettings) -> Hardware:
-    """What it runs on."""
+    """Return device, processor and number of threads."""
     device = run.torch_device()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return Hardware(device=name, cpu=platform.processor() or platform.machine(), threads=torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""What to evaluate and how: the arguments of an evaluation, checked."""
+"""Arguments of an evaluation, checked."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,20 +6,21 @@ from typing import Any, Literal
 
 import torch
 
-from sslbench import names
+from sslbench import protocols
 from sslbench.config import resolve, result_settings, setting
 from sslbench.errors import UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.protocols import OnFeatures, OnImages, OnObjects
 from sslbench.runtime.device import Precision, choose_device
 from sslbench.runtime.workers import StartMethod, resolve_workers
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """How an evaluation runs (configs/eval.yaml holds the same keys)."""
+    """Settings of a run (configs/eval.yaml holds the same keys)."""
 
     device: str = setting("auto", "where the backbone runs: auto, cpu, cuda, cuda:1, mps")
     precision: Precision = setting("fp32", "of the backbone's computation")
@@ -65,7 +66,7 @@ class RunSettings:
         )
 
     def decoding(self) -> dict[str, Any]:
-        """The values of the preprocessing that these settings change: what was asked for of `decoder` and `max_pixels`.
+        """Return the values of the preprocessing that `decoder` and `max_pixels` change.
 
         Raises:
             UsageError: a limit below one pixel.
@@ -78,7 +79,7 @@ class RunSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One protocol to run, with its settings and where each of them came from."""
+    """One protocol to run, with its settings and their origins."""
 
     protocol: str
     settings: Any
@@ -89,7 +90,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user wants evaluated; every field means what the flag of the same name means."""
+    """Evaluation to run; the fields have the names and meaning of the flags."""
 
     weights: str
     data: str
@@ -110,13 +111,28 @@ class Request:
     value_columns: tuple[str, ...] = ()
 
 
+def sample_kind(protocol: str) -> OnFeatures[Any] | OnImages[Any]:
+    """Return the functions of a protocol on labelled samples.
+
+    Raises:
+        UsageError: no such protocol, or it is for annotated objects.
+    """
+    kind = protocols.find(protocol).kind
+    if isinstance(kind, OnObjects):
+        raise UsageError(
+            f"{protocol} trains a network on annotated objects and cannot run beside protocols on samples",
+            "From Python: sslbench.evaluate_detection.",
+        )
+    return kind
+
+
 def make_task(
     protocol: str,
     overrides: Mapping[str, Any],
     benchmark: Benchmark | None = None,
     preset: Preset | None = None,
 ) -> Task:
-    """A protocol with its settings: the module's defaults, then the benchmark's, then the preset's, then the user's.
+    """Return a protocol with its settings: the defaults, then the benchmark's, the preset's and the user's.
 
     What a later one changes marks the earlier ones modified. The settings of a benchmark for another protocol than the
     preset's (linear, where the preset trains on images) do not fit it and are left out.
@@ -124,16 +140,17 @@ def make_task(
     Raises:
         UsageError: no such protocol or setting.
     """
-    module = names.find_module("protocol", protocol)
+    sample_kind(protocol)
+    definition = protocols.find(protocol)
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if benchmark is not None and benchmark.protocol == protocol:
         layers.append((f"benchmark {benchmark.name}", benchmark.settings))
-    alone, _ = resolve(module.Settings, layers)
+    alone, _ = resolve(definition.settings, layers)
     if preset is not None:
         layers.append((f"preset {preset.name}", preset.settings))
-    published, _ = resolve(module.Settings, layers)
+    published, _ = resolve(definition.settings, layers)
     layers.append(("command line", overrides))
-    settings, origins = resolve(module.Settings, layers)
+    settings, origins = resolve(definition.settings, layers)
     changed = set(overrides) & set(result_settings(settings))
     if benchmark is not None and (changed or alone != published or benchmark.protocol != protocol):
         benchmark = dataclasses.replace(benchmark, modified=True)

@@ -1,4 +1,4 @@
-"""Extract, score, write: the part of an evaluation that takes time."""
+"""Extraction, scoring and writing: the part of an evaluation that takes time."""
 
 import contextlib
 import dataclasses
@@ -46,10 +46,10 @@ from sslbench.runtime.progress import Progress, stage_progress
 MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
 
 
-def seen_of_embeddings(
+def describe_embeddings(
     pair: FeaturePair, task: Task, run: RunSettings, command: str
 ) -> tuple[Subject, Features, Features]:
-    """The parts of a record that all protocols share, and the features that this one learns from and scores."""
+    """Return the parts of a record that all protocols share, and the features of both parts."""
     train, test = one_part_of_features(pair.train, pair.test, pair.whole, task)
     digest = "".join(pair.fingerprints)
     part, how, hashes, split = only_part(task), pair.how, pair.fingerprints, ("train", "test")
@@ -99,7 +99,7 @@ def extract_only(
     progress: Progress | None = None,
     backbone: Backbone | None = None,
 ) -> dict[str, Extraction]:
-    """Features of every part of the data, without evaluating them; labels are not needed.
+    """Extract features of every part of the data, without evaluating them; labels are not needed.
 
     Args:
         request: what to encode.
@@ -132,7 +132,7 @@ def extract_only(
 def evaluate(
     prepared: Prepared, *, store: Path, out: Path, command: str, progress: Progress | None = None
 ) -> list[Result]:
-    """Runs every protocol on every layer and writes one record each; floors come before what stands on them.
+    """Run every protocol on every layer and write one record each; floors are computed first.
 
     Args:
         prepared: from `prepare`.
@@ -159,7 +159,7 @@ def evaluate(
 def _evaluate_on_features(
     prepared: Prepared, tasks: Sequence[Task], store: Path, out: Path, command: str, progress: Progress | None
 ) -> list[Result]:
-    """Encodes the images once, then runs every protocol on every layer."""
+    """Encode the images once, then run every protocol on every layer."""
     beside = _floor_backbones(prepared)
     with contextlib.ExitStack() as stack:
         backbones = {"": prepared.backbone, **beside.found}
@@ -169,7 +169,7 @@ def _evaluate_on_features(
 
 @contextlib.contextmanager
 def _store_for(backbone: Backbone, store: Path) -> Iterator[Path]:
-    """The feature store; for features that must not be found again a folder in it that is removed afterwards."""
+    """Yield the feature store; for features that may not be reused, a temporary folder in it."""
     if backbone.known:
         yield store
         return
@@ -187,7 +187,7 @@ def _score_features(
     command: str,
     progress: Progress | None,
 ) -> list[Result]:
-    """Every protocol on every layer, with the floors beside it; `stores` has '' and the names of the floors."""
+    """Run every protocol on every layer, with the floors; `stores` has '' and the names of the floors."""
     encoded = _encode(prepared.backbone, prepared.data, prepared.layers, prepared.run, stores[""], progress, work=True)
     floor_features = {
         name: (backbone, _encode_floor(backbone, prepared, stores[name], progress))
@@ -200,7 +200,7 @@ def _score_features(
     results = []
     for layer in prepared.layers:
         for task in tasks:
-            subject, train, test = _seen(prepared, prepared.backbone, layer.text, encoded, task, command)
+            subject, train, test = _describe_parts(prepared, prepared.backbone, layer.text, encoded, task, command)
             floor_results = {
                 name: _floor(prepared, backbone, features, layer.text, task, out, command)
                 for name, (backbone, features) in floor_features.items()
@@ -212,7 +212,7 @@ def _score_features(
 def evaluate_features(
     pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, *, out: Path, command: str
 ) -> list[Result]:
-    """The same for embeddings made elsewhere; the floors are chance and majority only, and the record says so.
+    """Evaluate embeddings made elsewhere; the floors are chance and majority only, and the record says so.
 
     Raises:
         UsageError: a protocol that takes images.
@@ -228,7 +228,7 @@ def evaluate_features(
     suspected = overlaps.find_among_features(pair.train, pair.test, run)
     results = []
     for task in tasks:
-        subject, train, test = seen_of_embeddings(pair, task, run, command)
+        subject, train, test = describe_embeddings(pair, task, run, command)
         missing = MISSING_FLOORS if run.floors else {}
         results.append(_measure(subject, task, (train, test), out, {}, missing, suspected))
     return results
@@ -277,7 +277,7 @@ def _encode(
     *,
     work: bool = False,
 ) -> Encoded:
-    """Features of train and test; when both were cut from one source, that source is encoded and then cut.
+    """Return features of train and test; when both were cut from one source, that source is encoded and then cut.
 
     So `sslbench extract` and evaluations with other seeds or test fractions share one entry of the store.
     """
@@ -299,10 +299,10 @@ def _encode(
     return Encoded(both[0], both[1], unreadable, seconds, decoded, costs, uncut)
 
 
-def _seen(
+def _describe_parts(
     prepared: Prepared, backbone: Backbone, layer: str, encoded: Encoded, task: Task, command: str
 ) -> tuple[Subject, Features, Features]:
-    """What a protocol looks at: both parts, or one of them in the place of both."""
+    """Return the description and features that a protocol uses: both parts, or one of them in the place of both."""
     train, test = one_part_of_features(encoded.train[layer], encoded.test[layer], encoded.whole.get(layer), task)
     if part := only_part(task):
         prepared = dataclasses.replace(prepared, data=one_part(prepared.data, part))
@@ -311,7 +311,7 @@ def _seen(
 
 
 def _rows(features: Features, part: Source) -> Features:
-    """The rows of the samples in `part` that could be read, with the labels `part` has (classes matched by name)."""
+    """Return the rows of the readable samples of `part`, with the labels of `part` (classes matched by name)."""
     stored = np.array(features.ids)
     wanted = np.array(part.ids)
     position = np.searchsorted(stored, wanted)
@@ -331,7 +331,7 @@ def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:
 
 
 def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress: Progress | None) -> Encoded:
-    """The untrained backbone at the very layers that are evaluated; the pixels have one layer only."""
+    """Encode a floor: the untrained backbone at the layers evaluated; the pixels have one layer only."""
     same = backbone.name == prepared.backbone.name
     layers = prepared.layers if same else resolve_layers(backbone, (backbone.default_layer,))
     return _encode(backbone, prepared.data, layers, prepared.run, store, progress)
@@ -340,9 +340,9 @@ def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress:
 def _floor(
     prepared: Prepared, backbone: Backbone, encoded: Encoded, layer: str, task: Task, out: Path, command: str
 ) -> tuple[Result, records.Scores]:
-    """A floor's result at the same layer (the pixels have one of their own), from the cache where it is there."""
+    """Return a floor's result at the same layer (the pixels have one of their own), cached if possible."""
     layer = layer if layer in encoded.train else next(iter(encoded.train))
-    subject, train, test = _seen(prepared, backbone, layer, encoded, task, command)
+    subject, train, test = _describe_parts(prepared, backbone, layer, encoded, task, command)
     found = floors.cached(record_id(measurement(subject, task)), subject.data)
     if found is None:
         found = score(subject, task, train, test)
@@ -361,9 +361,9 @@ def _measure(
     out: Path,
     floor_results: Mapping[str, tuple[Result, records.Scores]],
     missing: Mapping[str, str],
-    suspected: overlaps.Found | None,
+    suspected: overlaps.SuspectedOverlaps | None,
 ) -> Result:
-    """One protocol on one layer: score, put the floors beside it, write the record."""
+    """Score one protocol on one layer, add the floors, write the record."""
     result, scores = score(subject, task, *parts)
     result = with_details(result, scores, subject.groups)
     result = overlaps.with_overlaps(result, scores, suspected, task, out)

@@ -1,4 +1,4 @@
-"""How alike the layers of two backbones are on the same images, or of two sets of features made elsewhere."""
+"""Similarity of the layers of two backbones on the same images, or of two sets of features."""
 
 import dataclasses
 import io
@@ -73,7 +73,7 @@ class LayerSimilarity:
 def encode(
     request: Request, run: RunSettings, *, store: Path, progress: Progress | None = None, source: Source | None = None
 ) -> tuple[LayerFeatures, Source]:
-    """Features of one backbone at several layers.
+    """Extract features of one backbone at several layers.
 
     Args:
         request: weights, layers (by default every named one) and, unless `source` is given, data: of the parts it has,
@@ -108,7 +108,7 @@ def encode(
 
 
 def _named_layers(backbone: Backbone) -> tuple[str, ...]:
-    """The layers a backbone has names for; one name where several lead to the same module."""
+    """Return the named layers of a backbone; one name where several lead to the same module."""
     by_module = {path: name for name, path in list(backbone.aliases.items())[::-1]}
     return tuple(name for name in backbone.aliases if name in by_module.values()) or (backbone.default_layer,)
 
@@ -120,7 +120,7 @@ def _images(request: Request, run: RunSettings) -> Source:
 
 
 def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:
-    """Features from a .npy file (one layer), or from a folder of the feature store.
+    """Read features from a .npy file (one layer), or from a folder of the feature store.
 
     Args:
         path: of the file or folder.
@@ -147,7 +147,7 @@ def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:
 
 
 def similarity(a: LayerFeatures, b: LayerFeatures, *, debiased: bool = False) -> LayerSimilarity:
-    """Linear CKA of every layer of A with every layer of B.
+    """Return the linear CKA of every layer of A with every layer of B.
 
     Raises:
         DataError: the two are not of the same samples, are not finite, or are too few.
@@ -170,7 +170,7 @@ def similarity(a: LayerFeatures, b: LayerFeatures, *, debiased: bool = False) ->
 
 
 def write_csv(found: LayerSimilarity, path: Path) -> None:
-    """One line per layer of A, one column per layer of B; an empty cell where it is not computable."""
+    """Write one line per layer of A, one column per layer of B; an empty cell where CKA is undefined."""
     head = [f"{found.names[0]} \\ {found.names[1]}", *found.columns]
     lines = [
         [name, *("" if np.isnan(value) else repr(float(value)) for value in row)]
@@ -180,7 +180,7 @@ def write_csv(found: LayerSimilarity, path: Path) -> None:
 
 
 def write_heatmap(found: LayerSimilarity, path: Path) -> None:
-    """The matrix as a picture, A's first layer at the bottom as in Kornblith et al. 2019."""
+    """Draw the matrix, A's first layer at the bottom as in Kornblith et al. 2019."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,45 +1,51 @@
-"""Scoring a test part that has only some of the classes of train: what is learnt is learnt on all of them.
+"""Scores on a test part that has only some of the classes of train.
 
 The published way for ImageNet-A and ImageNet-R (Hendrycks et al. 2021, their evaluation code; VISSL's logits mask): the
 classifier is trained on all 1,000 classes, and at test time only the 200 that the test part has can be predicted.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench import names
+from sslbench import names, protocols
 from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
+from sslbench.protocols import OnFeatures
 from sslbench.results import Outcome
 
 
 def is_subset(train: Labels, test: Labels) -> bool:
-    """Whether the data were matched so that test keeps only its own classes (`match_classes(..., subset=True)`)."""
+    """Return True if test keeps only its own classes (`match_classes(..., subset=True)`)."""
     return train.classes != test.classes
 
 
-def check(protocol: str, settings: Any) -> None:
-    """Refuses protocols whose metrics cannot be restricted to some classes afterwards, before any work.
+def check(protocol: str) -> None:
+    """Refuse protocols whose metrics cannot be restricted to some classes afterwards, before any work.
 
     Raises:
         UsageError: it trains on images, or reports a mean over several classifiers.
     """
-    if getattr(names.find_module("protocol", protocol), "ON_IMAGES", False) or hasattr(settings, "draws"):
+    kind = protocols.find(protocol).kind
+    if not isinstance(kind, OnFeatures) or not kind.class_subsets:
         raise _refused(protocol)
 
 
 def _refused(protocol: str) -> UsageError:
+    able = []
+    for name in names.list_names("protocol"):
+        kind = protocols.find(name).kind
+        able += [name] if isinstance(kind, OnFeatures) and kind.class_subsets else []
     return UsageError(
-        f"{protocol} cannot be scored on test data with a part of train's classes only", "knn, linear and svm can."
+        f"{protocol} cannot be scored on test data with a part of train's classes only", f"Able: {', '.join(able)}."
     )
 
 
 def widened(train: Labels, test: Features) -> Features:
-    """The test features with labels numbered as train numbers its classes, which is what protocols work with."""
+    """Return the test features with labels numbered as train numbers its classes."""
     columns = _columns(train, test.labels)
     values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
     if test.labels.kind == "single":
@@ -51,7 +57,7 @@ def widened(train: Labels, test: Features) -> Features:
 
 
 def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *, seed: int) -> Outcome:
-    """An outcome over all of train's classes as one in which only the classes of test can be predicted.
+    """Return an outcome over all of train's classes restricted to the classes of test.
 
     Args:
         outcome: of the protocol on `widened(train, test)`.
@@ -95,6 +101,6 @@ def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *
 
 
 def _columns(train: Labels, test: Labels) -> npt.NDArray[np.int64]:
-    """The number that train gives to each class of test."""
+    """Return the number in train of each class of test."""
     number = {name: i for i, name in enumerate(train.classes)}
     return np.array([number[name] for name in test.classes], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Many cells (weights on a benchmark), each written when done; what cannot be computed is a hole with its reason."""
+"""Suites: weights x benchmarks, each cell written when done; a failed cell is a hole with its reason."""
 
 import dataclasses
 import logging
@@ -42,7 +42,7 @@ class Cell:
 
 @dataclasses.dataclass
 class _Loaded:
-    """The weights that are in memory, or why they are not: one at a time, for all their cells."""
+    """Backbone in memory, or the error of loading it: one at a time, for all its cells."""
 
     weights: str = ""
     backbone: Backbone | None = None
@@ -58,7 +58,7 @@ def run_suite(
     command: str,
     progress: Progress | None = None,
 ) -> tuple[list[Result], list[Hole]]:
-    """Evaluates every cell; one that fails leaves a hole, and the others go on.
+    """Evaluate every cell; one that fails leaves a hole, and the others go on.
 
     A cell whose records were in `out` before, by `identity.record_id` and with all that is asked for, is not computed
     again. The holes stand in `holes.csv` beside the records from the moment they are found.
@@ -89,7 +89,7 @@ def run_suite(
                 raise cell.problem
             for request in cell.requests:
                 prepared = _prepared(request, run, loaded)
-                found = _there(prepared, before)
+                found = _existing_results(prepared, before)
                 if found is None:
                     found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
                 else:
@@ -104,7 +104,7 @@ def run_suite(
 
 
 def _prepared(request: Request, run: RunSettings, loaded: _Loaded) -> Prepared:
-    """Opens and checks one request; weights that cannot be loaded are tried once."""
+    """Open and check one request; weights that cannot be loaded are tried once."""
     if loaded.weights != request.weights:
         loaded.weights, loaded.backbone, loaded.problem = request.weights, None, None
         try:
@@ -116,8 +116,8 @@ def _prepared(request: Request, run: RunSettings, loaded: _Loaded) -> Prepared:
     return prepare(request, run, backbone=loaded.backbone)
 
 
-def _there(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
-    """The records of everything that was asked for, if all of them were there."""
+def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
+    """Return the records of the whole request if all of them exist."""
     found = []
     for task in prepared.request.tasks:
         part = only_part(task)
@@ -137,7 +137,7 @@ def _there(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
 
 
 def _read(path: Path) -> Result | None:
-    """A record with its scores; None if it is damaged, so that it is made again."""
+    """Return a record with its scores; None if it is damaged, so that it is made again."""
     try:
         result = records.read(path)
         if result.scores_file is not None:

@@ -1,4 +1,4 @@
-"""Named benchmarks: what is measured, in YAML that a user can read, copy and change (benchmarks/README.md)."""
+"""Named benchmarks in YAML that a user can read, copy and change (benchmarks/README.md)."""
 
 import dataclasses
 import hashlib
@@ -37,7 +37,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """What is measured: a protocol with its settings on a data set. Never a path, weights, hardware or a seed.
+    """Protocol with its settings on a data set. Never a path, weights, hardware or a seed.
 
     Attributes:
         name: path below benchmarks/, without suffix.
@@ -84,28 +84,26 @@ class Benchmark:
 
 
 def load_benchmark(name: str) -> Benchmark:
-    """The benchmark of that name, or in that YAML file.
+    """Load the benchmark of that name, or that YAML file.
 
     Raises:
         UsageError: no such benchmark, or its file is wrong.
     """
     file = names.find_file("benchmark", name)
-    content = _read(file)
+    content = _read(file, name)
     for key in ("name", "sha256", "modified"):
         if key in content:
             raise UsageError(f"{file}: the key '{key}' is not written in the file; the file's place is its name")
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    shipped = paths.builtin_dir("benchmarks") / f"{name}.yaml"
-    modified = not shipped.is_file() or file.resolve() != shipped.resolve()
-    if modified and shipped.is_file():
-        modified = _read(shipped) != content
+    shipped = _shipped(name)
+    modified = shipped is None or (file.resolve() != shipped.resolve() and _read(shipped, name) != content)
     stem = name.removesuffix(".yaml")
     content = names.without_code(content, str(file))
     return build(Benchmark, {**content, "name": stem, "sha256": digest, "modified": modified}, str(file))
 
 
 def load_suite(name: str) -> tuple[str, ...]:
-    """The names of the benchmarks in a suite (benchmarks/suites/NAME.yaml).
+    """Return the names of the benchmarks in a suite (benchmarks/suites/NAME.yaml).
 
     Raises:
         UsageError: no such suite, or its file is wrong.
@@ -121,7 +119,7 @@ class _Suite:
 
 
 def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None = None) -> tuple[str, str | None]:
-    """Where the train and the test part of a benchmark are: what the user gives, else what the benchmark names.
+    """Return the locations of train and test: the user's, else those that the benchmark names.
 
     Raises:
         UsageError: the data have to be given, or are not in the user's data folder (it says where they are looked for),
@@ -154,14 +152,45 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
 _MERGED = ("settings", "preprocessing")
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """The content of a benchmark file; `extends: [NAME, ...]` takes what is not written here from those files.
+def source_text(name: str) -> tuple[Path, str]:
+    """Return the file of a benchmark and its text; for a computed one the template, with the data set's name in it.
 
-    Of several bases the later ones win.
+    Raises:
+        UsageError: no such benchmark.
+    """
+    file = names.find_file("benchmark", name)
+    text = file.read_bytes().decode("utf-8", "backslashreplace")
+    return file, text.replace(_NAME, _data_set(name)) if file.name == _EACH else text
+
+
+_EACH = "_each.yaml"
+_NAME = "{name}"
+
+
+def _data_set(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _shipped(name: str) -> Path | None:
+    """Return the file of the benchmark that sslbench ships under a name, or None."""
+    root = paths.builtin_dir("benchmarks")
+    own, template = root / f"{name}.yaml", root / name.rpartition("/")[0] / _EACH
+    if own.is_file():
+        return own
+    return template if template.is_file() and (root / "data" / f"_{_data_set(name)}.yaml").is_file() else None
+
+
+def _read(file: Path, name: str) -> dict[str, Any]:
+    """Return the content of a benchmark file; `extends: [NAME, ...]` takes what is not written here from those files.
+
+    Of several bases the later ones win. In a template '{name}' stands for the data set.
     """
     content = read_yaml(file)
     given = content.pop("extends", [])
-    bases = [_base(file, name) for name in ([given] if isinstance(given, str) else given)]
+    given = [given] if isinstance(given, str) else given
+    if file.name == _EACH:
+        given = [base.replace(_NAME, _data_set(name)) for base in given]
+    bases = [_base(file, base) for base in given]
     merged: dict[str, Any] = {}
     for part in (*bases, content):
         both = {key: {**merged[key], **part[key]} for key in _MERGED if key in merged and key in part}

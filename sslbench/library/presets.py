@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sslbench import names, paths
-from sslbench.config import build, describe, read_yaml, resolve
+from sslbench.config import build, read_yaml
 from sslbench.errors import UsageError
-
-DEFAULT = "default"
-"""In place of a preset's name: the protocol's own defaults, `knn/default`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,22 +53,22 @@ class Preset:
 
 
 def family_of(name: str) -> str:
-    """The protocol before the slash of a preset's name, as the command line spells it; '' without a slash."""
+    """Return the protocol before the slash of a preset's name, as the command line spells it; '' without a slash."""
     return name.rpartition("/")[0].replace("_", "-")
 
 
 def load_preset(name: str) -> Preset:
-    """The preset of that name, 'knn/dino', or in that YAML file; the user's folders of $SSLBENCH_PATH come first.
+    """Load the preset 'knn/dino', or a YAML file; the user's folders of $SSLBENCH_PATH come first.
 
     Raises:
         UsageError: no such preset, or its file is wrong.
     """
-    file = names.find_file("preset", _as_file_name(name))
+    file = names.find_file("preset", as_file_name(name))
     content = read_yaml(file)
     for key in ("name", "sha256", "modified"):
         if key in content:
             raise UsageError(f"{file}: the key '{key}' is not written in the file; the file's place is its name")
-    stem = _as_file_name(name).removesuffix(".yaml")
+    stem = as_file_name(name).removesuffix(".yaml")
     shipped = paths.builtin_dir("benchmarks") / "presets" / f"{stem}.yaml"
     modified = shipped.is_file() and file.resolve() != shipped.resolve() and read_yaml(shipped) != content
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -81,7 +78,7 @@ def load_preset(name: str) -> Preset:
 
 
 def find_presets(asked: Sequence[str], protocols: Sequence[str]) -> list[Preset]:
-    """The presets a user asks for: 'knn/dino', a YAML file, or 'dino', which is that of each protocol that has one.
+    """Return the presets asked for: 'knn/dino', a YAML file, or 'dino' for each protocol that has one.
 
     Args:
         asked: what was given as --preset.
@@ -108,7 +105,7 @@ def find_presets(asked: Sequence[str], protocols: Sequence[str]) -> list[Preset]
 
 
 def _of_protocols(name: str, protocols: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The full names that a bare one stands for."""
+    """Return the full names of a bare one."""
     alike = [full for full in known if full.rpartition("/")[2] == name]
     if not protocols:
         which = ", ".join(alike) if alike else names.did_you_mean(name, known)
@@ -123,60 +120,9 @@ def _of_protocols(name: str, protocols: Sequence[str], known: Sequence[str]) -> 
     return found
 
 
-def _as_file_name(name: str) -> str:
+def as_file_name(name: str) -> str:
     """'low-shot/vissl_voc07' is the file low_shot/vissl_voc07.yaml; a path to a file stays as it is."""
     if name.endswith(".yaml"):
         return name
     folder, slash, last = name.rpartition("/")
     return folder.replace("-", "_") + slash + last
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """One value in which two presets differ; None where one of them has no such setting."""
-
-    key: str
-    a: Any
-    b: Any
-
-
-def full_settings(name: str) -> tuple[str, dict[str, Any]]:
-    """Everything that a preset decides: the protocol that runs it, and key -> value with the defaults filled in.
-
-    Args:
-        name: 'knn/dino'; 'knn' or 'knn/default' for the protocol's own defaults.
-
-    Raises:
-        UsageError: no such preset or protocol, or a setting that the protocol does not have.
-    """
-    protocols = names.list_names("protocol")
-    protocol = name.removesuffix(f"/{DEFAULT}").replace("_", "-")
-    known = names.list_names("preset")
-    if protocol in protocols:
-        preset = None
-    elif _as_file_name(name) in known or name.endswith(".yaml"):
-        preset = load_preset(name)
-        protocol = preset.protocol
-    else:
-        raise UsageError(f"there is no preset called '{name}'", names.did_you_mean(name, [*known, *protocols]))
-    settings = names.find_module("protocol", protocol).Settings
-    given = [] if preset is None else [(f"preset {preset.name}", preset.settings)]
-    values, _ = resolve(settings, given)
-    content: dict[str, Any] = {info.name: getattr(values, info.name) for info in describe(settings)}
-    content["layers"] = list(preset.layers) if preset is not None and preset.layers else "the backbone's default"
-    fixed = preset.preprocessing if preset is not None else {}
-    content |= {f"preprocessing.{key}": value for key, value in fixed.items()}
-    content["selects_on_test"] = preset is not None and preset.selects_on_test
-    return protocol, content
-
-
-def differences(a: str, b: str) -> list[Difference]:
-    """What two presets (or a preset and a protocol's defaults) do differently, settings first.
-
-    Raises:
-        UsageError: see `full_settings`.
-    """
-    (protocol_a, one), (protocol_b, other) = full_settings(a), full_settings(b)
-    found = [Difference("protocol", protocol_a, protocol_b)] if protocol_a != protocol_b else []
-    keys = list(dict.fromkeys([*one, *other]))
-    return found + [Difference(key, one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)]

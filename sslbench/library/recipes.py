@@ -1,4 +1,4 @@
-"""The settings of a run from YAML files: Hydra composes them, what comes out is plain and knows its origins."""
+"""Settings of a run from YAML files, composed by Hydra: plain values with their origins."""
 
 import dataclasses
 import shutil
@@ -114,7 +114,7 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
 
 
 def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) -> None:
-    """Marks, in place, the Python code that files name; what the user typed is theirs to run."""
+    """Mark, in place, the Python code that files name; code that the user typed is theirs to run."""
     typed = ("key=value", "flag")
     settings, backbone = values.get("method"), values.get("backbone")
     name = settings.get("name") if isinstance(settings, dict) else None
@@ -128,7 +128,7 @@ def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) 
 
 
 def _same_optimizer(method: str, choices: Mapping[str, str], changed: Mapping[str, str], old: Any, new: Any) -> None:
-    """Another optimizer wants another learning rate, which only the user can know."""
+    """Refuse another optimizer without another learning rate, which only the user can know."""
     if new not in list_names("optimizer"):
         raise UsageError(
             f"optimizer.name: there is no optimizer called '{new}'", did_you_mean(str(new), list_names("optimizer"))
@@ -142,7 +142,7 @@ def _same_optimizer(method: str, choices: Mapping[str, str], changed: Mapping[st
 
 
 def _base(method: str) -> tuple[Composed, dict[str, str]]:
-    """The settings before the user's words, and the file of every group."""
+    """Return the settings before the user's words, and the file of every group."""
     if method in list_names("method"):
         path = find_file("method", method)
         read_yaml(path)
@@ -176,7 +176,7 @@ def _base(method: str) -> tuple[Composed, dict[str, str]]:
 
 
 def _in_files(group: Any, name: str) -> dict[str, str]:
-    """Dotted key -> origin for what a group's file says, with the files of the same group that it builds on."""
+    """Return the origin of each dotted key of a group's file and of the files of the group that it builds on."""
     content = read_recipe(group, name)
     found: dict[str, str] = {}
     for entry in content.pop("defaults", None) or ():
@@ -187,7 +187,7 @@ def _in_files(group: Any, name: str) -> dict[str, str]:
 
 
 def read_recipe(group: Any, name: str) -> dict[str, Any]:
-    """What one file of a group says itself; {} when it holds only comments."""
+    """Return the own content of one file of a group; {} when it holds only comments."""
     return read_yaml(find_file(group, name), may_be_empty=True)
 
 
@@ -200,7 +200,7 @@ def _choice(group: str, name: Any) -> str:
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value of everything that is no mapping (or an empty one)."""
+    """Return dotted key -> value of everything that is no mapping (or an empty one)."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -211,7 +211,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a value by its dotted key, in place."""
+    """Set a value by its dotted key, in place."""
     *parents, last = key.split(".")
     for depth, parent in enumerate(parents):
         if values.get(parent) is None:

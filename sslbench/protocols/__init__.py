@@ -1,1 +1,28 @@
-"""One file per protocol: a settings dataclass and a function from features, or from images, to metrics and scores."""
+"""Evaluation protocols: one module or package each; `protocol.py` holds their interface."""
+
+from typing import Any
+
+from sslbench import names
+from sslbench.errors import UsageError
+from sslbench.protocols.protocol import OnFeatures, OnImages, OnObjects, Protocol
+
+__all__ = ["OnFeatures", "OnImages", "OnObjects", "Protocol", "find"]
+
+
+def find(name: str) -> Protocol[Any]:
+    """Return the protocol in the module of that name: a built-in one, or a dotted path of the user's own.
+
+    >>> find("knn").version
+    2
+
+    Raises:
+        UsageError: no such module, or it has no protocol.
+    """
+    module = names.find_module("protocol", name)
+    protocol = vars(module).get("PROTOCOL")
+    if not isinstance(protocol, Protocol):
+        raise UsageError(
+            f"'{name}' ({module.__file__}) is no protocol",
+            "It needs a line PROTOCOL = Protocol(...): see CONTRIBUTING.md.",
+        )
+    return protocol

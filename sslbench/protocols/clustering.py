@@ -1,4 +1,4 @@
-"""k-means on frozen features: do clusters found without labels agree with the classes?
+"""k-means on frozen features: agreement of clusters found without labels with the classes.
 
 Clusters are found on train (faiss, Lloyd's algorithm, all samples) from several random starts; the one with the lowest
 within-cluster sum of squares counts, which needs no label. Test samples go to the nearest centre. Reported on test:
@@ -24,9 +24,8 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.clustering import NAMES, Table, agreement, agreement_with_intervals, silhouette
 from sslbench.protocols._parts.selection import check_features
+from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
-
-VERSION = 2
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -50,7 +49,7 @@ class Settings:
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that cannot work on these training labels, before any feature is computed.
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible, for instance more clusters than training samples.
@@ -70,7 +69,7 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError(f"clustering: {max(settings.k)} clusters of {len(train)} training samples are not possible")
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Cluster train, compare the clusters of test with its classes.
 
     Args:
@@ -78,6 +77,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: features and labels that are scored.
         settings: see `Settings`.
         seed: of the starts, of the silhouette's samples and of the intervals.
+        device: ignored; the computation runs on the processor.
 
     Raises:
         DataError: features that are not finite, or labels that are not one per sample.
@@ -99,7 +99,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
 
 @dataclasses.dataclass(frozen=True)
 class _Clusters:
-    """One run of k-means: cluster numbers of train and test, sum of squares on train, whether it had settled."""
+    """One run of k-means: cluster numbers of train and test, sum of squares on train, whether it converged."""
 
     train: IntArray
     test: IntArray
@@ -173,7 +173,7 @@ def _outcome(
 
 
 def _class_shares(clusters: IntArray, labels: Labels) -> FloatArray:
-    """(k, C): how the training samples of each cluster are spread over the classes."""
+    """Return (k, C) shares of the classes among the training samples of each cluster."""
     counts = np.zeros((int(clusters.max()) + 1, len(labels.classes)))
     np.add.at(counts, (clusters, labels.values), 1)
     return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
@@ -182,14 +182,14 @@ def _class_shares(clusters: IntArray, labels: Labels) -> FloatArray:
 def _per_class(
     labels: Labels, clusters: IntArray, matching: dict[int, int], classes: tuple[str, ...]
 ) -> dict[str, float]:
-    """The share of each class's samples that lie in its cluster."""
+    """Return the share of each class's samples that lie in its cluster."""
     named = np.array([matching.get(cluster, -1) for cluster in clusters.tolist()])
     own = [named[labels.values == i] == i for i in range(len(classes))]
     return {name: float(right.mean()) if len(right) else float("nan") for name, right in zip(classes, own, strict=True)}
 
 
 def _spread(runs: list[_Clusters], train: Features, test: Features, settings: Settings) -> dict[str, dict[str, float]]:
-    """Mean, standard deviation, least and most of each metric over the starts."""
+    """Return mean, standard deviation, minimum and maximum of each metric over the starts."""
     found = [agreement(test.labels.values, run.test, _matching(run, train, test, settings)) for run in runs]
     table = np.array([[values[name] for name in NAMES] for values in found])
     kinds = {"mean": table.mean(axis=0), "std": table.std(axis=0), "min": table.min(axis=0), "max": table.max(axis=0)}
@@ -197,3 +197,11 @@ def _spread(runs: list[_Clusters], train: Features, test: Features, settings: Se
         f"{kind} of {len(runs)} starts": dict(zip(NAMES, map(float, values), strict=True))
         for kind, values in kinds.items()
     }
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="k-means on frozen features: agreement of the clusters with the classes.",
+    settings=Settings,
+    kind=OnFeatures(check, run, label_kinds=frozenset({"single"})),
+)

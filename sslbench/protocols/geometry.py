@@ -1,8 +1,8 @@
-"""What features look like without a classifier; no labels are needed.
+"""Geometry of the features without a classifier; no labels are needed.
 
-How many directions they use (RankMe, effective rank, alpha-ReQ), how evenly they fill the sphere (uniformity, feature
-std) and, where there is one label per sample, how close those of one class are (alignment). One part of the data is
-looked at; data without parts of its own is not split. None of these is better the higher it is: RankMe and uniformity
+Number of directions in use (RankMe, effective rank, alpha-ReQ), spread over the sphere (uniformity, feature
+std) and, with one label per sample, closeness of samples of one class (alignment). One part of the data is
+measured; data without parts of its own is not split. None of these is better the higher it is: RankMe and uniformity
 order networks of one kind and size, and a collapsed network shows in all of them.
 
 Version 2: intervals keep groups of samples together.
@@ -19,10 +19,8 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import spectrum
 from sslbench.protocols._parts.selection import check_finite
+from sslbench.protocols.protocol import ANY_LABELS, OnFeatures, Part, Protocol
 from sslbench.results import Outcome
-
-VERSION = 2
-NEEDS_LABELS = False
 
 _FEWEST = 2
 
@@ -38,13 +36,13 @@ class Settings:
     )
 
 
-def part(settings: Settings) -> Literal["train", "test"]:
-    """The only part of the data that is looked at."""
+def part(settings: Settings) -> Part:
+    """Return the part that is measured."""
     return settings.part
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that are not possible, before any feature is computed; any labels will do, and none.
+    """Refuse settings that are not possible, before any feature is computed; labels are not needed.
 
     Raises:
         UsageError: too few samples, or ranks that are no range.
@@ -56,7 +54,7 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError(f"geometry: alpha_ranks should be two ranks from 1 on, three apart, not [{first}, {last}]")
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Measure one part.
 
     Args:
@@ -64,6 +62,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: looked at with `part=test`.
         settings: see `Settings`.
         seed: of the samples that are drawn.
+        device: ignored; the computation runs on the processor.
 
     Returns:
         Metrics that are no rates; there is no score per sample and class: `scores` is (N_test, 0).
@@ -112,3 +111,11 @@ def _metrics(given: Features, settings: Settings) -> dict[str, tuple[float, floa
     if given.labels.kind == "single":
         metrics["alignment"] = spectrum.alignment(unit, given.labels.values, groups=given.groups)
     return metrics
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="Rank, spectrum and uniformity of frozen features; no labels are needed.",
+    settings=Settings,
+    kind=OnFeatures(check, run, label_kinds=ANY_LABELS, part=part),
+)

@@ -24,11 +24,9 @@ from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features, holdout_rows, is_better, no_holdout, percent
+from sslbench.protocols.protocol import OnFeatures, Part, Protocol
 from sslbench.results import Outcome
 from sslbench.solvers.neighbours import Engine, Scope, nearest
-
-VERSION = 2
-USES_DEVICE = True
 
 _DEFAULT_K = (10, 20, 100, 200)
 _HOLDOUT = 0.1
@@ -62,13 +60,13 @@ class Settings:
     )
 
 
-def part(settings: Settings) -> Literal["train", "test"] | None:
-    """The only part of the data that is looked at; None: both."""
+def part(settings: Settings) -> Part | None:
+    """Return 'train' with leave_one_out, else None: both parts are used."""
     return "train" if settings.leave_one_out else None
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that cannot work on these training labels, before any feature is computed.
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible, for instance k larger than the number of training samples.
@@ -122,23 +120,23 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class _Neighbours:
     """Neighbours of m samples, the nearest first: similarities (m, k) and train rows (m, k)."""
 
     similarity: FloatArray
     neighbours: IntArray
 
     def vote(self, k: int, labels: Labels, settings: Settings) -> FloatArray:
-        """Scores by the first k."""
+        """Return scores by the first k neighbours."""
         return vote(self.similarity[:, :k], self.neighbours[:, :k], labels, settings)
 
-    def of(self, rows: IntArray) -> "_Found":
-        """Those of some of the samples."""
-        return _Found(self.similarity[rows], self.neighbours[rows])
+    def of(self, rows: IntArray) -> "_Neighbours":
+        """Return the neighbours of some of the samples."""
+        return _Neighbours(self.similarity[rows], self.neighbours[rows])
 
 
 def _candidates(train: Features, settings: Settings) -> int:
-    """How many training samples every sample has to choose its neighbours from."""
+    """Return the number of training samples that every sample may choose its neighbours from."""
     if not settings.leave_one_out:
         return len(train)
     if train.groups is None:
@@ -158,17 +156,19 @@ def _scope(train: Features, settings: Settings) -> Scope:
     return Scope(without_self=True) if train.groups is None else Scope(apart=train.groups)
 
 
-def _search(train: Features, test: Features, k: int, settings: Settings, device: str, scope: Scope) -> _Found:
+def _search(train: Features, test: Features, k: int, settings: Settings, device: str, scope: Scope) -> _Neighbours:
     library = settings.backend
     if library == "auto":
         library = "faiss" if device == "cpu" else "torch"
     engine = Engine("faiss") if library == "faiss" else Engine("torch", device)
     memory = settings.max_memory
-    return _Found(*nearest(train.x, test.x, k, metric=settings.metric, max_memory=memory, scope=scope, engine=engine))
+    return _Neighbours(
+        *nearest(train.x, test.x, k, metric=settings.metric, max_memory=memory, scope=scope, engine=engine)
+    )
 
 
-def _headline(found: _Found, k: int, train: Labels, test: Labels, settings: Settings) -> float:
-    """The headline metric of the first k of the neighbours that were found."""
+def _headline(found: _Neighbours, k: int, train: Labels, test: Labels, settings: Settings) -> float:
+    """Return the headline metric of the first k neighbours."""
     return headline(test.kind, test.values, found.vote(k, train, settings))
 
 
@@ -186,7 +186,7 @@ def _check_settings(settings: Settings) -> None:
 
 
 def _usable_k(settings: Settings, n_train: int) -> tuple[list[int], list[str]]:
-    """The values of k that there are enough training samples for."""
+    """Return the values of k that are at most the number of training samples, and notes on those left out."""
     fitting = [k for k in sorted(settings.k) if k <= n_train]
     dropped = [k for k in sorted(settings.k) if k > n_train]
     if not dropped:
@@ -204,7 +204,7 @@ def _usable_k(settings: Settings, n_train: int) -> tuple[list[int], list[str]]:
 def _select(
     train: Features, ks: list[int], settings: Settings, seed: int, device: str
 ) -> tuple[int, dict[str, Any], list[str]]:
-    """The k with the best headline metric on a held-out part of train; of equals the smallest."""
+    """Return the k with the best headline metric on a held-out part of train; of equals the smallest."""
     parts = holdout_rows(train.labels, _HOLDOUT, seed, train.groups)
     fitting = [k for k in ks if parts is not None and k <= len(parts[0])]
     if parts is None:
@@ -232,9 +232,9 @@ def _best_k(ks: list[int], score: Callable[[int], float]) -> tuple[int, float]:
 
 
 def _choose_by_the_other_half(
-    found: _Found, ks: list[int], train: Features, settings: Settings, seed: int
+    found: _Neighbours, ks: list[int], train: Features, settings: Settings, seed: int
 ) -> tuple[FloatArray, dict[str, Any]]:
-    """Scores of the samples, those of each half with the k that is best for the other one."""
+    """Return scores of each half of the samples with the k that is best for the other half."""
     labels = train.labels
     halves = holdout_rows(labels, 0.5, seed, train.groups)
     if halves is None:
@@ -249,7 +249,7 @@ def _choose_by_the_other_half(
 
 
 def weights(similarity: FloatArray, settings: Settings) -> FloatArray:
-    """(M, k) weights of the neighbours from their similarities; they sum to 1 for each test sample.
+    """Return (M, k) weights of the neighbours from their similarities; they sum to 1 for each test sample.
 
     The largest similarity is subtracted before the exponential, so nothing overflows whatever the features' size.
     """
@@ -265,7 +265,7 @@ def weights(similarity: FloatArray, settings: Settings) -> FloatArray:
 
 
 def vote(similarity: FloatArray, neighbours: IntArray, labels: Labels, settings: Settings) -> FloatArray:
-    """(M, C) scores: the share of the neighbours' weight that each class gets, in 0..1.
+    """Return (M, C) scores: the share of each class in the neighbours' weight, in 0..1.
 
     Multi-label: for each class the weighted share of the neighbours that have it, among those not marked -1.
 
@@ -290,3 +290,11 @@ def vote(similarity: FloatArray, neighbours: IntArray, labels: Labels, settings:
         known = np.einsum("mk,mkc->mc", weight[part], (given >= 0).astype(np.float64))
         np.divide(present, known, out=scores[part], where=known > 0)
     return scores
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="Weighted k-nearest-neighbour classification of frozen features.",
+    settings=Settings,
+    kind=OnFeatures(check, run, part=part, class_subsets=True),
+)

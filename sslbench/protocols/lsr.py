@@ -27,17 +27,16 @@ from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_accuracy
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.few_shot import Curve, Draw, Fitted, check_labels, usable_k
-from sslbench.protocols._parts.selection import check_features, is_better
+from sslbench.protocols._parts.selection import check_features, for_all_classes, is_better
+from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
-
-VERSION = 2
+from sslbench.solvers.ridge import LeastSquaresClassifier, fit_classifier
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 _DEFAULT_K = (1, 5, 10, 25)
 _PUBLISHED_L2 = 1024.0
-_CONSTANT = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Settings:
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that cannot work on these training labels, before any feature is computed.
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible, for instance k larger than a class.
@@ -78,7 +77,7 @@ def check(settings: Settings, train: Labels) -> None:
     usable_k("lsr", settings.k, _DEFAULT_K, most, why)
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Learn from draws of train, score on test.
 
     Args:
@@ -86,6 +85,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: features and labels that are scored, all of them for every draw.
         settings: see `Settings`.
         seed: of the draws and of the intervals.
+        device: ignored; the computation runs on the processor.
 
     Raises:
         DataError: features that are not finite, or labels that are not one per sample.
@@ -112,61 +112,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     return curve.outcome(seed=seed, selected=selected, seeds=seeds, notes=notes)
 
 
-@dataclasses.dataclass(frozen=True)
-class Ridge:
-    """Ridge regression to the targets -1 and 1, solved for every l2 from one eigendecomposition.
-
-    Attributes:
-        mean: (D,) of the training samples.
-        std: (D,) of them, + 1e-5.
-        values: (R,) eigenvalues of X'X or, with fewer samples than columns, of XX'.
-        left: (D + 1, R); the weights are left @ diag(1 / (values + l2)) @ right.
-        right: (R, C).
-    """
-
-    mean: FloatArray
-    std: FloatArray
-    values: FloatArray
-    left: FloatArray
-    right: FloatArray
-
-    def weights(self, l2: float) -> FloatArray:
-        """(D + 1, C); the last row belongs to the constant feature."""
-        return np.asarray((self.left / (self.values + l2)) @ self.right)
-
-    def decide(self, x: npt.NDArray[np.floating], l2: float) -> FloatArray:
-        """(N, C) values of features (N, D)."""
-        return np.asarray(_standardised(x, self.mean, self.std) @ self.weights(l2))
-
-
-def ridge(x: npt.NDArray[np.floating], classes: IntArray, n_classes: int) -> Ridge:
-    """Fit.
-
-    Args:
-        x: (N, D).
-        classes: (N,), 0 to n_classes - 1.
-        n_classes: C.
-    """
-    mean, std = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64) + 1e-5
-    given = _standardised(x, mean, std)
-    target = np.where(classes[:, None] == np.arange(n_classes), 1.0, -1.0)
-    if len(given) >= given.shape[1]:
-        values, vectors = np.linalg.eigh(given.T @ given)
-        return Ridge(mean, std, np.maximum(values, 0), vectors, vectors.T @ (given.T @ target))
-    values, vectors = np.linalg.eigh(given @ given.T)
-    return Ridge(mean, std, np.maximum(values, 0), given.T @ vectors, vectors.T @ target)
-
-
-def _standardised(x: npt.NDArray[np.floating], mean: FloatArray, std: FloatArray) -> FloatArray:
-    """(N, D + 1): standardised, with the constant feature."""
-    out = np.empty((len(x), x.shape[1] + 1))
-    np.divide(np.subtract(x, mean, dtype=np.float64), std, out=out[:, :-1])
-    out[:, -1] = _CONSTANT
-    return out
-
-
 def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: Settings) -> list[Fitted]:
-    """A classifier per draw; classes that train does not have score below all others."""
+    """Return a classifier per draw; classes without training samples score below all others."""
     learned = few_shot.present(train.labels)
     models = [_model(train, draw, learned) for draw in draws]
     if settings.select == "test" and len(settings.l2) > 1:
@@ -177,19 +124,21 @@ def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: S
     for model, draw, l2 in zip(models, draws, chosen, strict=True):
         own = model.decide(train.x[draw.rows], l2)
         score = top_k_accuracy(np.searchsorted(learned, draw.labels.values), own)
-        fitted.append(Fitted(_spread(model.decide(test.x, l2), learned, test.labels), score, l2))
+        fitted.append(Fitted(for_all_classes(model.decide(test.x, l2), learned, test.labels), score, l2))
     return fitted
 
 
-def _model(train: Features, draw: Draw, learned: IntArray, kept: npt.NDArray[np.bool_] | None = None) -> Ridge:
+def _model(
+    train: Features, draw: Draw, learned: IntArray, kept: npt.NDArray[np.bool_] | None = None
+) -> LeastSquaresClassifier:
     rows, values = draw.rows, draw.labels.values
     if kept is not None:
         rows, values = rows[kept], values[kept]
-    return ridge(train.x[rows], np.searchsorted(learned, values), len(learned))
+    return fit_classifier(train.x[rows], np.searchsorted(learned, values), len(learned))
 
 
 def _inside(train: Features, draw: Draw, learned: IntArray, settings: Settings) -> float:
-    """The first l2 with the highest accuracy over the folds of the draw; the published one where there are none."""
+    """Return the first l2 with the highest accuracy over the folds of the draw; the published one without folds."""
     if len(settings.l2) == 1:
         return settings.l2[0]
     folds = few_shot.stratified_folds(draw.labels.values, settings.folds, draw.groups)
@@ -205,17 +154,21 @@ def _inside(train: Features, draw: Draw, learned: IntArray, settings: Settings) 
     return settings.l2[int(np.argmax(right))]
 
 
-def _best_on_test(models: Sequence[Ridge], test: Features, learned: IntArray, l2s: Sequence[float]) -> float:
+def _best_on_test(
+    models: Sequence[LeastSquaresClassifier], test: Features, learned: IntArray, l2s: Sequence[float]
+) -> float:
     best, best_score = l2s[0], float("nan")
     for l2 in l2s:
-        scores = (_spread(model.decide(test.x, l2), learned, test.labels) for model in models)
+        scores = (for_all_classes(model.decide(test.x, l2), learned, test.labels) for model in models)
         score = float(np.mean([top_k_accuracy(np.asarray(test.labels.values, np.int64), s) for s in scores]))
         if is_better(score, best_score):
             best, best_score = l2, score
     return best
 
 
-def _spread(decision: FloatArray, learned: IntArray, labels: Labels) -> FloatArray:
-    scores = np.full((len(decision), len(labels.classes)), decision.min() - 1)
-    scores[:, learned] = decision
-    return scores
+PROTOCOL = Protocol(
+    version=2,
+    summary="Few-shot least squares in closed form, as big_vision's `fewshot_lsr`.",
+    settings=Settings,
+    kind=OnFeatures(check, run, label_kinds=frozenset({"single"})),
+)

@@ -44,12 +44,13 @@ class Net(nn.Module):
 PROTOCOL = """
 import dataclasses
 from sslbench.config import setting
-VERSION = 1
+from sslbench.protocols import OnFeatures, Protocol
 @dataclasses.dataclass(frozen=True)
 class Settings:
     k: int = setting(3, "neighbours")
 def check(settings, train): ...
-def run(train, test, settings, *, seed): return 1
+def run(train, test, settings, *, seed, device="cpu"): return 1
+PROTOCOL = Protocol(version=1, summary="mine", settings=Settings, kind=OnFeatures(check, run))
 """
 
 
@@ -327,7 +328,7 @@ def version(folder, monkeypatch):
     from sslbench.protocols import knn
 
     first = base(folder).keys()
-    monkeypatch.setattr(knn, "VERSION", 99)
+    monkeypatch.setattr(knn, "PROTOCOL", dataclasses.replace(knn.PROTOCOL, version=99))
     return Known(first), base(folder)
 
 

@@ -3,9 +3,11 @@
 import pytest
 
 from sslbench.config import build
-from sslbench.library.presets import full_settings, load_preset
-from sslbench.names import find_module, list_names
+from sslbench.library.presets import load_preset
+from sslbench.names import list_names
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import find
+from sslbench.protocols._parts.presets import full_settings
 
 SHIPPED = {
     "knn/dino",
@@ -38,7 +40,7 @@ def test_every_preset_is_complete_and_its_settings_build(name):
     preset = load_preset(name)
     assert preset.title and preset.version >= 1 and not preset.modified and len(preset.sha256) == 16
     assert any(char.isdigit() for char in preset.source) or ".py" in preset.source, "names no paper and no file"
-    build(find_module("protocol", preset.protocol).Settings, preset.settings, name)
+    build(find(preset.protocol).settings, preset.settings, name)
     build(Preprocessing, preset.preprocessing, name)
     assert preset.family == preset.protocol or (preset.family, preset.protocol) == ("linear", "linear-online")
 

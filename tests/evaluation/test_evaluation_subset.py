@@ -113,7 +113,7 @@ def test_the_balanced_accuracy_of_guessing_is_that_of_a_long_simulation():
 @pytest.mark.parametrize("name", ["lsr", "low-shot", "linear-online"])
 def test_what_cannot_be_restricted_is_refused_before_any_work(name):
     with pytest.raises(UsageError, match=f"{name} cannot be scored"):
-        check(name, find_module("protocol", name).Settings())
+        check(name)
 
 
 @pytest.mark.parametrize("name", ["knn", "linear", "svm"])
@@ -121,6 +121,6 @@ def test_what_can_be_restricted_is_scored_on_the_classes_of_test(name):
     train, test = features(200, 0), features(90, 1, used=("bee", "eel"))
     own = dataclasses.replace(test, labels=Labels("single", ("bee", "eel"), (test.labels.values == 4).astype(np.int64)))
     module = find_module("protocol", name)
-    check(name, module.Settings())
+    check(name)
     outcome = module.run(train, widened(train.labels, own), module.Settings(), seed=0)
     assert restricted(outcome, name, train.labels, own, seed=0).scores.shape == (90, 2)

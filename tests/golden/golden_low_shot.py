@@ -11,6 +11,7 @@ from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.protocols import lsr
 from sslbench.protocols._parts import few_shot
+from sslbench.solvers.ridge import LeastSquaresClassifier, fit_classifier
 
 
 def least_squares(case: Case) -> None:
@@ -24,7 +25,7 @@ def least_squares(case: Case) -> None:
                 continue
             draw = few_shot.k_per_class(train.labels, shot, seed, np.random.default_rng(seed))
             np.testing.assert_array_equal(draw.rows, np.sort(wanted[f"seed{seed}_shot{shot}/idx"]))
-            model = lsr.ridge(train.x[draw.rows], draw.labels.values, len(train.labels.classes))
+            model = fit_classifier(train.x[draw.rows], draw.labels.values, len(train.labels.classes))
             weights = re.compile(rf"seed{seed}_W_l2_([\d.e+]+)_first_shot")
             for name, l2 in [(name, m[1]) for name in wanted if (m := weights.fullmatch(name))]:
                 if shot == args["shots"][0]:
@@ -39,7 +40,7 @@ def least_squares(case: Case) -> None:
         _protocol(train, test, args, wanted)
 
 
-def _scores(model: lsr.Ridge, l2: float, test: Features, wanted: dict[str, np.ndarray], key: str) -> None:
+def _scores(model: LeastSquaresClassifier, l2: float, test: Features, wanted: dict[str, np.ndarray], key: str) -> None:
     scores = model.decide(test.x, l2)
     if f"{key}/logits" in wanted:
         np.testing.assert_allclose(scores, wanted[f"{key}/logits"], rtol=1e-7, atol=1e-9)

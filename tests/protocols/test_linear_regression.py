@@ -12,7 +12,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.protocols import linear
-from sslbench.protocols.linear import ridge
+from sslbench.solvers import ridge
 
 
 def sample(n, width=12, columns=2, noise=1.0, seed=0):
@@ -37,7 +37,7 @@ def test_coefficients_are_those_of_scikit_learns_ridge(n, width, alpha, scale):
     x = train.x.astype(np.float64)
     scaler = StandardScaler(with_mean=scale == "standard", with_std=scale == "standard").fit(x)
     theirs = Ridge(alpha=alpha, solver="svd").fit(scaler.transform(x), train.labels.values)
-    ours = ridge.fit(train.x, train.labels.values, standardise=scale == "standard")
+    ours = ridge.fit_regression(train.x, train.labels.values, standardise=scale == "standard")
     np.testing.assert_allclose((ours.axes.rotation @ ours.weights(alpha)).T, theirs.coef_, rtol=1e-6, atol=1e-9)
     outcome = linear.run(train, test, linear.Settings(alpha=(alpha,), scale=scale), seed=0)
     expected = theirs.predict(scaler.transform(test.x.astype(np.float64)))

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.protocols import linear
-from sslbench.protocols.linear import path, ridge
+from sslbench.protocols.linear import path
 from sslbench.solvers import logistic
 from sslbench.solvers.logistic import gap, newton
+from sslbench.solvers.ridge import fit_regression
 
 
 def wrong_probabilities(z, y):
@@ -255,7 +256,7 @@ def test_ridge_regression_on_features_as_they_are_is_that_of_an_orthogonal_decom
     x = rng.normal(size=(120, 8)) * np.where(np.arange(8) % 2, 1.0, small)
     values = (x[:, [0, 2]] / small) @ np.array([[1.0], [2.0]]) + 0.1 * rng.normal(size=(120, 1))
     for alpha in (1e-3 * small**2, 10.0 * small**2):
-        model = ridge.fit(x, values, standardise=False)
+        model = fit_regression(x, values, standardise=False)
         found = model.predict(model.axes.project(x), alpha)
         centred = x - x.mean(axis=0)
         stacked = np.vstack([centred, np.sqrt(alpha) * np.eye(8)])

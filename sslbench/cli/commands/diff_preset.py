@@ -21,7 +21,7 @@ def command(a: str, b: str, as_json: bool) -> int:
     sslbench diff-preset knn/dino knn/vissl
     sslbench diff-preset knn knn/dinov2
     """  # noqa: D301
-    from sslbench.library.presets import differences
+    from sslbench.protocols._parts.presets import differences
 
     found = differences(a, b)
     if as_json:

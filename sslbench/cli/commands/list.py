@@ -3,7 +3,6 @@
 import click
 
 from sslbench.cli.echo import echo
-from sslbench.cli.words import all_protocols
 from sslbench.names import KINDS, did_you_mean, list_names
 
 
@@ -22,5 +21,5 @@ def command(kind: str | None) -> None:
     for each in kinds:
         if kind is None:
             echo(f"{each}s:")
-        for name in all_protocols() if each == "protocol" else list_names(each):
+        for name in list_names(each):
             echo(name if kind is not None else f"  {name}")

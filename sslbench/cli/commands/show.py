@@ -1,11 +1,12 @@
 """`sslbench show`."""
 
+from pathlib import Path
 from typing import get_args
 
 import click
 
+from sslbench import protocols
 from sslbench.cli.echo import echo
-from sslbench.cli.words import about, all_protocols
 from sslbench.names import FileKind, did_you_mean, find_file, list_names
 
 
@@ -18,21 +19,29 @@ def command(name: str) -> None:
     """
     from sslbench.errors import UsageError
 
-    if name in all_protocols():
+    if name in list_names("protocol"):
         _show_protocol(name)
         return
     kinds: tuple[FileKind, ...] = get_args(FileKind)
     for kind in kinds:
         if name.removeprefix(f"{kind}/") in list_names(kind):
-            path = find_file(kind, name.removeprefix(f"{kind}/"))
+            path, text = _source_text(kind, name.removeprefix(f"{kind}/"))
             echo(f"# {path}")
-            text = path.read_bytes().decode("utf-8", "backslashreplace").rstrip()
-            echo(text)
+            echo(text.rstrip())
             if kind == "benchmark" and "\nextends:" in f"\n{text}":
                 _show_resolved(name.removeprefix("benchmark/"))
             return
-    known = {*all_protocols(), *(n for kind in kinds for n in list_names(kind))}
+    known = {*list_names("protocol"), *(n for kind in kinds for n in list_names(kind))}
     raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
+
+
+def _source_text(kind: FileKind, name: str) -> tuple[Path, str]:
+    if kind == "benchmark":
+        from sslbench.library.benchmarks import source_text
+
+        return source_text(name)
+    path = find_file(kind, name)
+    return path, path.read_bytes().decode("utf-8", "backslashreplace")
 
 
 def _show_resolved(name: str) -> None:
@@ -53,10 +62,10 @@ def _show_protocol(name: str) -> None:
     from sslbench.cli.settings_page import show_value
     from sslbench.config import describe
 
-    version, title, settings = about(name)
-    echo(f"{name}, version {version}: {title}\n")
+    protocol = protocols.find(name)
+    echo(f"{name}, version {protocol.version}: {protocol.summary}\n")
     formatter = click.HelpFormatter(width=110)
-    rows = describe(settings)
+    rows = describe(protocol.settings)
     formatter.write_dl(
         [
             (f"{r.name}={show_value(r.default)}", f"{r.meaning}{f', in {r.unit}' if r.unit else ''} [{r.type}]")

@@ -24,7 +24,7 @@ from sslbench.distributed import this_process
 from sslbench.distributed.collectives import process_group, rank
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.detection.backends import check_backend, run_backend, try_backend
-from sslbench.evaluation.detection.compare import Measured, compared
+from sslbench.evaluation.detection.compare import DetectorResult, compared
 from sslbench.evaluation.detection.record import METRICS, blank_result, describe, export, finished, run_exported
 from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection, make_recipe
 from sslbench.evaluation.floors import UNTRAINED_SEED
@@ -54,7 +54,7 @@ _NO_BASELINE = "--baseline random trains the same detector from the untrained ba
 def prepare_detection(
     request: DetectionRequest, run: RunSettings, *, backbone: Backbone | None = None
 ) -> PreparedDetection:
-    """Opens weights and data, and builds the detector once, to find what does not go together.
+    """Open weights and data, and build the detector once, to find what does not fit.
 
     Args:
         request: what to train and score.
@@ -88,7 +88,7 @@ def prepare_detection(
 
 
 def _decoding(run: RunSettings) -> dict[str, Any]:
-    """What differs from the usual way of decoding."""
+    """Return the settings of decoding that differ from the default."""
     if "fast" in run.decoder:
         raise UsageError(
             "--decoder fast decodes to fewer pixels, and boxes belong to the whole picture",
@@ -120,7 +120,7 @@ def _load(request: DetectionRequest, run: RunSettings) -> Backbone:
 
 
 def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[str, Backbone]]:
-    """The other backbones, of the same architecture: what differs should be the weights.
+    """Yield the baselines, of the same architecture: only the weights may differ.
 
     Raises:
         UsageError: one is of another architecture.
@@ -174,7 +174,7 @@ def evaluate_detection(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> list[Result]:
-    """Trains, scores and writes `out/detection/WEIGHTS-ID.json`.
+    """Train, score and write `out/detection/WEIGHTS-ID.json`.
 
     Beside it lie the trained detector, predictions, a picture, the log of the training, and checkpoints while it runs.
     Every process calls this. When it is called again after an interruption, it continues from the last checkpoint.
@@ -193,7 +193,7 @@ def evaluate_detection(
         SslbenchError: an image cannot be read, the loss is not finite, or the folder cannot be written.
         StoppedError: SIGTERM, SIGUSR1 or SIGINT came during training; everything is saved.
     """
-    request, says = prepared.request, watch or _said
+    request, says = prepared.request, watch or _log_line
     with process_group(prepared.run.torch_device()):
         parts = prepared.data.train, prepared.data.test
         check_readable(parts, workers=_workers(prepared.run), progress=progress)
@@ -208,7 +208,7 @@ def evaluate_detection(
         return [*(other.result for other in beside), dataclasses.replace(result, file=path)]
 
 
-def _said(line: Line) -> None:
+def _log_line(line: Line) -> None:
     log.info(f"iteration {line.iteration} of {line.iterations}: {line.summary()}")
 
 
@@ -220,8 +220,8 @@ def _measure(
     command: str,
     progress: Progress | None,
     watch: Watch,
-) -> Measured:
-    """One detector, its record written; that of the one in question is written again with the others beside it."""
+) -> DetectorResult:
+    """Train and score one detector and write its record; the main one is written again with the baselines."""
     recipe, run, data = prepared.request.recipe, prepared.run, prepared.data
     blank = blank_result(prepared, backbone, given, command)
     stem = records.path_of(blank, out).with_suffix("")
@@ -244,7 +244,7 @@ def _measure(
         if ran.detector is not None:
             export(prepared, ran.detector, about, training, stem, command)
     if rank() != 0:
-        return Measured(blank, ran.found)
+        return DetectorResult(blank, ran.found)
     began = time.perf_counter()
     truth = data.test.truth(masks=recipe.masks)
     scores, of_masks = score(truth, ran.found, recipe, seed=run.seed)
@@ -257,7 +257,7 @@ def _measure(
         result, references=compare_references(prepared.request.benchmark, result.weights, result.metrics)
     )
     path = records.write_without_scores(result, out)
-    return Measured(dataclasses.replace(result, file=path), ran.found)
+    return DetectorResult(dataclasses.replace(result, file=path), ran.found)
 
 
 def _workers(run: RunSettings) -> int:

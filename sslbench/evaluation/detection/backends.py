@@ -1,4 +1,4 @@
-"""The two ways to train and run a detector: on torchvision's parts, or by Detectron2. What comes out is the same."""
+"""Backends that train and run a detector: torchvision's parts, or Detectron2, with the same kind of result."""
 
 import dataclasses
 import time
@@ -22,8 +22,8 @@ from sslbench.runtime.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True)
-class Ran:
-    """A detector that was trained and run over the test part.
+class DetectorRun:
+    """Detector that was trained and run on the test part.
 
     Attributes:
         detector: trained, with sslbench's own modules; None when Detectron2 trained one that those cannot express.
@@ -45,7 +45,7 @@ class Ran:
 
 
 def check_backend(request: DetectionRequest) -> None:
-    """Refuses a backend that is not there, before anything is opened.
+    """Refuse a backend that is not available, before anything is opened.
 
     Raises:
         UsageError: Detectron2 cannot be used (the message says how it is installed), or d2.KEY=value without it.
@@ -60,7 +60,7 @@ def check_backend(request: DetectionRequest) -> None:
 
 
 def try_backend(request: DetectionRequest, run: RunSettings, backbone: Backbone) -> dict[str, Any]:
-    """Builds the detector once, to find what does not go together.
+    """Build the detector once, to find what does not fit.
 
     Returns:
         What belongs to the settings of the measurement: the backend, and the user's keys as Detectron2 takes them.
@@ -86,8 +86,8 @@ def run_backend(
     stem: Path,
     watch: Watch | None = None,
     progress: Progress | None = None,
-) -> Ran:
-    """Trains a detector around the backbone and runs it over the test part; every process calls this.
+) -> DetectorRun:
+    """Train a detector around the backbone and run it on the test part; every process calls this.
 
     Args:
         prepared: recipe and data.
@@ -108,10 +108,10 @@ def run_backend(
         trained = train(detector, data.train, training, watch)
         began = time.perf_counter()
         found = detect(detector, data.test, workers=training.workers, progress=progress)
-        return Ran(detector, trained, found, time.perf_counter() - began)
+        return DetectorRun(detector, trained, found, time.perf_counter() - began)
     from sslbench.detection.detectron2 import backend
 
     ran = backend.run(backbone, request.recipe, request.d2, data, training, stem=stem, watch=watch, progress=progress)
     detector = backend.as_detector(backbone, request.recipe, classes, ran, request.d2)
     versions = {"detectron2": require().version or ""}
-    return Ran(detector, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)
+    return DetectorRun(detector, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)

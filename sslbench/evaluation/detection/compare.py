@@ -1,4 +1,4 @@
-"""One detector beside another on the same test images, in words and numbers."""
+"""Comparison of detectors on the same test images."""
 
 import dataclasses
 
@@ -11,15 +11,17 @@ _METRICS: dict[str, Metric] = {"coco": "coco", "voc07": "11-point", "voc12": "ar
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Measured:
-    """A detector's record, and what it found on the test part."""
+class DetectorResult:
+    """Record of a detector and its detections on the test part."""
 
     result: Result
     found: Detections
 
 
-def compared(own: Measured, beside: list[Measured], truth: Truth, recipe: DetectionRecipe, *, seed: int) -> Result:
-    """The record with what others score beside it: the difference of AP, its interval, and whether the two are tied.
+def compared(
+    own: DetectorResult, beside: list[DetectorResult], truth: Truth, recipe: DetectionRecipe, *, seed: int
+) -> Result:
+    """Return the record with the baselines beside it: the difference of AP, its interval, and whether they are tied.
 
     Args:
         own: the one in question.

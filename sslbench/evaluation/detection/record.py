@@ -1,4 +1,4 @@
-"""The record of a detection: what is known before training, and what is added after it."""
+"""Record of a detection: its description before training, and its results."""
 
 import dataclasses
 import logging
@@ -18,7 +18,7 @@ from sslbench.detection.saved import SUFFIX, About, read_detector, save_detector
 from sslbench.detection.train import Trained, TrainingRun
 from sslbench.distributed.collectives import from_first, rank
 from sslbench.distributed.parallel import module_state
-from sslbench.evaluation.detection.backends import Ran
+from sslbench.evaluation.detection.backends import DetectorRun
 from sslbench.evaluation.detection.request import PreparedDetection
 from sslbench.evaluation.record import benchmark_used, hardware, weights_used
 from sslbench.identity import Measurement, record_id
@@ -30,7 +30,7 @@ _HEADLINE = "AP"
 
 
 def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, command: str) -> Result:
-    """The record without what is measured; its id is known before training, which the checkpoints need."""
+    """Return the record without results; its id is known before training, for the checkpoints."""
     request, run, data = prepared.request, prepared.run, prepared.data
     weights = weights_used(backbone, given)
     preprocessing = _statistics(backbone, request.recipe)
@@ -61,7 +61,7 @@ def _frozen(recipe: DetectionRecipe) -> tuple[str, ...]:
 
 
 def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
-    """What a detector takes of the backbone's preprocessing; the sizes stand in its recipe."""
+    """Return the parts of the backbone's preprocessing that a detector uses; the sizes stand in its recipe."""
     given = backbone.preprocessing
     reading = {key: value for key, value in given.values().items() if key in ("decoder", "max_pixels")}
     if recipe.pixel_mean:
@@ -75,7 +75,7 @@ def _part(source: ObjectSource) -> DataPart:
 
 
 def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measurement: str) -> About:
-    """Whose detector it is, for its file and its checkpoints."""
+    """Return the provenance of a detector, for its file and its checkpoints."""
     request, data = prepared.request, prepared.data
     return About(
         recipe=request.recipe,
@@ -91,14 +91,14 @@ def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measur
 
 def finished(
     blank: Result,
-    ran: Ran,
+    ran: DetectorRun,
     scores: DetectionScores,
     of_masks: Mapping[str, tuple[float, float, float]],
     *,
     n: int,
     seconds: float,
 ) -> Result:
-    """The record with what was measured; fractions become percent.
+    """Return the record with its results; fractions become percent.
 
     Args:
         blank: the record without it.
@@ -134,18 +134,18 @@ def finished(
 log = logging.getLogger("sslbench")
 
 METRICS = ".metrics.jsonl"
-"""How the name of the training's log beside a record ends."""
+"""Suffix of the training's log beside a record."""
 
 
 def exported(stem: Path) -> Path:
-    """Where the detector of a record lies; `stem` is the record's path without .json."""
+    """Return the path of a record's detector; `stem` is the record's path without .json."""
     return stem.with_name(stem.name + SUFFIX)
 
 
 def run_exported(
     prepared: PreparedDetection, training: TrainingRun, stem: Path, progress: Progress | None
-) -> Ran | None:
-    """What the detector of an earlier run finds; None if there is none. Detectron2 runs its own again.
+) -> DetectorRun | None:
+    """Run the detector of an earlier run; None if there is none. Detectron2 runs its own again.
 
     Raises:
         WeightsError: the file is damaged.
@@ -158,13 +158,15 @@ def run_exported(
     began = time.perf_counter()
     found = detect(detector, prepared.data.test, workers=training.workers, progress=progress)
     notes = ("The detector was trained in an earlier run; this one only scored it.",)
-    return Ran(detector, Trained(0.0, 0, about.recipe.iterations), found, time.perf_counter() - began, notes=notes)
+    return DetectorRun(
+        detector, Trained(0.0, 0, about.recipe.iterations), found, time.perf_counter() - began, notes=notes
+    )
 
 
 def export(
     prepared: PreparedDetection, detector: Detector, about: About, training: TrainingRun, stem: Path, command: str
 ) -> None:
-    """Writes the file; every process calls this. The checkpoints go, except Detectron2's, which it continues from.
+    """Write the detector; every process calls this. The checkpoints are removed, except Detectron2's, which it resumes.
 
     Raises:
         UsageError: it cannot be written.

@@ -1,4 +1,4 @@
-"""What the user wants of a detection: the request, and the recipe with the origin of every setting."""
+"""Request of a detection, and the recipe with the origin of every setting."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ Backend = Literal["torchvision", "detectron2"]
 
 @dataclasses.dataclass(frozen=True)
 class DetectionRequest:
-    """What the user wants; every field means what the flag of the same name means.
+    """Detection to run; the fields have the names and meaning of the flags.
 
     Attributes:
         recipe: of the detector and its training.
@@ -56,7 +56,7 @@ class DetectionRequest:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedDetection:
-    """Everything opened and checked, nothing decoded yet.
+    """Detection with everything opened and checked, nothing decoded yet.
 
     Attributes:
         backend: name and settings of the backend, which stand beside the recipe's among the settings of the record:
@@ -75,7 +75,7 @@ class PreparedDetection:
 def make_recipe(
     overrides: Mapping[str, Any], benchmark: Benchmark | None, *, limit_iterations: int | None = None
 ) -> tuple[DetectionRecipe, dict[str, str], Benchmark | None]:
-    """The recipe: defaults, then the benchmark's, then the user's; with the origin of every setting.
+    """Return the recipe: the defaults, then the benchmark's, then the user's; with the origin of every setting.
 
     Args:
         overrides: settings by the user.
@@ -105,7 +105,7 @@ def make_recipe(
 
 
 def from_user(module: nn.Module, name: str | None = None) -> Backbone:
-    """A backbone with a copy of the module's tensors, which are recognised as those of a file are.
+    """Return a backbone with a copy of the module's tensors, recognised like those of a file.
 
     Args:
         module: a ResNet of sslbench or torchvision, or a vision transformer of timm; its classifier is left out.

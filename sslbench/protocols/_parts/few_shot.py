@@ -1,4 +1,4 @@
-"""What the protocols with few training samples have in common: statistics over the draws, and the outcome.
+"""Few-shot protocols: draws of training samples, statistics over the draws, and the outcome.
 
 The 95 % interval over R draws is Student's: mean -+ t(0.975, R - 1) std / sqrt(R). It says how much other draws from
 the same train would move the mean. The interval of the headline also holds what another test set would do: the half
@@ -30,7 +30,7 @@ class Shuffler(Protocol):
     """numpy's generators, the present and the legacy one, whose numbers never change between versions."""
 
     def permutation(self, x: IntArray, /) -> IntArray:
-        """The same rows in another order."""
+        """Return the same rows in another order."""
         ...
 
 
@@ -58,19 +58,19 @@ class Draw:
 
 
 def seeds(seed: int, draws: int) -> list[int]:
-    """The seeds of the draws; two runs with different seeds share none."""
+    """Return the seeds of the draws; two runs with different seeds share none."""
     return [(seed * draws + i) % 2**32 for i in range(draws)]
 
 
 def present(labels: Labels) -> IntArray:
-    """The classes that have samples (multi-label: positives)."""
+    """Return the classes that have samples (multi-label: positives)."""
     if labels.kind == "single":
         return np.flatnonzero(np.bincount(labels.values, minlength=len(labels.classes)))
     return np.flatnonzero((labels.values > 0).any(axis=0))
 
 
 def largest_k(labels: Labels) -> tuple[int, str]:
-    """The largest k there are samples for, and what ends it: "12 of class 'dog'". Classes without any do not count."""
+    """Return the largest k with enough samples in every class present, and its reason: "12 of class 'dog'"."""
     classes = present(labels)
     if labels.kind == "single":
         counts = np.bincount(labels.values, minlength=len(labels.classes))[classes]
@@ -89,7 +89,7 @@ def largest_k(labels: Labels) -> tuple[int, str]:
 def k_per_class(
     labels: Labels, k: int, seed: int, shuffler: Shuffler | None = None, *, groups: IntArray | None = None
 ) -> Draw:
-    """As many images of every class that train has (single label).
+    """Draw the same number of images of every class in train (single label).
 
     Args:
         labels: of train; every class it has at all has at least k samples.
@@ -104,7 +104,7 @@ def k_per_class(
 
 
 def orders(labels: Labels, shuffler: Shuffler) -> list[IntArray]:
-    """The rows of each class that train has, shuffled, class by class (single label)."""
+    """Return the rows of each class in train, shuffled, class by class (single label)."""
     order = np.argsort(labels.values, kind="stable")
     counts = np.bincount(labels.values, minlength=len(labels.classes))
     members = np.split(order, np.cumsum(counts)[:-1])
@@ -112,7 +112,7 @@ def orders(labels: Labels, shuffler: Shuffler) -> list[IntArray]:
 
 
 def _spread(order: IntArray, groups: IntArray | None) -> IntArray:
-    """Rows in the same order, but the first ones of all groups before the second ones, and so on."""
+    """Return the rows in the same order, but the first ones of all groups before the second ones, and so on."""
     if groups is None:
         return order
     own = groups[order]
@@ -126,7 +126,7 @@ def _spread(order: IntArray, groups: IntArray | None) -> IntArray:
 def k_with_and_without(
     labels: Labels, k: int, seed: int, shuffler: Shuffler | None = None, *, groups: IntArray | None = None
 ) -> Draw:
-    """For every class k samples that have it and (C - 1) k that do not (multi-label); never one marked -1.
+    """Draw for every class k samples that have it and (C - 1) k that do not (multi-label); never one marked -1.
 
     Args:
         labels: of train, with enough samples; C counts the classes that have positives.
@@ -149,7 +149,7 @@ def k_with_and_without(
 
 
 def share(labels: Labels, fraction: float, seed: int, *, stratified: bool, groups: IntArray | None = None) -> Draw:
-    """A share of train with all its labels.
+    """Draw a share of train with all its labels.
 
     Args:
         labels: of train.
@@ -170,7 +170,7 @@ def share(labels: Labels, fraction: float, seed: int, *, stratified: bool, group
 
 
 def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, stratified: bool) -> IntArray:
-    """The rows of about n samples; at least of one group."""
+    """Return the rows of about n samples; at least of one group."""
     from sslbench.data.groups import choose_groups
 
     if stratified and (chosen := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
@@ -195,7 +195,7 @@ def _shared(groups: IntArray | None, rows: IntArray) -> IntArray | None:
 def stratified_folds(
     values: npt.NDArray[np.integer], wanted: int, groups: IntArray | None
 ) -> npt.NDArray[np.int16] | None:
-    """(N,) the fold of each sample, as many as asked for or as half of the classes have samples; None below two.
+    """Return (N,) stratified folds, as many as half of the classes have samples for; None below two.
 
     Args:
         values: (N,) class numbers.
@@ -233,7 +233,7 @@ class Fitted:
 
 
 def statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean, min, max, std (of a sample, R - 1) and the 95 % interval of the mean; NaN where one draw is too few."""
+    """Return mean, min, max, std (R - 1) and the 95 % interval of the mean; NaN where one draw is too few."""
     known = _known(values)
     if not len(known):
         return dict.fromkeys(("mean", "min", "max", "std", "low", "high"), math.nan)
@@ -259,7 +259,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _cut(low: float, high: float) -> tuple[float, float]:
-    """Rates lie between 0 and 1; NaN stays."""
+    """Clip an interval to 0..1; NaN stays."""
     return (low if math.isnan(low) else max(low, 0.0)), (high if math.isnan(high) else min(high, 1.0))
 
 
@@ -286,7 +286,7 @@ def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> flo
 
 
 class Curve:
-    """Scores along the numbers of training samples; the last one that is added is the headline."""
+    """Learning curve over the number of training samples; the last point added is the headline."""
 
     def __init__(self, test: Features, train_ids: Sequence[str], metric: str = "auto") -> None:
         """Start without points; `metric` leads, as for `leading_metric`."""
@@ -300,7 +300,7 @@ class Curve:
         self._last: Sequence[Fitted] = ()
 
     def add(self, name: str, draws: Sequence[Draw], fitted: Sequence[Fitted]) -> None:
-        """One point of the curve: 'k=4' with the classifiers of all draws."""
+        """Add one point of the curve: 'k=4' with the classifiers of all draws."""
         found = statistics([leading(self._metric, self._test, one.scores) for one in fitted])
         mean = found.pop("mean")
         rest = {f"{self._metric}_{key}": value for key, value in found.items()}
@@ -312,7 +312,7 @@ class Curve:
         self._last = fitted
 
     def outcome(self, *, seed: int, selected: dict[str, Any], seeds: Sequence[int], notes: Sequence[str]) -> Outcome:
-        """The outcome, whose headline is the last point; `seed` is that of the half-samples."""
+        """Return the outcome, with the last point as headline; `seed` is that of the half-samples."""
         kind, classes, values = self._test.kind, self._test.classes, self._test.values
         # All draws together get the resamples of one result: it is the mean of their half widths that is used.
         resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / len(self._last)))
@@ -340,7 +340,7 @@ class Curve:
 
 
 def combine(values: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """The mean over the draws with its interval for other draws and another test set."""
+    """Return the mean over the draws with its interval for other draws and another test set."""
     means = [value for value, _, _ in values]
     below, above = _mean([value - low for value, low, _ in values]), _mean([high - value for value, _, high in values])
     half = student_half_width(means)
@@ -351,7 +351,7 @@ def combine(values: Sequence[tuple[float, float, float]]) -> tuple[float, float,
 def usable_k(
     protocol: str, asked: tuple[int, ...], default: tuple[int, ...], most: int, why: str
 ) -> tuple[list[int], list[str]]:
-    """The numbers of samples per class that train has enough for, ascending, and a note on defaults left out.
+    """Return the values of k that train has enough samples for, ascending, and a note on defaults left out.
 
     Raises:
         UsageError: numbers that are not possible, or one that was asked for and is too large.
@@ -374,7 +374,7 @@ def usable_k(
 
 
 def check_labels(protocol: str, labels: Labels) -> None:
-    """Refuses training labels that say nothing.
+    """Refuse training labels that cannot be learned from.
 
     Raises:
         DataError: there are none, or fewer than two classes of single labels.

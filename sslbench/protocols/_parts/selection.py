@@ -1,4 +1,4 @@
-"""What every protocol on features does first and last: refuse what cannot be scored, and put the metrics together."""
+"""Checks of features, hold-outs, folds and score arrays of protocols on features."""
 
 import math
 
@@ -56,7 +56,7 @@ def check_finite(part: Features, name: str) -> None:
 def holdout_rows(
     labels: Labels, fraction: float, seed: int, groups: IntArray | None
 ) -> tuple[IntArray, IntArray] | None:
-    """Rows to fit on and rows held out for a choice, stratified and seeded; None when either part would be empty.
+    """Return rows to fit on and rows held out for a choice, stratified and seeded; None when either would be empty.
 
     Args:
         labels: of train.
@@ -73,7 +73,7 @@ def holdout_rows(
 
 
 def no_holdout(groups: IntArray | None) -> str:
-    """Why `holdout_rows` found nothing to hold out, as the beginning of a sentence."""
+    """Return the reason why `holdout_rows` gave None, as the beginning of a sentence."""
     if groups is None:
         return "Train is too small to hold out a part of it"
     number = len(np.unique(groups))
@@ -83,7 +83,7 @@ def no_holdout(groups: IntArray | None) -> str:
 
 
 def class_sizes(classes: npt.NDArray[np.integer], groups: IntArray | None) -> IntArray:
-    """How many samples each class has that is there at all, or where samples belong to groups, how many groups.
+    """Return the number of samples of each class present; with groups, the number of groups.
 
     Args:
         classes: (N,) class numbers.
@@ -95,7 +95,7 @@ def class_sizes(classes: npt.NDArray[np.integer], groups: IntArray | None) -> In
 
 
 def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | None) -> npt.NDArray[np.int16]:
-    """(N,) the fold of each sample: stratified, not shuffled, as in scikit-learn's `cross_val_score`.
+    """Return (N,) stratified folds, not shuffled, as in scikit-learn's `cross_val_score`.
 
     Args:
         classes: (N,) class numbers, not negative.
@@ -121,10 +121,58 @@ def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | N
 
 
 def percent(fraction: float) -> str:
-    """A share for messages: '20 %'."""
+    """Return a fraction as text for messages: '20 %'."""
     return f"{100 * fraction:g} %"
 
 
 def is_better(score: float, best: float) -> bool:
-    """Whether a score beats the best so far; NaN never does, and anything beats NaN. Of equals the first one stays."""
+    """Return True if a score beats the best so far; NaN never does, anything beats NaN, and equals do not."""
     return not math.isnan(score) and (math.isnan(best) or score > best)
+
+
+def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, labels: Labels) -> npt.NDArray[np.float64]:
+    """Return (N, C) scores; classes that were not learned have NaN (multi-label) or less than all others.
+
+    Args:
+        decision: (N, K) decision values of the classes that were learned.
+        learned: (K,) their numbers.
+        labels: of the samples, with all C classes.
+    """
+    missing = np.nan if labels.kind == "multi" else decision.min() - 1
+    scores = np.full((len(decision), len(labels.classes)), missing)
+    scores[:, learned] = decision
+    return scores
+
+
+def signed_targets(labels: Labels, *, ignore: bool = True) -> tuple[npt.NDArray[np.int8], IntArray]:
+    """Return (N, K) of 1, -1 and 0 (ignored) for the K classes with positives and negatives, and their numbers (K,).
+
+    Args:
+        labels: of train.
+        ignore: leave samples out that are marked -1; False: they are negatives.
+    """
+    if labels.kind == "single":
+        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), 1, -1).astype(np.int8)
+    else:
+        targets = np.where(labels.values > 0, 1, -1).astype(np.int8)
+        if ignore:
+            targets[labels.values < 0] = 0
+    learned = np.flatnonzero((targets > 0).any(axis=0) & (targets < 0).any(axis=0))
+    return (targets if len(learned) == targets.shape[1] else targets[:, learned]), learned
+
+
+def folds_of_class(
+    positive: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_], number: int, groups: IntArray | None
+) -> npt.NDArray[np.int16]:
+    """Return (N,) stratified folds of one class, as many as its positives and negatives allow.
+
+    Samples that are not known have -1; all have where there are too few for two folds.
+    """
+    rows = np.flatnonzero(known)
+    classes, own = positive[rows].astype(np.int64), None if groups is None else groups[rows]
+    sizes = class_sizes(classes, own)
+    number = min(number, *sizes) if len(sizes) == 2 else 0
+    folds = np.full(len(positive), -1, np.int16)
+    if number > 1:
+        folds[rows] = folds_of(classes, number, own)
+    return folds

@@ -20,15 +20,14 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._parts.selection import check_features, holdout_rows, no_holdout, percent
+from sslbench.protocols._parts.selection import check_features, for_all_classes, holdout_rows, no_holdout, percent
 from sslbench.protocols.linear.settings import Settings
+from sslbench.protocols.protocol import CLASSES, OnFeatures, Protocol
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
     from sslbench.solvers.logistic import Fit, Problem
 
-VERSION = 3
-LABEL_KINDS = ("single", "multi", "value")
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -36,7 +35,7 @@ Matrix = npt.NDArray[np.floating]
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that cannot work on these training labels, before any feature is computed.
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible.
@@ -44,7 +43,7 @@ def check(settings: Settings, train: Labels) -> None:
     _check_settings(settings)
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Fit on train, score on test.
 
     Args:
@@ -52,12 +51,13 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: features and labels that are scored.
         settings: see `Settings`.
         seed: of the held-out part and of the intervals.
+        device: ignored; the computation runs on the processor.
 
     Raises:
         DataError: features that are not finite, no labels, or fewer than two classes in train.
         UsageError: settings that are not possible.
     """
-    from sslbench.protocols.linear.ridge import regress
+    from sslbench.protocols.linear.regression import regress
     from sslbench.solvers.logistic import fit, principal_axes
 
     check_features(train, test)
@@ -120,7 +120,7 @@ def _check_settings(settings: Settings) -> None:
 
 
 def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
-    """The classes that can be learned: present in train (single), or both present and absent in it (multi)."""
+    """Return the classes that can be learned: present in train (single), or both present and absent (multi)."""
     values = labels.values
     if labels.kind == "single":
         usable = np.unique(values).astype(np.int64)
@@ -146,19 +146,16 @@ def _problem(x: Matrix, labels: Labels, usable: IntArray) -> "Problem":
 
 
 def _scores(model: "Fit", x: Matrix, usable: IntArray, labels: Labels) -> FloatArray:
-    """(N, C) decision values; a class that was left out scores below all others (single) or NaN (multi)."""
+    """Return (N, C) decision values; a class that was not learned is below all others (single) or NaN (multi)."""
     decision = model.decide(x)
     if labels.kind == "single" and len(usable) == 2:
         decision = np.concatenate([-decision, decision], axis=1) / 2
-    missing = np.nan if labels.kind == "multi" else decision.min() - 1
-    scores = np.full((len(decision), len(labels.classes)), missing)
-    scores[:, usable] = decision
-    return scores
+    return for_all_classes(decision, usable, labels)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """The chosen c, what the result says about the choice, and the model to begin the final fit from."""
+    """The chosen c, the record of the choice, and the model that the final fit starts from."""
 
     c: float
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -169,7 +166,7 @@ class _Choice:
 def _choose(
     x: Matrix, train: Features, test: tuple[Matrix, Labels], variance: FloatArray, settings: Settings, seed: int
 ) -> _Choice:
-    """The c with the best headline metric on a held-out part of train, or on test; of equals the smallest."""
+    """Return the c with the best headline metric on a held-out part of train, or on test; of equals the smallest."""
     from sslbench.protocols.linear.path import TOLERANCE, search
 
     labels, grid = train.labels, sorted(settings.c)
@@ -218,6 +215,14 @@ def _choose(
 
 
 def _problem_of_held(held: Matrix, labels: Labels, learned: IntArray) -> "Problem":
-    """The samples whose class was learned, to compute a loss on."""
+    """Return the problem of the samples whose class was learned, to compute a loss on."""
     rows = np.arange(len(held)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
     return _problem(held[rows], labels.select(rows), learned)
+
+
+PROTOCOL = Protocol(
+    version=3,
+    summary="Linear probe: logistic regression on frozen features, to convergence.",
+    settings=Settings,
+    kind=OnFeatures(check, run, label_kinds=CLASSES | {"value"}, class_subsets=True),
+)

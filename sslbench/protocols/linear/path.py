@@ -1,4 +1,4 @@
-"""The choice of a linear probe's regularisation: a path of fits, each scored on samples that it was not fitted on."""
+"""Choice of a linear probe's regularisation: a path of fits, each scored on held-out samples."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ _AHEAD = 2.0  # a guess at the next fit goes on by at most so many times the las
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One strength, its fit, and how that does on the other samples: the leading metric, and the mean loss."""
+    """One strength, its fit, and its leading metric and mean loss on held-out samples."""
 
     c: float
     fit: Fit

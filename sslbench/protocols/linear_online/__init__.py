@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.protocols.linear_online.settings import Settings
+from sslbench.protocols.protocol import OnImages, Protocol
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
@@ -22,12 +23,9 @@ if TYPE_CHECKING:
     from sslbench.backbones.layers import Layer
     from sslbench.features.extract import ExtractSettings
 
-VERSION = 2
-ON_IMAGES = True
-
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings and labels that cannot work, before anything else is opened.
+    """Refuse settings and labels that cannot work, before anything else is opened.
 
     Raises:
         UsageError: settings that are not possible.
@@ -47,7 +45,7 @@ def check(settings: Settings, train: Labels) -> None:
 def check_images(
     backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
 ) -> tuple[str, ...]:
-    """Refuses what does not go together, before any image is decoded; gives the rows that results will have.
+    """Refuse backbone, layers and settings that do not fit, before any image is decoded; return the rows of results.
 
     Args:
         backbone: to be evaluated.
@@ -83,7 +81,7 @@ def run_on_images(  # noqa: PLR0913  what every protocol on images is called wit
     folder: Path,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Outcome]:
-    """Trains on train, scores on test; with several processes (`process_group`) every one of them calls this.
+    """Train on train, score test; with several processes (`process_group`) every one of them calls this.
 
     Args:
         backbone: stays as it is: eval mode, no gradient, not a bit of it changes.
@@ -110,3 +108,11 @@ def run_on_images(  # noqa: PLR0913  what every protocol on images is called wit
 
     check(settings, train.labels)
     return run(backbone, layers, (train, test), settings, seed=seed, engine=engine, folder=folder, progress=progress)
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="Linear probe on images: heads trained by SGD on augmented views.",
+    settings=Settings,
+    kind=OnImages(check, check_images, run_on_images),
+)

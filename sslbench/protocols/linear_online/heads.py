@@ -27,7 +27,7 @@ _MOMENTUM = 0.1  # of the running statistics, torch's own
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """One head of a bank: how it is trained.
+    """Training settings of one head of a bank.
 
     Attributes:
         lr: learning rate at the batch size that the rates are meant for.
@@ -62,7 +62,7 @@ class Bank(nn.Module):
         init: Init = "normal",
         seed: int = 0,
     ) -> None:
-        """Fresh heads: all begin with the same values, which depend on shape and seed alone.
+        """Build heads that all start with the same values, which depend on shape and seed alone.
 
         Args:
             input: name of what they see.
@@ -88,7 +88,7 @@ class Bank(nn.Module):
             self.register_buffer("running_var", torch.ones(self.channels))
 
     def forward(self, x: Tensor, total: int | None = None) -> Tensor:
-        """Logits (B, H, C) of features (B, D).
+        """Return logits (B, H, C) of features (B, D).
 
         Args:
             x: of this process's images.
@@ -132,7 +132,7 @@ def _initial(classes: int, width: int, init: Init, generator: torch.Generator) -
 
 
 class Heads(nn.Module):
-    """All banks of a run, and the parameters of each head as an optimizer wants them."""
+    """All banks of a run, with parameter groups per head for the optimizer."""
 
     def __init__(self, banks: Sequence[Bank]) -> None:
         super().__init__()
@@ -140,11 +140,11 @@ class Heads(nn.Module):
         self._views: list[tuple[nn.Parameter, int, nn.Parameter]] = []
 
     def all_heads(self) -> list[tuple[Bank, int, Head]]:
-        """Every head with its bank and its number there, in the order of `losses`."""
+        """Return every head with its bank and its number there, in the order of `losses`."""
         return [(bank, h, head) for bank in self.all_banks() for h, head in enumerate(bank.heads)]
 
     def losses(self, features: Mapping[str, Tensor], labels: Tensor, total: int) -> Tensor:
-        """(H of all banks,): this process's part of each head's mean loss; the sum over processes is the loss.
+        """Return (H of all banks,) this process's part of each head's mean loss; the sum over processes is the loss.
 
         Args:
             features: name of an input -> (B, D).
@@ -157,7 +157,7 @@ class Heads(nn.Module):
         )
 
     def groups(self, settings: OptimizerSettings, batch_size: int) -> list[dict[str, Any]]:
-        """Parameter groups for `train.optimizers.make_optimizer`: one or two per head, with its own rate and decay.
+        """Return parameter groups for `train.optimizers.make_optimizer`: one or two per head, with its rate and decay.
 
         The rates are in `lr_factor`: the optimizer's own rate is the factor of the schedule.
         """
@@ -180,24 +180,24 @@ class Heads(nn.Module):
         return groups
 
     def share_gradients(self) -> None:
-        """After the backward pass: sums gradients over processes and gives each head its own."""
+        """Sum gradients over processes after the backward pass and give each head its own."""
         for parameter in self.parameters():
             if parameter.grad is not None:
                 sum_(parameter.grad)
         for whole, h, own in self._views:
             own.grad = None if whole.grad is None else whole.grad[h]
 
-    def forget_gradients(self) -> None:
-        """After the update."""
+    def clear_gradients(self) -> None:
+        """Clear the gradients after an update."""
         for parameter in self.parameters():
             parameter.grad = None
 
     def finite(self) -> list[bool]:
-        """Which heads still have parameters that are numbers."""
+        """Return a mask of the heads whose parameters are finite."""
         return [all(bool(torch.isfinite(p[h]).all()) for p in bank.parameters()) for bank, h, _ in self.all_heads()]
 
     def all_banks(self) -> Sequence[Bank]:
-        """In order."""
+        """Return the banks in order."""
         return [bank for bank in self.banks if isinstance(bank, Bank)]
 
     def _view(self, whole: nn.Parameter, h: int) -> nn.Parameter:
@@ -221,7 +221,7 @@ def _group(
 
 
 def head_losses(logits: Tensor, labels: Tensor, total: int, known: Tensor | None) -> Tensor:
-    """(H,): cross-entropy; for several labels binary cross-entropy, the mean over known labels, summed over classes.
+    """Return (H,) cross-entropy; for several labels binary cross-entropy, mean over known labels, sum over classes.
 
     The latter is VISSL's (`bce_logits_multiple_output_single_target`): each class is a problem of its own, to which
     further classes make no difference.

@@ -1,4 +1,4 @@
-"""What linear heads see of a frozen backbone: pooled layers, or class tokens of the last blocks joined.
+"""Inputs of linear heads from a frozen backbone: pooled layers, or class tokens of the last blocks joined.
 
 Shapes: B images, D features of an input.
 """
@@ -41,12 +41,12 @@ class Input:
 
 
 def layer_inputs(layers: Sequence[Layer]) -> tuple[Input, ...]:
-    """An input, and a row of results, for every layer."""
+    """Return an input and a row of results for every layer."""
     return tuple(Input(layer.text, layer.text, (layer,)) for layer in layers)
 
 
 def block_inputs(backbone: Backbone, counts: Sequence[int], means: Sequence[bool]) -> tuple[Input, ...]:
-    """Class tokens of the last n blocks joined, each after the backbone's last norm, as DINO and DINOv2 evaluate.
+    """Return the class tokens of the last n blocks joined, each after the last norm, as DINO and DINOv2 evaluate.
 
     Args:
         backbone: a vision transformer whose blocks are called blocks.0, blocks.1, ... and whose last norm is `norm`.
@@ -79,7 +79,7 @@ def block_inputs(backbone: Backbone, counts: Sequence[int], means: Sequence[bool
 
 
 class InputEncoder:
-    """A frozen copy of a backbone that turns pictures into the inputs of heads, in one forward pass for all.
+    """Frozen copy of a backbone that turns pictures into the inputs of all heads in one forward pass.
 
     Attributes:
         widths: name of an input -> (D, channels): its length, and how many channels a normalisation sees: features
@@ -95,7 +95,7 @@ class InputEncoder:
         device: torch.device,
         precision: Precision = "fp32",
     ) -> None:
-        """A copy is made: the backbone itself is not touched.
+        """Copy the backbone; the original is not touched.
 
         Args:
             backbone: any.
@@ -128,7 +128,7 @@ class InputEncoder:
         return {name: value.clone() for name, value in joined.items()}  # autograd takes no inference tensors
 
     def state_sha256(self) -> str:
-        """Hash of parameters and statistics: the same before and after, or the backbone is not frozen."""
+        """Return the hash of parameters and statistics: it changes if the backbone is not frozen."""
         return self._encoder.state_sha256()
 
     def _joined(self, each: Input, features: dict[str, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""From the settings of the online linear probe to what is trained: inputs, heads, batches, rates."""
+"""Plan of the online linear probe from its settings: inputs, heads, batches, learning rates."""
 
 import dataclasses
 import math
@@ -41,7 +41,7 @@ _SCHEDULES: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class BankPlan:
-    """A bank of heads that will be trained: what it sees, how that is normalised, and the row it belongs to."""
+    """Bank of heads to train: its input, the normalisation, and its row of results."""
 
     input: Input
     norm: Norm
@@ -49,7 +49,7 @@ class BankPlan:
 
 
 def check_settings(settings: "Settings") -> None:
-    """Refuses settings that are not possible, whatever the data and the backbone.
+    """Refuse settings that are not possible, whatever the data and the backbone.
 
     Raises:
         UsageError: they are.
@@ -86,7 +86,7 @@ def _check(right: bool, message: str) -> None:
 
 
 def optimizer_settings(settings: "Settings") -> OptimizerSettings:
-    """The options that all heads share; each has its own rate and weight decay.
+    """Return the optimizer settings that all heads share; each head has its own learning rate and weight decay.
 
     Raises:
         UsageError: values that are not possible.
@@ -106,7 +106,7 @@ def optimizer_settings(settings: "Settings") -> OptimizerSettings:
 
 
 def schedule(settings: "Settings", epochs: float) -> schedules.Schedule:
-    """Where in [0, 1] -> factor of the rates.
+    """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
 
     Args:
         settings: schedule, schedule_per and warmup_epochs are used.
@@ -129,7 +129,7 @@ def schedule(settings: "Settings", epochs: float) -> schedules.Schedule:
 
 
 def view(settings: "Settings", size: int) -> View:
-    """The augmented view of every image.
+    """Return the recipe of the augmented view of an image.
 
     Raises:
         UsageError: values that are not possible.
@@ -149,7 +149,7 @@ def make_batches(
     workers: int = 0,
     start_method: StartMethod = "auto",
 ) -> EpochBatches:
-    """The batches that heads are trained on, of this process.
+    """Return this process's training batches.
 
     Args:
         source: the part of train that is trained on.
@@ -187,7 +187,7 @@ def make_batches(
 
 
 def evaluation_side(source: Source, preprocessing: Preprocessing) -> int:
-    """Side of the evaluation transform's pictures; where they keep their own size, of the first one.
+    """Return the side of the evaluation pictures; where they keep their own size, of the first one.
 
     Raises:
         UsageError: they are not square.
@@ -203,7 +203,7 @@ def evaluation_side(source: Source, preprocessing: Preprocessing) -> int:
 
 
 def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
-    """(height, width) of the first image.
+    """Return (height, width) of the first image.
 
     Raises:
         DataError: it cannot be read.
@@ -218,7 +218,7 @@ def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
 
 
 def planned(backbone: Backbone, layers: Sequence[Layer], settings: "Settings") -> tuple[BankPlan, ...]:
-    """The banks of heads, in the order of the results.
+    """Return the banks of heads, in the order of the results.
 
     Raises:
         UsageError: blocks or plain_layers do not fit the backbone or the layers.
@@ -244,12 +244,12 @@ def planned(backbone: Backbone, layers: Sequence[Layer], settings: "Settings") -
 
 
 def has_choice(plans: Sequence[BankPlan], settings: "Settings") -> bool:
-    """Whether a row has several heads, of which one must be chosen."""
+    """Return True if a row has several heads, of which one must be chosen."""
     return len(settings.lr) * len(settings.weight_decay) > 1 or len({plan.row for plan in plans}) < len(plans)
 
 
 def split(train: Source, plans: Sequence[BankPlan], settings: "Settings", seed: int) -> tuple[Source, Source | None]:
-    """What is trained on, and the held-out part that heads are chosen on; None where nothing is chosen on train."""
+    """Return the training part and the part held out for the choice; None where nothing is chosen on train."""
     if settings.select_on == "test" or not has_choice(plans, settings):
         return train, None
     groups = source_groups(train)
@@ -271,7 +271,7 @@ def make_heads(
     seed: int,
     device: torch.device,
 ) -> Heads:
-    """Fresh heads: one per bank, learning rate and weight decay.
+    """Return new heads: one per bank, learning rate and weight decay.
 
     Args:
         plans: from `planned`.

@@ -39,7 +39,7 @@ def run(
     folder: Path,
     progress: Progress | None,
 ) -> dict[str, Outcome]:
-    """See `linear_online.run_on_images`; `parts` are train and test."""
+    """Run the protocol, see `linear_online.run_on_images`; `parts` are train and test."""
     whole, test = parts
     plans = planning.planned(backbone, layers, settings)
     fit, held = planning.split(whole, plans, settings, seed)
@@ -94,7 +94,7 @@ def run(
 
 
 def _sample(source: Source, most: int, seed: int) -> Source:
-    """At most so many samples, drawn evenly: enough to see whether the heads fit what they were trained on."""
+    """Return a random sample of a source: enough to see whether the heads fit their training data."""
     if len(source) <= most:
         return source
     return source.select(np.sort(np.random.default_rng(seed).choice(len(source), most, replace=False)))
@@ -135,7 +135,7 @@ def _outcome(
 
 
 def _notes(chosen: Chosen, settings: "Settings") -> list[str]:
-    """What a reader of the number must know about the choice."""
+    """Return the notes on the choice of a head."""
     notes = []
     if chosen.on == "test":
         heads = len(chosen.others) + 1

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """What heads say about a source.
+    """Scores of all heads on a source.
 
     Attributes:
         headlines: top-1 (single label) or mAP of every head, in order; NaN for one that was not computed.
@@ -50,7 +50,7 @@ def score(
     wanted: Collection[int],
     progress: Callable[[int, int], None] | None = None,
 ) -> Scored:
-    """Scores every sample once; every process takes its share, and all get the whole.
+    """Score every sample once; every process takes its share, and all get the whole.
 
     Args:
         heads: trained; running statistics are used.
@@ -108,7 +108,7 @@ Score = Callable[[Source, Sequence[int]], Scored]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A head that may be chosen.
+    """Head among which one is chosen.
 
     Attributes:
         number: among all heads of the run.
@@ -124,7 +124,7 @@ class Candidate:
 
     @property
     def text(self) -> str:
-        """Such as 'lr=0.1 blocks=4'."""
+        """Return the head's settings as text: 'lr=0.1 blocks=4'."""
         return " ".join(f"{key}={_text(value)}" for key, value in self.choice.items())
 
 
@@ -134,7 +134,7 @@ def _text(value: float | int | bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The head of a row that is reported.
+    """Head of a row that is reported.
 
     Attributes:
         head: it.
@@ -150,7 +150,7 @@ class Chosen:
 
 
 def candidates(plans: Sequence[BankPlan], settings: "Settings", alive: Sequence[bool]) -> list[Candidate]:
-    """All heads in the order of `Heads.all_heads`."""
+    """Return all heads in the order of `Heads.all_heads`."""
     found: list[Candidate] = []
     for plan in plans:
         for lr in settings.lr:
@@ -166,7 +166,7 @@ def candidates(plans: Sequence[BankPlan], settings: "Settings", alive: Sequence[
 def choose(
     found: Sequence[Candidate], settings: "Settings", score: Score, *, test: Source, held: Source | None
 ) -> dict[str, Chosen]:
-    """Row -> its head; of equal scores the first one. A row without a head that is alive is left out.
+    """Return the chosen head of each row, of equal scores the first one; rows whose heads all diverged are left out.
 
     Args:
         found: all heads.

@@ -41,7 +41,7 @@ LINE_SECONDS = 30.0  # between lines of the log, which also come at the end of a
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """How heads are trained.
+    """Plan of a training of heads.
 
     Attributes:
         updates: in all.
@@ -61,7 +61,7 @@ class Training:
 
 
 def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches, plan: Training) -> float:
-    """Trains the heads in place to the end; every process calls this. Continues from a checkpoint in `plan.folder`.
+    """Train the heads in place to the end; every process calls this. Continue from a checkpoint in `plan.folder`.
 
     The backbone is not trained, nor does anything else of it move: that is checked.
 
@@ -92,15 +92,15 @@ def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatche
     frozen = encode.state_sha256()
     optimizer = make_optimizer(heads.groups(plan.optimizer, data.batch_size), plan.optimizer)
     start = _resume(heads, optimizer, plan)
-    run = _Run(heads, optimizer, plan, source, data)
+    run = _HeadTraining(heads, optimizer, plan, source, data)
     # Closed whatever happens: workers that outlive the loop would hold up the end of the process.
     with stop_signals() as signal_number, contextlib.closing(data.batches(start, plan.updates)) as stream:
         for index, pieces in enumerate(stream, start=start):
             features, labels = run.encoded(encode, pieces)
             losses = run.update(features, labels, index)
             done = index + 1
-            if run.is_time_to_look(done):
-                run.look(losses, features, done)
+            if run.is_report_due(done):
+                run.report(losses, features, done)
             stop = signal_on_any_process(signal_number, losses.device, compare=done % CHECK_EVERY == 0)
             run.save(done, now=bool(stop) and done < plan.updates)
             if stop and done < plan.updates:
@@ -117,17 +117,17 @@ def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatche
     return time.perf_counter() - began
 
 
-class _Run:
+class _HeadTraining:
     """The parts of one training."""
 
     def __init__(
         self, heads: Heads, optimizer: torch.optim.Optimizer, plan: Training, source: Source, data: EpochBatches
     ) -> None:
         self.heads, self.optimizer, self.plan, self.source, self.data = heads, optimizer, plan, source, data
-        self.said = self.saved = time.perf_counter()
+        self.reported = self.saved = time.perf_counter()
 
     def encoded(self, encode: InputEncoder, pieces: tuple[RawBatch, ...]) -> tuple[dict[str, Tensor], Tensor]:
-        """Features and labels of this process's part of a batch."""
+        """Return features and labels of this process's part of a batch."""
         if any(piece.unreadable for piece in pieces):
             raise self.plan.unreadable()
         parts = [encode(piece.views[0]) for piece in pieces]
@@ -136,32 +136,32 @@ class _Run:
         return features, labels.to(next(iter(features.values())).device, non_blocking=True)
 
     def update(self, features: dict[str, Tensor], labels: Tensor, index: int) -> Tensor:
-        """One step of every head; the losses before it, of this process."""
+        """Update every head once; return the losses before it, of this process."""
         set_rates(self.optimizer, lr=self.plan.schedule(index / self.plan.updates))
         losses = self.heads.losses(features, labels, self.data.batch_size)
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self.heads.share_gradients()
         self.optimizer.step()
-        self.heads.forget_gradients()
+        self.heads.clear_gradients()
         return losses.detach()
 
-    def is_time_to_look(self, done: int) -> bool:
-        """Every process comes to the same answer, so several of them do not ask the clock."""
+    def is_report_due(self, done: int) -> bool:
+        """Return True at regular updates; after some seconds too in a single process, where no other has to agree."""
         if done % CHECK_EVERY == 0 or done % self.data.steps_per_epoch == 0 or done == self.plan.updates:
             return True
-        return world_size() == 1 and time.perf_counter() - self.said > LINE_SECONDS
+        return world_size() == 1 and time.perf_counter() - self.reported > LINE_SECONDS
 
-    def look(self, losses: Tensor, features: dict[str, Tensor], done: int) -> None:
-        """Says where training stands, now and then; stops it when no head is left."""
+    def report(self, losses: Tensor, features: dict[str, Tensor], done: int) -> None:
+        """Log the progress now and then; stop when no head is left."""
         values = sum_(losses.clone())
         if not torch.isfinite(values).any():
             _stop_diverged(features, done)
         if self.plan.progress is not None:
             self.plan.progress(done * self.data.batch_size, self.plan.updates * self.data.batch_size)
         now = time.perf_counter()
-        if done % self.data.steps_per_epoch == 0 or done == self.plan.updates or now - self.said > LINE_SECONDS:
+        if done % self.data.steps_per_epoch == 0 or done == self.plan.updates or now - self.reported > LINE_SECONDS:
             log.info(self._line(values, done))
-            self.said = now
+            self.reported = now
 
     def _line(self, values: Tensor, done: int) -> str:
         left = values.nan_to_num(nan=float("inf"), posinf=float("inf"))
@@ -177,7 +177,7 @@ class _Run:
         )
 
     def save(self, done: int, *, now: bool) -> None:
-        """A checkpoint, when it is time for one; the first process's state is that of all."""
+        """Write a checkpoint when one is due; the first process's state is that of all."""
         if rank() != 0 or not (now or time.perf_counter() - self.saved > SAVE_SECONDS):
             return
         content = {"heads": module_state(self.heads), "optimizer": self.optimizer.state_dict()}
@@ -186,7 +186,7 @@ class _Run:
 
 
 def _resume(heads: Heads, optimizer: torch.optim.Optimizer, plan: Training) -> int:
-    """Updates that are done: what the newest checkpoint holds is put back."""
+    """Restore the newest checkpoint; return the number of updates done."""
     found = newest_whole(plan.folder)
     if found is None:
         return 0
@@ -212,7 +212,7 @@ def _stop_diverged(features: dict[str, Tensor], done: int) -> None:
 
 
 def unreadable_images(source: Source, preprocessing: Preprocessing, engine: ExtractSettings) -> DataError:
-    """The error that lists all images of a source that cannot be read.
+    """Return the error that lists all images of a source that cannot be read.
 
     Args:
         source: where at least one was met.

@@ -32,9 +32,8 @@ from sslbench.protocols._parts.few_shot import Curve, Draw, check_labels, leadin
 from sslbench.protocols._parts.selection import check_features, is_better, percent
 from sslbench.protocols.low_shot.models import Classifier, Logistic, Svm
 from sslbench.protocols.low_shot.settings import DEFAULT_K, Settings
+from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
-
-VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,7 @@ class _Point:
     fraction: float = 0.0
 
     def draw(self, train: Features, seed: int, settings: Settings) -> Draw:
-        """The samples for one seed."""
+        """Return the samples drawn with a seed."""
         labels, groups = train.labels, train.groups
         if self.fraction:
             return few_shot.share(labels, self.fraction, seed, stratified=settings.stratified, groups=groups)
@@ -56,7 +55,7 @@ class _Point:
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that cannot work on these training labels, before any feature is computed.
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible, for instance k larger than a class.
@@ -68,7 +67,7 @@ def check(settings: Settings, train: Labels) -> None:
     _points(settings, train)
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Learn from draws of train, score on test.
 
     Args:
@@ -76,6 +75,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: features and labels that are scored, all of them for every draw.
         settings: see `Settings`.
         seed: of the draws and of the intervals.
+        device: ignored; the computation runs on the processor.
 
     Raises:
         DataError: features that are not finite, no labels, or too few samples.
@@ -115,7 +115,7 @@ def _chosen_on(settings: Settings) -> str:
 def _best_on_test(
     learner: Classifier, train: Features, test: Labels, draws: Sequence[Draw], strengths: Sequence[float], metric: str
 ) -> tuple[tuple[float], dict[str, float]]:
-    """The strength with the highest mean over the draws of the leading metric on test, and all these means."""
+    """Return the strength with the highest mean over the draws of the leading test metric, and the means of all."""
     means: dict[str, float] = {}
     best, best_score = strengths[0], float("nan")
     for strength in strengths:
@@ -128,7 +128,7 @@ def _best_on_test(
 
 
 def _points(settings: Settings, labels: Labels) -> tuple[list[_Point], list[str]]:
-    """The points of the curve, the headline last, and a note where defaults were left out."""
+    """Return the points of the curve, the headline last, and a note on defaults left out."""
     ks: list[int] = []
     notes: list[str] = []
     if settings.k:
@@ -161,3 +161,11 @@ def _check_settings(settings: Settings) -> None:
         value = getattr(settings, name)
         if not (np.isfinite(value) and value > 0):
             raise UsageError(f"low-shot: {name} should be greater than 0, not {value}")
+
+
+PROTOCOL = Protocol(
+    version=2,
+    summary="Linear SVMs or logistic regression on k images per class, over several draws.",
+    settings=Settings,
+    kind=OnFeatures(check, run),
+)

@@ -1,4 +1,4 @@
-"""The classifiers of the low-shot protocol: they learn from one draw and choose their regularisation inside it."""
+"""Classifiers of the low-shot protocol: fitted on one draw, their regularisation chosen inside it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from sslbench.data.source import Labels
 from sslbench.metrics import ranking
 from sslbench.metrics.summary import headline
 from sslbench.protocols._parts.few_shot import Fitted, leading, stratified_folds
-from sslbench.protocols._parts.selection import class_sizes, folds_of
+from sslbench.protocols._parts.selection import class_sizes, folds_of_class, for_all_classes, signed_targets
 
 if TYPE_CHECKING:
     from sslbench.protocols.low_shot.settings import Settings
@@ -25,7 +25,7 @@ Matrix = npt.NDArray[np.floating]
 
 
 class Classifier(Protocol):
-    """Learns from draws; the test features are known to it, their labels are not."""
+    """Fitting of one draw; it has the test features, but not their labels."""
 
     def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
         """Learn from one draw.
@@ -47,7 +47,7 @@ class Svm:
         self._test = _unit(test)
 
     def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
-        """See `Classifier`. Several costs are compared as in the SVM protocol: per class with multiple labels."""
+        """Fit one draw, see `Classifier`. With several labels per sample the cost is chosen per class."""
         from sslbench.protocols.svm.choice import make_solver
 
         x = _unit(x)
@@ -58,8 +58,8 @@ class Svm:
         solver, notes = make_solver(x, self._as_svm(strengths), self._seed)
         strength, costs, searched = self._choose(solver, targets, names, labels.kind, strengths, groups)
         models = solver.fit(targets, costs)
-        scores = _spread(models.decide(self._test), learned, labels)
-        train = leading(self._settings.metric, labels, _spread(models.decide(x), learned, labels))
+        scores = for_all_classes(models.decide(self._test), learned, labels)
+        train = leading(self._settings.metric, labels, for_all_classes(models.decide(x), learned, labels))
         return Fitted(scores, train, strength, bool(models.converged.all()), (*notes, *searched))
 
     def _as_svm(self, strengths: Sequence[float]) -> "SvmSettings":
@@ -83,7 +83,7 @@ class Svm:
         strengths: Sequence[float],
         groups: IntArray | None,
     ) -> tuple[float | dict[str, float], list[float], tuple[str, ...]]:
-        """What the record says, the cost of every class, and notes; where there are no folds, the fixed cost."""
+        """Return the cost for the record, the cost of every class, and notes; without folds the fixed cost."""
         from sslbench.protocols.svm.choice import choose_each, choose_one
 
         fixed = self._settings.fixed_cost if len(strengths) > 1 else strengths[0]
@@ -108,10 +108,10 @@ class Logistic:
         self._settings, self._test = settings, test
 
     def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
-        """See `Classifier`. One strength for all classes, by accuracy or mean average precision."""
+        """Fit one draw, see `Classifier`. One strength for all classes, by accuracy or mean average precision."""
         from sslbench.solvers.logistic import principal_axes
 
-        learned = _targets(labels)[1]
+        learned = signed_targets(labels)[1]
         if not len(learned):
             return _nothing(len(self._test), labels)
         axes = principal_axes(x)
@@ -135,7 +135,7 @@ class Logistic:
     def _choose(
         self, x: Matrix, labels: Labels, variance: FloatArray, strengths: Sequence[float], groups: IntArray | None
     ) -> float:
-        """The smallest strength with the best score over the folds; where there are none C = N / fixed_lambda."""
+        """Return the smallest strength with the best score over the folds; without folds C = N / fixed_lambda."""
         if len(strengths) == 1:
             return strengths[0]
         from sslbench.protocols.linear.path import TOLERANCE
@@ -148,7 +148,7 @@ class Logistic:
         for fold in range(int(folds.max()) + 1):
             rows = folds == fold
             inside, rest = _without(x, labels, rows)
-            if not len(_targets(rest)[1]):
+            if not len(signed_targets(rest)[1]):
                 continue
             model = None
             for i, c in enumerate(grid):
@@ -161,35 +161,21 @@ class Logistic:
 
 
 def _unit(x: Matrix) -> FloatArray:
-    """Features divided by their length + 1e-5."""
+    """Return features divided by their length + 1e-5."""
     prepared = np.array(x, dtype=np.float64)
     prepared /= np.linalg.norm(prepared, axis=1, keepdims=True) + 1e-5
     return prepared
 
 
 def _targets(labels: Labels) -> tuple[npt.NDArray[np.int8], IntArray]:
-    """(N, K) of 1, -1 and 0 for left out, for the K classes that have positives and negatives, and these classes."""
-    if labels.kind == "single":
-        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), 1, -1).astype(np.int8)
-    else:
-        targets = np.sign(2 * labels.values.astype(np.int8) - 1).astype(np.int8)
-        targets[labels.values < 0] = 0
-    learned = np.flatnonzero((targets > 0).any(axis=0) & (targets < 0).any(axis=0))
-    return np.ascontiguousarray(targets[:, learned]), learned
+    targets, learned = signed_targets(labels)
+    return np.ascontiguousarray(targets), learned  # the order of the memory decides the rounding of products
 
 
 def _nothing(n: int, labels: Labels) -> Fitted:
-    """What is left when a draw has one class only (a small share of train): no class is told from another."""
+    """Return the result of a draw of one class (a small share of train), from which nothing can be learned."""
     scores = np.full((n, len(labels.classes)), np.nan if labels.kind == "multi" else 0.0)
     return Fitted(scores, float("nan"), {}, True, ("A draw had samples of one class only, so nothing was learned.",))
-
-
-def _spread(decision: FloatArray, learned: IntArray, labels: Labels) -> FloatArray:
-    """(N, C) scores; classes that were not learned have NaN (multi-label) or less than all others."""
-    missing = np.nan if labels.kind == "multi" else decision.min() - 1
-    scores = np.full((len(decision), len(labels.classes)), missing)
-    scores[:, learned] = decision
-    return scores
 
 
 def _problem(x: Matrix, labels: Labels, targets: npt.NDArray[np.int8], learned: IntArray) -> "Problem":
@@ -207,33 +193,27 @@ def _decide(model: "Fit", x: Matrix, learned: IntArray, labels: Labels) -> Float
     decision = model.decide(x)
     if labels.kind == "single" and len(learned) == 2:
         decision = np.concatenate([-decision, decision], axis=1) / 2
-    return _spread(decision, learned, labels)
+    return for_all_classes(decision, learned, labels)
 
 
 def _fewest(target: npt.NDArray[np.int8], groups: IntArray | None) -> int:
-    """How many positives or negatives there are, whichever are fewer; of samples in groups, how many groups."""
+    """Return the number of positives or of negatives, the smaller one; with groups, the number of groups."""
     rows = np.flatnonzero(target)
     sizes = class_sizes((target[rows] > 0).astype(np.int64), None if groups is None else groups[rows])
     return int(sizes.min()) if len(sizes) == 2 else 0
 
 
 def _folds(labels: Labels, wanted: int, groups: IntArray | None) -> npt.NDArray[np.int16] | None:
-    """(N,) folds of single labels; (N, C) of several, -1 where a class does not have the sample; None where k is 1."""
+    """Return (N,) folds of single labels, (N, C) of several with -1 for samples left out; None where k is 1."""
     if labels.kind == "single":
         return stratified_folds(labels.values, wanted, groups)
-    folds = np.full(labels.values.shape, -1, np.int16)
-    for c in range(labels.values.shape[1]):
-        rows = np.flatnonzero(labels.values[:, c] >= 0)
-        own = None if groups is None else groups[rows]
-        targets = (labels.values[rows, c] > 0).astype(np.int64)
-        sizes = class_sizes(targets, own)
-        if len(sizes) == 2 and sizes.min() > 1:
-            folds[rows, c] = folds_of(targets, min(wanted, int(sizes.min())), own)
+    columns = [folds_of_class(column > 0, column >= 0, wanted, groups) for column in labels.values.T]
+    folds = np.stack(columns, axis=1)
     return folds if folds.max() > 0 else None
 
 
 def _without(x: Matrix, labels: Labels, held: npt.NDArray[np.bool_]) -> tuple[Matrix, Labels]:
-    """What is left to learn from: rows are taken out, or with several labels per sample marked as unknown."""
+    """Return the training part of a fold: rows are removed, or with several labels per sample marked as unknown."""
     if held.ndim == 1:
         rows = np.flatnonzero(~held)
         return x[rows], labels.select(rows)
@@ -241,7 +221,7 @@ def _without(x: Matrix, labels: Labels, held: npt.NDArray[np.bool_]) -> tuple[Ma
 
 
 def _held_out_score(labels: Labels, folds: npt.NDArray[np.int16], held: FloatArray) -> float:
-    """Accuracy; or the mean over classes and folds of the non-interpolated average precision."""
+    """Return accuracy, or the mean over classes and folds of the non-interpolated average precision."""
     if folds.ndim == 1:
         return headline("single", labels.values, np.where(np.isnan(held), -np.inf, held))
     values = [

@@ -9,8 +9,6 @@ Version 2: SVMs are solved to the optimum. In version 1 liblinear stopped earlie
 Version 3: the folds keep groups of samples together, and intervals are those of half-samples.
 """
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -18,18 +16,17 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._parts.selection import check_features
+from sslbench.protocols._parts.selection import check_features, for_all_classes, signed_targets
+from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
-
-VERSION = 3
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuses settings that cannot work on these training labels, before any feature is computed.
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible.
@@ -37,7 +34,7 @@ def check(settings: Settings, train: Labels) -> None:
     _check_settings(settings)
 
 
-def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Fit on train, score on test.
 
     Args:
@@ -45,6 +42,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         test: features and labels that are scored.
         settings: see `Settings`.
         seed: of the solver and of the intervals.
+        device: ignored; the computation runs on the processor.
 
     Raises:
         DataError: features that are not finite, no labels, or nothing to learn in train.
@@ -79,7 +77,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
     notes += [*choice.notes, *solver_notes]
     if unconverged:
         notes.append(f"{unconverged} of the SVMs did not converge in {settings.max_iter} iterations.")
-    scores = _spread(decision, usable, test.labels)
+    scores = for_all_classes(decision, usable, test.labels)
     kind, classes = test.labels.kind, test.labels.classes
     metrics, name, per_class = summarise(kind, classes, test.labels.values, scores, seed=seed, groups=test.groups)
     return Outcome(
@@ -87,7 +85,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int) -> Ou
         headline=name,
         scores=scores.astype(np.float32),
         per_class=per_class,
-        train=headline(kind, train.labels.values, _spread(train_decision, usable, train.labels)),
+        train=headline(kind, train.labels.values, for_all_classes(train_decision, usable, train.labels)),
         selected=choice.selected | {"gap": float(gaps.max())},
         converged=not unconverged,
         notes=tuple(notes),
@@ -106,7 +104,7 @@ def _check_settings(settings: Settings) -> None:
 
 
 def _prepare(x: npt.NDArray[np.floating], normalise: bool) -> FloatArray:
-    """Features as float64 (always a copy), divided by their length + 1e-5 when asked."""
+    """Return features as float64 (always a copy), divided by their length + 1e-5 if `normalise`."""
     prepared = np.array(x, dtype=np.float64)
     if normalise:
         prepared /= np.linalg.norm(prepared, axis=1, keepdims=True) + 1e-5
@@ -114,22 +112,15 @@ def _prepare(x: npt.NDArray[np.floating], normalise: bool) -> FloatArray:
 
 
 def _targets(labels: Labels, settings: Settings) -> tuple[npt.NDArray[np.int8], IntArray]:
-    """The K of C classes that have positives and negatives, and for them (N, K) of 1, -1 and 0 for left out."""
-    if labels.kind == "single":
-        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), 1, -1).astype(np.int8)
-    else:
-        targets = np.where(labels.values > 0, 1, -1).astype(np.int8)
-        if settings.ignore_in_training == "drop":
-            targets[labels.values < 0] = 0
-    usable = np.flatnonzero((targets > 0).any(axis=0) & (targets < 0).any(axis=0))
+    targets, usable = signed_targets(labels, ignore=settings.ignore_in_training == "drop")
     if not len(usable):
         raise DataError("no class has both positive and negative training samples, so there is nothing to learn")
-    return (targets if len(usable) == targets.shape[1] else targets[:, usable]), usable
+    return targets, usable
 
 
-def _spread(decision: FloatArray, usable: IntArray, labels: Labels) -> FloatArray:
-    """(N, C) scores from the decision values of the usable classes; the others: below all (single) or NaN (multi)."""
-    missing: Any = np.nan if labels.kind == "multi" else decision.min() - 1
-    scores = np.full((len(decision), len(labels.classes)), missing)
-    scores[:, usable] = decision
-    return scores
+PROTOCOL = Protocol(
+    version=3,
+    summary="One linear SVM per class on frozen features, as VISSL evaluates on VOC07.",
+    settings=Settings,
+    kind=OnFeatures(check, run, class_subsets=True),
+)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.metrics import ranking
-from sslbench.protocols._parts.selection import class_sizes, folds_of
+from sslbench.protocols._parts.selection import class_sizes, folds_of, folds_of_class
 from sslbench.solvers import svm
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A cost per class, what the result says about the choice, and what a reader must know."""
+    """Cost per class, the record of the choice, and notes."""
 
     costs: list[float]
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -41,13 +41,13 @@ class Choice:
 
 
 class Solver:
-    """Fits single SVMs, by the solver of the settings."""
+    """Solver of single SVMs, by the settings."""
 
     def __init__(self, settings: "Settings", seed: int) -> None:
         self._settings, self._seed = settings, seed
 
     def fit(self, x: FloatArray, target: Targets, cost: float) -> Model:
-        """One binary SVM.
+        """Return one binary SVM.
 
         Args:
             x: (N, D).
@@ -60,7 +60,7 @@ class Solver:
 
 
 def make_solver(x: FloatArray, settings: "Settings", seed: int) -> tuple[svm.Solver, list[str]]:
-    """The solver that the settings ask for, for features (N, D), with a note where 'auto' took the slow one."""
+    """Return the solver of the settings for features (N, D), with a note where 'auto' chose the slow one."""
     axes = min(x.shape[0], x.shape[1] + 1)
     if settings.solver == "newton" or (settings.solver == "auto" and axes <= _NEWTON_UP_TO):
         from sslbench.protocols.svm.newton import Newton
@@ -79,7 +79,7 @@ def choose_each(
     settings: "Settings",
     groups: IntArray | None = None,
 ) -> Choice:
-    """A cost per class: the first with the highest mean average precision over the folds.
+    """Return a cost per class: the first with the highest mean average precision over the folds.
 
     Args:
         solver: of the training features.
@@ -91,7 +91,7 @@ def choose_each(
     costs = settings.costs
     if len(costs) == 1:
         return Choice([costs[0]] * len(classes))
-    folds = np.stack([_folds_of_class(column, settings.folds, groups) for column in targets.T], axis=1)
+    folds = np.stack([folds_of_class(column > 0, column != 0, settings.folds, groups) for column in targets.T], axis=1)
     number = folds.max(axis=0) + 1
     validated = np.flatnonzero(number > 1)
     means, unconverged = np.full((len(classes), len(costs)), np.nan), 0
@@ -119,7 +119,7 @@ def choose_each(
 
 
 def choose_one(solver: svm.Solver, targets: Targets, settings: "Settings", groups: IntArray | None = None) -> Choice:
-    """One cost for all classes: the first with the highest accuracy over the folds.
+    """Return one cost for all classes: the first with the highest accuracy over the folds.
 
     Args:
         solver: of the training features.
@@ -160,18 +160,6 @@ def _what(groups: IntArray | None) -> str:
     return "training samples" if groups is None else "groups with training samples"
 
 
-def _folds_of_class(target: Targets, wanted: int, groups: IntArray | None) -> Folds:
-    """(N,) the fold of each sample, -1 for those left out, and all -1 where there are too few for two folds."""
-    rows = np.flatnonzero(target)
-    own = None if groups is None else groups[rows]
-    sizes = class_sizes((target[rows] > 0).astype(np.int64), own)
-    number = min(wanted, *sizes) if len(sizes) == 2 else 0
-    folds = np.full(len(target), -1, np.int16)
-    if number > 1:
-        folds[rows] = folds_of((target[rows] > 0).astype(np.int64), number, own)
-    return folds
-
-
 def _average_precision(target: Targets, folds: Folds, decision: FloatArray) -> float:
     rows = [np.flatnonzero(folds == fold) for fold in range(int(folds.max()) + 1)]
     values = [ranking.single_class(ranking.non_interpolated, target[r], decision[r]) for r in rows]
@@ -183,5 +171,5 @@ def _middle(costs: Sequence[float]) -> float:
 
 
 def _first_best(costs: Sequence[float], scores: FloatArray) -> float:
-    """The cost with the highest score, the first of equals; the middle one when there are no scores."""
+    """Return the cost with the highest score, the first of equals; the middle one without scores."""
     return _middle(costs) if np.isnan(scores).all() else costs[int(np.nanargmax(scores))]

@@ -1,4 +1,4 @@
-"""The SVM protocol's models from scikit-learn's LinearSVC, one by one, in threads."""
+"""SVMs by scikit-learn's LinearSVC, one by one, in threads."""
 
 import os
 import warnings
@@ -26,7 +26,7 @@ class Liblinear:
         self._x, self._settings, self._seed = x, settings, seed
 
     def held_out(self, targets: Targets, folds: Folds) -> Iterator[HeldOut]:
-        """Cross-validation; see `_svm_models.Solver`."""
+        """Yield decision values on the held-out folds; see `Solver`."""
         jobs = [(k, place) for k in range(targets.shape[1]) for place in range(len(self._settings.costs))]
 
         def cross_validate(job: tuple[int, int]) -> HeldOut:
@@ -47,7 +47,7 @@ class Liblinear:
         yield from self._map(cross_validate, jobs)
 
     def fit(self, targets: Targets, costs: Sequence[float]) -> Models:
-        """Final models; see `_svm_models.Solver`."""
+        """Return the final models; see `Solver`."""
         models = list(self._map(lambda k: self._fit(targets[:, k], costs[k]), range(targets.shape[1])))
         return Models(*(np.concatenate([getattr(m, name) for m in models]) for name in ("weight", "bias", "converged")))
 

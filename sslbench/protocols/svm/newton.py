@@ -34,7 +34,7 @@ class Newton:
         self._block = max(1, block_bytes // (8 * _ARRAYS * sum(self._features.x.shape)))
 
     def held_out(self, targets: Targets, folds: Folds) -> Iterator[HeldOut]:
-        """Cross-validation; see `_svm_models.Solver`."""
+        """Yield decision values on the held-out folds; see `Solver`."""
         number = int(folds.max()) + 1
         classes = max(1, self._block // number)
         for first in range(0, targets.shape[1], classes):
@@ -42,7 +42,7 @@ class Newton:
             yield from self._held_out_block(targets[:, block], folds[:, block], first, number)
 
     def _held_out_block(self, targets: Targets, folds: Folds, first: int, number: int) -> Iterator[HeldOut]:
-        """Problems are the folds within the classes, those without anything to learn left out."""
+        """Yield the decision values of a block of classes; its problems are the folds of each class."""
         held = (folds.T[:, None] == np.arange(number)[:, None]) & (targets.T[:, None] != 0)
         signs = np.where(held, 0, targets.T[:, None]).reshape(-1, len(targets))
         constant = no_model(signs)
@@ -61,7 +61,7 @@ class Newton:
                 yield HeldOut(first + i, int(place), np.where(where, values, 0).sum(axis=0), failed)
 
     def fit(self, targets: Targets, costs: Sequence[float]) -> Models:
-        """Final models; see `_svm_models.Solver`."""
+        """Return the final models; see `Solver`."""
         parts = []
         for first in range(0, targets.shape[1], self._block):
             block = slice(first, first + self._block)
@@ -71,7 +71,7 @@ class Newton:
         return Models(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("weight", "bias", "converged")))
 
     def _along_costs(self, signs: Targets, costs: FloatArray) -> Solutions:
-        """Each problem at its own cost, come to by way of the smaller ones: a tenth of the steps of a leap from 0."""
+        """Solve each problem at its own cost, by way of the smaller ones: a tenth of the steps of a start from 0."""
         known = {cost for cost in self._settings.costs if cost < costs.max()}
         found: Solutions | None = None
         for cost in [*sorted(known), costs.max()]:

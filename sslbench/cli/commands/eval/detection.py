@@ -5,9 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from sslbench import protocols
 from sslbench.cli import options
+from sslbench.cli.commands.eval.flags import ON_OBJECTS, EvalOptions, refuse_unused_of_weights
 from sslbench.cli.echo import echo
-from sslbench.cli.words import DETECTION
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names, refuse_location
@@ -20,25 +23,29 @@ if TYPE_CHECKING:
 
 TOY = "detection/toy"
 _D2 = "d2."
-"""How key=value for Detectron2's own configuration begins."""
+"""Prefix of key=value for Detectron2's own configuration."""
 _FLAGS = ("device", "workers", "seed", "decoder", "max_pixels", "start_method")
 _RUN = (*_FLAGS, "test_fraction", "machine")
-_NOT_HERE = {
-    **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "detection trains on images"),
-    **dict.fromkeys(("resize", "crop", "interpolation"), "sizes are min_size_test=800, min_sizes_train=[640,800]"),
-    **dict.fromkeys(("image_column", "label_column"), "boxes come from manifests and VOC trees"),
-    **dict.fromkeys(("precision", "feature_dtype", "store"), "detection stores no features and computes in fp32"),
-    **dict.fromkeys(("mean", "std"), "colours are normalised as the weights ask for it"),
-    "batch_size": "the images per update are batch_size=16, a setting of the recipe",
-    "groups": "objects are not scored by groups of images",
-    "limit": "--limit-iters shortens the training",
-    "on_error": "all images are read first, and one that cannot be read stops it",
-    "presets": "published recipes are benchmarks: --benchmark detection/NAME",
+_REASONS = {
+    **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "Detection trains on images."),
+    **dict.fromkeys(("resize", "crop", "interpolation"), "Sizes are min_size_test=800, min_sizes_train=[640,800]."),
+    **dict.fromkeys(("image_column", "label_column", "value_columns"), "Boxes come from manifests and VOC trees."),
+    **dict.fromkeys(
+        ("precision", "feature_dtype", "store", "max_memory"), "Detection stores no features and computes in fp32."
+    ),
+    **dict.fromkeys(("mean", "std"), "Colours are normalised as the weights ask for it."),
+    "batch_size": "The images per update are batch_size=16, a setting of the recipe.",
+    "groups": "Objects are not scored by groups of images.",
+    "limit": "--limit-iters shortens the training.",
+    "no_overlaps": "Detection does not look for overlaps.",
+    "on_error": "All images are read first, and one that cannot be read stops it.",
+    "presets": "Published recipes are benchmarks: --benchmark detection/NAME.",
+    "test_classes": "The classes of train and test are the categories of the manifests.",
 }
 
 
-def wanted(protocols: Sequence[str], benchmarks: Sequence[str], suite: str | None) -> tuple[str, ...] | None:
-    """What the words, --benchmark and --suite ask for in detection.
+def named_benchmarks(protocols: Sequence[str], benchmarks: Sequence[str], suite: str | None) -> tuple[str, ...] | None:
+    """Return the benchmarks of detection that the words, --benchmark and --suite ask for.
 
     Returns:
         Names of benchmarks, () for detection without one; None when something else is asked for.
@@ -52,13 +59,13 @@ def wanted(protocols: Sequence[str], benchmarks: Sequence[str], suite: str | Non
     named = {name: load_benchmark(name).protocol for name in (*benchmarks, *of_suite)}
     if protocols:  # they choose among the benchmarks of a suite
         named = {name: protocol for name, protocol in named.items() if name in benchmarks or protocol in protocols}
-    others = [name for name in protocols if name != DETECTION]
-    others += [name for name, protocol in named.items() if protocol != DETECTION]
-    if DETECTION not in (*protocols, *named.values()):
+    others = [name for name in protocols if name != "detection"]
+    others += [name for name, protocol in named.items() if protocol != "detection"]
+    if "detection" not in (*protocols, *named.values()):
         return None
     if others:
         first = " ".join(dict.fromkeys(named.get(name, name) for name in others))
-        remedy = f"Run sslbench eval {first} --suite {suite}, and sslbench eval {DETECTION} --suite {suite}."
+        remedy = f"Run sslbench eval {first} --suite {suite}, and sslbench eval detection --suite {suite}."
         raise UsageError(
             f"detection trains a network and cannot go together with {', '.join(others)}, on frozen features",
             remedy if suite else "Run sslbench eval twice.",
@@ -66,12 +73,61 @@ def wanted(protocols: Sequence[str], benchmarks: Sequence[str], suite: str | Non
     return tuple(named)
 
 
-def run(values: Mapping[str, Any], given: Mapping[str, Any], command: str) -> None:
-    """Everything after the words are read.
+@dataclasses.dataclass(frozen=True)
+class DetectionPlan:
+    """Training and scoring of a detector; `origins` are those of the run's settings, for the user."""
+
+    request: "DetectionRequest"
+    run: "RunSettings"
+    origins: dict[str, str]
+    out: Path
+    dry_run: bool
+
+
+def make_plan(
+    ctx: click.Context, chosen: EvalOptions, benchmarks: Sequence[str], values: Mapping[str, Any]
+) -> DetectionPlan:
+    """Return what will be trained and scored; nothing is opened.
 
     Args:
+        ctx: the context of the command.
+        chosen: its options.
+        benchmarks: names of benchmarks of detection.
         values: key=value, for the recipe and the run.
-        given: the flags.
+
+    Raises:
+        UsageError: a name, option or setting that does not exist or has no effect.
+    """
+    from sslbench.cli.words import compose_run
+    from sslbench.config import resolve
+    from sslbench.evaluation.detection import check_backend
+    from sslbench.evaluation.request import RunSettings
+
+    if len(chosen.weights) > 1:
+        raise UsageError("detection takes one file of weights at a time")
+    options.refuse(ctx, used=ON_OBJECTS, what="detection", reasons=_REASONS)
+    refuse_unused_of_weights(ctx, chosen)
+    d2 = {key.removeprefix(_D2): value for key, value in values.items() if key.startswith(_D2)}
+    plain = {key.removeprefix("detection."): value for key, value in values.items() if not key.startswith(_D2)}
+    known = [f.name for f in dataclasses.fields(protocols.find("detection").settings)]
+    for key in plain:
+        if key not in (*known, *_RUN):
+            raise UsageError(f"detection has no setting '{key}'", did_you_mean(key, (*known, *_RUN)))
+    of_run = {key: value for key, value in plain.items() if key in _RUN}
+    settings, origins = resolve(
+        RunSettings, compose_run(of_run, {k: v for k, v in chosen.named(_FLAGS).items() if v is not None})
+    )
+    recipe = {key: value for key, value in plain.items() if key not in _RUN}
+    request = _request(recipe, chosen, benchmarks, d2)
+    check_backend(request)
+    return DetectionPlan(request, settings, origins, Path(chosen.out), chosen.dry_run)
+
+
+def run(plan: DetectionPlan, command: str) -> None:
+    """Train and score a detector, or print the plan.
+
+    Args:
+        plan: from `make_plan`.
         command: as the user typed it.
 
     Raises:
@@ -81,90 +137,64 @@ def run(values: Mapping[str, Any], given: Mapping[str, Any], command: str) -> No
     from sslbench.cli.commands.eval.progress import detection_progress
     from sslbench.evaluation import detection
 
-    d2 = {key.removeprefix(_D2): value for key, value in values.items() if key.startswith(_D2)}
-    settings, origins, recipe_values = _settings({k: v for k, v in values.items() if not k.startswith(_D2)}, given)
-    request = _request(recipe_values, given, d2)
-    detection.check_backend(request)
-    out = Path(given["out"])
-    if not given["dry_run"]:
-        evaluation.check_writable(out)
-    prepared = detection.prepare_detection(request, settings)
-    if given["dry_run"]:
-        _print_plan(prepared, origins)
+    if not plan.dry_run:
+        evaluation.check_writable(plan.out)
+    prepared = detection.prepare_detection(plan.request, plan.run)
+    if plan.dry_run:
+        _print_plan(prepared, plan.origins)
         return
     with detection_progress() as progress:
         watch = progress.line if progress is not None else None
-        results = detection.evaluate_detection(prepared, out=out, command=command, progress=progress, watch=watch)
+        results = detection.evaluate_detection(prepared, out=plan.out, command=command, progress=progress, watch=watch)
     if this_process().rank == 0:
-        _print(results, out)
+        _print(results, plan.out)
 
 
-def _settings(
-    values: Mapping[str, Any], given: Mapping[str, Any]
-) -> tuple["RunSettings", dict[str, str], dict[str, Any]]:
-    """Settings of the run with their origins, and what is for the recipe."""
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
-    from sslbench.detection.recipe import DetectionRecipe
-    from sslbench.evaluation.request import RunSettings
-
-    for flag, reason in _NOT_HERE.items():
-        if given[flag] not in (None, False, ()):
-            name = {"image_column": "image-col", "label_column": "label-col", "presets": "preset"}.get(flag, flag)
-            name = name.replace("_", "-")
-            raise UsageError(f"--{name} does not go with detection", f"{reason[0].upper()}{reason[1:]}.")
-    plain = {key.removeprefix(f"{DETECTION}."): value for key, value in values.items()}
-    known = [f.name for f in dataclasses.fields(DetectionRecipe)]
-    for key in plain:
-        if key not in (*known, *_RUN):
-            raise UsageError(f"detection has no setting '{key}'", did_you_mean(key, (*known, *_RUN)))
-    of_run = {key: value for key, value in plain.items() if key in _RUN}
-    settings, origins = resolve(RunSettings, compose_run(of_run, options.given(dict(given), _FLAGS)))
-    return settings, origins, {key: value for key, value in plain.items() if key not in _RUN}
-
-
-def _request(values: dict[str, Any], given: Mapping[str, Any], d2: dict[str, Any]) -> "DetectionRequest":
+def _request(
+    values: dict[str, Any], chosen: EvalOptions, benchmarks: Sequence[str], d2: dict[str, Any]
+) -> "DetectionRequest":
     from sslbench.data.open import DEFAULT_OBJECTS
     from sslbench.evaluation.detection import DetectionRequest, make_recipe
 
-    if not given["weights"]:
+    if not chosen.weights:
         raise UsageError(
             "which weights? --weights is missing",
             "Give a checkpoint; 'random' with --backbone is an untrained network.",
         )
-    benchmark = _benchmark(given)
-    data = given["data"] or benchmark.data
-    if not given["data"]:
+    benchmark = _benchmark(chosen, benchmarks)
+    data = chosen.data or benchmark.data
+    if not chosen.data:
         refuse_location(data, f"the benchmark {benchmark.name}: data")
     if not data:
         raise UsageError(
             f"{benchmark.name} needs --data: {benchmark.title}",
             "Give a COCO or kwcoco manifest, or a Pascal VOC tree (two as VOC2007+VOC2012).",
         )
-    baselines = given["baselines"]
-    if not given["data"] and data == DEFAULT_OBJECTS and this_process().rank == 0:
+    baselines = chosen.baselines
+    if not chosen.data and data == DEFAULT_OBJECTS and this_process().rank == 0:
         echo(f"no --data: using drawn toy shapes ({DEFAULT_OBJECTS})", err=True)
-    if not (baselines or given["data"] or given["benchmarks"] or given["no_floors"]):
+    if not (baselines or chosen.data or benchmarks or chosen.no_floors):
         baselines = ("random",)  # what the toys can show: whether the weights are better than none
-        if this_process().rank == 0 and given["weights"] != "random":
+        if this_process().rank == 0 and chosen.weights != ("random",):
             echo("also the untrained backbone is trained, to stand beside (--no-floors leaves it out)", err=True)
-    recipe, origins, used = make_recipe(values, benchmark, limit_iterations=given["limit_iters"])
+    recipe, origins, used = make_recipe(values, benchmark, limit_iterations=chosen.limit_iters)
     if used is not None and d2:
         used = dataclasses.replace(used, modified=True)
-    common = {key: given[key] for key in (*options.WEIGHTS_KEYS, "test_data")}
-    common |= {"baselines": baselines, "backend": given["backend"] or "torchvision", "d2": d2}
-    return DetectionRequest(**common, data=data, recipe=recipe, origins=origins, benchmark=used)
+    common = chosen.named(("backbone", "format", "allow_partial", "trust_pickle", "stem", "test_data"))
+    common |= {"baselines": baselines, "backend": chosen.backend or "torchvision", "d2": d2}
+    return DetectionRequest(
+        **common, weights=chosen.weights[0], data=data, recipe=recipe, origins=origins, benchmark=used
+    )
 
 
-def _benchmark(given: Mapping[str, Any]) -> "Benchmark":
-    """The one that was asked for; the toy one when nothing was said."""
+def _benchmark(chosen: EvalOptions, names: Sequence[str]) -> "Benchmark":
+    """Return the benchmark of that name; the toy one without a name and without --data."""
     from sslbench.library.benchmarks import load_benchmark
 
-    names = given["benchmarks"]
     if len(names) > 1:
         raise UsageError(f"detection takes one --benchmark at a time, not {', '.join(names)}")
-    if not names and given["data"]:
-        there = ", ".join(name for name in list_names("benchmark") if name.startswith(f"{DETECTION}/"))
+    if not names and chosen.data:
+        there = ", ".join(name for name in list_names("benchmark") if name.startswith("detection/"))
         raise UsageError(
             "which recipe? --benchmark is missing",
             f"detection/small is for a few hundred images on a processor, {TOY} for drawn shapes. There are: {there}.",
@@ -184,7 +214,7 @@ def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> N
         for part in (data.train, data.test)
     ]
     section("data", [*parts, ("split", data.how, "")])
-    title = f"{DETECTION} ({request.benchmark.name} v{request.benchmark.version})" if request.benchmark else DETECTION
+    title = f"detection ({request.benchmark.name} v{request.benchmark.version})" if request.benchmark else "detection"
     recipe = {f.name: getattr(request.recipe, f.name) for f in dataclasses.fields(request.recipe)}
     section(title, [(key, show_value(value), request.origins[key]) for key, value in recipe.items()])
     rows = [(key, show_value(value), "command line") for key, value in prepared.backend.get("d2", {}).items()]

@@ -1,4 +1,4 @@
-"""What `--dry-run` prints: every setting that will be in effect, and where it came from."""
+"""Output of `--dry-run`: every effective setting with its origin."""
 
 import dataclasses
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> None:
-    """The whole plan of one evaluation on stdout; nothing has been decoded."""
+    """Print the plan of one evaluation; nothing has been decoded."""
     from sslbench.evaluation.prepare import is_on_images
     from sslbench.features.extract import store_key
     from sslbench.features.store import open_entry, what_changed
@@ -23,12 +23,12 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
     loaded = backbone.report.line() if backbone.report else "nothing loaded"
     section("weights", [(request.weights, f"{backbone.name}: {loaded}", "")])
     rows = [
-        (name, str(getattr(backbone.preprocessing, name)), _asked_by(request, name, origin))
+        (name, str(getattr(backbone.preprocessing, name)), _origin_of(request, name, origin))
         for name, origin in prepared.preprocessing_origins.items()
     ]
     section("preprocessing", rows)
     fixed = [p for p in _published(request) if p.layers and p.layers == request.layers]
-    given = _called(fixed[0]) if fixed else "flag --layers" if request.layers else "the backbone's default"
+    given = _published_name(fixed[0]) if fixed else "flag --layers" if request.layers else "the backbone's default"
     section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
     sizes = [
         (part.name, f"{len(part)} images, {len(part.labels.classes)} classes, {part.labels.kind} label", "")
@@ -57,18 +57,18 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
 
 
 def _published(request: "Request") -> list["Preset | Benchmark"]:
-    """The presets and benchmarks of a request, the stronger first."""
+    """Return the presets and benchmarks of a request, the stronger first."""
     presets = [task.preset for task in request.tasks if task.preset is not None]
     return [*presets, *(task.benchmark for task in request.tasks if task.benchmark is not None)]
 
 
-def _called(published: "Preset | Benchmark") -> str:
+def _published_name(published: "Preset | Benchmark") -> str:
     return f"{type(published).__name__.lower()} {published.name}"
 
 
-def _asked_by(request: "Request", name: str, origin: str) -> str:
-    """Who fixes a value of the preprocessing: a preset or benchmark with that very value, else what is known."""
+def _origin_of(request: "Request", name: str, origin: str) -> str:
+    """Return the origin of a value of the preprocessing: a preset or benchmark with that value, else the known one."""
     if name not in request.preprocessing:
         return origin
     value = request.preprocessing[name]
-    return next((_called(p) for p in _published(request) if p.preprocessing.get(name, ...) == value), origin)
+    return next((_published_name(p) for p in _published(request) if p.preprocessing.get(name, ...) == value), origin)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """A protocol as it will be run: the module's name, and the preset it is run with.
+class ProtocolRun:
+    """Protocol to run: the module's name, and its preset.
 
     Attributes:
         named: the protocol as the user or a benchmark names it; a preset of its folder may be run by another module.
@@ -27,8 +27,8 @@ class Run:
     preset: Preset | None = None
 
 
-def runs(protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence["Benchmark"]) -> list[Run]:
-    """What to run, in the order of the protocols: each with every preset that was asked for it, else as it is.
+def runs(protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence["Benchmark"]) -> list[ProtocolRun]:
+    """Return the protocols to run, in order: each with every preset asked for it, else with its defaults.
 
     Raises:
         UsageError: see `presets.find_presets`.
@@ -39,19 +39,19 @@ def runs(protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence[
     for name in named or list(dict.fromkeys(preset.family for preset in found)):
         own = [preset for preset in found if name in (preset.family, preset.protocol)]
         # The user's own word for a protocol, where it is the preset's: only that may name a module.
-        chosen += [Run(name, name if name == preset.protocol else preset.protocol, preset) for preset in own] or [
-            Run(name, name)
-        ]
+        chosen += [
+            ProtocolRun(name, name if name == preset.protocol else preset.protocol, preset) for preset in own
+        ] or [ProtocolRun(name, name)]
     return list({(run.protocol, run.preset.name if run.preset else ""): run for run in chosen}.values())
 
 
-def asked_of_images(
-    run: Run,
+def layers_and_preprocessing(
+    run: ProtocolRun,
     layers: tuple[str, ...],
     preprocessing: Mapping[str, Any],
     benchmark: "Benchmark | None" = None,
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The layers and the preprocessing of a run: the user's, else the preset's, else the benchmark's."""
+    """Return the layers and the preprocessing of a run: the user's, else the preset's, else the benchmark's."""
     parts = [part for part in (run.preset, benchmark) if part is not None]
     chosen = layers or next((part.layers for part in parts if part.layers), ())
     merged: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def asked_of_images(
 
 
 def mark_changes(task: "Task", layers: tuple[str, ...], preprocessing: Mapping[str, Any]) -> "Task":
-    """The task, its preset and its benchmark marked modified where layers or preprocessing are not theirs."""
+    """Return the task with preset and benchmark marked modified where layers or preprocessing differ from theirs."""
     preset, benchmark = task.preset, task.benchmark
     if preset is not None and _differs(preset, layers, preprocessing):
         preset = dataclasses.replace(preset, modified=True)
@@ -76,7 +76,7 @@ def mark_changes(task: "Task", layers: tuple[str, ...], preprocessing: Mapping[s
 
 
 def _differs(published: "Preset | Benchmark", layers: tuple[str, ...], preprocessing: Mapping[str, Any]) -> bool:
-    """Layers that are not fixed may be any; so may the preprocessing of a preset that fixes none of it."""
+    """Return True for other layers or preprocessing than the published ones; what is not fixed may be any."""
     other_layers = bool(published.layers) and layers != published.layers
     fixed = published.preprocessing
     if isinstance(published, Preset):
@@ -85,7 +85,7 @@ def _differs(published: "Preset | Benchmark", layers: tuple[str, ...], preproces
 
 
 def grouped(common: Mapping[str, Any], data: str, made: Sequence[tuple["Task", Any]]) -> list["Request"]:
-    """Requests for tasks with their (layers, preprocessing): tasks that want the same images share one.
+    """Return requests for tasks with their (layers, preprocessing): tasks on the same images share one.
 
     Args:
         common: fields of all requests.

@@ -1,4 +1,4 @@
-"""What a user sees of a detector's training and of the search on the test part while they run, on stderr."""
+"""Progress of a detector's training and evaluation, on stderr."""
 
 import contextlib
 import sys
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class DetectionLines:
-    """Without a terminal: a line every ten seconds at most, and the last one."""
+    """Progress without a terminal: a line every ten seconds at most, and the last one."""
 
     def __init__(self) -> None:
         self.images = ProgressLines()
         self.last = time.monotonic()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Reports `done` of `total` images."""
+        """Report `done` of `total` images."""
         self.images(what, done, total)
 
     def line(self, line: "Line") -> None:
-        """Reports an iteration when it is time."""
+        """Report an iteration when it is time."""
         now = time.monotonic()
         if now - self.last >= QUIET or line.iteration == line.iterations:
             self.last = now
@@ -34,7 +34,7 @@ class DetectionLines:
 
 
 class DetectionBars:
-    """On a terminal: a bar for each training and each search."""
+    """Progress on a terminal: a bar for each training and each evaluation."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -50,11 +50,11 @@ class DetectionBars:
         self.open: dict[str, tuple[Any, float]] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Moves the bar of the images."""
+        """Move the bar of the images."""
         self._move(what, done, total, None)
 
     def line(self, line: "Line") -> None:
-        """Moves the bar of the training."""
+        """Move the bar of the training."""
         self._move("training", line.iteration, line.iterations, _text(line, whole=False))
 
     def _move(self, what: str, done: int, total: int, text: str | None) -> None:
@@ -68,7 +68,7 @@ class DetectionBars:
             del self.open[what]
 
     def close(self) -> None:
-        """Leaves the terminal as it should be."""
+        """Restore the terminal."""
         self.bars.stop()
 
 
@@ -78,7 +78,7 @@ def _text(line: "Line", *, whole: bool) -> str:
 
 @contextlib.contextmanager
 def detection_progress() -> Iterator[DetectionLines | DetectionBars | None]:
-    """Bars on a terminal, lines otherwise; None on processes other than the first."""
+    """Yield bars on a terminal, lines otherwise; None on processes other than the first."""
     if this_process().rank != 0:
         yield None
         return

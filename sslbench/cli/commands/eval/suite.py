@@ -1,19 +1,22 @@
 """`sslbench eval --suite` and `--weights a b c`: many cells, with their holes."""
 
 import glob
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from sslbench import protocols
 from sslbench.cli.echo import echo
-from sslbench.cli.words import DETECTION, all_protocols
 from sslbench.distributed import this_process
 from sslbench.errors import SslbenchError, UsageError
+from sslbench.names import list_names
+from sslbench.protocols import OnObjects
 from sslbench.text import visible
 
 if TYPE_CHECKING:
+    from sslbench.cli.commands.eval.flags import EvalOptions
     from sslbench.evaluation import Request, RunSettings
     from sslbench.evaluation.suite import Cell
     from sslbench.library.benchmarks import Benchmark
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def take_weights(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words after --weights, and the other arguments with the first of them: click's options take one value each.
+    """Return the words after --weights, and the other arguments with the first of them: click's options take one value.
 
     The weights end at the next flag, at the name of a protocol and at KEY=VALUE.
     """
@@ -46,11 +49,11 @@ def take_weights(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _ends_weights(word: str) -> bool:
-    return word.startswith("-") or word in all_protocols() or ("=" in word and not Path(word).exists())
+    return word.startswith("-") or word in list_names("protocol") or ("=" in word and not Path(word).exists())
 
 
 def expand(weights: Sequence[str]) -> list[str]:
-    """The weights with patterns such as 'runs/*/weights.torch' expanded, each once.
+    """Return the weights with patterns such as 'runs/*/weights.torch' expanded, each once.
 
     Raises:
         UsageError: nothing fits a pattern.
@@ -70,55 +73,58 @@ def expand(weights: Sequence[str]) -> list[str]:
 def make_cells(
     weights: Sequence[str],
     benchmarks: Sequence["Benchmark"],
-    given: Mapping[str, Any],
-    requests: Callable[[dict[str, Any], list["Benchmark"]], list["Request"]],
-) -> list["Cell"]:
-    """A cell for each of the weights on each benchmark, or on the protocols where no benchmark was named.
+    chosen: "EvalOptions",
+    requests: Callable[[str, str | None, list["Benchmark"]], tuple["Request", ...]],
+) -> tuple["Cell", ...]:
+    """Return a cell for each of the weights on each benchmark, or on the protocols where no benchmark was named.
 
     Args:
         weights: the files.
         benchmarks: may be none.
-        given: the flags.
-        requests: from the flags that concern one of the weights, and benchmarks, to what to evaluate.
+        chosen: the options.
+        requests: from one of the weights, its --backbone and benchmarks to what to evaluate.
     """
     from sslbench.evaluation.suite import Cell
 
-    problems = {benchmark.name: _problem(benchmark, given) for benchmark in benchmarks}
+    problems = {benchmark.name: _problem(benchmark, chosen) for benchmark in benchmarks}
     cells = [
-        Cell(word, benchmark.name, tuple(requests(_own(word), [benchmark])) if problem is None else (), problem)
+        Cell(
+            word,
+            benchmark.name,
+            requests(word, _backbone(word, chosen), [benchmark]) if problem is None else (),
+            problem,
+        )
         for word in weights
         for benchmark in benchmarks
         for problem in [problems[benchmark.name]]
     ]
     for word in weights if not benchmarks else ():
-        asked = tuple(requests(_own(word), []))
+        asked = requests(word, _backbone(word, chosen), [])
         cells.append(Cell(word, " ".join(task.protocol for request in asked for task in request.tasks), asked))
-    return cells
+    return tuple(cells)
 
 
-def _own(weights: str) -> dict[str, Any]:
-    """The flags of one of several weights; 'pixels' are a backbone themselves, so --backbone is for the others."""
-    return {"weights": weights} | ({"backbone": None} if weights.partition(":")[0] == "pixels" else {})
+def _backbone(weights: str, chosen: "EvalOptions") -> str | None:
+    """Return the --backbone of one of several weights; 'pixels' are a backbone themselves and have none."""
+    return None if weights.partition(":")[0] == "pixels" else chosen.backbone
 
 
-def _problem(benchmark: "Benchmark", given: Mapping[str, Any]) -> SslbenchError | None:
-    """Why a benchmark cannot be run here; known before anything is opened."""
+def _problem(benchmark: "Benchmark", chosen: "EvalOptions") -> SslbenchError | None:
+    """Return the reason why a benchmark cannot be run here, known before anything is opened."""
     from sslbench.library.benchmarks import data_of
 
-    if benchmark.protocol == DETECTION:
+    if isinstance(protocols.find(benchmark.protocol).kind, OnObjects):
         remedy = f"Run it alone: sslbench eval detection --benchmark {benchmark.name}"
         return UsageError(f"{benchmark.name} trains a detector, which a suite does not", remedy)
     try:
-        data_of(benchmark, given["data"], given["test_data"])
+        data_of(benchmark, chosen.data, chosen.test_data)
     except UsageError as error:
         return error
     return None
 
 
-def run(
-    cells: Sequence["Cell"], settings: "RunSettings", given: Mapping[str, Any], *, store: Path, command: str
-) -> int:
-    """Evaluates the cells, prints the table of their results and the holes.
+def run(cells: Sequence["Cell"], settings: "RunSettings", *, store: Path, out: Path, command: str) -> int:
+    """Evaluate the cells, print the table of their results and the holes.
 
     Returns:
         The exit code: 1 if there is a hole. The first process alone tells: torchrun kills all when one ends with it.
@@ -131,7 +137,6 @@ def run(
     from sslbench.cli.commands.eval import table
     from sslbench.evaluation.suite import run_suite
 
-    out = Path(given["out"])
     evaluation.check_writable(out)
     with terminal.progress() as progress:
         results, holes = run_suite(cells, settings, store=store, out=out, command=command, progress=progress)
@@ -155,7 +160,7 @@ def _print_holes(holes: Sequence["Hole"], n_cells: int, out: Path) -> None:
 
 
 def dry_run(cells: Sequence["Cell"], settings: "RunSettings", origins: dict[str, str], store: Path) -> None:
-    """Prints the plan of every cell, or why it would be a hole."""
+    """Print the plan of every cell, or the reason why it would be a hole."""
     from sslbench.cli.commands.eval.plan import print_plan
     from sslbench.evaluation import prepare
 

@@ -14,7 +14,7 @@ _SHOWN = 10  # groups of a column
 
 
 def print_results(results: list[Result], out: Path) -> None:
-    """One row per result on stdout: the headline metric with its interval, what was chosen, and the floors."""
+    """Print one row per result: the headline metric with its interval, the selection, and the floors."""
     from rich.console import Console
     from rich.table import Table
 
@@ -66,7 +66,7 @@ def print_results(results: list[Result], out: Path) -> None:
 
 
 def _groups(results: list[Result]) -> "Table | None":
-    """The groups of every column asked for, the worst first; the rest are in the record."""
+    """Return the groups of every column asked for, the worst first; the rest are in the record."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -86,14 +86,14 @@ def _groups(results: list[Result]) -> "Table | None":
 
 
 def _left_out(result: Result) -> list[str]:
-    """How many images of a part that has some that cannot be read were used."""
+    """Return the numbers of images used, where some cannot be read."""
     train, test = result.data.train, result.data.test
     found = [f"n = {test.n_used} of {test.n}"] if test.n_used < test.n else []
     return found + ([f"train: {train.n_used} of {train.n}"] if train.n_used < train.n else [])
 
 
 def _overlaps(result: Result) -> str:
-    """What is suspected to be in train too, and the score without it."""
+    """Return the line on suspected overlaps and the score without them."""
     found = result.overlaps
     if found is None or not found.n:
         return ""
@@ -106,12 +106,12 @@ def _overlaps(result: Result) -> str:
 
 
 def _missing_floors(result: Result) -> list[str]:
-    """The floors that do not stand beside a result, and why."""
+    """Return the floors that are missing, with the reasons."""
     return [f"{_protocol(result)}: no floor '{name}': {reason}" for name, reason in result.missing_floors.items()]
 
 
 def _protocol(result: Result) -> str:
-    """The protocol, with the preset it was run with: 'knn (knn/dino)'."""
+    """Return the protocol, with the preset it was run with: 'knn (knn/dino)'."""
     if result.preset is None:
         return result.protocol.name
     return f"{result.protocol.name} ({result.preset.name}{', modified' if result.preset.modified else ''})"
@@ -126,7 +126,7 @@ def _interval(metric: Metric) -> str:
 
 
 def _selected(result: Result) -> str:
-    """What was chosen, without the details that the record holds: 'k = 20 on held-out 10 % of train'."""
+    """Return the selection, without details: 'k = 20 on held-out 10 % of train'."""
     first = next(((k, v) for k, v in result.selected.items() if isinstance(v, int | float)), None)
     if first is None:
         return ""

@@ -1,0 +1,274 @@
+"""Protocols on labelled images and on embeddings: from the options to what is evaluated."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sslbench.cli import options
+from sslbench.cli.commands.eval.flags import EvalOptions, refuse_unused
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean, list_names
+
+if TYPE_CHECKING:
+    from sslbench.cli.commands.eval.presets import ProtocolRun
+    from sslbench.cli.words import Routed
+    from sslbench.evaluation import Request, RunSettings, Task
+    from sslbench.evaluation.suite import Cell
+    from sslbench.library.benchmarks import Benchmark
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplesPlan:
+    """Evaluation of weights on data.
+
+    Attributes:
+        requests: of one weights file; () where `cells` are evaluated.
+        cells: weights x benchmarks; one that fails leaves a hole.
+        origins: setting of the run -> its origin, for the user.
+    """
+
+    requests: tuple["Request", ...]
+    cells: tuple["Cell", ...]
+    run: "RunSettings"
+    origins: dict[str, str]
+    store: Path
+    out: Path
+    dry_run: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingsPlan:
+    """Evaluation of embeddings made elsewhere; the fields are those of `EvalOptions`."""
+
+    tasks: tuple["Task", ...]
+    run: "RunSettings"
+    features: Path
+    labels: Path | None
+    test_features: Path | None
+    test_labels: Path | None
+    label_column: str | None
+    value_columns: tuple[str, ...]
+    groups: tuple[str, ...]
+    out: Path
+
+
+def make_plan(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any]) -> SamplesPlan:
+    """Return what will be evaluated; nothing is opened.
+
+    Args:
+        ctx: the context of the command.
+        chosen: its options.
+        names: protocols.
+        values: key=value.
+
+    Raises:
+        UsageError: a name, option or setting that does not exist or has no effect.
+    """
+    from sslbench.cli.commands.eval import suite
+
+    benchmarks = _benchmarks(chosen, names)
+    runs, routed, run, origins = _settings(ctx, chosen, names, values, benchmarks)
+    weights = suite.expand(chosen.weights)
+    requests: tuple[Request, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    if len(weights) > 1 or (weights and chosen.suite):
+        cells = suite.make_cells(
+            weights, benchmarks, chosen, lambda one, own, on: _requests(runs, on, routed, chosen, one, own)
+        )
+    else:
+        requests = _requests(runs, benchmarks, routed, chosen, weights[0] if weights else None, chosen.backbone)
+    return SamplesPlan(
+        requests, cells, run, origins, options.store_folder(chosen.store), Path(chosen.out), chosen.dry_run
+    )
+
+
+def run(plan: SamplesPlan, command: str) -> int | None:
+    """Evaluate a plan, or print it; return the exit code, None where all went well.
+
+    Args:
+        plan: from `make_plan`.
+        command: as the user typed it.
+    """
+    from sslbench.cli.commands.eval import suite
+
+    if plan.cells and plan.dry_run:
+        suite.dry_run(plan.cells, plan.run, plan.origins, plan.store)
+    elif plan.cells:
+        return suite.run(plan.cells, plan.run, store=plan.store, out=plan.out, command=command)
+    elif plan.dry_run:
+        _print(plan)
+    else:
+        _evaluate(plan, command)
+    return None
+
+
+def plan_embeddings(
+    ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any]
+) -> EmbeddingsPlan:
+    """Return the evaluation of --features; arguments and errors as for `make_plan`."""
+    from sslbench import evaluation
+    from sslbench.cli.commands.eval.presets import mark_changes
+
+    runs, routed, run, _ = _settings(ctx, chosen, names, values, _benchmarks(chosen, names))
+    tasks = tuple(
+        mark_changes(evaluation.make_task(one.protocol, routed.protocols[one.protocol], preset=one.preset), (), {})
+        for one in runs
+    )
+    if not chosen.labels and any(evaluation.needs_labels(task) for task in tasks):
+        text = "--features needs --labels: a .csv with a column 'label', one line per row of the features"
+        raise UsageError(text, "Protocols that need none: geometry.")
+    return EmbeddingsPlan(
+        tasks,
+        run,
+        Path(str(chosen.features)),
+        Path(chosen.labels) if chosen.labels else None,
+        Path(chosen.test_features) if chosen.test_features else None,
+        Path(chosen.test_labels) if chosen.test_labels else None,
+        chosen.label_column,
+        chosen.numbers(),
+        chosen.groups,
+        Path(chosen.out),
+    )
+
+
+def run_embeddings(plan: EmbeddingsPlan, command: str) -> None:
+    """Evaluate embeddings and print the results."""
+    from sslbench import evaluation
+    from sslbench.cli.commands.eval import table
+    from sslbench.features.external import read_train_test, read_unlabelled
+
+    evaluation.check_writable(plan.out)
+    if plan.labels is None:
+        pair = read_unlabelled(plan.features)
+    else:
+        pair = read_train_test(
+            plan.features,
+            plan.labels,
+            plan.test_features,
+            plan.test_labels,
+            label_column=plan.label_column,
+            value_columns=plan.value_columns,
+            attribute_columns=plan.groups,
+            test_fraction=plan.run.test_fraction,
+            seed=plan.run.seed,
+        )
+    table.print_results(
+        evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command), plan.out
+    )
+
+
+def _settings(
+    ctx: click.Context,
+    chosen: EvalOptions,
+    names: Sequence[str],
+    values: Mapping[str, Any],
+    benchmarks: Sequence["Benchmark"],
+) -> tuple[list["ProtocolRun"], "Routed", "RunSettings", dict[str, str]]:
+    """Return the protocols to run, their settings, and those of the run with their origins."""
+    from sslbench.cli import words
+    from sslbench.cli.commands.eval import presets
+    from sslbench.config import resolve
+    from sslbench.evaluation import RunSettings
+
+    runs = presets.runs(names, chosen.presets, benchmarks)
+    used = list(dict.fromkeys(each.protocol for each in runs))
+    refuse_unused(ctx, chosen, used)
+    memory = {"max_memory": options.gigabytes(chosen.max_memory)} if chosen.max_memory else {}
+    run_keys = [f.name for f in dataclasses.fields(RunSettings)] + ["machine"]
+    routed = words.route({**values, **memory}, run_keys, used)
+    run, origins = resolve(RunSettings, words.compose_run(routed.run, chosen.run_settings()))
+    return runs, routed, run, origins
+
+
+def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
+    """Return the benchmarks of --benchmark and --suite; without any, protocols or presets are run on --data."""
+    from sslbench.library.benchmarks import load_benchmark, load_suite
+
+    known = list_names("protocol")
+    for name in names:
+        if name not in known and "." not in name:
+            raise UsageError(f"there is no protocol called '{name}'", did_you_mean(name, known))
+    suite = load_suite(chosen.suite) if chosen.suite else ()
+    benchmarks = [load_benchmark(name) for name in [*chosen.benchmarks, *suite]]
+    if not benchmarks and not names and not chosen.presets:
+        raise UsageError(
+            "what should be evaluated? Name a protocol, a --preset or a --benchmark", did_you_mean("", known)
+        )
+    if benchmarks and names:
+        benchmarks = [b for b in benchmarks if b.protocol in names]
+        if not benchmarks:
+            raise UsageError(f"no benchmark that was asked for uses the protocol {' or '.join(names)}")
+    return benchmarks
+
+
+def _requests(
+    runs: Sequence["ProtocolRun"],
+    benchmarks: Sequence["Benchmark"],
+    routed: "Routed",
+    chosen: EvalOptions,
+    weights: str | None,
+    backbone: str | None,
+) -> tuple["Request", ...]:
+    """Return the requests for one weights file; protocols that want the same images share one."""
+    from sslbench.backbones.layers import split_layers
+    from sslbench.cli.commands.eval.presets import grouped, layers_and_preprocessing, mark_changes
+    from sslbench.evaluation import make_task
+    from sslbench.library.benchmarks import data_of
+
+    if not weights:
+        raise UsageError(
+            "which weights? --weights is missing",
+            "Give a checkpoint; 'random' with --backbone is an untrained network, 'pixels' the images themselves.",
+        )
+    keys = ("format", "allow_partial", "trust_pickle", "stem", "image_column", "label_column", "limit", "groups")
+    common = {**chosen.named(keys), "weights": weights, "backbone": backbone, "value_columns": chosen.numbers()}
+    layers = tuple(split_layers(chosen.layers)) if chosen.layers else ()
+    preprocessing = options.preprocessing_values(chosen.named(("resize", "crop", "interpolation", "mean", "std")))
+    requests: list[Request] = []
+    every: Sequence[Benchmark | None] = benchmarks or [None]
+    for benchmark in every:
+        data, common["test_data"] = chosen.data, chosen.test_data
+        if benchmark is not None:
+            data, common["test_data"] = data_of(benchmark, data, chosen.test_data)
+        elif data is None:
+            data = options.default_data()
+        common["test_classes"] = chosen.test_classes or (benchmark.test_classes if benchmark else "same")
+        tasks = []
+        for run in runs:
+            if benchmark is not None and run.named != benchmark.protocol:
+                continue
+            of_images = layers_and_preprocessing(run, layers, preprocessing, benchmark)
+            task = make_task(run.protocol, routed.protocols[run.protocol], benchmark, run.preset)
+            tasks.append((mark_changes(task, *of_images), of_images))
+        requests += grouped(common, data, tasks)
+    return tuple(requests)
+
+
+def _print(plan: SamplesPlan) -> None:
+    from sslbench.cli.commands.eval.plan import print_plan
+    from sslbench.evaluation import prepare
+
+    for request in plan.requests:
+        print_plan(prepare(request, plan.run), plan.origins, plan.store)
+
+
+def _evaluate(plan: SamplesPlan, command: str) -> None:
+    from sslbench import evaluation
+    from sslbench.cli import terminal
+    from sslbench.cli.commands.eval import table
+    from sslbench.distributed import this_process
+    from sslbench.features.presence import announced
+
+    backbone = None
+    with announced(plan.store), terminal.progress() as progress:
+        written = []
+        for request in plan.requests:
+            prepared = evaluation.prepare(request, plan.run, backbone=backbone)
+            backbone = prepared.loaded
+            evaluation.check_writable(plan.out)
+            written += evaluation.evaluate(prepared, store=plan.store, out=plan.out, command=command, progress=progress)
+    if this_process().rank == 0:
+        table.print_results(written, plan.out)

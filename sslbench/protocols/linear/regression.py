@@ -1,0 +1,73 @@
+"""Linear probe of labels of kind 'value': ridge regression, its strength chosen on a held-out part of train."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.source import Labels
+from sslbench.features.array import Features
+from sslbench.metrics.summary import headline, summarise
+from sslbench.protocols._parts.selection import holdout_rows, is_better, no_holdout, percent
+from sslbench.protocols.linear.settings import Settings
+from sslbench.results import Outcome
+from sslbench.solvers.ridge import RidgeRegression, fit_regression
+
+Matrix = npt.NDArray[np.floating]
+
+
+def regress(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+    """Fit on train with the alpha that is best on a held-out part of it, score on test; see `linear.run`."""
+    standardise = settings.scale == "standard"
+    model = fit_regression(train.x, train.labels.values, standardise=standardise)
+    on_train, on_test = model.axes.project(train.x), model.axes.project(test.x)
+    alpha, selected, notes = _choose(train, test, model, on_test, settings, seed)
+    scores = model.predict(on_test, alpha)
+    metrics, name, per_number = summarise(
+        "value", test.labels.classes, test.labels.values, scores, seed=seed, groups=test.groups
+    )
+    return Outcome(
+        metrics=metrics,
+        headline=name,
+        scores=scores.astype(np.float32),
+        per_class=per_number,
+        train=headline("value", train.labels.values, model.predict(on_train, alpha)),
+        selected={"alpha": alpha} | selected,
+        notes=notes,
+        absolute=frozenset({"mae", "rmse"}),
+    )
+
+
+def _choose(
+    train: Features, test: Features, model: RidgeRegression, on_test: Matrix, settings: Settings, seed: int
+) -> tuple[float, dict[str, Any], tuple[str, ...]]:
+    """Return the alpha with the highest R2, of equals the largest; the record of the choice, and notes."""
+    grid = sorted(settings.alpha, reverse=True)
+    if len(grid) == 1:
+        return grid[0], {}, ()
+    if settings.select_on == "test":
+        on, labels, tried, held = "test", test.labels, model, on_test
+    else:
+        parts = holdout_rows(train.labels, settings.holdout, seed, train.groups)
+        if parts is None:
+            middle = grid[len(grid) // 2]
+            note = f"{no_holdout(train.groups)} to choose alpha on; {middle:g} was used."
+            return middle, {}, (note,)
+        on, labels = f"held-out {percent(settings.holdout)} of train", train.labels.select(parts[1])
+        tried = fit_regression(
+            train.x[parts[0]], train.labels.values[parts[0]], standardise=settings.scale == "standard"
+        )
+        held = tried.axes.project(train.x[parts[1]])
+    scores = [_score(tried, held, alpha, labels) for alpha in grid]
+    best = 0
+    for i, score in enumerate(scores):
+        best = i if is_better(score, scores[best]) else best
+    notes: tuple[str, ...] = ()
+    if best in (0, len(grid) - 1):
+        end = "largest" if best == 0 else "smallest"
+        notes = (f"The chosen alpha={grid[best]:g} is the {end} of those tried; the best may lie beyond.",)
+    return grid[best], {"on": on, "score": scores[best], "seed": seed}, notes
+
+
+def _score(model: RidgeRegression, coordinates: Matrix, alpha: float, labels: Labels) -> float:
+    return headline("value", labels.values, model.predict(coordinates, alpha))

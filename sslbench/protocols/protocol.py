@@ -1,0 +1,138 @@
+"""Interface of a protocol: every module of this package has one object `PROTOCOL = Protocol(...)`.
+
+The name of the module is the name of the protocol; `protocols.find` loads it. mypy checks the fields and the
+signatures of the functions, so a protocol is complete when it type-checks.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+
+if typing.TYPE_CHECKING:
+    from sslbench.backbones.backbone import Backbone
+    from sslbench.backbones.layers import Layer
+    from sslbench.data.source import LabelKind, Labels, Source
+    from sslbench.features.array import Features
+    from sslbench.features.extract import ExtractSettings
+    from sslbench.results import Outcome
+
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
+Part = Literal["train", "test"]
+
+CLASSES: "frozenset[LabelKind]" = frozenset({"single", "multi"})
+"""Label kinds of a protocol that predicts classes."""
+ANY_LABELS: "frozenset[LabelKind]" = frozenset({"single", "multi", "value", "none"})
+"""Label kinds of a protocol that needs no labels."""
+
+
+class RunOnFeatures(typing.Protocol[S_contra]):
+    """Signature of `run` of a protocol on features."""
+
+    def __call__(
+        self, train: "Features", test: "Features", settings: S_contra, *, seed: int, device: str = "cpu"
+    ) -> "Outcome":
+        """Learn from train, score test; a protocol that computes on the processor ignores `device`."""
+
+
+class RunOnImages(typing.Protocol[S_contra]):
+    """Signature of `run` of a protocol on images."""
+
+    def __call__(  # noqa: PLR0913
+        self,
+        backbone: "Backbone",
+        layers: "Sequence[Layer]",
+        train: "Source",
+        test: "Source",
+        settings: S_contra,
+        *,
+        seed: int,
+        engine: "ExtractSettings",
+        folder: Path,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> "dict[str, Outcome]":
+        """Train on train, score test; return the outcome of each row that `rows` names.
+
+        Every process of a distributed run calls this; only the first one gets outcomes.
+        """
+
+
+class Rows(typing.Protocol[S_contra]):
+    """Signature of `rows` of a protocol on images."""
+
+    def __call__(
+        self, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S_contra, *, seed: int
+    ) -> tuple[str, ...]:
+        """Refuse what does not go together before any image is decoded; return the names of the results."""
+
+
+def both_parts(settings: object) -> Part | None:
+    """Return None: train and test are used, whatever the settings."""
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class OnFeatures(Generic[S]):
+    """Protocol on the frozen features of one layer.
+
+    Attributes:
+        check: raises a UsageError or DataError for settings and training labels that do not go together; it is called
+            before any image is decoded.
+        run: from features to metrics and per-sample scores.
+        label_kinds: kinds of labels that it can use; with 'none' among them it needs no labels.
+        part: the only part of the data that is used with these settings; None: both.
+        class_subsets: its metrics follow from its scores per class, so test data with only some of train's classes can
+            be scored. Not so if they are means over several classifiers.
+    """
+
+    check: "Callable[[S, Labels], None]"
+    run: RunOnFeatures[S]
+    label_kinds: "frozenset[LabelKind]" = CLASSES
+    part: Callable[[S], Part | None] = both_parts
+    class_subsets: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class OnImages(Generic[S]):
+    """Protocol that trains on images, with the backbone in it.
+
+    Attributes:
+        check: as for `OnFeatures`.
+        rows: checks backbone, layers and settings; names of the results, for instance one per layer.
+        run: from images to the outcome of each row.
+        label_kinds: as for `OnFeatures`.
+    """
+
+    check: "Callable[[S, Labels], None]"
+    rows: Rows[S]
+    run: RunOnImages[S]
+    label_kinds: "frozenset[LabelKind]" = CLASSES
+
+
+@dataclasses.dataclass(frozen=True)
+class OnObjects:
+    """Protocol on annotated boxes and masks; `sslbench.evaluation.detection` prepares and runs it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol(Generic[S]):
+    """Way of measuring a backbone.
+
+    Attributes:
+        version: grows whenever a number changes for the same input.
+        summary: one line for lists and help.
+        settings: frozen dataclass of its settings, each a `config.setting` with default and meaning.
+        kind: its functions, by the data it takes.
+    """
+
+    version: int
+    summary: str
+    settings: type[S]
+    kind: OnFeatures[S] | OnImages[S] | OnObjects
+
+    @property
+    def needs_labels(self) -> bool:
+        """False for a protocol that can use unlabelled data."""
+        return isinstance(self.kind, OnObjects) or "none" not in self.kind.label_kinds

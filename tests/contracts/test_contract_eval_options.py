@@ -1,0 +1,134 @@
+"""Every option of `eval` changes the plan of every protocol, or is refused with its name."""
+
+import click
+import pytest
+
+from sslbench.cli.commands.eval import command, detection, samples
+from sslbench.cli.commands.eval.flags import EvalOptions
+from sslbench.cli.words import split_words
+from sslbench.errors import UsageError
+from sslbench.names import list_names
+from sslbench.protocols import OnFeatures, find
+
+PROTOCOLS = list_names("protocol")
+ON_FEATURES = [name for name in PROTOCOLS if isinstance(find(name).kind, OnFeatures)]
+OPTIONS = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+VALUES = {
+    "benchmarks": "mine.yaml",
+    "presets": "preset.yaml",
+    "suite": "mine",
+    "data": "other",
+    "decoder": "fast",
+    "device": "cpu",
+    "feature_dtype": "float16",
+    "limit": "7",
+    "limit_iters": "7",
+    "max_memory": "7GB",
+    "max_pixels": "777",
+    "mean": "0.1,0.2,0.3",
+    "on_error": "skip",
+    "precision": "bf16",
+    "resize": "32",
+    "crop": "32",
+    "seed": "7",
+    "start_method": "spawn",
+    "std": "0.1,0.2,0.3",
+    "workers": "7",
+    "batch_size": "7",
+    "backend": "detectron2",
+    "test_classes": "subset",
+}
+NETWORK = ("--weights", "some.pth", "--backbone", "resnet18w0.25")
+EMBEDDINGS = ("--features", "x.npy", "--labels", "y.csv")
+
+
+def plan(words):
+    """What would be done, nothing opened: the last step before data and weights are."""
+    ctx = command.make_context("eval", [str(word) for word in words])
+    with ctx:
+        chosen = EvalOptions.of(ctx)
+        names, values = split_words(chosen.words)
+        benchmarks = detection.named_benchmarks(names, chosen.benchmarks, chosen.suite)
+        if benchmarks is not None:
+            return detection.make_plan(ctx, chosen, benchmarks, values)
+        make = samples.make_plan if chosen.features is None else samples.plan_embeddings
+        return make(ctx, chosen, names, values)
+
+
+def typed(option):
+    return [option.opts[0]] if option.is_flag else [option.opts[0], VALUES.get(option.name, "something")]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder with a benchmark, a preset and a suite for a protocol."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
+    monkeypatch.setattr("sslbench.evaluation.detection.check_backend", lambda request: None)
+
+    def write(protocol):
+        base = "extends: detection/_cpu\n" if protocol == "detection" else ""
+        text = f"title: t\nprotocol: {protocol}\nversion: 9\ndata: sklearn:digits\n"
+        (tmp_path / "mine.yaml").write_text(text + base)
+        (tmp_path / "preset.yaml").write_text(f"title: t\nprotocol: {protocol}\nsource: s\n")
+        (tmp_path / "benchmarks" / "suites").mkdir(parents=True)
+        (tmp_path / "benchmarks" / "own.yaml").write_text(text + base)
+        (tmp_path / "benchmarks" / "suites" / "mine.yaml").write_text("title: t\nbenchmarks: [own]\n")
+
+    return write
+
+
+def assert_used_or_refused(before, option):
+    extra = typed(option)
+    if option.name == "weights" and "--weights" in before:
+        before = [word for word in before if word not in NETWORK[:2]]
+        assert plan([*before, "--weights", "other.pth"]) != plan([*before, *NETWORK[:2]])
+        return
+    if option.name == "data" and "detection" in before:
+        extra += ["--benchmark", "detection/toy"]
+    try:
+        changed = plan([*before, *extra])
+    except UsageError as error:
+        assert error.exit_code == 2
+        assert "does not go with" in error.message and option.opts[0] in str(error), error
+        return
+    assert changed != plan(before), f"{option.opts[0]} changes nothing and is not refused"
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_option_is_used_or_refused(protocol, option, folder):
+    folder(protocol)
+    assert_used_or_refused((protocol, *NETWORK), option)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+@pytest.mark.parametrize("labels", [True, False])
+def test_an_option_beside_embeddings_is_used_or_refused(labels, option, folder):
+    folder("geometry")
+    before = ("geometry", *EMBEDDINGS) if labels else ("geometry", *EMBEDDINGS[:2])
+    if labels or option.name != "labels":
+        assert_used_or_refused(before, option)
+
+
+@pytest.mark.parametrize("protocol", ON_FEATURES)
+def test_protocols_on_features_take_embeddings(protocol):
+    assert [task.protocol for task in plan((protocol, *EMBEDDINGS)).tasks] == [protocol]
+
+
+def test_an_option_that_one_of_several_protocols_uses_is_not_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert plan(("knn", "linear", *NETWORK, "--max-memory", "7GB")) != plan(("knn", "linear", *NETWORK))
+    with pytest.raises(UsageError, match="--max-memory does not go with linear svm"):
+        plan(("linear", "svm", *NETWORK, "--max-memory", "7GB"))
+
+
+def test_the_options_have_a_field_each():
+    assert {parameter.name for parameter in command.params} == set(EvalOptions.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("flag", [["--format", "vissl"], ["--allow-partial"], ["--trust-pickle"]])
+def test_options_of_a_weights_file_are_refused_without_one(protocol, flag):
+    with pytest.raises(UsageError, match=f"{flag[0]} does not go with --weights random"):
+        plan((protocol, "--weights", "random", "--backbone", "resnet18", *flag))
