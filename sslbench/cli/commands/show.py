@@ -5,19 +5,20 @@ from typing import get_args
 import click
 
 from sslbench.cli.echo import echo
+from sslbench.cli.settings_page import show_value
 from sslbench.cli.words import about, all_protocols
+from sslbench.config import describe
+from sslbench.errors import UsageError
 from sslbench.names import FileKind, did_you_mean, find_file, list_names
 
 
 @click.command("show")
 @click.argument("name")
 def command(name: str) -> None:
-    """Print what is behind NAME: a recipe, benchmark, suite, preset, weight format, building block or protocol.
+    """Print the definition of NAME: a recipe, benchmark, suite, preset, weight format, building block or protocol.
 
-    Names of several kinds are told apart as KIND/NAME: augment/simclr.
+    KIND/NAME selects one of several things with the same name: augment/simclr.
     """
-    from sslbench.errors import UsageError
-
     if name in all_protocols():
         _show_protocol(name)
         return
@@ -32,11 +33,11 @@ def command(name: str) -> None:
                 _show_resolved(name.removeprefix("benchmark/"))
             return
     known = {*all_protocols(), *(n for kind in kinds for n in list_names(kind))}
-    raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
+    raise UsageError(f"there is nothing called '{name}'", did_you_mean(name, known))
 
 
 def _show_resolved(name: str) -> None:
-    """What the file and those it extends say together."""
+    """Print a benchmark merged with the files that it extends."""
     import yaml
 
     from sslbench.library.benchmarks import load_benchmark
@@ -50,8 +51,6 @@ def _show_resolved(name: str) -> None:
 
 
 def _show_protocol(name: str) -> None:
-    from sslbench.cli.settings_page import show_value
-    from sslbench.config import describe
 
     version, title, settings = about(name)
     echo(f"{name}, version {version}: {title}\n")
