@@ -1,4 +1,4 @@
-"""The public functions: what the command line does, from Python."""
+"""Public functions: the commands of the command line, from Python."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -223,7 +223,7 @@ def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
 
 
 def _copied(model: nn.Module, request: dict[str, Any]) -> Backbone:
-    """A backbone around a copy of the user's module."""
+    """Return a backbone around a copy of the user's module."""
     name = request.get("backbone") or type(model).__name__
     module = copied(model).cpu().eval().requires_grad_(False)
     return from_module(name, module, users_preprocessing(name, model))

@@ -1,4 +1,4 @@
-"""From a name to a backbone with random weights: ResNets, AlexNets, timm models, a user's own module, raw pixels."""
+"""Backbones with random weights by name: ResNets, AlexNets, timm models, a user's own module, raw pixels."""
 
 import dataclasses
 import traceback
@@ -55,22 +55,22 @@ _CIFAR = Preprocessing(32, (32, 32), origin="CIFAR stem: images of 32 x 32, Imag
 
 
 class Pixels(nn.Module):
-    """The floor: the resized image itself as a vector."""
+    """Resized image as a vector: the pixel floor."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, 3 * H * W), channel by channel."""
+        """Return (B, 3 * H * W), channel by channel."""
         return images.flatten(1)
 
 
 def build(name: str, *, seed: int = 0) -> Backbone:
-    """A backbone with random weights, frozen and in eval mode; nothing is downloaded.
+    """Return a backbone with random weights, frozen and in eval mode; nothing is downloaded.
 
     Args:
         name: 'resnet50', 'resnext50_32x4d', 'resnet50w2', 'resnet18_cifar', 'alexnet_bvlc', ...; a timm name, as it is
             or after 'timm:'; the user's 'module:callable'; 'pixels', 'pixels:SIZE' or 'pixels:native'. ResNets and
             timm's models take images of another number of channels: 'resnet50,in_chans=13'. ResNets besides:
             'resnet50,zero_init_residual=true'.
-        seed: of the random weights, which depend on nothing else; the global random state is left alone.
+        seed: of the random weights; the global random state is restored.
 
     Raises:
         UsageError: no such name or option; the message gives the nearest names.
@@ -159,7 +159,7 @@ def _build(name: str) -> Backbone:
 
 
 def _refuse_options(name: str) -> None:
-    """Without 'timm:', 'resnet50' is sslbench's own also where timm has a network of that name."""
+    """Refuse options that a ResNet or AlexNet of sslbench does not have; timm's may have the same name."""
     base, comma, options = name.partition(",")
     if comma and (resnet.parse(base) is not None or base in alexnet.NAMES):
         own = "in_chans=4, last_stride=1, stride_in_1x1=true and zero_init_residual=true"

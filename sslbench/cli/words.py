@@ -1,4 +1,4 @@
-"""The words after a command: names, and key=value in Hydra's grammar."""
+"""Words after a command: names, and key=value in Hydra's grammar."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,11 @@ from sslbench.names import did_you_mean, find_module, from_file, list_names
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Names in order, and key -> value of the words with '='; values as Hydra reads them (k=[10,20], a='b,c').
+    """Split words into names and key -> value, read as Hydra does (k=[10,20], a='b,c').
+
+    Example:
+        >>> split_words(["knn", "k=[10,20]"])
+        (['knn'], {'k': [10, 20]})
 
     Raises:
         UsageError: a value that cannot be read, or a key that is given twice.
@@ -45,7 +49,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequence[str]) -> "Routed":
-    """Sorts key=value into settings of the run and of each protocol; `knn.k=20` is for one protocol only.
+    """Sort key=value into settings of the run and of each protocol; `knn.k=20` is for one protocol only.
 
     Raises:
         UsageError: a key that nothing has, with the nearest one.
@@ -73,14 +77,14 @@ def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequenc
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """key=value words, by what they are for."""
+    """Settings of the run, and of each protocol."""
 
     run: dict[str, Any]
     protocols: dict[str, dict[str, Any]]
 
 
 def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The layers of run settings: configs/eval.yaml with its machine group through Hydra, key=value, then flags.
+    """Return the layers of run settings: configs/eval.yaml with its machine group, key=value, then flags.
 
     Args:
         values: key=value words for the run; 'machine' picks configs/machine/NAME.yaml.
@@ -116,12 +120,12 @@ DETECTION = "detection"
 
 
 def all_protocols() -> list[str]:
-    """Names of what `sslbench eval` takes, sorted."""
+    """Return the names of all protocols, sorted."""
     return sorted([*list_names("protocol"), DETECTION])
 
 
 def about(name: str) -> tuple[int, str, type[Any]]:
-    """Version of a protocol, what it is in one line, and the class of its settings.
+    """Return the version of a protocol, its one-line description and the class of its settings.
 
     Raises:
         UsageError: no such protocol.
