@@ -11,7 +11,7 @@ class SslbenchError(Exception):
     """
 
     exit_code = 1
-    told_by_first = False
+    printed_by_rank_0 = False
     """True if all processes raise the error and only the first prints it."""
 
     def __init__(self, message: str, remedy: str | None = None) -> None:

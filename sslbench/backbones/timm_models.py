@@ -166,7 +166,7 @@ def timm_preprocessing(module: nn.Module, *, channels: int | None = None) -> Pre
 
 
 def _aliases(module: nn.Module) -> dict[str, str]:
-    """Name layers: `features` (pooled), `features.0`, `features.1`, ... (timm's stages), `last` (last stage, unpooled)."""
+    """Name the layers: `features` (pooled), `features.0`, `features.1`, ... (stages), `last` (last stage, unpooled)."""
     modules = {path for path, _ in module.named_modules() if path}
     info = getattr(module, "feature_info", None) or []
     stages = [entry["module"] for entry in info if isinstance(entry, dict) and entry.get("module") in modules]

@@ -126,7 +126,7 @@ def _run(words: list[str]) -> int:
         where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
         return _fail(error.format_message() + where, error.exit_code)
     except SslbenchError as error:
-        return error.exit_code if error.told_by_first else _fail(str(error), error.exit_code)
+        return error.exit_code if error.printed_by_rank_0 else _fail(str(error), error.exit_code)
     except SystemExit as error:
         if sys.stdout is stdout:
             raise SystemExit(error.code) from None

@@ -171,9 +171,9 @@ def _attempt(function: Callable[[], T]) -> tuple[T | None, SslbenchError | None]
 
 
 def _raise_together(error: SslbenchError | None) -> None:
-    """One process, the first, prints it; see `SslbenchError.told_by_first`."""
+    """One process, the first, prints it; see `SslbenchError.printed_by_rank_0`."""
     if error is not None:
-        error.told_by_first = rank() != 0
+        error.printed_by_rank_0 = rank() != 0
         raise error
 
 
