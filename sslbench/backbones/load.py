@@ -63,6 +63,12 @@ def load_backbone(
             images or strides its network has.
         BackboneError: the architecture is not recognised, or a user's module cannot be built.
         UsageError: no such backbone, or the arguments contradict each other.
+
+    Example:
+        >>> import torch
+        >>> backbone = load_backbone("random", backbone="resnet18w0.25")
+        >>> backbone.name, backbone.default_layer, list(backbone.module(torch.zeros(1, 3, 64, 64)).shape)
+        ('resnet18w0.25', 'res5avg', [1, 128])
     """
     rule = parse_rule(stem) if stem is not None else None
     pixels = weights.partition(":")[0] == "pixels" and not Path(weights).exists()
