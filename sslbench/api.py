@@ -8,7 +8,7 @@ from torch import nn
 
 from sslbench import evaluation, paths, pretraining
 from sslbench.backbones.backbone import Backbone, copied
-from sslbench.backbones.build import from_module, users_preprocessing
+from sslbench.backbones.in_memory import from_module, users_preprocessing
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
 from sslbench.detection.predict import load_detector
@@ -206,7 +206,8 @@ def pretrain(
     Example:
         >>> import tempfile
         >>> tiny = {"backbone": "resnet18w0.125", "epochs": 1, "batch_size": 16, "method.projector": [32, 16]}
-        >>> tiny |= {"augment": "digits", "augment.size": 16, "schedule.warmup_epochs": 0, "workers": 0, "device": "cpu"}
+        >>> tiny |= {"augment": "digits", "augment.size": 16, "workers": 0, "device": "cpu"}
+        >>> tiny |= {"schedule.warmup_epochs": 0}
         >>> outcome = pretrain("simclr", "sklearn:digits", tempfile.mkdtemp(), settings=tiny, limit=32)
         >>> outcome.weights.name, outcome.steps
         ('weights.torch', 2)
@@ -243,8 +244,7 @@ def compare(a: str | Path | Result, b: str | Path | Result, *, metric: str | Non
         >>> compare(a, b).verdict
         'B better'
     """
-    given = [one if isinstance(one, Result) else records.read(Path(one)) for one in (a, b)]
-    return compare_results(given[0], given[1], metric=metric, seed=seed)
+    return compare_results(_record(a), _record(b), metric=metric, seed=seed)
 
 
 def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
@@ -266,3 +266,10 @@ def _copied(model: nn.Module, request: dict[str, Any]) -> Backbone:
     name = request.get("backbone") or type(model).__name__
     module = copied(model).cpu().eval().requires_grad_(False)
     return from_module(name, module, users_preprocessing(name, model))
+
+
+def _record(result: str | Path | Result) -> Result:
+    """Return a record as read from its file, which knows the per-sample scores beside it."""
+    if isinstance(result, Result):
+        return result if result.file is None else records.read(result.file)
+    return records.read(Path(result))

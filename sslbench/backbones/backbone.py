@@ -31,6 +31,8 @@ class Backbone:
         default_layer: layer used without --layers.
         versions: of the libraries that define the architecture.
         vissl_pools: alias -> the pool VISSL's linear benchmark uses there, for backbones it has a table for.
+        heads: module paths of the classifiers that were left out; tensors below them in a file belong to heads.
+        stems: module paths of the convolutions applied to the image; () is the first convolution.
         report: loaded, missing and ignored tensors; None for random weights.
         format: format of the weights file; None for random weights.
     """
@@ -43,6 +45,8 @@ class Backbone:
     default_layer: str
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     vissl_pools: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    heads: tuple[str, ...] = ()
+    stems: tuple[str, ...] = ()
     report: LoadReport | None = None
     format: str | None = None
 

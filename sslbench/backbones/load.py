@@ -9,15 +9,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sslbench.backbones.alexnet import recognise_alexnet
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build, check_recorded
+from sslbench.backbones.family import families
 from sslbench.backbones.preprocessing import trained_on
-from sslbench.backbones.resnet import parse, recognise_resnet, with_strides, without_initialisation
+from sslbench.backbones.resnet import parse, with_strides, without_initialisation
 from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
-from sslbench.backbones.timm_models import classifier_names
 from sslbench.backbones.vit.positions import fit_positions
-from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.names import from_file
@@ -279,10 +277,9 @@ def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:
 def _tensors_for(built: Backbone, recognised: Recognised) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors for the module, and patterns of those left out: a timm model's classifier."""
     expected = built.module.state_dict()
-    heads = classifier_names(built.module) if built.builder == "timm" else ()
     tensors, ignored = {}, dict[str, None]()
     for name, tensor in recognised.canonical.items():
-        head = next((head for head in heads if name.startswith(f"{head}.")), None)
+        head = next((head for head in built.heads if name.startswith(f"{head}.")), None)
         if head is not None and name not in expected:
             ignored[f"{head}.*"] = None
         else:
@@ -301,20 +298,11 @@ def architecture(recognised: Recognised, weights: str) -> str:
         BackboneError: it does not show in the tensors.
     """
     shapes = _shapes(recognised.canonical)
-    name = recognised.backbone or recognise_resnet(shapes) or recognise_alexnet(shapes)
+    recognisers = (family.recognise(shapes, recognised.format, weights) for family in families())
+    name = recognised.backbone or next((found for found in recognisers if found is not None), None)
     if name is not None:
         strides = recognised.strides or Strides()
         return with_strides(name, last=strides.last, in_1x1=strides.bottleneck == "1x1")
-    if vit := recognise_vit(_shapes(recognised.canonical), format=recognised.format):
-        if not vit.heads_known:
-            raise BackboneError(
-                f"{weights}: {vit.describe()}? The number of heads does not show in the tensors, and for this "
-                "size it is not the same everywhere",
-                f"Give the right number: --backbone {vit.name}",
-            )
-        for note in vit.notes:
-            log.info(f"{weights}: {note}")
-        return vit.name
     shown = [f"{key} {'x'.join(map(str, t.shape))}" for key, t in list(recognised.canonical.items())[:3]]
     stem = recognised.canonical.get("conv1.weight")
     hint = ""

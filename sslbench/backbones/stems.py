@@ -6,7 +6,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from sslbench.backbones import timm_models
 from sslbench.backbones.backbone import Backbone
 from sslbench.errors import UsageError, WeightsError
 from sslbench.names import did_you_mean
@@ -178,9 +177,9 @@ def with_channels(name: str, channels: int) -> str:
 
 
 def _stems(backbone: Backbone) -> dict[str, Tensor]:
-    """Return names and weights of the convolutions applied to the image: timm's list, else the first one."""
+    """Return names and weights of the convolutions applied to the image: the backbone's list, else the first one."""
     modules = dict(backbone.module.named_modules())
-    paths = timm_models.stem_names(backbone.module) if backbone.builder == "timm" else ()
+    paths = backbone.stems
     if not paths:
         kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         paths = tuple([path for path, module in modules.items() if isinstance(module, kinds)][:1])

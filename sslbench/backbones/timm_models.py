@@ -24,6 +24,18 @@ def is_timm_name(name: str) -> bool:
     return bool(timm.is_model(name.partition(",")[0].partition(".")[0]))
 
 
+def no_such_option(name: str, has: str) -> UsageError:
+    """Return the error for an option after the comma that sslbench's own network lacks; timm may have it.
+
+    Args:
+        name: name with options: 'resnet50,x=1'.
+        has: options of the network, in words.
+    """
+    base, _, options = name.partition(",")
+    timms = f" The options of timm's: timm:{name}." if is_timm_name(base) else ""
+    return UsageError(f"'{options}' is no option of {base}", f"It has {has}.{timms}")
+
+
 def build_timm(name: str) -> Backbone:
     """Return a timm model without its classifier, initialised by timm from the global random state.
 
@@ -62,6 +74,8 @@ def build_timm(name: str) -> Backbone:
         aliases=_aliases(module),
         default_layer="features",
         versions={"timm": timm.__version__},
+        heads=_recorded_paths(module, "classifier"),
+        stems=_recorded_paths(module, "first_conv"),
     )
 
 
@@ -119,15 +133,9 @@ def _same(full_name: str, architecture: str) -> bool:
     return full_name.partition(".")[0] == architecture
 
 
-def classifier_names(module: nn.Module) -> tuple[str, ...]:
-    """Return module paths of the classifier, whose tensors in a checkpoint belong to the head."""
-    names = (getattr(module, "pretrained_cfg", None) or {}).get("classifier") or ()
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def stem_names(module: nn.Module) -> tuple[str, ...]:
-    """Return module paths of the convolutions applied to the image; () where timm does not list them."""
-    names = (getattr(module, "pretrained_cfg", None) or {}).get("first_conv") or ()
+def _recorded_paths(module: nn.Module, key: str) -> tuple[str, ...]:
+    """Return module paths that timm records under a key of its configuration; () where it does not."""
+    names = (getattr(module, "pretrained_cfg", None) or {}).get(key) or ()
     return (names,) if isinstance(names, str) else tuple(names)
 
 

@@ -17,7 +17,7 @@ CASES = {
         "test_data image_column label_column test_fraction seed boxes near_copies store near_threshold pairs",
     ),
     "check-data boxes": (("check-data", "boxes.json", "--boxes"), "image_column label_column"),
-    "check-data with a test split": (("check-data", "photos"), "seed test_fraction store"),
+    "check-data with a test split": (("check-data", "photos"), "seed test_fraction"),
     "check-data without near copies": (("check-data", "photos", "--near-copies", "none"), "store near_threshold"),
     "cka of features": (
         ("cka", "x.npy", "x.npy"),
