@@ -26,7 +26,7 @@ DECODED = 2_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags:
+class CheckFlags:
     """Values of the flags of `sslbench check-data`."""
 
     data: str
@@ -61,7 +61,7 @@ class Flags:
 
 
 _OF_MAPS = (*("label_maps", "decode", "copies", "csv", "sheet", "html", "as_json", "workers", "max_pixels", "decoder"),)
-"""Flags that a check of label maps uses."""
+"""CheckFlags that a check of label maps uses."""
 
 
 def _number_to_decode(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
@@ -142,7 +142,7 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
     from sslbench.cli import terminal
 
     terminal.show_messages()
-    given = Flags(**flags)
+    given = CheckFlags(**flags)
     if _are_maps(ctx, given):
         ctx.exit(_check_maps(given))
     if given.boxes:
@@ -163,7 +163,7 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
     ctx.exit(1 if any(finding.level == "error" for finding in checked.findings) else 0)
 
 
-def _are_maps(ctx: click.Context, given: Flags) -> bool:
+def _are_maps(ctx: click.Context, given: CheckFlags) -> bool:
     """Return whether DATA is checked as label maps: by --label-maps, or if nothing else fits its layout.
 
     Raises:
@@ -181,7 +181,7 @@ def _are_maps(ctx: click.Context, given: Flags) -> bool:
     return bool(maps)
 
 
-def _check_maps(given: Flags) -> int:
+def _check_maps(given: CheckFlags) -> int:
     """Check label maps, print the report and return the exit code."""
     from sslbench.cli.commands.check_data import maps as map_report
     from sslbench.data.checks.maps import check_maps
@@ -205,7 +205,7 @@ def _check_maps(given: Flags) -> int:
     return 1 if any(finding.level == "error" for finding in found.findings) else 0
 
 
-def _reading(given: Flags) -> tuple["Reading", int]:
+def _reading(given: CheckFlags) -> tuple["Reading", int]:
     """Return the decoders with their limit, and the number of worker processes."""
     from sslbench.data.decode.handlers import Reading, resolve
     from sslbench.data.loading import loader
@@ -217,7 +217,7 @@ def _reading(given: Flags) -> tuple["Reading", int]:
     return Reading(names, given.max_pixels or MAX_PIXELS), workers
 
 
-def _check(ctx: click.Context, given: Flags) -> "Checked":
+def _check(ctx: click.Context, given: CheckFlags) -> "Checked":
     """Check images or boxes."""
     from sslbench.data.checks.parts import check_parts
 
@@ -237,7 +237,7 @@ def _check(ctx: click.Context, given: Flags) -> "Checked":
     return found.with_near(*_near(search, given, opened.data, workers=workers, reading=reading))
 
 
-def _open(given: Flags) -> "Opened":
+def _open(given: CheckFlags) -> "Opened":
     from sslbench.data.checks.parts import open_parts, open_with_boxes
 
     if given.boxes:
@@ -253,7 +253,7 @@ def _open(given: Flags) -> "Opened":
 
 
 def _near(
-    search: str, given: Flags, data: "TrainTest", *, workers: int, reading: "Reading"
+    search: str, given: CheckFlags, data: "TrainTest", *, workers: int, reading: "Reading"
 ) -> tuple[list["Finding"], tuple["Pair", ...]]:
     """Return findings about nearly equal images, and the pairs of images of test and train."""
     from sslbench.data.checks.duplicates import near_copies, small_pictures

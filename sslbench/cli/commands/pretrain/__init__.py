@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags:
+class PretrainFlags:
     """Values of the flags of `sslbench pretrain`."""
 
     data: str | None
@@ -153,7 +153,7 @@ def command(words: tuple[str, ...], **flags: Any) -> None:
     from sslbench.cli.words import split_words
 
     terminal.show_messages()
-    given = Flags(**flags)
+    given = PretrainFlags(**flags)
     given.check()
     method, values = _method(*split_words(words))
     if given.launcher is not None:
@@ -199,7 +199,9 @@ def _checked(composed: "Composed", method: str) -> "PretrainSettings":
     return build(PretrainSettings, composed.values, f"pretrain {method}")
 
 
-def _request(method: str, settings: "PretrainSettings", origins: Mapping[str, str], given: Flags) -> "PretrainRequest":
+def _request(
+    method: str, settings: "PretrainSettings", origins: Mapping[str, str], given: PretrainFlags
+) -> "PretrainRequest":
     from sslbench.pretraining import PretrainRequest
 
     return PretrainRequest(
@@ -219,7 +221,7 @@ def _request(method: str, settings: "PretrainSettings", origins: Mapping[str, st
     )
 
 
-def _run(request: "PretrainRequest", given: Flags) -> None:
+def _run(request: "PretrainRequest", given: PretrainFlags) -> None:
     from sslbench.cli.commands.pretrain.progress import training_progress
     from sslbench.distributed import this_process
     from sslbench.pretraining import pretrain
@@ -238,7 +240,7 @@ def _run(request: "PretrainRequest", given: Flags) -> None:
     echo(_next(request, outcome.weights))
 
 
-def _observers(request: "PretrainRequest", given: Flags) -> list["Observer"]:
+def _observers(request: "PretrainRequest", given: PretrainFlags) -> list["Observer"]:
     from sslbench.train.observers.always import always
 
     augment = request.settings.augment
@@ -265,7 +267,7 @@ def _next(request: "PretrainRequest", weights: Path) -> str:
     return shlex.join(["sslbench", "eval", "knn", "linear", "--weights", str(weights), "--data", data, *test])
 
 
-def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: Flags) -> None:
+def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: PretrainFlags) -> None:
     """Submit the same command as a job that trains in place."""
     from sslbench.cli.commands.pretrain import slurm
     from sslbench.config import build
