@@ -61,7 +61,7 @@ class CheckFlags:
 
 
 _OF_MAPS = (*("label_maps", "decode", "copies", "csv", "sheet", "html", "as_json", "workers", "max_pixels", "decoder"),)
-"""CheckFlags that a check of label maps uses."""
+"""Flags that a check of label maps uses."""
 
 
 def _number_to_decode(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
