@@ -26,9 +26,10 @@ def build(name: str, *, seed: int = 0) -> Backbone:
         UsageError: no such name or option; the message gives the nearest names.
         BackboneError: the user's callable fails or returns something else than a module.
     """
+    family = family_of(name)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        backbone = family_of(name).build(name)
+        backbone = family.build(name)
     backbone.module.eval().requires_grad_(False)
     return backbone
 
