@@ -1,6 +1,6 @@
-"""sslbench: pretrained image representations, made and measured.
+"""Pretraining and benchmarks of image representations.
 
-The public names are imported when they are first used, so that `import sslbench` costs nothing.
+Public names are imported on first use, so `import sslbench` is fast.
 """
 
 import importlib

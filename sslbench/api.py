@@ -1,4 +1,4 @@
-"""The public functions: what the command line does, from Python."""
+"""Public functions: the commands of the command line, from Python."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,15 +8,18 @@ from torch import nn
 
 from sslbench import evaluation, paths, pretraining
 from sslbench.backbones.backbone import Backbone, copied
-from sslbench.backbones.build import from_module, users_preprocessing
+from sslbench.backbones.in_memory import from_module, users_preprocessing
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
 from sslbench.detection.predict import load_detector
+from sslbench.evaluation import detection
+from sslbench.evaluation.detection.request import from_user
 from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.features.array import Features
 from sslbench.leaderboard import Board, table
 from sslbench.leaderboard.compare import Comparison
 from sslbench.leaderboard.compare import compare as compare_results
+from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.recipes import compose_pretraining
 from sslbench.results import Result, records
 from sslbench.train.observers.always import always
@@ -44,15 +47,15 @@ def evaluate(
     run: evaluation.RunSettings | None = None,
     **request: Any,
 ) -> list[Result]:
-    """Scores a backbone, as `sslbench eval` does; the records are written too.
+    """Score a backbone and write the records, as `sslbench eval` does.
 
     Args:
-        model: a weights file, 'random', 'pixels', or any `nn.Module` that takes (B, 3, H, W); a module is copied, so
-            its mode, device, gradients and values stay as they are, and so does the global random state.
+        model: a weights file, 'random', 'pixels', or any `nn.Module` that takes (B, 3, H, W). A module is copied: its
+            mode, device, gradients and values do not change, nor does the global random state.
         train: data, as for `--data`.
-        test: the test part, as for `--test-data`; without it `train` has one inside or is split.
+        test: test split, as for `--test-data`; by default found in `train` or split off.
         protocols: names; each runs on the features of one pass over the images.
-        settings: protocol -> settings that differ from its defaults.
+        settings: protocol -> settings other than its defaults.
         out: folder for the records.
         run: device, precision, batch size, seed, ...
         **request: other fields of `evaluation.Request`: backbone, format, layers, limit, preprocessing, ...
@@ -62,6 +65,14 @@ def evaluate(
 
     Raises:
         SslbenchError: anything that is wrong with the arguments, the weights or the data.
+
+    Example:
+        >>> import tempfile
+        >>> out = tempfile.mkdtemp()
+        >>> run = evaluation.RunSettings(device="cpu", floors=False, overlaps=False)
+        >>> (result,) = evaluate("pixels:8", "sklearn:digits", protocols=["knn"], out=out, run=run)
+        >>> result.protocol.name, round(result.metrics["top1"].value)
+        ('knn', 99)
     """
     run = run or evaluation.RunSettings()
     tasks = tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in protocols)
@@ -89,15 +100,15 @@ def evaluate_detection(
     run: evaluation.RunSettings | None = None,
     **request: Any,
 ) -> list[Result]:
-    """Trains a detector around a backbone and scores it, as `sslbench eval detection` does; everything is written too.
+    """Train a detector around a backbone, score it and write the records, as `sslbench eval detection` does.
 
-    Called again after an interruption, it continues.
+    The same call continues an interrupted run.
 
     Args:
         model: a weights file, 'random', or a ResNet (of sslbench or torchvision) or a vision transformer of timm, whose
             tensors are copied: the module, its gradients and the global random state stay as they are.
         train: a COCO or kwcoco manifest, a Pascal VOC tree, 'kwcoco:shapes64-128', as for `--data`.
-        test: the test part, as for `--test-data`; without it `train` has one inside or is split.
+        test: test split, as for `--test-data`; by default found in `train` or split off.
         recipe: a benchmark of detection, by its name or its YAML file.
         settings: what differs from the recipe: {"iterations": 500, "freeze_at": 5}.
         baselines: 'random' for the untrained backbone, or weights files: trained alike, to stand beside.
@@ -111,14 +122,10 @@ def evaluate_detection(
     Raises:
         SslbenchError: anything that is wrong with the arguments, the weights or the data.
     """
-    from sslbench.evaluation import detection
-    from sslbench.evaluation.detection.request import from_user
-    from sslbench.library.benchmarks import load_benchmark
-
-    made, origins, benchmark = detection.make_recipe(settings or {}, load_benchmark(str(recipe)))
+    chosen, origins, benchmark = detection.make_recipe(settings or {}, load_benchmark(str(recipe)))
     backbone = from_user(model, request.get("backbone")) if isinstance(model, nn.Module) else None
     given: dict[str, Any] = {
-        "recipe": made,
+        "recipe": chosen,
         "origins": origins,
         "benchmark": benchmark,
         "baselines": tuple(map(str, baselines)),
@@ -143,17 +150,24 @@ def extract_features(
     run: evaluation.RunSettings | None = None,
     **request: Any,
 ) -> dict[str, dict[str, Features]]:
-    """Features of every part of the data, as `sslbench extract` writes them.
+    """Extract the features of every split and write them to a store, as `sslbench extract` does.
 
     Args:
         model: as for `evaluate`.
-        data: as for `--data`; labels are not needed.
-        store: folder of the feature store; by default the one that `evaluate` uses.
+        data: images, as for `--data`; labels are optional.
+        store: folder of the feature store; None is the one that `evaluate` uses.
         run: device, precision, batch size, ...
         **request: other fields of `evaluation.Request`: backbone, layers, limit, preprocessing, ...
 
     Returns:
-        Name of the part ('train', 'test', 'all') -> layer -> features, memory-mapped.
+        Split ('train', 'test', 'all') -> layer -> features (N, D), memory-mapped.
+
+    Example:
+        >>> import tempfile
+        >>> run = evaluation.RunSettings(device="cpu")
+        >>> features = extract_features("pixels:8", "sklearn:digits", store=tempfile.mkdtemp(), run=run)
+        >>> {split: layers["pixels"].x.shape for split, layers in features.items()}
+        {'all': (1797, 192)}
     """
     backbone = _copied(model, request) if isinstance(model, nn.Module) else None
     weights = backbone.name if backbone is not None else str(model)
@@ -172,16 +186,16 @@ def pretrain(
     observers: Sequence[pretraining.Observer] = (),
     **request: Any,
 ) -> pretraining.Outcome:
-    """Trains a backbone without labels, as `sslbench pretrain` does; a run that was interrupted continues.
+    """Train a backbone without labels, as `sslbench pretrain` does; the same call continues an interrupted run.
 
     Args:
         method: a recipe ('simclr'), or a module of your own ('my_pkg.my_method').
-        data: as for `--data`; labels are not needed.
-        out: folder of the run; it ends in weights.torch.
-        settings: what differs from the recipe, as key=value words have it: {"backbone": "resnet18", "epochs": 10,
+        data: images, as for `--data`; labels are ignored.
+        out: folder of the run; weights.torch is written to it.
+        settings: values other than the recipe's, as key=value words: {"backbone": "resnet18", "epochs": 10,
             "augment": "small", "optimizer.lr": 0.1}.
-        observers: told of every line of the log and every evaluation, beside those that write metrics.jsonl and
-            curve.png.
+        observers: called with every line of the log and every evaluation, beside those that write metrics.jsonl
+            and curve.png.
         **request: other fields of `pretraining.PretrainRequest`: init, eval_data, resume, limit, ...
 
     Returns:
@@ -189,6 +203,15 @@ def pretrain(
 
     Raises:
         SslbenchError: anything that is wrong with the arguments, the data or the disk.
+
+    Example:
+        >>> import tempfile
+        >>> tiny = {"backbone": "resnet18w0.125", "epochs": 1, "batch_size": 16, "method.projector": [32, 16]}
+        >>> tiny |= {"augment": "digits", "augment.size": 16, "workers": 0, "device": "cpu"}
+        >>> tiny |= {"schedule.warmup_epochs": 0}
+        >>> outcome = pretrain("simclr", "sklearn:digits", tempfile.mkdtemp(), settings=tiny, limit=32)
+        >>> outcome.weights.name, outcome.steps
+        ('weights.torch', 2)
     """
     composed = compose_pretraining(method, settings or {}, {})
     values, chosen = composed.values, tuple(key for key, origin in composed.origins.items() if origin == "key=value")
@@ -205,31 +228,54 @@ def pretrain(
 
 
 def compare(a: str | Path | Result, b: str | Path | Result, *, metric: str | None = None, seed: int = 0) -> Comparison:
-    """Says whether the difference between two results is real, as `sslbench compare` does.
+    """Test whether two results differ, as `sslbench compare` does.
 
     Args:
-        a: a record, or its file; the scores lie beside it.
-        b: the same of the other result.
-        metric: to compare by, default the leading one.
-        seed: of the resamples.
+        a: a record or its file, with the per-sample scores beside it.
+        b: the other record or file.
+        metric: metric to compare; None is the leading one.
+        seed: of the bootstrap.
 
     Returns:
         Difference, interval, McNemar's p value and the verdict: 'tied', 'A better' or 'B better'.
 
     Raises:
-        ResultError: they were not measured in the same way on the same samples; the message says what differs.
+        ResultError: they were not measured in the same way on the same samples; the message lists the differences.
+
+    Example:
+        >>> import tempfile
+        >>> run = evaluation.RunSettings(device="cpu", floors=False, overlaps=False)
+        >>> a, b = (evaluate(f"pixels:{side}", "sklearn:digits", protocols=["knn"], out=tempfile.mkdtemp(), run=run)[0]
+        ...         for side in (1, 8))
+        >>> compare(a, b).verdict
+        'B better'
     """
-    given = [one if isinstance(one, Result) else records.read(Path(one)) for one in (a, b)]
-    return compare_results(given[0], given[1], metric=metric, seed=seed)
+    return compare_results(_record(a), _record(b), metric=metric, seed=seed)
 
 
 def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
-    """One table of all records below a folder (`sslbench.leaderboard.to_csv` and others write it)."""
+    """Return one table of all records below a folder; `sslbench.leaderboard.to_csv` and others write it.
+
+    Example:
+        >>> import tempfile
+        >>> out = tempfile.mkdtemp()
+        >>> run = evaluation.RunSettings(device="cpu", floors=False, overlaps=False)
+        >>> _ = evaluate("pixels:8", "sklearn:digits", protocols=["knn"], out=out, run=run)
+        >>> len(make_leaderboard(out).rows)
+        1
+    """
     return table(records.read_tree(Path(folder)), metric=metric)
 
 
 def _copied(model: nn.Module, request: dict[str, Any]) -> Backbone:
-    """A backbone around a copy of the user's module."""
+    """Return a backbone around a copy of the user's module."""
     name = request.get("backbone") or type(model).__name__
     module = copied(model).cpu().eval().requires_grad_(False)
     return from_module(name, module, users_preprocessing(name, model))
+
+
+def _record(result: str | Path | Result) -> Result:
+    """Return a record as read from its file, which knows the per-sample scores beside it."""
+    if isinstance(result, Result):
+        return result if result.file is None else records.read(result.file)
+    return records.read(Path(result))

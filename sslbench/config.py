@@ -1,4 +1,4 @@
-"""Plain mappings (YAML, flags, key=value) into frozen dataclasses, strictly, remembering where each value came from."""
+"""Strict conversion of mappings (YAML, flags, key=value) to frozen dataclasses, with the origin of each value."""
 
 import dataclasses
 import types
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def setting(default: Any, meaning: str, *, unit: str = "", changes_result: bool = True) -> Any:
-    """A dataclass field that documents itself.
+    """Return a dataclass field with its meaning.
 
     Example: `k: int = setting(20, "neighbours that vote")`. One that only says how the same numbers are computed
     (memory, library) has `changes_result=False`: it is not part of what was measured, and records leave it out.
@@ -26,14 +26,14 @@ def setting(default: Any, meaning: str, *, unit: str = "", changes_result: bool 
 
 
 def result_settings(settings: Any) -> dict[str, Any]:
-    """The settings, by name, that a result depends on."""
+    """Return name -> value of the settings that a result depends on."""
     fields = dataclasses.fields(settings)
     return {f.name: getattr(settings, f.name) for f in fields if f.metadata.get("changes_result", True)}
 
 
 @dataclasses.dataclass(frozen=True)
 class SettingInfo:
-    """One row of a settings table, as `sslbench show` and `--help` print it."""
+    """Row of a settings table, as printed by `sslbench show` and `--help`."""
 
     name: str
     type: str
@@ -43,7 +43,7 @@ class SettingInfo:
 
 
 def describe(cls: type[Any]) -> list[SettingInfo]:
-    """The settings of a dataclass in order of definition."""
+    """Return the settings of a dataclass in order of definition."""
     hints = typing.get_type_hints(cls)
     return [
         SettingInfo(f.name, type_name(hints[f.name]), f.default, f.metadata.get("unit", ""), f.metadata["meaning"])
@@ -52,7 +52,7 @@ def describe(cls: type[Any]) -> list[SettingInfo]:
 
 
 _LARGEST_YAML = 1_000_000
-"""Bytes; the parser takes about ten seconds for as many."""
+"""Largest YAML file in bytes; the parser takes about ten seconds for it."""
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -62,7 +62,7 @@ class _StrictLoader(yaml.SafeLoader):
     """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse aliases, before what they stand for is repeated."""
+        """Refuse aliases before they are expanded."""
         if self.check_event(yaml.AliasEvent):
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, f"aliases (*{event.anchor}) are not read", event.start_mark)
@@ -123,12 +123,12 @@ def read_yaml(path: Path, *, may_be_empty: bool = False) -> dict[str, Any]:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """A dataclass from a mapping; every value is checked against the field's type.
+    """Build a dataclass from a mapping; every value is checked against the field's type.
 
     Args:
         cls: a dataclass, possibly with fields that are dataclasses.
         values: field name -> value; fields that are left out keep their default.
-        where: what to call the origin in messages, for instance a file name.
+        where: origin of the values for messages, for instance a file name.
 
     Raises:
         UsageError: an unknown key (with the nearest valid one), a missing key, or a value of another type.
@@ -147,7 +147,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def resolve(cls: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:
-    """A dataclass from several mappings, later ones winning, and where each field's value came from.
+    """Build a dataclass from several mappings, later ones first, and return the origin of each value.
 
     Args:
         cls: the dataclass.
@@ -163,7 +163,7 @@ def resolve(cls: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tu
 
 
 def build_partial(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The same checks as `build` for a mapping that need not be complete; returns the converted values."""
+    """Check and convert a mapping as `build` does, without requiring all fields."""
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for key in values:
@@ -173,10 +173,10 @@ def build_partial(cls: type[Any], values: Mapping[str, Any], where: str) -> dict
 
 
 def convert(value: Any, kind: Any, where: str) -> Any:
-    """`value` as the annotated type `kind`: str, int, float, bool, None, Literal, X | Y, tuple, dict or a dataclass.
+    """Convert a value to an annotated type: str, int, float, bool, None, Literal, X | Y, tuple, dict or dataclass.
 
-    Nothing is guessed: 'False' is no bool and 1.5 is no int; an int is taken where a float is wanted, and so is '1e-3',
-    which YAML reads as text; one value is taken where a tuple of them is wanted.
+    Nothing is guessed: 'False' is no bool and 1.5 is no int. A float may be given as an int or as '1e-3', which YAML
+    reads as text; a tuple of one value as that value.
 
     Raises:
         UsageError: the value has another type.
@@ -236,7 +236,7 @@ def _wrong(value: Any, kind: Any, where: str) -> UsageError:
 
 
 def type_name(kind: Any) -> str:
-    """A type as a user reads it: 'int', 'one of cosine, l2', 'list of int'."""
+    """Return the description of a type: 'a whole number', 'one of cosine, l2', 'list of text'."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
         return " or ".join(type_name(a) for a in arguments)

@@ -1,15 +1,18 @@
-"""The errors a user can cause. Each carries the whole message: what is wrong, where, and what to do about it."""
+"""Errors that a user can cause. Each message states the problem, its place and the remedy."""
 
 
 class SslbenchError(Exception):
-    """Base of every error that is the user's to mend; the command line prints it without a traceback.
+    """Base of all errors that a user can correct; the command line prints them without a traceback.
 
-    `message` says what is wrong and where (file, key, name); `remedy`, when given, is one line saying what to do.
+    Attributes:
+        message: problem and place (file, key, name).
+        remedy: one line of advice, or None.
+        exit_code: of the command line.
     """
 
     exit_code = 1
-    told_by_first = False
-    """Whether several processes raise it together and the first one prints it."""
+    printed_by_rank_0 = False
+    """True if all processes raise the error and only the first prints it."""
 
     def __init__(self, message: str, remedy: str | None = None) -> None:
         super().__init__(message if remedy is None else f"{message}\n{remedy}")
@@ -18,26 +21,26 @@ class SslbenchError(Exception):
 
 
 class UsageError(SslbenchError):
-    """The command itself is wrong: an unknown flag, key, name or path, or settings that contradict each other."""
+    """Wrong usage: an unknown flag, key, name or path, or contradictory settings."""
 
     exit_code = 2
 
 
 class DataError(SslbenchError):
-    """The data cannot be evaluated as it is: unreadable images, one class, labels that do not fit."""
+    """Data that cannot be evaluated: unreadable images, one class, labels that do not fit."""
 
 
 class WeightsError(SslbenchError):
-    """The weights cannot be read, are not recognised, or do not fit the backbone."""
+    """Weights that cannot be read, are not recognised, or do not fit the backbone."""
 
 
 class BackboneError(SslbenchError):
-    """The backbone cannot be built, or does not have the layer asked for."""
+    """Backbone that cannot be built, or lacks a requested layer."""
 
 
 class StoreError(SslbenchError):
-    """A feature store is incomplete, inconsistent or being written by somebody else."""
+    """Feature store that is incomplete, inconsistent or being written by another process."""
 
 
 class ResultError(SslbenchError):
-    """A result record cannot be read, or results were asked to be compared that cannot be."""
+    """Result record that cannot be read, or results that cannot be compared."""

@@ -1,4 +1,4 @@
-"""From names to things: the file name is the registry, `my_pkg.my_thing` works in place of a name."""
+"""Lookup of protocols, methods, benchmarks and other things by file name, or by dotted name (`my_pkg.my_thing`)."""
 
 import difflib
 import importlib
@@ -38,7 +38,12 @@ KINDS = tuple(sorted({*_PACKAGES, *_FOLDERS}))
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """One sentence that helps with a mistyped name: the nearest valid ones, else all of them (if they are few)."""
+    """Return a hint for a mistyped name: the nearest valid names, else all of them if they are few.
+
+    Example:
+        >>> did_you_mean("kn", ["knn", "linear"])
+        "Did you mean 'knn'?"
+    """
     choices = sorted(choices)
     near = difflib.get_close_matches(name, choices, n=3, cutoff=0.6)
     if near:
@@ -49,11 +54,15 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def list_names(kind: str) -> list[str]:
-    """All names of one kind ('protocol', 'source', 'benchmark', 'suite', 'format', 'method', ...), sorted.
+    """Return all names of one kind ('protocol', 'benchmark', 'suite', 'format', 'method', ...), sorted.
 
-    Modules and YAML files whose name starts with an underscore are parts and not things; so is the module of the kind's
-    own name, its interface (protocols/protocol.py). The
-    methods are the recipes in configs/method: several may share the module that `find_module` gives.
+    Modules and YAML files whose name starts with an underscore are left out, and so is the module that is called as
+    the kind, its interface (protocols/protocol.py). Methods are the recipes in configs/method; several may share one
+    module.
+
+    Example:
+        >>> list_names("optimizer")
+        ['adamw', 'larc', 'lars', 'sgd']
 
     Raises:
         UsageError: there is no such kind.
@@ -66,14 +75,14 @@ def list_names(kind: str) -> list[str]:
 
 
 def _modules(kind: str) -> dict[str, str]:
-    """Name -> module; a protocol or source is called low-shot, a method as its file and its recipes: barlow_twins."""
+    """Return name -> module; protocols and sources have hyphens (low-shot), methods underscores (barlow_twins)."""
     package = importlib.import_module(_PACKAGES[kind])
     stems = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_" and m.name != kind]
     return {stem if kind == "method" else stem.replace("_", "-"): f"{_PACKAGES[kind]}.{stem}" for stem in stems}
 
 
 def _yaml_files(kind: str) -> dict[str, Path]:
-    """Name -> file below the search path; a name is the path below the folder without suffix, the user's come first."""
+    """Return name (path below the folder, without suffix) -> file on the search path; the user's files come first."""
     folder, prefix = _FOLDERS[kind]
     others = tuple(p for f, p in _FOLDERS.values() if f == folder and len(p) > len(prefix))
     found: dict[str, Path] = {}
@@ -98,7 +107,7 @@ def _computed_benchmarks(written: Container[str]) -> dict[str, Path]:
 
 
 def find_file(kind: FileKind, name: str) -> Path:
-    """The YAML file of that name, or the file itself when `name` is a path that ends in .yaml.
+    """Return the YAML file of a name, or the file itself if `name` is a path that ends in .yaml.
 
     Raises:
         UsageError: no such name, with the nearest ones.
@@ -112,11 +121,11 @@ def find_file(kind: FileKind, name: str) -> Path:
 
 
 class NamedByFile(str):
-    """Name of Python code that stands in a file. It is never imported: only the user's own words choose what runs.
+    """Name of Python code read from a file. It is never imported: only the user's command chooses the code that runs.
 
     Attributes:
         where: the file and its key.
-        remedy: what the user has to type to choose the same code.
+        remedy: words to type in order to choose the same code.
     """
 
     where: str
@@ -127,15 +136,15 @@ class NamedByFile(str):
         named.where, named.remedy = where, remedy
         return named
 
-    def __str__(self) -> str:  # a copy is one, too
+    def __str__(self) -> str:  # str() keeps the mark
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:  # it stays one in other processes
+    def __reduce__(self) -> tuple[Any, ...]:  # pickling keeps the mark
         return type(self), (str.__str__(self), self.where, self.remedy)
 
 
 def find_module(kind: ModuleKind, name: str) -> ModuleType:
-    """The module that implements a protocol, source or method: a built-in name, or a dotted path of the user's own.
+    """Import the module of a protocol, source or method: a built-in name, or a dotted path of the user's own.
 
     Raises:
         UsageError: no such name, the user's module cannot be imported, or a file names it and the user does not.
@@ -150,7 +159,7 @@ def find_module(kind: ModuleKind, name: str) -> ModuleType:
 
 
 def find_object(spec: str) -> Any:
-    """The object behind `module:attribute`, for instance a function of the user's that builds a backbone.
+    """Return the object called `module:attribute`, for instance a user's function that builds a backbone.
 
     The current folder is searched too, as `python -m` does.
 
@@ -175,7 +184,7 @@ def from_file(names: Any, where: str, remedy: str) -> Any:
     Args:
         names: one, or a list of them; a name with a dot or a colon stands for code. Anything else is returned as it is.
         where: the file and its key.
-        remedy: what the user types to choose the same code; '{}' stands for the name.
+        remedy: words to type in order to choose the same code; '{}' stands for the name.
     """
     if isinstance(names, list | tuple):
         return [from_file(name, where, remedy) for name in names]
@@ -208,7 +217,7 @@ def refuse_location(location: str, where: str) -> None:
 
 
 def refuse_named_by_file(name: str) -> None:
-    """Refuse to import what a file names.
+    """Refuse to import code named by a file.
 
     Raises:
         UsageError: the name was read from a file.

@@ -1,4 +1,4 @@
-"""Where things lie: the data folders shipped with sslbench, the user's own ones, and the cache."""
+"""Folders: data shipped with sslbench, the user's own, and the cache."""
 
 import os
 from pathlib import Path
@@ -10,9 +10,9 @@ DataFolder = Literal["benchmarks", "configs", "model_converters"]
 
 
 def builtin_dir(kind: DataFolder) -> Path:
-    """The folder of that kind shipped with sslbench: inside an installed wheel, else beside the package in a checkout.
+    """Return the data folder shipped with sslbench: inside an installed wheel, else beside the package in a checkout.
 
-    The wheel's copy is looked at first: a foreign folder of the same name may lie beside an installed package.
+    The wheel comes first: an unrelated folder of the same name may be beside an installed package.
     """
     package = Path(__file__).resolve().parent
     in_wheel = package / "_data" / kind
@@ -28,13 +28,13 @@ def builtin_dir(kind: DataFolder) -> Path:
 
 
 def search_path(kind: DataFolder) -> list[Path]:
-    """Folders to look in, in order: each `<entry>/<kind>` of $SSLBENCH_PATH that exists, then the built-in one."""
+    """Return the folders to search: each existing `<entry>/<kind>` of $SSLBENCH_PATH, then the built-in one."""
     entries = [Path(entry) for entry in os.environ.get("SSLBENCH_PATH", "").split(os.pathsep) if entry]
     return [entry / kind for entry in entries if (entry / kind).is_dir()] + [builtin_dir(kind)]
 
 
 def cache_dir() -> Path:
-    """Where features, file hashes and floors are kept between runs: $SSLBENCH_CACHE or the platform's cache folder."""
+    """Return the cache folder for features, file hashes and floors: $SSLBENCH_CACHE or the platform's cache folder."""
     import platformdirs
 
     given = os.environ.get("SSLBENCH_CACHE")

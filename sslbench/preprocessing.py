@@ -1,4 +1,4 @@
-"""How an image becomes the tensor a backbone expects: the values only, no code that touches pixels."""
+"""Parameters of the evaluation transform; `sslbench.data.decode` applies them."""
 
 import dataclasses
 from typing import Literal
@@ -8,15 +8,15 @@ from sslbench.errors import UsageError
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 LIGHTNESS_MEAN, LIGHTNESS_STD = (0.5,), (0.01,)
-"""Of L / 100: networks for colorization are given L - 50."""
+"""Mean and standard deviation of L / 100; colorization networks take L - 50."""
 MAX_PIXELS = 178_956_970
-"""Largest picture that is decoded: the limit above which Pillow suspects a decompression bomb."""
+"""Largest picture that is decoded, in pixels: above it, Pillow suspects a decompression bomb."""
 _AVERAGED = ", its mean and std averaged for "
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """The evaluation transform: resize, squash, crop, scale to 0..1, normalise, in that order.
+    """Evaluation transform: resize, squash, crop, scale to 0..1, normalise, in that order.
 
     Attributes:
         resize: an int is the length of the shorter side (aspect ratio kept); (height, width) is that exact size;
@@ -34,7 +34,7 @@ class Preprocessing:
         max_pixels: larger pictures count as unreadable.
         space: 'RGB'; 'lightness': one channel, L of CIE Lab over 100, made of RGB. Mean and std are of this space. A
             file whose network takes blue first (BGR) is turned to RGB on loading.
-        origin: where the values come from ('timm resnet18.a1_in1k', 'torchvision default', 'flag --crop', ...).
+        origin: source of the values ('timm resnet18.a1_in1k', 'torchvision default', 'flag --crop', ...).
     """
 
     resize: int | tuple[int, int] | None = 256
@@ -54,9 +54,9 @@ class Preprocessing:
         return len(self.mean)
 
     def for_channels(self, channels: int) -> "Preprocessing":
-        """The same for images of another number of channels: each gets the average of these means and deviations.
+        """Return the transform for another number of channels, each with the average mean and standard deviation.
 
-        One mean and deviation per band of the user's own data are better; nothing in a network tells them.
+        Statistics of the user's own bands are better; no network records them.
         """
         if channels == self.channels:
             return self
@@ -66,11 +66,11 @@ class Preprocessing:
 
     @property
     def averaged(self) -> bool:
-        """Whether mean and std are those of other channels, averaged: nobody has looked at these."""
+        """True if mean and std are averages over other channels, not statistics of the data."""
         return _AVERAGED in self.origin
 
     def refuse_unfilled_crop(self) -> None:
-        """Refuse resized images that are smaller than a crop that nobody asked for: most of it would be black.
+        """Refuse resized images smaller than a default crop, which would be mostly black.
 
         Raises:
             UsageError: they are smaller.
@@ -87,7 +87,7 @@ class Preprocessing:
             )
 
     def values(self) -> dict[str, object]:
-        """Return what decides the pixels, without `origin`: the part that belongs in a feature store's key.
+        """Return the fields that determine the pixels, for the key of a feature store.
 
         `decoder`, `max_pixels` and `space` are left out where they are the defaults: stores and records from before
         they could be set stay what they are.
@@ -97,5 +97,5 @@ class Preprocessing:
         return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
 
     def record(self) -> dict[str, object]:
-        """Return `values`, `space` and `origin`: what a result or a weights file says."""
+        """Return `values`, `space` and `origin`, for result records and weights files."""
         return {**self.values(), "space": self.space, "origin": self.origin}

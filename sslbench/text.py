@@ -1,4 +1,4 @@
-"""Text that others wrote (tensor names, folders, catalogs) made safe to print, and to open in a spreadsheet."""
+"""Escaping of text from files (tensor names, folders, catalogs) for terminals and spreadsheets."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def visible(text: str) -> str:
-    r"""Escape what a terminal would obey instead of show: control characters, half characters, changes of direction.
+    r"""Escape control characters, surrogates and changes of writing direction.
 
     Example:
         >>> visible("cat\x1b[2J")
@@ -34,7 +34,7 @@ def visible(text: str) -> str:
 
 
 def table_cell(text: str, **given: Any) -> "Text":
-    """Return a cell of a rich table that shows the text as it is: no markup in brackets, no control characters.
+    """Return a cell of a rich table with the text unchanged: no markup, control characters escaped.
 
     Args:
         text: of the cell.
@@ -46,7 +46,7 @@ def table_cell(text: str, **given: Any) -> "Text":
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Put an apostrophe before text that a spreadsheet would run as a formula; numbers stay as they are.
+    """Put an apostrophe before text that a spreadsheet would run as a formula; numbers are unchanged.
 
     Example:
         >>> spreadsheet_cell("=1+1"), spreadsheet_cell(-1.5), spreadsheet_cell("-1.5")
@@ -62,7 +62,7 @@ def spreadsheet_cell(value: object) -> object:
 
 
 def plain_cell(cell: str) -> str:
-    """Return the text that `spreadsheet_cell` was given."""
+    """Return the original text of a `spreadsheet_cell`."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 

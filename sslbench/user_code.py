@@ -1,9 +1,9 @@
 """Digest of a user's own Python code: the source files behind it, and the code that is in memory.
 
-Files alone do not tell what runs: a file may have been edited after it was imported, and a class typed into a notebook
-has none; a table may have been read from another file. Code in memory alone misses functions that are reached through a
-module. So both count, and all values that the code refers to. Libraries are known by
-their version; the standard library, torch and sslbench itself are left out (`sslbench.identity` says why).
+Files alone are not enough: a file may have been edited after its import, a class in a notebook has none, and a table
+may have been read from another file. Code in memory alone misses functions reached through a module. The digest covers
+both, and all values that the code refers to. Libraries count by version; the standard library, torch and sslbench
+itself are left out (see `sslbench.identity`).
 """
 
 import ast
@@ -99,7 +99,7 @@ def _installed(file: Path) -> bool:
 
 
 def _files(modules: Iterable[str]) -> list[str]:
-    """Digests of the files of modules, and of those of the user that they import, directly or not."""
+    """Return digests of the modules' files and of the user's files that they import, directly or indirectly."""
     found: dict[Path, str] = {}
     wanted = list(modules)
     while wanted:
@@ -114,7 +114,7 @@ def _files(modules: Iterable[str]) -> list[str]:
 
 
 def _place(name: str) -> Path | None:
-    """The file of a module that is not imported yet; nothing is run to find it."""
+    """Return the file of a module that is not imported yet, without running it."""
     try:
         spec = importlib.util.find_spec(name) if "." not in name or name.rpartition(".")[0] in sys.modules else None
     except (ImportError, ValueError, AttributeError):
@@ -123,7 +123,7 @@ def _place(name: str) -> Path | None:
 
 
 def _imported(content: bytes, name: str, *, is_package: bool) -> Iterator[str]:
-    """The full names that a module imports anywhere; `from a import b` gives a and a.b."""
+    """Yield the full names that a module imports; `from a import b` gives a and a.b."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
@@ -151,7 +151,7 @@ class Description:
     def __init__(self) -> None:
         """Start with nothing known."""
         self._known: dict[int, str] = {}
-        self._kept: list[Any] = []  # so that no id is used again
+        self._kept: list[Any] = []  # keeps ids unique
 
     def of(self, value: Any) -> str:
         """Return the digest of a value, or its text where that is short.
@@ -164,7 +164,7 @@ class Description:
             return text if len(text) < _SHORT else _hashed([text])
         if id(value) not in self._known:
             self._kept.append(value)
-            self._known[id(value)] = f"inside {_name(value)}"  # where a value holds itself
+            self._known[id(value)] = f"inside {_name(value)}"  # ends the recursion where a value contains itself
             self._known[id(value)] = _hashed([_name(value), *self._parts(value)])
         return self._known[id(value)]
 
@@ -232,13 +232,13 @@ class Description:
 
 
 def _without_handles(name: str, value: Any) -> Any:
-    """The hooks of a torch module without the numbers that torch gives them, which differ from process to process."""
+    """Return the hooks of a torch module without torch's handle ids, which differ between processes."""
     hooks = str(name).endswith("_hooks") and isinstance(value, dict) and all(isinstance(key, int) for key in value)
     return list(value.values()) if hooks else value
 
 
 def _array(value: Any) -> Any:
-    """An array or tensor as a contiguous array of numpy; None for anything else."""
+    """Return an array or tensor as a contiguous numpy array; None for other values."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         try:
@@ -255,7 +255,7 @@ def _hashed(parts: Iterable[str]) -> str:
 
 
 def _function(thing: Any) -> types.FunctionType | None:
-    """The plain function behind a method, a property, a static or a cached method."""
+    """Return the function behind a method, property, static or cached method."""
     if isinstance(thing, types.MethodType | staticmethod | classmethod):
         thing = thing.__func__
     elif isinstance(thing, property):

@@ -31,11 +31,12 @@ PLACES = {
     # fixed names, of sslbench or of a library
     "__init__.py": {"import_module"},
     "cli/main.py": {"import_module"},
+    "backbones/family.py": {"import_module"},
     "data/remote/transfer.py": {"import_module"},
     "data/containers/hdf5.py": {"import_module"},
     "detection/detectron2/library.py": {"import_module"},
     # a backbone: the user's word; files go through build.check_recorded, recipes through recipes._mark_code
-    "backbones/build.py": {"find_object"},
+    "backbones/families/user.py": {"find_object"},
     # decoders: files' names are NamedByFile
     "data/decode/handlers.py": {"find_object"},
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location

@@ -62,6 +62,16 @@ HEAVY = {
 }
 NUMPY_TOO = {"results"}  # arrays are in their signatures
 
+# Imported inside functions: libraries that are slow to load, may be missing, or exist on some systems only.
+HEAVY_OR_OPTIONAL = {
+    *("torch", "torchvision", "timm", "sklearn", "scipy", "pandas", "faiss", "kwcoco", "kwimage", "delayed_image"),
+    *("matplotlib", "hydra", "omegaconf", "cv2", "PIL", "jinja2", "rich", "yaml", "platformdirs", "pyarrow", "joblib"),
+    *("faster_coco_eval", "tifffile", "huggingface_hub", "array_record", "fsspec", "threadpoolctl", "wandb"),
+    *("submitit", "detectron2", "h5py", "tensorboard", "zstandard", "fcntl"),
+}
+# Other imports inside functions, which these parts still have. A number only ever gets smaller.
+HIDDEN_IMPORTS = {"data": 12, "evaluation": 3, "features": 1, "protocols": 24, "train": 1}
+
 
 def modules():
     files = sorted(ROOT.rglob("*.py"))
@@ -176,6 +186,36 @@ def test_no_circle_is_hidden_in_a_function_or_under_type_checking(depth):
 
 def test_the_search_for_circles_finds_one():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
+
+
+def hidden_imports(file):
+    """The names that functions of a module import, other than heavy or optional libraries.
+
+    In `cli` a command's function imports what the command needs: `--help` loads none of it.
+    """
+    functions = [
+        node
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    statements = {
+        node.lineno: node
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    names = [next(imported(file, [node])) for node in statements.values()]
+    allowed = HEAVY_OR_OPTIONAL | ({"sslbench"} if part_of(file) == "cli" else set())
+    return [name for name in names if name.split(".")[0] not in allowed]
+
+
+def test_imports_inside_functions_are_of_heavy_or_optional_libraries():
+    found = {}
+    for file in modules():
+        lines = [f"{file.relative_to(ROOT)}: {name}" for name in hidden_imports(file)]
+        found.setdefault(part_of(file), []).extend(lines)
+    too_many = {part: lines for part, lines in found.items() if len(lines) > HIDDEN_IMPORTS.get(part, 0)}
+    assert too_many == {}
 
 
 def test_modules_have_plain_names():

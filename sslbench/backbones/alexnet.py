@@ -29,7 +29,7 @@ _SQUARE = (256, 256)
 
 @dataclasses.dataclass(frozen=True)
 class AlexNetSpec:
-    """The numbers of one variant.
+    """Architecture of one variant.
 
     Attributes:
         widths: output channels of the five convolutions.
@@ -38,8 +38,8 @@ class AlexNetSpec:
         local_norm: whether the first two layers have a local response normalisation, before or after pooling.
         stride: of the first convolution.
         padding: of the first convolution.
-        inputs: what the first convolution sees: 'rgb', 'lightness' (one channel) or 'sobel' (two edge maps).
-        preprocessing: what VISSL's linear benchmark gives it.
+        inputs: input of the first convolution: 'rgb', 'lightness' (one channel) or 'sobel' (two edge maps).
+        preprocessing: transform of VISSL's linear benchmark.
         pools: layer -> the pool of VISSL's linear benchmark.
     """
 
@@ -108,7 +108,7 @@ class Sobel(nn.Module):
 
 
 class AlexNet(nn.Module):
-    """The convolutional trunk of AlexNet in one of its variants; its output is the last pooling, flattened."""
+    """Convolutional trunk of an AlexNet variant; returns the flattened output of the last pooling."""
 
     def __init__(self, spec: AlexNetSpec) -> None:
         super().__init__()
@@ -163,18 +163,18 @@ class TorchvisionTrunk(nn.Module):
 
 
 def create(name: str) -> nn.Module:
-    """The module of that name, one of NAMES, with random weights."""
+    """Return the module called `name`, one of NAMES, with random weights."""
     return TorchvisionTrunk() if name == "alexnet" else AlexNet(SPECS[name])
 
 
 def aliases(name: str) -> dict[str, str]:
-    """Layer -> module path; 'flatten' is the output. 'conv1' to 'conv5' are after the ReLU, as in VISSL."""
+    """Return layer -> module path; 'flatten' is the output. 'conv1' to 'conv5' are after the ReLU, as in VISSL."""
     layers = _TORCHVISION_LAYERS if name == "alexnet" else LAYERS
     return {**{layer: f"features.{index}" for layer, index in layers.items()}, "flatten": ""}
 
 
 def recognise_alexnet(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """The name of the AlexNet that has these tensors, or None; a wrong or missing one is left for loading to name.
+    """Return the name of the AlexNet with these tensors, or None. Loading reports wrong or missing tensors.
 
     Args:
         shapes: canonical name -> shape, without heads.

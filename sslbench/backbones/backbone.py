@@ -1,4 +1,4 @@
-"""What the rest of sslbench knows about a backbone: a frozen module, its preprocessing and the names of its layers."""
+"""Backbone: a frozen module with its preprocessing and the names of its layers."""
 
 import copy
 import dataclasses
@@ -19,20 +19,22 @@ Builder = Literal["resnet", "alexnet", "timm", "module", "memory", "pixels"]
 
 @dataclasses.dataclass(frozen=True)
 class Backbone:
-    """A network that turns images into features. Nothing in sslbench changes `module` after it is loaded.
+    """Network that maps images to features. `module` never changes after loading.
 
     Attributes:
-        name: what it is called on the command line ('resnet50', 'timm:vit_small_patch14_dinov2', 'my_nets:resnet20').
-        builder: where the name leads to; 'module': a callable of the user's, 'memory': nowhere, the module was given.
+        name: name on the command line ('resnet50', 'timm:vit_small_patch14_dinov2', 'my_nets:resnet20').
+        builder: origin of the module; 'module': a callable of the user's, 'memory': a module passed from Python.
         module: in eval mode, without gradients, on the CPU; takes (B, 3, H, W), normalised, or as many
             channels as the preprocessing has.
-        preprocessing: how its images are made, unless the user says otherwise.
-        aliases: name of a layer -> module path ('' is what the module itself returns).
-        default_layer: the layer that is taken when none is named.
+        preprocessing: evaluation transform, unless the user gives another.
+        aliases: name of a layer -> module path ('' is the output of the whole module).
+        default_layer: layer used without --layers.
         versions: of the libraries that define the architecture.
         vissl_pools: alias -> the pool VISSL's linear benchmark uses there, for backbones it has a table for.
-        report: what loading did; None for random weights.
-        format: whose key names the weights file has; None for random weights.
+        heads: module paths of the classifiers that were left out; tensors below them in a file belong to heads.
+        stems: module paths of the convolutions applied to the image; () is the first convolution.
+        report: loaded, missing and ignored tensors; None for random weights.
+        format: format of the weights file; None for random weights.
     """
 
     name: str
@@ -43,17 +45,19 @@ class Backbone:
     default_layer: str
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     vissl_pools: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    heads: tuple[str, ...] = ()
+    stems: tuple[str, ...] = ()
     report: LoadReport | None = None
     format: str | None = None
 
     @functools.cached_property
     def weights_sha256(self) -> str:
-        """Hash of all tensors, independent of file format and order (a ResNet-50 takes 0.1 s, so only when asked)."""
+        """Hash of all tensors, independent of file format and order; computed on first use (0.1 s for a ResNet-50)."""
         return tensors_sha256(self.module.state_dict())
 
     @functools.cached_property
     def identity(self) -> dict[str, str]:
-        """Decider of the forward pass besides name and tensors; empty for sslbench's own networks.
+        """Identity of the forward pass besides name and tensors; empty for sslbench's own networks.
 
         Versions of libraries; for a user's module digests of code, structure and outputs, which take two forward passes
         on one image.
@@ -65,12 +69,12 @@ class Backbone:
 
     @property
     def known(self) -> bool:
-        """Whether features and results of it may be stored and found again."""
+        """True if features and results may be stored and found again."""
         return module_identity.UNKNOWN not in self.identity
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A deep copy.
+    """Return a deep copy.
 
     Raises:
         BackboneError: the module cannot be copied.

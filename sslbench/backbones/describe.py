@@ -1,4 +1,4 @@
-"""What a weights file holds, as far as it can be understood: format, sub-network, architecture, heads, input."""
+"""Description of a weights file: format, sub-network, architecture, heads, input."""
 
 import dataclasses
 from collections import Counter
@@ -25,10 +25,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What is known of a weights file. Everything after `tensors` is empty when the format is not recognised.
+    """Description of a weights file. Fields after `problem` are empty if the format is not recognised.
 
     Attributes:
-        container: how the tensors are stored.
+        container: kind of file.
         size: of the file in bytes.
         sha256: of the file.
         stubbed: classes that a pickle names and that were not loaded.
@@ -36,14 +36,14 @@ class Description:
         beside: numbers and text at the top of the file, for instance the epoch.
         where: dotted path of the tensors in the file; '' is the file itself.
         tensors: name in the file -> shape of every tensor there.
-        problem: why it is not recognised or does not load; '' when it does.
-        format: whose key names it has.
-        title: what a person calls the format.
+        problem: reason why the format is not recognised or the weights do not load; '' otherwise.
+        format: name of the format.
+        title: full name of the format.
         network: which of several copies of the backbone in the file is taken ('query', 'teacher'); '' if there is one.
         other_networks: the others, by what --format FORMAT:NETWORK takes.
-        why: how the format shows.
-        prefix: how the keys of the backbone begin.
-        backbone: what `--backbone` would take to build the architecture.
+        why: evidence for the format.
+        prefix: common beginning of the backbone's keys.
+        backbone: name for `--backbone` that builds the architecture.
         architecture: property -> value: depth, width, patch, ...
         parameters: numbers in the backbone's parameters.
         dtypes: dtype -> tensors of the backbone.
@@ -54,7 +54,7 @@ class Description:
             'lightness'; '' for other numbers of channels.
         strides: of a ResNet, in words; '' for others.
         preprocessing: of the images that the backbone is evaluated with.
-        report: what loading did, in one line.
+        report: result of loading, in one line.
         layers: names for --layers; the first is the default.
         tensors_sha256: of the loaded backbone.
     """
@@ -166,7 +166,7 @@ def _with_backbone(known: Description, loaded: Backbone) -> Description:
 
 
 def _architecture(found: Recognised) -> dict[str, Any]:
-    """The numbers behind the architecture; empty where shapes alone do not tell."""
+    """Return the architecture's parameters; {} if the shapes do not determine it."""
     shapes = _shapes(found.canonical)
     if (spec := parse(recognise_resnet(shapes) or "")) is not None:
         depth = 2 + sum(spec.layers) * (3 if spec.block == "bottleneck" else 2)
@@ -179,7 +179,7 @@ def _architecture(found: Recognised) -> dict[str, Any]:
 
 
 def _why(found: Recognised, table: Table, tensors: Mapping[str, Tensor]) -> str:
-    """How the format showed itself."""
+    """Return the evidence for the format."""
     if table.file.marker:
         return "the file says so: " + ", ".join(f"{key}: {value}" for key, value in table.file.marker.items())
     fits = f"each of the {len(tensors)} keys fits one rule, head or declared drop of its table"

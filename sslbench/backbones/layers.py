@@ -1,7 +1,7 @@
 """Layers by name: `LAYER[:POOL]`, tapped with hooks in one forward pass.
 
 LAYER is a name of the backbone's own table (`res4`, `features`), any module path (`layer3.2.conv1`, `blocks.11`),
-`PATH@input` for what goes into that module (`fc@input`), or `output` for what the backbone returns.
+`PATH@input` for the input of that module (`fc@input`), or `output` for the output of the backbone.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ class Layer:
     """One named feature of a backbone.
 
     Attributes:
-        text: how it is written in results and feature stores, `res4:avg(8,3)`.
+        text: name in results and feature stores, `res4:avg(8,3)`.
         path: module path; '' is the backbone itself.
         side: whether the module's output or its input is taken.
-        pool: None is the default for the shape that comes out.
+        pool: None is the default for the shape of the output.
     """
 
     text: str
@@ -39,7 +39,11 @@ class Layer:
 
 
 def split_layers(text: str) -> list[str]:
-    """Splits at the commas that are not inside parentheses.
+    """Split a list of layers at the commas outside parentheses.
+
+    Example:
+        >>> split_layers("res4:avg(8,3),res5avg")
+        ['res4:avg(8,3)', 'res5avg']
 
     Raises:
         UsageError: unbalanced parentheses, or nothing between two commas.
@@ -60,7 +64,7 @@ def split_layers(text: str) -> list[str]:
 
 
 def resolve_layers(backbone: Backbone, specs: Sequence[str]) -> tuple[Layer, ...]:
-    """Turns texts into layers of this backbone; no text is the default layer. The same layer named twice is one layer.
+    """Return the layers of a backbone by name, each once; without names, the default layer.
 
     Raises:
         BackboneError: the backbone has no such layer; the message names the nearest ones.
@@ -108,7 +112,7 @@ def _vissl_pool(backbone: Backbone, name: str) -> Pool | None:
 
 
 def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -> dict[str, Tensor]:
-    """The features of all layers in one forward pass.
+    """Compute the features of all layers in one forward pass.
 
     They are pooled inside the hooks: a later in-place operation (ReLU) cannot change them, and no map is kept.
 
@@ -132,7 +136,7 @@ def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -
 
 
 def run(module: nn.Module, images: Tensor) -> None:
-    """Runs the module on these images, for what its hooks see.
+    """Run the module on images for its hooks.
 
     Raises:
         BackboneError: it raises anything but out of memory; the message says on which images.
@@ -152,7 +156,7 @@ def run(module: nn.Module, images: Tensor) -> None:
 
 @contextlib.contextmanager
 def hooked(module: nn.Module, layers: Sequence[Layer], take: Callable[[Layer, Any], None]) -> Iterator[None]:
-    """Calls `take` with what each layer gives while the module runs; the hooks are always gone afterwards."""
+    """Call `take` with the value of each layer during forward passes; the hooks are removed at the end."""
     with contextlib.ExitStack() as stack:
         for layer in layers:
             stack.callback(_hook(module.get_submodule(layer.path), layer, take).remove)
@@ -203,7 +207,7 @@ def _pooled(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> Tensor
 
 
 def _channels_last(root: nn.Module, layer: Layer, x: Tensor, images: Tensor) -> bool:
-    """Whether a 4-D output is (B, H, W, C), as in Swin and MambaOut.
+    """Return whether a 4-D output is (B, H, W, C), as in Swin and MambaOut.
 
     Square images give square maps, which shows in the shape alone; otherwise timm's own declaration counts, except for
     modules that exist for (B, C, H, W) only.
@@ -218,7 +222,7 @@ def _channels_last(root: nn.Module, layer: Layer, x: Tensor, images: Tensor) -> 
 
 
 def token_layout(root: nn.Module, path: str, x: Tensor) -> Tokens:
-    """What is known of the tokens at a module: from it or the nearest module around it that declares them.
+    """Return the token layout at a module, declared by it or by the nearest enclosing module.
 
     timm's models have `num_prefix_tokens`; others a parameter `cls_token`, and `num_register_tokens` (DINOv2).
     """
@@ -237,7 +241,7 @@ def token_layout(root: nn.Module, path: str, x: Tensor) -> Tokens:
 
 
 def _warn_about_logits(backbone: Backbone) -> None:
-    """A user's classifier returns logits, which are rarely what should be evaluated: says which layer is."""
+    """Warn if a user's network returns logits, and name the layer before its classifier."""
     module, seen = copied(backbone.module), dict[str, Tensor]()
     size = backbone.preprocessing.crop or backbone.preprocessing.resize
     height, width = size if isinstance(size, tuple) else (224, 224)

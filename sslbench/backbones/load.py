@@ -1,4 +1,4 @@
-"""`--weights` and `--backbone` to a frozen backbone: read, recognise, build, fill strictly."""
+"""Loading of a frozen backbone from `--weights` and `--backbone`: read, recognise, build, fill strictly."""
 
 import dataclasses
 import json
@@ -9,15 +9,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sslbench.backbones.alexnet import recognise_alexnet
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build, check_recorded
+from sslbench.backbones.family import families
 from sslbench.backbones.preprocessing import trained_on
-from sslbench.backbones.resnet import parse, recognise_resnet, with_strides, without_initialisation
+from sslbench.backbones.resnet import parse, with_strides, without_initialisation
 from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
-from sslbench.backbones.timm_models import classifier_names
 from sslbench.backbones.vit.positions import fit_positions
-from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.names import from_file
@@ -45,25 +43,30 @@ def load_backbone(
     seed: int = 0,
     as_stored: bool = False,
 ) -> Backbone:
-    """A backbone with the weights of a file, or without any.
+    """Return a backbone with the weights of a file, or with random weights.
 
     Args:
         weights: path of a file; 'random' for an untrained backbone; 'pixels' or 'pixels:SIZE' for the image itself.
         backbone: its name (see `build`); not needed for ResNets and ViTs, whose architecture shows in the shapes.
-        format: whose key names the file has; recognised when None.
+        format: format of the file; None recognises it.
         allow_partial: load what fits of a file that does not fit entirely; the report says so.
         trust_pickle: run what a pickle in the file asks for; see `files.read`.
         stem: how a stem for another number of channels is mapped to the backbone's: 'repeat', 'average', 'sum',
             'bands=3,2,1' or 'random' (see `stems.StemRule`); None refuses it.
         seed: of the random weights, and of those that a partial file leaves as they were.
-        as_stored: leave it to the caller which images and strides the network has, where the file does not tell: a
-            detector's recipe says so.
+        as_stored: accept a file that does not determine colour order or strides; the caller (a detector's recipe) does.
 
     Raises:
         WeightsError: the file cannot be read, is not recognised, does not fit the backbone, or does not tell which
             images or strides its network has.
         BackboneError: the architecture is not recognised, or a user's module cannot be built.
         UsageError: no such backbone, or the arguments contradict each other.
+
+    Example:
+        >>> import torch
+        >>> backbone = load_backbone("random", backbone="resnet18w0.25")
+        >>> backbone.name, backbone.default_layer, list(backbone.module(torch.zeros(1, 3, 64, 64)).shape)
+        ('resnet18w0.25', 'res5avg', [1, 128])
     """
     rule = parse_rule(stem) if stem is not None else None
     pixels = weights.partition(":")[0] == "pixels" and not Path(weights).exists()
@@ -93,7 +96,7 @@ def load_file(
     seed: int = 0,
     as_stored: bool = False,
 ) -> Backbone:
-    """A backbone with the weights of a file that has been read; arguments and errors as for `load_backbone`."""
+    """Return a backbone with the weights of a file in memory; arguments and errors as for `load_backbone`."""
     weights = str(file.path)
     if backbone is not None:
         if (plain := without_initialisation(backbone)) != backbone:
@@ -167,7 +170,7 @@ def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, w
 
 
 def _recorded_preprocessing(file: files.WeightsFile) -> Preprocessing | None:
-    """The transform that `sslbench pretrain` wrote beside the weights; None where there is none."""
+    """Return the transform that `sslbench pretrain` stored with the weights, or None."""
     metadata = file.content.get("metadata")
     own = file.content.get("format") in (save.FORMAT, save.CHECKPOINT_FORMAT) and isinstance(metadata, Mapping)
     text = metadata.get("preprocessing") if own and metadata else None
@@ -217,11 +220,11 @@ def _sizes(value: int | tuple[int, int] | None) -> tuple[int, ...]:
 def mapped_stem(
     recognised: Recognised, weights: str, *, rule: str, channels: int | None, backbone: str | None
 ) -> tuple[Recognised, str]:
-    """What is in a file with its stem mapped to another number of channels, to be written again.
+    """Map the stem of recognised weights to another number of channels.
 
     Args:
-        recognised: what is in the file.
-        weights: what to call the file in messages.
+        recognised: content of the file.
+        weights: name of the file in messages.
         rule: as `load_backbone`'s `stem`.
         channels: to which number; None: 1 for 'sum'.
         backbone: the name of the architecture in the file, where it does not show.
@@ -253,7 +256,7 @@ def _is_cifar(built: Backbone) -> bool:
 
 
 def _without(report: LoadReport, built: Backbone, random: tuple[str, ...]) -> LoadReport:
-    """The report when these tensors were left random: as if they were missing, which was allowed."""
+    """Return the report with these tensors, left random, counted as missing."""
     if not random:
         return report
     sizes = {name: parameter.numel() for name, parameter in built.module.named_parameters(remove_duplicate=False)}
@@ -272,12 +275,11 @@ def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:
 
 
 def _tensors_for(built: Backbone, recognised: Recognised) -> tuple[dict[str, Tensor], list[str]]:
-    """What belongs into the module, and what was left out: the classifier of a timm model, whatever its name is."""
+    """Return the tensors for the module, and patterns of those left out: a timm model's classifier."""
     expected = built.module.state_dict()
-    heads = classifier_names(built.module) if built.builder == "timm" else ()
     tensors, ignored = {}, dict[str, None]()
     for name, tensor in recognised.canonical.items():
-        head = next((head for head in heads if name.startswith(f"{head}.")), None)
+        head = next((head for head in built.heads if name.startswith(f"{head}.")), None)
         if head is not None and name not in expected:
             ignored[f"{head}.*"] = None
         else:
@@ -286,30 +288,21 @@ def _tensors_for(built: Backbone, recognised: Recognised) -> tuple[dict[str, Ten
 
 
 def architecture(recognised: Recognised, weights: str) -> str:
-    """The name of the backbone whose tensors these are; what `build` takes.
+    """Return the name, for `build`, of the backbone with these tensors.
 
     Args:
-        recognised: what is in the file.
-        weights: what to call the file in the message.
+        recognised: content of the file.
+        weights: name of the file in the message.
 
     Raises:
         BackboneError: it does not show in the tensors.
     """
     shapes = _shapes(recognised.canonical)
-    name = recognised.backbone or recognise_resnet(shapes) or recognise_alexnet(shapes)
+    recognisers = (family.recognise(shapes, recognised.format, weights) for family in families())
+    name = recognised.backbone or next((found for found in recognisers if found is not None), None)
     if name is not None:
         strides = recognised.strides or Strides()
         return with_strides(name, last=strides.last, in_1x1=strides.bottleneck == "1x1")
-    if vit := recognise_vit(_shapes(recognised.canonical), format=recognised.format):
-        if not vit.heads_known:
-            raise BackboneError(
-                f"{weights}: {vit.describe()}? The number of heads does not show in the tensors, and for this "
-                "size it is not the same everywhere",
-                f"Give the right number: --backbone {vit.name}",
-            )
-        for note in vit.notes:
-            log.info(f"{weights}: {note}")
-        return vit.name
     shown = [f"{key} {'x'.join(map(str, t.shape))}" for key, t in list(recognised.canonical.items())[:3]]
     stem = recognised.canonical.get("conv1.weight")
     hint = ""

@@ -40,7 +40,7 @@ def probe_images(preprocessing: Preprocessing, count: int = 1) -> Tensor:
 
 
 def identify(module: nn.Module, preprocessing: Preprocessing, name: str) -> dict[str, str]:
-    """Return what besides the tensors of its state dict decides the forward pass of a user's module.
+    """Return digests of everything but the state dict that determines a user's module's forward pass.
 
     The module itself is not run: its mode, gradients and buffers stay as they are, and so do all random states.
 
@@ -83,7 +83,7 @@ def _digest(value: Any) -> str:
 
 
 def _state(part: nn.Module) -> list[Any]:
-    """Everything of one module that the hash of the weights does not know, but its parts.
+    """Return the state of one module outside its weights and submodules.
 
     Its class, attributes, buffers that a state dict leaves out, and hooks, which may change what comes out.
     """
@@ -97,7 +97,7 @@ def _state(part: nn.Module) -> list[Any]:
 
 
 def _outputs(module: nn.Module, images: Tensor) -> tuple[str, str]:
-    """A digest of what every part of the module gives on the first image, and why that says nothing, else ''.
+    """Return a digest of all submodules' outputs on the first image, and the reason if it is not reproducible, else ''.
 
     In double precision, rounded: the number of threads and the kind of processor must not show. A module that does not
     run in double precision runs in its own.
@@ -110,7 +110,7 @@ def _outputs(module: nn.Module, images: Tensor) -> tuple[str, str]:
 
 
 def _three_passes(module: nn.Module, images: Tensor, digits: int) -> tuple[str, str]:
-    """Passes on one copy: two with other random numbers, so that dropout and counters show, and one on both images."""
+    """Run one copy with two seeds (dropout, counters), then on both images (batch statistics)."""
     module.eval()
     first, second = (_one_pass(module, images[:1], digits, seed) for seed in (1, 2))
     if first != second:
@@ -121,7 +121,7 @@ def _three_passes(module: nn.Module, images: Tensor, digits: int) -> tuple[str, 
 
 
 def _depends_on_batch(module: nn.Module, images: Tensor) -> bool:
-    """Whether the first image has other features beside the second, as statistics of the batch give."""
+    """Return whether the first image's features change beside the second image, as with batch statistics."""
     alone, beside = (list(_tensors(module(batch))) for batch in (images[:1], images))
     return any(
         one.ndim and len(one) == 1 and len(two) == 2 and one.shape[1:] == two.shape[1:] and not _close(one[0], two[0])
@@ -130,16 +130,9 @@ def _depends_on_batch(module: nn.Module, images: Tensor) -> bool:
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    """Whether two differ by no more than rounding does, of half precision too."""
+    """Return whether two tensors are equal up to rounding in half precision."""
     a, b = one.to(torch.float64), other.to(torch.float64)
     return bool((a - b).abs().max() <= 0.02 * a.abs().max())
-
-
-def _two_passes(module: nn.Module, images: Tensor, digits: int) -> str | None:
-    """Both on one copy and with other random numbers, so that dropout and counters show."""
-    module.eval()
-    first, second = (_one_pass(module, images, digits, seed) for seed in (1, 2))
-    return first if first == second else None
 
 
 def _one_pass(module: nn.Module, images: Tensor, digits: int, seed: int) -> str:

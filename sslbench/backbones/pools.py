@@ -1,4 +1,4 @@
-"""How a layer's output becomes one vector per image.
+"""Pooling of a layer's output to one vector per image.
 
 Shapes: B images, C channels, H x W a spatial map, N tokens, D features. Everything is computed in float32.
 """
@@ -32,7 +32,7 @@ GEM_POWER = 3.0  # Radenovic et al. 2018, the value they start from
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """A pool as it is written after a layer's name: `avg`, `avg(8,3)`, `cls+mean`."""
+    """Pool, as written after a layer's name: `avg`, `avg(8,3)`, `cls+mean`."""
 
     name: str
     arguments: tuple[float, ...] = ()
@@ -44,7 +44,7 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """How the tokens of a transformer are laid out.
+    """Layout of a transformer's tokens.
 
     Attributes:
         prefix: tokens before the patches (class token, registers).
@@ -56,7 +56,11 @@ class Tokens:
 
 
 def parse_pool(text: str) -> Pool:
-    """Reads `NAME` or `NAME(numbers)`.
+    """Parse `NAME` or `NAME(numbers)`.
+
+    Example:
+        >>> str(parse_pool("avg(8)"))
+        'avg(8,8)'
 
     Raises:
         UsageError: no such pool, or it does not take these numbers.
@@ -84,13 +88,13 @@ def parse_pool(text: str) -> Pool:
 
 
 def apply_pool(x: Tensor, pool: Pool | None, tokens: Tokens, *, layer: str) -> Tensor:
-    """One vector per image, (B, D) float32, in memory of its own.
+    """Pool to one vector per image: (B, D) float32, a copy.
 
     Args:
         x: (B, C, H, W), (B, N, C) or (B, D).
         pool: None takes the average of a map, the class token of tokens (the mean of the patches where there is none),
             and a vector as it is.
-        tokens: what is known of the tokens' order; used for (B, N, C) only.
+        tokens: layout of the tokens, for (B, N, C).
         layer: for messages.
 
     Raises:

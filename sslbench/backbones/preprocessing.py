@@ -1,4 +1,4 @@
-"""Images that loaded weights were trained on: what their format says, and what is assumed where it says nothing."""
+"""Evaluation transform of loaded weights: the format's, else a default."""
 
 import dataclasses
 
@@ -17,15 +17,15 @@ _ASSUMED = Input("RGB", resize=256, interpolation="bicubic")
 
 
 def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[Preprocessing, str]:
-    """Return the evaluation transform of a backbone that has been loaded, and what to tell the user about it.
+    """Return the evaluation transform of a loaded backbone, and a note for the user.
 
-    What the format says comes first, unless the backbone's name has one of timm's tags (`vit_base_patch16_224.augreg`).
-    Then, for a vision transformer that was recognised and not named by the user, ImageNet's values: timm's for a name
-    without a tag are those of its own AugReg weights, which a file without tag is seldom. All else stays as it is.
+    The format's transform comes first, unless the backbone's name has a tag of timm (`vit_base_patch16_224.augreg`).
+    Second, for a vision transformer that was recognised and not named by the user, ImageNet's values: timm's default
+    for a name without a tag belongs to its own AugReg weights. Otherwise the backbone's own transform is used.
 
     Args:
         backbone: as built.
-        found: what is in the file.
+        found: content of the file.
         named: the user gave the backbone's name.
     """
     own, said = backbone.preprocessing, found.input or Input("any")

@@ -45,7 +45,7 @@ _STEM_KERNELS: Mapping[tuple[int, ...], Stem] = {(7, 7): "imagenet", (3, 3): "ci
 
 @dataclasses.dataclass(frozen=True)
 class ResNetSpec:
-    """The numbers behind a name.
+    """Architecture of a ResNet.
 
     Attributes:
         block: 'basic' (two 3x3 convolutions) or 'bottleneck' (1x1, 3x3, 1x1; four times as many channels come out).
@@ -76,7 +76,7 @@ class ResNetSpec:
 
     @property
     def name(self) -> str:
-        """The name that `parse` turns back into this."""
+        """Name of the architecture; `parse` inverts it."""
         known = [depth for depth, value in DEPTHS.items() if value == (self.block, self.layers)]
         depth = known[0] if known else f"_{self.block}_" + "-".join(map(str, self.layers))
         end = "" if self.width == 64 else f"w{_decimal(self.width / 64)}"
@@ -97,12 +97,17 @@ class ResNetSpec:
 
 
 def _decimal(value: float) -> str:
-    """The shortest decimal that reads back as the same number ('2', not '2.0')."""
+    """Return the shortest decimal of a number ('2', not '2.0')."""
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def parse(name: str) -> ResNetSpec | None:
-    """The spec behind a name, or None when it is not a ResNet's name."""
+    """Return the architecture of a ResNet's name; None for other names.
+
+    Example:
+        >>> parse("resnet50w2").width, parse("alexnet")
+        (128, None)
+    """
     found = _NAME.fullmatch(name)
     options = _options(found["options"]) if found else None
     if not found or options is None or (found["family"] == "resnet") == bool(found["groups"] or found["factor"]):
@@ -212,7 +217,7 @@ class ResNet(nn.Module):
 
 
 def _stage(spec: ResNetSpec, stage: int, channels: int) -> tuple[nn.Sequential, int]:
-    """The blocks of one stage, and the channels that come out."""
+    """Return the blocks of one stage and its output channels."""
     block: Any = BasicBlock if spec.block == "basic" else Bottleneck
     planes, stride = spec.width * 2**stage, (1, 2, 2, spec.last_stride)[stage]
     blocks = []
@@ -238,7 +243,7 @@ def _stage(spec: ResNetSpec, stage: int, channels: int) -> tuple[nn.Sequential, 
 
 
 def recognise_resnet(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """The name of the ResNet whose tensors have these names and shapes, or None.
+    """Return the name of the ResNet with these tensors, or None.
 
     Every number is taken by majority, so that a file with a few missing or damaged tensors is still recognised: loading
     then names what is wrong with it, which helps more than not knowing it. Names that no ResNet has

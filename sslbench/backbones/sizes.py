@@ -50,7 +50,7 @@ def built_for(backbone: Backbone, size: tuple[int, int] | None) -> Backbone:
 
 
 def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, channels: int = 3) -> None:
-    """Makes sure that a backbone takes square images of all `sizes`.
+    """Make a backbone accept square images of all `sizes`.
 
     A timm vision transformer that was built for one size is told to interpolate its positions for the others, as with
     `dynamic_img_size=True`; its parameters stay as they are.
@@ -75,7 +75,7 @@ def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, chan
 
 
 def _interpolate_positions(vit: VisionTransformer) -> None:
-    """What timm does in the constructor for dynamic_img_size=True."""
+    """Set up a vision transformer as timm's constructor does for dynamic_img_size=True."""
     vit.dynamic_img_size = True  # type: ignore[misc]  # final for TorchScript's sake, which nobody uses here
     vit.patch_embed.strict_img_size = False
     vit.patch_embed.flatten = False
@@ -83,7 +83,7 @@ def _interpolate_positions(vit: VisionTransformer) -> None:
 
 
 def feature_dim(backbone: nn.Module, size: int, channels: int = 3) -> int:
-    """Length of the vector a backbone gives for one image of `size` x `size` pixels; the backbone stays as it is.
+    """Return the length of a backbone's vector for an image of `size` x `size` pixels; the backbone is unchanged.
 
     Raises:
         ValueError: it does not give one vector per image.

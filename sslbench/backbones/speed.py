@@ -1,4 +1,4 @@
-"""A frozen backbone made ready for extraction: folded BatchNorm, channels-last, reduced precision when asked for."""
+"""Fast encoder for a frozen backbone: folded BatchNorm, channels-last, optional reduced precision."""
 
 import collections
 import contextlib
@@ -30,7 +30,7 @@ TOLERANCE = 1e-4  # of the largest value of a layer; float32 itself gives about 
 
 
 def folded(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> nn.Module:
-    """A copy of the module with BatchNorm folded, or an unfolded copy when that would change a layer's values.
+    """Return a copy of the module with BatchNorm folded, or an unfolded copy if folding would change a layer's values.
 
     Args:
         module: in eval mode, on the CPU, float32; not changed.
@@ -53,7 +53,7 @@ def folded(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> nn.Mod
 
 
 def _what_changed(candidate: nn.Module, wanted: dict[str, Tensor], layers: Sequence[Layer], images: Tensor) -> str:
-    """Empty when the features are what they were."""
+    """Return a description of changed features; '' if they are equal within TOLERANCE."""
     try:
         got = forward_layers(candidate, images, layers)
     except BackboneError as error:
@@ -63,7 +63,7 @@ def _what_changed(candidate: nn.Module, wanted: dict[str, Tensor], layers: Seque
 
 
 def _pairs(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> tuple[_Pairs, dict[str, Tensor]]:
-    """Paths of (convolution, norm) where the norm gets the very tensor that the convolution returned; the features."""
+    """Return (convolution, norm) paths where the norm receives the convolution's output itself, and the features."""
     parts = dict(module.named_modules())
     convolutions = [path for path, part in parts.items() if _plain_convolution(part)]
     norms = [path for path, part in parts.items() if _plain_norm(part)]
@@ -117,7 +117,7 @@ def _fold(module: nn.Module, convolution_path: str, norm_path: str) -> None:
 
 
 def _places(module: nn.Module, part: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Everywhere this very module is registered."""
+    """Yield (parent, name) of every place where a module is registered."""
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
             if child is part:
@@ -139,7 +139,7 @@ CPU_CHUNK = 8
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """A frozen copy of a backbone on its device, ready to encode; `prepare` makes it."""
+    """Frozen copy of a backbone on its device; built by `prepare`."""
 
     module: nn.Module
     layers: tuple[Layer, ...]
@@ -147,7 +147,7 @@ class Encoder:
     dtype: torch.dtype
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """(B, 3, H, W), normalised -> {text of the layer: (B, D) float32}, both on `device`."""
+        """Encode normalised images (B, 3, H, W) to {text of the layer: (B, D) float32} on `device`."""
         images = images.to(device=self.device, dtype=self.dtype, memory_format=torch.channels_last)
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
         with torch.inference_mode(), _exact_float32(self.device):
@@ -157,7 +157,7 @@ class Encoder:
         return {layer.text: torch.cat([output[layer.text] for output in outputs]) for layer in self.layers}
 
     def state_sha256(self) -> str:
-        """Hash of what features must not depend on the order of: parameters and the statistics of normalisations.
+        """Return a hash of parameters and normalisation statistics, to detect that a forward pass changed them.
 
         Other buffers may move: a module that counts its calls is still frozen.
         """
@@ -169,12 +169,12 @@ class Encoder:
 def prepare(
     backbone: Backbone, layers: Sequence[Layer], *, device: torch.device, precision: Precision = "fp32"
 ) -> Encoder:
-    """A function from normalised images to features, made from a copy: the backbone itself is not touched.
+    """Return an encoder built from a copy of the backbone.
 
     Args:
         backbone: any.
         layers: of this backbone; one forward pass gives them all.
-        device: where the copy lives and the images will be.
+        device: of the copy and the images.
         precision: of the forward pass. Pooling and what comes out is float32 in any case.
 
     Returns:
@@ -191,7 +191,7 @@ def prepare(
 
 @contextlib.contextmanager
 def _exact_float32(device: torch.device) -> Iterator[None]:
-    """No TensorFloat-32: cuDNN uses it by default, and features would differ from a CPU's in the third digit."""
+    """Disable TensorFloat-32: cuDNN's default changes features in the third digit."""
     if device.type != "cuda":
         yield
         return

@@ -1,4 +1,4 @@
-"""A stem made for images of another number of channels, by a rule that the user names (`--stem`), never by itself."""
+"""Mapping of a stem to another number of channels by the rule given as `--stem`; never done unasked."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +6,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from sslbench.backbones import timm_models
 from sslbench.backbones.backbone import Backbone
 from sslbench.errors import UsageError, WeightsError
 from sslbench.names import did_you_mean
@@ -20,7 +19,7 @@ _REMEDY = (
 
 @dataclasses.dataclass(frozen=True)
 class StemRule:
-    """How the weights for C channels become weights for N.
+    """Rule that maps stem weights from C to N channels.
 
     Attributes:
         name: 'repeat': cycled, times C/N (Ross Wightman's rule, as in timm). 'average': the mean of the C for each of
@@ -35,7 +34,7 @@ class StemRule:
 
 
 def parse_rule(text: str) -> StemRule:
-    """'repeat', 'average', 'sum', 'random' or 'bands=3,2,1'.
+    """Parse 'repeat', 'average', 'sum', 'random' or 'bands=3,2,1'.
 
     Raises:
         UsageError: it is none of them.
@@ -59,7 +58,7 @@ def parse_rule(text: str) -> StemRule:
 
 
 def map_stem(weight: Tensor, channels: int, rule: StemRule) -> Tensor:
-    """The weights of a first convolution for images of another number of channels.
+    """Map the weights of a first convolution to another number of channels.
 
     Args:
         weight: (out, C, ...) for C channels.
@@ -114,15 +113,15 @@ def _check_bands(rule: StemRule, has: int, channels: int) -> None:
 def fit_stem(
     tensors: Mapping[str, Tensor], backbone: Backbone, rule: StemRule | None, *, what: str
 ) -> tuple[dict[str, Tensor], tuple[str, ...], tuple[str, ...]]:
-    """The tensors of a file with its stem as the backbone takes it.
+    """Return a file's tensors with the stem mapped to the backbone's number of channels.
 
     What differs in more than the number of channels is left for `fill` to refuse.
 
     Args:
         tensors: canonical name -> tensor; not changed.
         backbone: as built, for its own number of channels.
-        rule: how a stem for another number of channels is mapped; None: not at all.
-        what: what to call the file in messages.
+        rule: mapping of a stem with another number of channels; None refuses it.
+        what: name of the file in messages.
 
     Returns:
         The tensors, what was done in words, and the names of those that are the backbone's random ones.
@@ -164,7 +163,7 @@ def fit_stem(
 
 
 def with_channels(name: str, channels: int) -> str:
-    """The name of the same backbone for images of another number of channels: 'resnet50,in_chans=4'.
+    """Return the backbone's name for another number of channels: 'resnet50,in_chans=4'.
 
     Raises:
         UsageError: it is a user's own module, or not one with a stem.
@@ -178,9 +177,9 @@ def with_channels(name: str, channels: int) -> str:
 
 
 def _stems(backbone: Backbone) -> dict[str, Tensor]:
-    """Names and weights of the convolutions that see the image: as timm says, else the first one."""
+    """Return names and weights of the convolutions applied to the image: the backbone's list, else the first one."""
     modules = dict(backbone.module.named_modules())
-    paths = timm_models.stem_names(backbone.module) if backbone.builder == "timm" else ()
+    paths = backbone.stems
     if not paths:
         kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         paths = tuple([path for path, module in modules.items() if isinstance(module, kinds)][:1])

@@ -1,4 +1,4 @@
-"""Any timm model by its name, with random weights; nothing is ever downloaded."""
+"""Models of timm by name, with random weights; nothing is downloaded."""
 
 import ast
 import logging
@@ -20,12 +20,24 @@ log = logging.getLogger("sslbench")
 
 
 def is_timm_name(name: str) -> bool:
-    """Whether timm has an architecture of this name; a tag (after a dot) and options (after commas) may follow."""
+    """Return whether timm has this architecture; a tag (after a dot) and options (after commas) may follow."""
     return bool(timm.is_model(name.partition(",")[0].partition(".")[0]))
 
 
+def no_such_option(name: str, has: str) -> UsageError:
+    """Return the error for an option after the comma that sslbench's own network lacks; timm may have it.
+
+    Args:
+        name: name with options: 'resnet50,x=1'.
+        has: options of the network, in words.
+    """
+    base, _, options = name.partition(",")
+    timms = f" The options of timm's: timm:{name}." if is_timm_name(base) else ""
+    return UsageError(f"'{options}' is no option of {base}", f"It has {has}.{timms}")
+
+
 def build_timm(name: str) -> Backbone:
-    """A timm model without its classifier, initialised by timm from the global random state.
+    """Return a timm model without its classifier, initialised by timm from the global random state.
 
     Args:
         name: an architecture, or architecture.tag: the tag chooses the preprocessing (`vit_base_patch16_224.dino`).
@@ -62,11 +74,13 @@ def build_timm(name: str) -> Backbone:
         aliases=_aliases(module),
         default_layer="features",
         versions={"timm": timm.__version__},
+        heads=_recorded_paths(module, "classifier"),
+        stems=_recorded_paths(module, "first_conv"),
     )
 
 
 def _parse_options(name: str) -> tuple[str, dict[str, Any]]:
-    """'vit_small_patch16_224,img_size=384' -> the name and {'img_size': 384}."""
+    """Split 'vit_small_patch16_224,img_size=384' into the name and {'img_size': 384}."""
     name, *parts = name.split(",")
     options: dict[str, Any] = {}
     for part in parts:
@@ -80,7 +94,7 @@ def _parse_options(name: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-# What a weights file may say of its network: sizes and switches. Never paths, downloads, or modules by their names.
+# Options accepted from a weights file: sizes and switches, never paths, downloads or names of modules.
 _RECORDED_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("embed_dim", "depth", "num_heads", "patch_size", "img_size", "reg_tokens", "in_chans"), int),
     **dict.fromkeys(("mlp_ratio", "drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate"), (int, float)),
@@ -119,20 +133,14 @@ def _same(full_name: str, architecture: str) -> bool:
     return full_name.partition(".")[0] == architecture
 
 
-def classifier_names(module: nn.Module) -> tuple[str, ...]:
-    """Module paths of the classifier that was left out: tensors below them in a checkpoint belong to the head."""
-    names = (getattr(module, "pretrained_cfg", None) or {}).get("classifier") or ()
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def stem_names(module: nn.Module) -> tuple[str, ...]:
-    """Module paths of the convolutions that see the image; empty where timm does not say."""
-    names = (getattr(module, "pretrained_cfg", None) or {}).get("first_conv") or ()
+def _recorded_paths(module: nn.Module, key: str) -> tuple[str, ...]:
+    """Return module paths that timm records under a key of its configuration; () where it does not."""
+    names = (getattr(module, "pretrained_cfg", None) or {}).get(key) or ()
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def timm_preprocessing(module: nn.Module, *, channels: int | None = None) -> Preprocessing:
-    """The evaluation transform that timm records with the weights (or, untagged, with the architecture).
+    """Return the evaluation transform that timm records with the weights (untagged: with the architecture).
 
     Args:
         module: a timm model.
@@ -166,7 +174,7 @@ def timm_preprocessing(module: nn.Module, *, channels: int | None = None) -> Pre
 
 
 def _aliases(module: nn.Module) -> dict[str, str]:
-    """`features` (pooled), `features.0`, `features.1`, ... (timm's own list of stages), `last` (the last, unpooled)."""
+    """Name the layers: `features` (pooled), `features.0`, `features.1`, ... (stages), `last` (last stage, unpooled)."""
     modules = {path for path, _ in module.named_modules() if path}
     info = getattr(module, "feature_info", None) or []
     stages = [entry["module"] for entry in info if isinstance(entry, dict) and entry.get("module") in modules]

@@ -1,1 +1,1 @@
-"""The command line: the only place that knows Hydra, flags, print and progress bars."""
+"""Command line; no other package prints or knows about flags and progress bars."""

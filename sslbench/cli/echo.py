@@ -1,4 +1,4 @@
-"""Printing: whatever is printed may hold names from files, so control characters are escaped."""
+"""Printing with control characters escaped, since messages contain names from files."""
 
 import os
 from typing import Any
@@ -13,13 +13,13 @@ def echo(message: Any = "", *, err: bool = False, before: str = "", after: str =
 
     Args:
         message: text that may come from files; control characters in it are escaped.
-        err: on stderr.
-        before: text in front of it that is printed as it is (colours).
-        after: the same behind it.
+        err: print on stderr.
+        before: text printed unescaped before the message (colours).
+        after: text printed unescaped after the message.
     """
     try:
         click.echo(before + visible(str(message)) + after, err=err)
     except BrokenPipeError:
         if not err:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nobody reads messages any more: the work goes on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the reader of stderr is gone; the work goes on

@@ -1,10 +1,12 @@
-"""The entry point: commands are imported when they are called, so that `--help` costs nothing."""
+"""Entry point of the command line. Commands are imported when they are called, so `--help` is fast."""
 
 import importlib
+import importlib.metadata
 import io
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -18,30 +20,30 @@ COMMANDS = {
     "pretrain": "Train a backbone without labels: simclr, moco_v2, swav, dino, ...",
     "eval": "Score a backbone: knn, linear, svm on frozen features; detection.",
     "extract": "Write a backbone's features of a data set to disk.",
-    "inspect": "Say what a file or folder is: weights, data, features.",
-    "convert": "Write weights with the key names of another format.",
-    "diff": "Say which tensors of two weights files differ, and by how much.",
+    "inspect": "Describe a file or folder: weights, data, features.",
+    "convert": "Write weights under the key names of another format.",
+    "diff": "Compare the tensors of two weights files.",
     "cka": "Compare the layers of two networks by linear CKA on the same images.",
-    "diff-preset": "Say in which settings two published ways to run a protocol differ.",
-    "check-data": "Find what is wrong with a data set before it costs a day.",
-    "data": "Give data locations names (add, list, show, remove); write manifests (to-kwcoco).",
-    "leaderboard": "Make one table (terminal, CSV, Markdown, HTML) of result records.",
-    "compare": "Say whether the difference between two results is real.",
-    "list": "List the names that can be used: methods, protocols, benchmarks, formats, ...",
+    "diff-preset": "List the settings in which two presets differ.",
+    "check-data": "Check a data set before a run: splits, classes, copies, leaks, broken images.",
+    "data": "Manage names for data locations; write manifests; lay out official archives.",
+    "leaderboard": "Make one table (terminal, CSV, Markdown, LaTeX, HTML) of result records.",
+    "compare": "Test whether two results differ.",
+    "list": "List names: methods, protocols, presets, benchmarks, formats, ...",
     "show": "Print a recipe, a benchmark, a protocol's settings or a weight format.",
-    "demo": "Pretrain a small ResNet on bundled digits and evaluate it, offline, in two minutes.",
+    "demo": "Pretrain a small ResNet on bundled digits and evaluate it; offline, two minutes.",
 }
 
 
 class LazyGroup(click.Group):
-    """Commands by name: `check-data` is `command` in sslbench/cli/commands/check_data/__init__.py."""
+    """Group of commands: `check-data` is `command` in sslbench/cli/commands/check_data/__init__.py."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order in which help shows them."""
+        """Return all names in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the command's module."""
+        """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"sslbench.cli.commands.{cmd_name.replace('-', '_')}")
@@ -51,29 +53,29 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """A mistyped command gets the nearest name."""
+        """Suggest the nearest name for a mistyped command."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(f"there is no command '{args[0]}'. {did_you_mean(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One line each, without importing them."""
+        """Write one line per command without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        from importlib.metadata import version
-
-        echo(f"sslbench {version('sslbench')}")
+        echo(f"sslbench {importlib.metadata.version('sslbench')}")
         ctx.exit()
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
 def cli() -> None:
-    """Make and benchmark pretrained image representations: numbers that others believe.
+    """Pretrain and benchmark image representations.
 
     \b
     sslbench pretrain simclr --data photos/ --backbone resnet50
@@ -85,12 +87,12 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command; exit code 0 done, 2 wrong usage, 1 failed.
 
-    A user's mistake ends in one message. Set SSLBENCH_TRACEBACK=1 to see the traceback as well.
+    A user's mistake ends in one message; SSLBENCH_TRACEBACK=1 also prints the traceback.
     """
     _open_streams()
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()  # what is left at exit would be lost silently on a full disk, and noisily on a closed pipe
+        sys.stdout.flush()  # at exit, a full disk would go unnoticed and a closed pipe would print a traceback
     except KeyboardInterrupt:
         code = _fail("interrupted", 130)
     except BrokenPipeError:
@@ -107,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(words: list[str]) -> int:
-    """Return the exit code of a command; mistakes of the user are told."""
+    """Run a command and return its exit code; print a user's mistake as one message."""
     stdout = sys.stdout
     try:
         outcome = cli.main(
@@ -116,7 +118,7 @@ def _run(words: list[str]) -> int:
         return outcome if isinstance(outcome, int) else 0
     except click.exceptions.Exit as error:
         return error.exit_code
-    except click.exceptions.Abort as error:  # made by click of Ctrl-C, and of EOFError as of input that ended
+    except click.exceptions.Abort as error:  # click raises it for Ctrl-C and for EOFError
         if isinstance(error.__cause__, EOFError):
             return _fail(f"a file ends before it should: {error.__cause__}", 1)
         return _fail(": ".join(["interrupted", *map(str, getattr(error.__cause__, "args", ()))]), 130)
@@ -124,32 +126,30 @@ def _run(words: list[str]) -> int:
         where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
         return _fail(error.format_message() + where, error.exit_code)
     except SslbenchError as error:
-        return error.exit_code if error.told_by_first else _fail(str(error), error.exit_code)
+        return error.exit_code if error.printed_by_rank_0 else _fail(str(error), error.exit_code)
     except SystemExit as error:
         if sys.stdout is stdout:
             raise SystemExit(error.code) from None
-        return _without_reader()  # click puts a wrapper around a closed pipe, and ends so
+        return _without_reader()  # click wraps stdout and exits when the pipe is closed
 
 
 def _without_reader() -> int:
-    """Return 0: that the reader of stdout (head, less) went away is no error. Nothing more is written to it."""
+    """Return 0 after the reader of stdout (head, less) has left, and discard further output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
 
 def _open_streams() -> None:
-    """Make printing work on any terminal: ASCII ones get escapes, closed ones lose what is printed."""
+    """Make printing work on any terminal: escape characters that it cannot encode, discard output if it is closed."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # 2>&-
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - until the end
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - open until exit
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _fail(message: str, code: int) -> int:
     if os.environ.get("SSLBENCH_TRACEBACK"):
-        import traceback
-
         traceback.print_exc()
     head, *rest = message.splitlines() or [""]
     echo(head, err=True, before=click.style("error: ", fg="red", bold=True))

@@ -1,17 +1,93 @@
-"""Flags that several commands share."""
+"""Flags that several commands share, as frozen dataclasses, and the refusal of flags that a command does not use."""
 
-from collections.abc import Callable, Collection, Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from sslbench import paths
 from sslbench.cli.echo import echo
 from sslbench.distributed import this_process
+from sslbench.errors import UsageError
 from sslbench.text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsFlags:
+    """Values of the flags that choose a backbone, its weights and layers; named as the fields of a `Request`."""
+
+    weights: str | None
+    backbone: str | None
+    format: str | None
+    allow_partial: bool
+    stem: str | None
+    trust_pickle: bool
+    layers: str | None
+
+    def loading(self) -> dict[str, Any]:
+        """Return the arguments of `load_backbone`: all fields but `layers`."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key != "layers"}
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFlags:
+    """Values of the flags that choose the images and labels."""
+
+    data: str | None
+    test_data: str | None
+    image_column: str | None
+    label_column: str | None
+    limit: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PreprocessingFlags:
+    """Values of the flags that replace parts of a backbone's preprocessing, as typed."""
+
+    resize: str | None
+    crop: str | None
+    interpolation: str | None
+    mean: str | None
+    std: str | None
+
+    def values(self) -> dict[str, Any]:
+        """Return the given flags as fields of a `Preprocessing`.
+
+        Raises:
+            UsageError: a size or number cannot be read.
+        """
+        return preprocessing_values(dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFlags:
+    """Values of the flags that set how features are computed; named as the fields of `RunSettings`, and the store."""
+
+    device: str | None
+    precision: str | None
+    feature_dtype: str | None
+    batch_size: int | None
+    workers: int | None
+    seed: int | None
+    on_error: str | None
+    decoder: list[str] | None
+    max_pixels: int | None
+    start_method: str | None
+    store: str | None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the given flags as fields of `RunSettings`."""
+        return given(dataclasses.asdict(self), RUN_KEYS)
+
+    def store_folder(self) -> Path:
+        """Return the folder of the feature store."""
+        return store_folder(self.store)
 
 
 def _warn_in_red(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
@@ -21,56 +97,68 @@ def _warn_in_red(ctx: click.Context, param: click.Parameter, value: bool) -> boo
     return value
 
 
+def _split_names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
+    return [name.strip() for name in value.split(",")] if value else None
+
+
 trust_pickle = click.option(
     "--trust-pickle",
     is_flag=True,
     callback=_warn_in_red,
-    help="Run code that a weights file holds, if it asks for it. Only for files whose maker you trust.",
+    help="Allow code in a weights file to run. Only for files from a source that you trust.",
+)
+image_column = click.option(
+    "--image-col", "--image-column", "image_column", help="Column of image paths in a table. Default: recognised."
+)
+label_column = click.option(
+    "--label-col", "--label-column", "label_column", help="Column of labels in a table. Default: recognised."
 )
 _WEIGHTS = [
-    click.option("--weights", help="A checkpoint file; 'random' (untrained, needs --backbone); 'pixels'."),
-    click.option("--backbone", help="resnet50, a timm name, or my_module:callable; needed when it is not recognised."),
+    click.option("--weights", help="Weights file; 'random' (untrained, needs --backbone); 'pixels'."),
     click.option(
-        "--format", help="Whose key names the weights have; recognised when left out (sslbench list formats)."
+        "--backbone", help="Architecture: resnet50, a timm name or my_module:callable. Default: read from the weights."
+    ),
+    click.option("--format", help="Format of the weights (sslbench list formats). Default: recognised."),
+    click.option(
+        "--allow-partial", is_flag=True, help="Accept weights that fill only part of the backbone; marks results."
     ),
     click.option(
-        "--allow-partial", is_flag=True, help="Evaluate weights that do not fill the backbone; marks results."
-    ),
-    click.option(
-        "--stem", help="Map a stem made for another number of channels: average, repeat, sum, bands=3,2,1, random."
+        "--stem",
+        help="Rule that adapts the first convolution to the number of channels: average, repeat, sum, bands=3,2,1, "
+        "random.",
     ),
     trust_pickle,
     click.option("--layers", help="Layers and pooling, e.g. res4:avg(8,3),res5avg. Default: the backbone's own."),
 ]
 _DATA = [
     click.option("--data", help="Folder, table (.csv .tsv .parquet), COCO/kwcoco manifest, torchvision:NAME, ..."),
-    click.option("--test-data", help="The same for the test part, when it lies elsewhere."),
-    click.option("--image-col", "--image-column", "image_column", help="Column of a table that holds the image paths."),
-    click.option("--label-col", "--label-column", "label_column", help="Column of a table that holds the labels."),
-    click.option("--limit", type=click.IntRange(1), help="At most this many samples per part: a first look."),
+    click.option("--test-data", help="Test split, in the same forms. Default: found in --data, or split off."),
+    image_column,
+    label_column,
+    click.option("--limit", type=click.IntRange(1), help="Largest number of samples per split, for a quick look."),
 ]
 _PREPROCESSING = [
     click.option("--resize", help="Shorter side in pixels, or HEIGHTxWIDTH. Default: the backbone's own."),
-    click.option("--crop", help="Centre crop in pixels, HEIGHTxWIDTH, or 'none'."),
+    click.option("--crop", help="Centre crop in pixels, HEIGHTxWIDTH, or 'none'. Default: the backbone's own."),
     click.option("--interpolation", help="Filter of the resize: nearest, bilinear, bicubic, lanczos."),
-    click.option("--mean", help="Per channel, of values from 0 to 1: 0.1,0.2,0.15,0.3. Default: the backbone's own."),
-    click.option("--std", help="The same for the standard deviation that is divided by."),
+    click.option("--mean", help="Mean per channel, pixels from 0 to 1: 0.1,0.2,0.15. Default: the backbone's own."),
+    click.option("--std", help="Standard deviation per channel, likewise."),
 ]
 _RUN = [
-    click.option("--device", help="auto, cpu, cuda, cuda:1, mps."),
-    click.option("--precision", help="fp32, bf16, fp16: of the backbone's computation."),
-    click.option("--feature-dtype", help="float32, float16: of the stored features."),
+    click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: auto."),
+    click.option("--precision", help="Precision of the forward pass: fp32, bf16, fp16. Default: fp32."),
+    click.option("--feature-dtype", help="Dtype of stored features: float32, float16. Default: float32."),
     click.option("--batch-size", type=int, help="Images per forward pass."),
-    click.option("--workers", type=int, help="Processes that decode images; 0: none."),
-    click.option("--seed", type=int, help="Of splits, held-out parts, untrained weights and bootstrap."),
-    click.option("--on-error", help="stop, skip: what to do about images that cannot be read."),
+    click.option("--workers", type=int, help="Processes that decode images; 0 decodes in the main process."),
+    click.option("--seed", type=int, help="Seed of splits, hold-outs, untrained weights and bootstrap. Default: 0."),
+    click.option("--on-error", help="Unreadable images: stop (list them all) or skip (leave them out). Default: stop."),
     click.option(
         "--decoder",
-        callback=lambda _, __, value: value and [name.strip() for name in value.split(",")],
-        help="reference; fast: large JPEGs at a reduced size; my_module.my_function: yours, asked first.",
+        callback=_split_names,
+        help="Decoder: reference; fast (large JPEGs at reduced size); my_module.my_function (asked first).",
     ),
-    click.option("--max-pixels", type=int, help="Larger pictures count as unreadable. Default: 178956970."),
-    click.option("--start-method", help="Of the processes that decode: auto, fork, spawn, forkserver."),
+    click.option("--max-pixels", type=int, help="Largest picture that is decoded, in pixels. Default: 178956970."),
+    click.option("--start-method", help="Start method of the decoding processes: auto, fork, spawn, forkserver."),
     click.option("--store", help="Folder of the feature store. Default: in the user's cache folder."),
 ]
 
@@ -84,10 +172,28 @@ def _add(options: list[Callable[[F], F]]) -> Callable[[F], F]:
     return decorate
 
 
+def _as_one(name: str, flags: type[Any], options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    """Add options to a command that receives them as one argument `name`, an instance of the dataclass `flags`."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def command(*args: Any, **values: Any) -> Any:
+            own = {field.name: values.pop(field.name) for field in dataclasses.fields(flags)}
+            return function(*args, **values, **{name: flags(**own)})
+
+        return _add(options)(command)  # type: ignore[arg-type]
+
+    return decorate
+
+
 weights_flags = _add(_WEIGHTS)
 data_flags = _add(_DATA)
 preprocessing_flags = _add(_PREPROCESSING)
 run_flags = _add(_RUN)
+weights_options = _as_one("weights", WeightsFlags, _WEIGHTS)
+data_options = _as_one("data", DataFlags, _DATA)
+preprocessing_options = _as_one("preprocessing", PreprocessingFlags, _PREPROCESSING)
+run_options = _as_one("run", RunFlags, _RUN)
 
 WEIGHTS_KEYS = ("weights", "backbone", "format", "allow_partial", "trust_pickle", "stem")
 RUN_KEYS = (
@@ -108,28 +214,43 @@ def refuse(ctx: click.Context, *, used: Collection[str], what: str, reasons: Map
     Raises:
         UsageError: such a flag was typed; the message names it.
     """
-    from sslbench.errors import UsageError
-
     for parameter in ctx.command.params:
         name = parameter.name
         if name is None or name in used or not isinstance(parameter, click.Option):
             continue
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise UsageError(f"{parameter.opts[0]} does not go with {what}", (reasons or {}).get(name))
+        if is_typed(ctx, name):
+            off = ctx.params.get(name) is False and parameter.secondary_opts  # --no-copies
+            flag = (parameter.secondary_opts if off else parameter.opts)[0]
+            raise UsageError(f"{flag} does not go with {what}", (reasons or {}).get(name))
 
 
-def given(flags: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """The flags among `keys` that were given."""
+def is_typed(ctx: click.Context, name: str) -> bool:
+    """Return whether a parameter was typed on the command line, by its Python name; defaults do not count."""
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def refuse_loading_flags(ctx: click.Context, weights: str | None) -> None:
+    """Refuse flags about a weights file for an untrained network and for pixels.
+
+    Raises:
+        UsageError: --format, --allow-partial or --trust-pickle was typed.
+    """
+    if weights == "random" or ((weights or "").partition(":")[0] == "pixels" and not Path(str(weights)).exists()):
+        unused = {"format", "allow_partial", "trust_pickle"}
+        refuse(ctx, used={str(p.name) for p in ctx.command.params} - unused, what=f"--weights {weights}")
+
+
+def given(flags: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return those of the flags `keys` that have a value."""
     return {key: flags[key] for key in keys if flags.get(key) is not None}
 
 
-def preprocessing_values(flags: dict[str, Any]) -> dict[str, Any]:
-    """What --resize, --crop, --interpolation, --mean and --std ask for, as values of a Preprocessing.
+def preprocessing_values(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return --resize, --crop, --interpolation, --mean and --std as fields of a `Preprocessing`.
 
     Raises:
-        UsageError: a size that is no size, or a number that is none.
+        UsageError: a size or number cannot be read.
     """
-    from sslbench.errors import UsageError
 
     def size(text: str, flag: str) -> list[int]:
         parts = text.lower().split("x")
@@ -156,13 +277,15 @@ def preprocessing_values(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def gigabytes(text: str) -> float:
-    """What --max-memory asks for, in GB (10^9 bytes): '8', '8GB', '500MB'.
+    """Return the size given as --max-memory in GB (10^9 bytes).
+
+    Example:
+        >>> gigabytes("8"), gigabytes("8GB"), gigabytes("500MB")
+        (8.0, 8.0, 0.5)
 
     Raises:
-        UsageError: it is no size.
+        UsageError: the text is not a size.
     """
-    from sslbench.errors import UsageError
-
     number = text.upper().replace(" ", "").removesuffix("B")
     scale = {"M": 1e-3, "G": 1.0, "T": 1e3}.get(number[-1:])
     try:
@@ -175,12 +298,12 @@ def gigabytes(text: str) -> float:
 
 
 def default_data() -> str:
-    """What is evaluated without --data; the user is told."""
+    """Return the data set used without --data, and tell the user."""
     if this_process().rank == 0:
         echo("no --data: using the handwritten digits bundled with scikit-learn (sklearn:digits)", err=True)
     return "sklearn:digits"
 
 
-def store_folder(given: str | None) -> Path:
-    """The feature store: --store, else the one in the user's cache."""
-    return Path(given) if given else paths.cache_dir() / "features"
+def store_folder(folder: str | None) -> Path:
+    """Return the folder of the feature store: --store, by default in the user's cache."""
+    return Path(folder) if folder else paths.cache_dir() / "features"

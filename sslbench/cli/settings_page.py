@@ -1,4 +1,4 @@
-"""Printing settings: values as they would be typed, and sections of names, values and origins."""
+"""Printing of settings: values as they are typed, and sections of names, values and origins."""
 
 from typing import Any
 
@@ -9,7 +9,12 @@ from sslbench.text import visible
 
 
 def show_value(value: Any) -> str:
-    """A setting's value as it would be written after KEY=."""
+    """Return a setting's value as it is typed after KEY=.
+
+    Example:
+        >>> show_value((1, 2)), show_value(None), show_value(0.5)
+        ('[1,2]', 'null', '0.5')
+    """
     if isinstance(value, tuple):
         return "[" + ",".join(show_value(v) for v in value) + "]"
     if value is None or isinstance(value, bool):
@@ -18,7 +23,7 @@ def show_value(value: Any) -> str:
 
 
 def section(title: str, rows: list[tuple[str, str, str]]) -> None:
-    """A heading, and (name, value, origin) below it in columns."""
+    """Print a heading with rows of (name, value, origin) below it."""
     echo(before=click.style(title, bold=True))
     width = max((len(name) for name, _, _ in rows), default=0)
     for name, value, origin in rows:

@@ -1,4 +1,4 @@
-"""What the user sees while a command works: plain lines, warnings and a progress bar, all on stderr."""
+"""Messages, warnings and progress of a running command, all on stderr."""
 
 import logging
 import sys
@@ -19,9 +19,9 @@ class _Lines(logging.Handler):
 
 
 def show_messages() -> None:
-    """Shows what sslbench says (logger 'sslbench', INFO and above) as lines on stderr.
+    """Print log messages of sslbench (INFO and above) on stderr.
 
-    Of several processes only the first tells what goes on; warnings come from all.
+    Of several processes only the first prints information; all print warnings.
     """
     logger = logging.getLogger("sslbench")
     logger.handlers = [_Lines()]
@@ -30,14 +30,14 @@ def show_messages() -> None:
 
 
 class ProgressLines:
-    """Progress without a terminal: a line every ten seconds at most, so that log files stay short."""
+    """Progress without a terminal: at most one line every ten seconds, which keeps log files short."""
 
     def __init__(self) -> None:
         self.started: dict[str, float] = {}
         self.last = 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Reports `done` of `total` images of one job."""
+        """Report `done` of `total` images of one job."""
         now = time.monotonic()
         started = self.started.setdefault(what, now)
         if done < total and now - self.last < 10:
@@ -49,7 +49,7 @@ class ProgressLines:
 
 @contextmanager
 def progress() -> Iterator["ProgressLines | ProgressBars | None"]:
-    """A callable (what, done, total): bars on a terminal, lines otherwise; None on processes other than the first."""
+    """Provide a callable (what, done, total): bars on a terminal, lines otherwise; None except on the first process."""
     if this_process().rank != 0:
         yield None
         return
@@ -81,7 +81,7 @@ class ProgressBars:
         self.tasks: dict[str, tuple[int, float]] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Reports `done` of `total` images of one job."""
+        """Report `done` of `total` images of one job."""
         from rich.progress import TaskID
 
         if not self.tasks:
@@ -94,16 +94,21 @@ class ProgressBars:
         self.bars.update(TaskID(task), completed=done, rate=rate)
 
     def close(self) -> None:
-        """Leaves the terminal as it should be."""
+        """Stop the bars and restore the terminal."""
         if self.tasks:
             self.bars.stop()
 
 
-QUIET = 10.0  # seconds between two lines of a log file
+QUIET = 10.0  # shortest time between two lines of a log file, in seconds
 
 
 def duration(seconds: float) -> str:
-    """'0:42', '12:07', '3:05:00', '2d 03:00'."""
+    """Format a duration.
+
+    Example:
+        >>> duration(42), duration(11100), duration(2 * 86400 + 3 * 3600)
+        ('0:42', '3:05:00', '2d 03:00')
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 48:

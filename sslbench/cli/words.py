@@ -1,4 +1,4 @@
-"""The words after a command: names, and key=value in Hydra's grammar."""
+"""Words after a command: names, and key=value in Hydra's grammar."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,11 @@ from sslbench.protocols import find as find_protocol
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Names in order, and key -> value of the words with '='; values as Hydra reads them (k=[10,20], a='b,c').
+    """Split words into names and key -> value, read as Hydra does (k=[10,20], a='b,c').
+
+    Example:
+        >>> split_words(["knn", "k=[10,20]"])
+        (['knn'], {'k': [10, 20]})
 
     Raises:
         UsageError: a value that cannot be read, or a key that is given twice.
@@ -46,7 +50,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequence[str]) -> "Routed":
-    """Sorts key=value into settings of the run and of each protocol; `knn.k=20` is for one protocol only.
+    """Sort key=value into settings of the run and of each protocol; `knn.k=20` is for one protocol only.
 
     Raises:
         UsageError: a key that nothing has, with the nearest one.
@@ -74,14 +78,14 @@ def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequenc
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """key=value words, by what they are for."""
+    """Settings of the run, and of each protocol."""
 
     run: dict[str, Any]
     protocols: dict[str, dict[str, Any]]
 
 
 def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The layers of run settings: configs/eval.yaml with its machine group through Hydra, key=value, then flags.
+    """Return the layers of run settings: configs/eval.yaml with its machine group, key=value, then flags.
 
     Args:
         values: key=value words for the run; 'machine' picks configs/machine/NAME.yaml.

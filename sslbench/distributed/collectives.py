@@ -172,9 +172,9 @@ def _attempt(function: Callable[[], T]) -> tuple[T | None, SslbenchError | None]
 
 
 def _raise_together(error: SslbenchError | None) -> None:
-    """Raise an error on all processes, of which only the first prints it; see `SslbenchError.told_by_first`."""
+    """Raise an error on all processes, of which only the first prints it; see `SslbenchError.printed_by_rank_0`."""
     if error is not None:
-        error.told_by_first = rank() != 0
+        error.printed_by_rank_0 = rank() != 0
         raise error
 
 

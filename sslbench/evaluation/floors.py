@@ -9,7 +9,7 @@ import numpy as np
 
 from sslbench import paths
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.build import untrained_copy
+from sslbench.backbones.in_memory import untrained_copy
 from sslbench.backbones.load import load_backbone
 from sslbench.data.source import Labels
 from sslbench.errors import ResultError

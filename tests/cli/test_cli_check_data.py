@@ -49,7 +49,7 @@ def test_clean_data(check, photos):
 def test_usage_errors(check, photos):
     assert check(photos.parent / "phots")[0] == 2
     code, out = check(photos, "--decode", "some")
-    assert code == 2 and "should be 'all' or how many" in out
+    assert code == 2 and "should be 'all' or a number" in out
     code, out = check(photos, "--near-copies", "features", "--store", photos.parent)
     assert code == 2 and "no features of all images" in out
 

@@ -59,4 +59,4 @@ def test_files_of_no_known_format_are_compared_as_they_are_on_request(folder, ss
 
 def test_raw_excludes_formats(folder, sslbench):
     code, _, err = sslbench("diff", "a.pth", "b.pth", "--raw", "--format-a", "moco")
-    assert code == 2 and "exclude" in err
+    assert code == 2 and "--raw does not go with --format-a" in err

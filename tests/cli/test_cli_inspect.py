@@ -149,7 +149,7 @@ def test_a_tar_of_images_is_data_and_a_tar_of_tensors_weights(folder, sslbench, 
     for what in ("s-0000.tar", "s-{0000..0001}.tar", "s.tar.gz", "renamed.tar"):
         code, out, _ = sslbench("inspect", what)
         assert code == 0 and "images, single label, 3 classes" in out
-        assert out.splitlines()[-1] == f"data: sslbench check-data {shlex.quote(what)} looks into it"
+        assert out.splitlines()[-1] == f"data: sslbench check-data {shlex.quote(what)} checks it"
     torch.save({"state_dict": resnet}, "model.tar")
     assert row(sslbench("inspect", "model.tar")[1], "file").startswith("torch zip, ")
     with tarfile.open("old.pth.tar", "w") as archive:

@@ -139,7 +139,7 @@ def test_the_settings_of_an_earlier_run_are_a_recipe_too(tmp_path, sslbench):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pretrain"], "which method?"),
+        (["pretrain"], "METHOD is missing"),
         (["pretrain", "simcrl"], "there is no method called 'simcrl'\n  Did you mean 'simclr'"),
         (["pretrain", "moco"], "Did you mean 'moco_v"),
         (["pretrain", "simclr", "moco_v2"], "one method at a time, not simclr and moco_v2"),

@@ -15,7 +15,8 @@ from PIL import Image
 from torch import nn
 
 from sslbench import identity
-from sslbench.backbones.build import build, from_module
+from sslbench.backbones.build import build
+from sslbench.backbones.in_memory import from_module
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.record import Encoded, asked, describe, measurement
 from sslbench.features.extract import store_key

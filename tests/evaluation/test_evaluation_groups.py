@@ -163,7 +163,7 @@ def test_counting_operations_leaves_a_network_as_it_was():
             self.calls += 1
             return self.norm.train()(self.conv(x)).flatten(1)
 
-    from sslbench.backbones.build import from_module
+    from sslbench.backbones.in_memory import from_module
     from sslbench.preprocessing import Preprocessing
 
     module = Moving().eval()
@@ -177,7 +177,7 @@ def test_a_network_that_looks_at_values_is_not_counted(caplog):
         def forward(self, x):
             return super().forward(x) if float(x.sum()) > 0 else super().forward(-x)
 
-    from sslbench.backbones.build import from_module
+    from sslbench.backbones.in_memory import from_module
     from sslbench.preprocessing import Preprocessing
 
     caplog.set_level("INFO", logger="sslbench")

@@ -13,7 +13,8 @@ from torch import nn
 
 import sslbench
 from sslbench import evaluation, identity, paths
-from sslbench.backbones.build import build, from_module
+from sslbench.backbones.build import build
+from sslbench.backbones.in_memory import from_module
 from sslbench.cli.main import main
 from sslbench.errors import BackboneError, UsageError
 from sslbench.evaluation import Request, RunSettings, floors, make_task

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sslbench.backbones.build import from_module
+from sslbench.backbones.in_memory import from_module
 from sslbench.data.images import Arrays
 from sslbench.data.source import Labels, Source
 from sslbench.preprocessing import Preprocessing

@@ -26,7 +26,7 @@ def resumed(rank, folders):
     try:
         found = newest_whole(folders[rank])
     except SslbenchError as error:
-        return str(error), error.told_by_first
+        return str(error), error.printed_by_rank_0
     return found and (found[0].name, found[1]["number"])
 
 

@@ -1,4 +1,4 @@
-"""Position embeddings of a file made to fit a vision transformer that was built for images of another size."""
+"""Resampling of position embeddings to a vision transformer built for another image size."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from sslbench.weights.positions import without_class_position
 
 
 def fit_positions(tensors: Mapping[str, Tensor], module: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The tensors with `pos_embed` as `module` takes it, and what was done, in words.
+    """Return the tensors with `pos_embed` fitted to `module`, and a description of each change.
 
     Two things are done, and only where the module is a vision transformer of timm:
 
@@ -76,6 +76,6 @@ def _resampled_as_dino(positions: Tensor, side: int, grid: tuple[int, int], pref
 
 
 def _grid(module: nn.Module) -> tuple[int, int] | None:
-    """Patches (down, across) that the module was built for."""
+    """Return the module's grid of patches (rows, columns)."""
     size = getattr(getattr(module, "patch_embed", None), "grid_size", None)
     return (int(size[0]), int(size[1])) if isinstance(size, tuple) and len(size) == 2 else None

@@ -1,4 +1,4 @@
-"""Which vision transformer a file holds: from the names and shapes of its tensors, and the name timm has for it."""
+"""Recognition of vision transformers by the names and shapes of their tensors."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ import timm
 Shapes = Mapping[str, tuple[int, ...]]
 Family = Literal["vit", "distilled", "deit3", "dinov2", "clip", "beit"]
 
-# Everything that a transformer of these kinds may hold; hybrids, rotary positions and the like are others.
+# All tensors of the supported kinds; hybrids, rotary positions and the like are not supported.
 _KNOWN = re.compile(
     r"(?:cls_token|dist_token|reg_token|pos_embed|rel_pos_bias\.relative_position_bias_table|patch_embed\.proj\.\w+|"
     r"(?:norm_pre|norm|fc_norm)\.\w+|blocks\.\d+\.(?:(?:norm[12]|attn\.qkv|attn\.proj|mlp\.fc[12])\.\w+|ls[12]\.gamma|"
@@ -40,15 +40,15 @@ _DINOV2_TRAINED, _DINOV2_EVALUATED = 518, 224
 
 @dataclasses.dataclass(frozen=True)
 class ViT:
-    """A vision transformer.
+    """Architecture of a vision transformer.
 
     Attributes:
-        name: what `--backbone` takes to build it ('timm:vit_small_patch14_dinov2,img_size=224').
-        family: whose variant: 'clip' has a norm before the blocks, 'dinov2' LayerScale, 'beit' relative positions.
+        name: name for `--backbone` ('timm:vit_small_patch14_dinov2,img_size=224').
+        family: variant: 'clip' has a norm before the blocks, 'dinov2' LayerScale, 'beit' relative positions.
         width: of a token.
         depth: number of blocks.
         heads: of attention; no tensor shows them, except BEiT's.
-        heads_known: the size is one everybody gives the same number of heads; else `heads` is a guess.
+        heads_known: all published networks of this size have the same number of heads; else `heads` is a guess.
         patch: side of a patch in pixels.
         image: side in pixels of the images that the position embeddings are for.
         evaluated: side in pixels of the images that it is evaluated with.
@@ -60,7 +60,7 @@ class ViT:
         swiglu: whether the MLP is gated.
         quick_gelu: whether the MLP has x * sigmoid(1.702 x) for GELU (OpenAI's CLIP).
         pooled_norm: whether the last norm comes after averaging the patches (fine-tuned MAE).
-        notes: what was assumed because no tensor shows it.
+        notes: assumptions that no tensor shows.
     """
 
     name: str
@@ -84,11 +84,11 @@ class ViT:
 
     @property
     def pre_norm(self) -> bool:
-        """Whether there is a norm before the first block (CLIP)."""
+        """True if there is a norm before the first block (CLIP)."""
         return self.family == "clip"
 
     def describe(self) -> str:
-        """In words: 'ViT of 12 blocks, width 384, 6 heads, patch 14, LayerScale, trained at 518 pixels'."""
+        """Return a description: 'ViT of 12 blocks, width 384, 6 heads, patch 14, LayerScale, trained at 518 pixels'."""
         parts = [f"ViT of {self.depth} blocks, width {self.width}, {self.heads} heads, patch {self.patch}"]
         parts += [f"{self.registers} registers"] if self.registers else []
         parts += ["LayerScale"] if self.layer_scale else []
@@ -102,11 +102,11 @@ class ViT:
 
 
 def recognise_vit(shapes: Shapes, *, format: str = "") -> ViT | None:  # the name of the command-line flag
-    """The vision transformer whose tensors these are, or None when they are none of timm's kinds.
+    """Return the vision transformer with these tensors, or None if it is not of timm's kinds.
 
     Args:
         shapes: canonical name -> shape, without heads.
-        format: whose key names the file has: tells what shapes cannot (heads of MoCo v3, QuickGELU of CLIP).
+        format: format of the file, for facts that shapes do not show (heads of MoCo v3, QuickGELU of CLIP).
     """
     stem, fc1, fc2 = (
         shapes.get("patch_embed.proj.weight", ()),
@@ -154,7 +154,7 @@ def recognise_vit(shapes: Shapes, *, format: str = "") -> ViT | None:  # the nam
 
 
 def _any(shapes: Shapes, end: str) -> tuple[int, ...]:
-    """The shape of the tensor of that name in the first block that has it; () when none has."""
+    """Return the shape of the first tensor whose name ends so; () if there is none."""
     return next((shape for name, shape in shapes.items() if name.endswith("." + end)), ())
 
 
@@ -172,7 +172,7 @@ def _family(shapes: Shapes) -> Family:
 
 
 def _image(shapes: Shapes) -> int | None:
-    """Side of the images in pixels, from the position embeddings; None when they are of no square."""
+    """Return the side of the images in pixels from the position embeddings; None if their grid is not square."""
     patch = shapes.get("patch_embed.proj.weight", (0,))[-1]
     if (positions := shapes.get("pos_embed", ())) and len(positions) == 3:
         prefix = sum(name in shapes for name in ("cls_token", "dist_token"))
@@ -185,7 +185,7 @@ def _image(shapes: Shapes) -> int | None:
 
 
 def grid_side(count: int, prefixes: tuple[int, ...]) -> int | None:
-    """Side of the square that `count` position embeddings make without one of these numbers of prefix tokens."""
+    """Return the side of the square grid of `count` embeddings less one of these numbers of prefix tokens, or None."""
     for prefix in prefixes:
         side = math.isqrt(max(count - prefix, 0))
         if side and side * side == count - prefix:
@@ -203,7 +203,7 @@ def _notes(family: Family, width: int, format: str) -> list[str]:
 
 
 def _name(vit: ViT, word: str, hidden: int, shapes: Shapes, tag: str) -> str:
-    """The name timm has for it; whatever that does not say follows as options."""
+    """Return timm's name, followed by the options that differ from it."""
     base, says = _base(vit, word, tag)
     options: dict[str, object] = {}
     if not word or says["size"] != word:
@@ -234,7 +234,7 @@ def _name(vit: ViT, word: str, hidden: int, shapes: Shapes, tag: str) -> str:
 
 
 def _base(vit: ViT, word: str, tag: str) -> tuple[str, dict[str, object]]:
-    """The nearest of timm's names that exists, and what it says by itself."""
+    """Return the nearest existing name of timm and the properties it implies."""
     sizes = (word, "giant") if vit.swiglu else (word, "small", "base")  # only DINOv2's giant has SwiGLU by itself
     for size, patch, image in ((w, p, i) for w in sizes if w for p, i in _nearest(vit)):
         registers = 4 if vit.registers else 0
@@ -256,5 +256,5 @@ def _base(vit: ViT, word: str, tag: str) -> tuple[str, dict[str, object]]:
 
 
 def _nearest(vit: ViT) -> list[tuple[int, int]]:
-    """(patch, image) in the order in which names are tried: its own first."""
+    """Return (patch, image) in the order in which names are tried: its own first."""
     return [(vit.patch, vit.evaluated), (vit.patch, 224), (16, 224), (14, 224), (32, 224)]

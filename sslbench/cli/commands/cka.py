@@ -1,7 +1,8 @@
 """`sslbench cka`."""
 
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,24 +17,45 @@ if TYPE_CHECKING:
 @click.command("cka")
 @click.argument("a")
 @click.argument("b")
-@click.option("--backbone", help="Of A, and of B too unless --backbone-b is given.")
-@click.option("--backbone-b", help="Of B.")
-@click.option("--format", help="Whose key names A has; recognised when left out.")
-@click.option("--format-b", help="The same for B.")
-@click.option("--layers", help="Layers of both, e.g. res2,res3:avg(4,4),res5. Default: all that have a name.")
-@click.option("--layers-b", help="Layers of B, where they are others.")
-@click.option("--debiased", is_flag=True, help="With the unbiased estimator; for fewer images than features.")
-@click.option("--csv", "csv_path", help="Write the matrix as CSV.")
-@click.option("--png", "png_path", help="Draw it as a heat map.")
-@options.data_flags
-@options.preprocessing_flags
-@options.run_flags
+@click.option(
+    "--backbone", help="Architecture of A, and of B unless --backbone-b is given. Default: read from the file."
+)
+@click.option("--backbone-b", help="Architecture of B.")
+@click.option("--format", help="Format of A (sslbench list formats). Default: recognised.")
+@click.option("--format-b", help="Format of B. Default: recognised.")
+@click.option("--layers", help="Layers of A and B, e.g. res2,res3:avg(4,4),res5. Default: all named layers.")
+@click.option("--layers-b", help="Layers of B. Default: --layers.")
+@click.option("--debiased", is_flag=True, help="Use the unbiased estimator, for fewer images than features.")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="CSV file to write the matrix to.")
+@click.option("--png", "png_path", type=click.Path(path_type=Path), help="PNG file to draw the matrix in.")
+@options.data_options
+@options.preprocessing_options
+@options.run_options
 @options.trust_pickle
-def command(a: str, b: str, **given: Any) -> None:
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    a: str,
+    b: str,
+    backbone: str | None,
+    backbone_b: str | None,
+    format: str | None,  # the name of the flag
+    format_b: str | None,
+    layers: str | None,
+    layers_b: str | None,
+    debiased: bool,
+    csv_path: Path | None,
+    png_path: Path | None,
+    trust_pickle: bool,
+    data: options.DataFlags,
+    preprocessing: options.PreprocessingFlags,
+    run: options.RunFlags,
+) -> None:
     """Compare the layers of two networks by linear CKA (Kornblith et al. 2019) on the same images.
 
     A and B are weights files ('random' with --backbone is an untrained network), or features of the same samples: .npy
-    files or folders of the feature store. 1 is the same up to rotation and scale.
+    files or folders of the feature store. 1 means equal up to rotation and scale.
 
     \b
     sslbench cka moco.pth simclr.pth --data photos/ --limit 2000 --png cka.png
@@ -48,16 +70,39 @@ def command(a: str, b: str, **given: Any) -> None:
     stored = [_is_features(Path(side)) for side in (a, b)]
     if any(stored) and not all(stored):
         raise UsageError("A and B should both be weights or both be features", "Features: .npy files or store folders.")
-    sides = _stored_sides(a, b, given) if all(stored) else _encoded_sides(a, b, given)
-    found = similarity.similarity(*sides, debiased=given["debiased"])
+    chosen = _layers(layers), _layers(layers_b or layers)
+    if all(stored):
+        used = ("layers", "layers_b", "debiased", "csv_path", "png_path")
+        options.refuse(ctx, used=used, what="features, which are computed already")
+        sides = similarity.read(Path(a), chosen[0]), similarity.read(Path(b), chosen[1])
+    else:
+        if data.data and data.test_data:
+            raise UsageError("--data and --test-data exclude each other", "Both networks encode one set of images.")
+        for flag, text, side in (("--format", format, a), ("--format-b", format_b, b)):
+            if text and side == "random":
+                raise UsageError(f"{flag} is for a weights file, and '{side}' is none")
+        networks = (
+            _Network(a, backbone, format, chosen[0], trust_pickle),
+            _Network(b, backbone_b or backbone, format_b, chosen[1], trust_pickle),
+        )
+        sides = _encode(networks, data, preprocessing, run)
+    found = similarity.similarity(*sides, debiased=debiased)
     _print(found)
-    for path, write in (
-        (given["csv_path"], similarity.write_csv),
-        (given["png_path"], similarity.write_heatmap),
-    ):
-        if path:
-            write(found, Path(path))
-            echo(f"written: {Path(path).resolve()}", err=True)
+    for path, write in ((csv_path, similarity.write_csv), (png_path, similarity.write_heatmap)):
+        if path is not None:
+            write(found, path)
+            echo(f"written: {path.resolve()}", err=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Network:
+    """Weights on one side of the comparison."""
+
+    weights: str
+    backbone: str | None
+    format: str | None
+    layers: tuple[str, ...]
+    trust_pickle: bool
 
 
 def _is_features(path: Path) -> bool:
@@ -70,41 +115,38 @@ def _layers(text: str | None) -> tuple[str, ...]:
     return tuple(split_layers(text)) if text else ()
 
 
-def _stored_sides(a: str, b: str, given: dict[str, Any]) -> tuple["LayerFeatures", "LayerFeatures"]:
-    from sslbench.evaluation.similarity import read
-
-    layers = _layers(given["layers"]), _layers(given["layers_b"] or given["layers"])
-    return read(Path(a), layers[0]), read(Path(b), layers[1])
-
-
-def _encoded_sides(a: str, b: str, given: dict[str, Any]) -> tuple["LayerFeatures", "LayerFeatures"]:
+def _encode(
+    networks: tuple[_Network, _Network],
+    data: options.DataFlags,
+    preprocessing: options.PreprocessingFlags,
+    run: options.RunFlags,
+) -> tuple["LayerFeatures", "LayerFeatures"]:
+    """Return the features of both networks on the same images."""
     from sslbench import evaluation
     from sslbench.cli import terminal
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
     from sslbench.evaluation.similarity import encode
 
-    run, _ = resolve(evaluation.RunSettings, compose_run({}, options.given(given, options.RUN_KEYS)))
-    common = {key: given[key] for key in ("image_column", "label_column", "limit", "trust_pickle")}
-    # Only one part is looked at: the test part, where it is given by itself.
-    common |= {
-        "data": given["test_data"] or given["data"] or options.default_data(),
-        "preprocessing": options.preprocessing_values(given),
-    }
+    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
+    images = data.test_data or data.data or options.default_data()
     requests = [
         evaluation.Request(
-            **common, weights=weights, tasks=(), backbone=backbone, format=format_, layers=_layers(layers)
+            **dataclasses.asdict(network),
+            data=images,
+            image_column=data.image_column,
+            label_column=data.label_column,
+            limit=data.limit,
+            tasks=(),
+            preprocessing=preprocessing.values(),
         )
-        for weights, backbone, format_, layers in (
-            (a, given["backbone"], given["format"], given["layers"]),
-            (b, given["backbone_b"] or given["backbone"], given["format_b"], given["layers_b"] or given["layers"]),
-        )
+        for network in networks
     ]
-    store = options.store_folder(given["store"])
+    store = run.store_folder()
     evaluation.check_writable(store)
     with terminal.progress() as progress:
-        first, source = encode(requests[0], run, store=store, progress=progress)
-        second, _ = encode(requests[1], run, store=store, progress=progress, source=source)
+        first, source = encode(requests[0], settings, store=store, progress=progress)
+        second, _ = encode(requests[1], settings, store=store, progress=progress, source=source)
     return first, second
 
 

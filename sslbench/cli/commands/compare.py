@@ -1,5 +1,6 @@
 """`sslbench compare`."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 @click.command("compare")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option("--metric", help="Compare by this metric in place of the leading one.")
+@click.option("--metric", help="Metric to compare. Default: the leading metric.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
-    """Say whether the difference between two results is real: A and B are records, or folders of them.
+    """Test whether two results differ: A and B are records, or folders of records.
 
-    Both are scored on the same test samples, and the samples are resampled for both at once: "tied" means that the 95 %
-    interval of the difference holds 0. Groups of samples stay together, and means over draws are compared by all draws.
-    Of two folders all pairs are compared that were measured in the same way.
+    The test samples are resampled for both at once (paired bootstrap). "tied" means that the 95 % interval of the
+    difference contains 0. Groups of samples stay together; means over draws are compared over all draws. Of two
+    folders, all pairs that were measured in the same way are compared.
 
     \b
     sslbench compare results/knn/a-1f0c.json results/knn/b-77e2.json
@@ -50,7 +51,7 @@ def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
 
 
 def _nothing(a: Path, b: Path, ours: "Sequence[Result]", theirs: "Sequence[Result]") -> Exception:
-    """Why nothing can be compared: what differs between the two most alike."""
+    """Return the error for results without a comparable pair; it lists the differences of the most similar two."""
     from sslbench.errors import ResultError
     from sslbench.leaderboard.compare import differing
 
@@ -65,7 +66,7 @@ def _nothing(a: Path, b: Path, ours: "Sequence[Result]", theirs: "Sequence[Resul
         )
     listed = "\n".join(f"  {key}: {one} / {other}" for key, one, other in nearest)
     return ResultError(
-        f"no result below {a} can be compared with one below {b}; the two most alike differ in (A / B):\n{listed}",
+        f"no result below {a} can be compared with one below {b}; the two most similar differ in (A / B):\n{listed}",
         f"They are {x.file} and {y.file}.",
     )
 
@@ -119,8 +120,6 @@ def _notes(found: "list[Comparison]") -> list[str]:
 
 
 def _json(found: "list[Comparison]") -> str:
-    import json
-
     from sslbench.results import plain
 
     return json.dumps(plain([_plain(one) for one in found]), indent=1, allow_nan=False)

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 @click.command("convert")
 @click.argument("in_", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--to", required=True, help="Whose key names OUT should have (sslbench list formats).")
-@click.option("--format", help="Whose key names IN has; recognised when left out.")
-@click.option("--backbone", help="The architecture, where IN does not show it: your own module:callable, timm:NAME.")
-@click.option("--stem", help="Map the stem to another number of channels: average, repeat, sum, bands=3,2,1.")
-@click.option("--in-chans", type=click.IntRange(1), help="To which number --stem maps (sum: 1).")
-@click.option("--keep-heads", is_flag=True, help="Keep classifiers and projection heads, if OUT has names for them.")
+@click.option("--to", required=True, help="Format of OUT (sslbench list formats).")
+@click.option("--format", help="Format of IN. Default: recognised.")
+@click.option("--backbone", help="Architecture: timm:NAME, module:callable. Default: read from IN.")
+@click.option("--stem", help="Rule that adapts the first convolution to --in-chans: average, repeat, sum, bands=3,2,1.")
+@click.option(
+    "--in-chans", type=click.IntRange(1), help="Number of input channels of OUT, with --stem. Default for sum: 1."
+)
+@click.option(
+    "--keep-heads", is_flag=True, help="Keep classifiers and projection heads that the target format can name."
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @options.trust_pickle
 def command(
@@ -35,10 +39,10 @@ def command(
     force: bool,
     trust_pickle: bool,
 ) -> None:
-    """Write the weights in IN to OUT with the key names of another format, bit for bit the same numbers.
+    """Write the weights in IN to OUT under the key names of another format; values stay bit for bit the same.
 
-    --stem changes those of the first convolution: it then takes images of another number of channels.
-    The suffix of OUT says how it is stored: .safetensors, .pkl (numpy arrays, for Detectron2 and Caffe2), else torch.
+    --stem adapts the first convolution to another number of channels. The suffix of OUT chooses the container:
+    .safetensors, .pkl (numpy arrays, for Detectron2 and Caffe2), otherwise torch.
 
     \b
     sslbench convert moco_v2.pth.tar r50.safetensors --to torchvision
@@ -52,7 +56,9 @@ def command(
 
     terminal.show_messages()
     if in_chans is not None and stem is None:
-        raise UsageError("--in-chans needs --stem: how are the weights mapped to that number of channels?")
+        raise UsageError(
+            "--in-chans needs --stem, the rule that adapts the first convolution", "For example --stem average."
+        )
     convert.check_output(in_, out, to=to, overwrite=force)
     file = files.read(in_, trust_pickle=trust_pickle)
     expected = None
@@ -88,7 +94,7 @@ def command(
 
 
 def _lines(report: "ConversionReport") -> list[str]:
-    """At most fifteen lines."""
+    """Return the report as at most fifteen lines."""
     place = f" at '{report.where}'" if report.where else ""
     prefix = f", keys start with '{report.prefix}'" if report.prefix else ""
     network = f" ({report.network})" if report.network else ""

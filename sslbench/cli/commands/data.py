@@ -1,46 +1,76 @@
 """`sslbench data`: names for data locations, manifests made of them, and folders made of official archives."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import click
 
+from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
 
 
 @click.group("data")
 def command() -> None:
-    """Names for data locations, manifests made of them, and folders made of official archives."""
+    """Manage names for data locations; write manifests; lay out data sets from official archives."""
 
 
 @command.command("to-kwcoco")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--boxes", is_flag=True, help="One annotation per object with its box, of a manifest or a VOC tree.")
-@click.option("--extract", type=click.Path(path_type=Path), help="Folder for images that lie inside containers.")
-@click.option("--absolute", is_flag=True, help="Absolute paths; else they are relative to the manifest.")
-@click.option("--overwrite", is_flag=True, help="Replace a manifest that exists.")
-@click.option("--image-col", "--image-column", "image_column", help="Column of a table that holds the image paths.")
-@click.option("--label-col", "--label-column", "label_column", help="Column of a table that holds the labels.")
-@click.option("--keep", "attribute_columns", multiple=True, help="A further column of a table or manifest; repeat.")
-@click.option("--value-col", "value_columns", multiple=True, help="A column of numbers to predict; repeat.")
+@click.option("--boxes", is_flag=True, help="Write one annotation with a box per object of a manifest or VOC tree.")
+@click.option("--extract", type=click.Path(path_type=Path), help="Folder for images that are inside containers.")
+@click.option("--absolute", is_flag=True, help="Write absolute paths. Default: relative to the manifest.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing manifest.")
+@options.image_column
+@options.label_column
+@click.option(
+    "--keep",
+    "attribute_columns",
+    multiple=True,
+    help="Column of a table or manifest to copy into the manifest; repeat.",
+)
+@click.option("--value-col", "value_columns", multiple=True, help="Column of numbers to predict; repeat.")
+@click.pass_context
 def to_kwcoco(
-    source: str, out: Path, boxes: bool, extract: Path | None, absolute: bool, overwrite: bool, **columns: Any
+    ctx: click.Context,
+    /,
+    source: str,
+    out: Path,
+    boxes: bool,
+    extract: Path | None,
+    absolute: bool,
+    overwrite: bool,
+    image_column: str | None,
+    label_column: str | None,
+    attribute_columns: tuple[str, ...],
+    value_columns: tuple[str, ...],
 ) -> None:
     """Write a kwcoco manifest of SOURCE to OUT (.kwcoco.json or .kwcoco.zip), with a split column.
 
-    It lists the images where they are. Opened again it gives the same ids (they stand under sslbench_id), labels,
-    splits and image contents, so features that were extracted before are found again.
+    The manifest refers to the images where they are. Opened again, it gives the same ids (sslbench_id), labels, splits
+    and image contents, so stored features are found again.
     """
     from sslbench.cli import terminal
     from sslbench.data.export.kwcoco import write_kwcoco
     from sslbench.data.open import open_data, open_objects
-    from sslbench.errors import UsageError
 
     terminal.show_messages()
-    if boxes and any(columns.values()):
-        raise UsageError("--boxes is for manifests and VOC trees, which have no columns")
-    sources: Any = open_objects(source) if boxes else open_data(source, **columns)
+    sources: Any
+    if boxes:
+        used = ("boxes", "extract", "absolute", "overwrite")
+        options.refuse(ctx, used=used, what="--boxes: manifests and VOC trees have no columns")
+        sources = open_objects(source)
+    else:
+        sources = open_data(
+            source,
+            image_column=image_column,
+            label_column=label_column,
+            attribute_columns=attribute_columns,
+            value_columns=value_columns,
+        )
     written = write_kwcoco(sources, out, extract=extract, absolute=absolute, overwrite=overwrite)
     parts = ", ".join(f"{split} {n:,}" for split, n in written.images.items())
     echo(f"{out}: {sum(written.images.values()):,} images ({parts}), {written.annotations:,} annotations")
@@ -53,24 +83,26 @@ def to_kwcoco(
 @command.command("prepare")
 @click.argument("name", required=False)
 @click.option(
-    "--archive", "archives", multiple=True, type=click.Path(path_type=Path), help="An archive, or a folder of them."
+    "--archive",
+    "archives",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Archive, or folder of archives; repeat.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Data folder. Default: $SSLBENCH_DATA, else ./data.")
-@click.option("--no-verify", is_flag=True, help="No checksums and no counting: for a part of a data set.")
+@click.option("--no-verify", is_flag=True, help="Skip checksums and counts, for part of a data set.")
 def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_verify: bool) -> None:
     """Lay out the data set NAME from its official archives, where benchmarks look for it.
 
-    Nothing is downloaded. Without NAME the data sets and their archives are listed. A run that was interrupted
-    continues when it is started again.
+    Nothing is downloaded. Without NAME the data sets and their archives are listed. The same command continues an
+    interrupted run.
     """
     from sslbench.cli import terminal
     from sslbench.data import prepare as prepared
-    from sslbench.errors import UsageError
 
     terminal.show_messages()
     if name is None:
-        if archives or out or no_verify:
-            raise UsageError("which data set?", "sslbench data prepare lists them: sslbench data prepare NAME ...")
+        options.refuse(click.get_current_context(), used=(), what="a list of data sets: NAME is missing")
         for line in prepared.described():
             click.echo(line)
         return
@@ -80,22 +112,29 @@ def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_v
 
 
 _PROJECT = click.option(
-    "--project", is_flag=True, help="In ./sslbench-data.yaml, for everybody who works in this folder."
+    "--project", is_flag=True, help="Use ./sslbench-data.yaml, shared by everybody who works in this folder."
 )
 
 
 @command.command("add")
 @click.argument("name")
 @click.argument("location", metavar="STRING")
-@click.option("--image-col", "--image-column", "image_column", help="Column of a table that holds the image paths.")
-@click.option("--label-col", "--label-column", "label_column", help="Column of a table that holds the labels.")
-@click.option("--overwrite", is_flag=True, help="Replace the name if it is there.")
+@options.image_column
+@options.label_column
+@click.option("--overwrite", is_flag=True, help="Replace an existing name.")
 @_PROJECT
-def add(name: str, location: str, overwrite: bool, project: bool, **columns: Any) -> None:
-    """Let NAME stand for STRING wherever --data is taken: `--data NAME`.
+def add(
+    name: str,
+    location: str,
+    image_column: str | None,
+    label_column: str | None,
+    overwrite: bool,
+    project: bool,
+) -> None:
+    """Make NAME an alias of STRING for `--data NAME`.
 
-    A path is kept as an absolute one in your own catalog, and as it is (relative to the folder) with --project. The
-    data are opened once, so that a mistake shows now.
+    Your own catalog stores absolute paths; --project keeps paths relative to its folder. The data are opened once to
+    find mistakes.
     """
     from sslbench.cli import terminal
     from sslbench.data import catalog
@@ -103,10 +142,12 @@ def add(name: str, location: str, overwrite: bool, project: bool, **columns: Any
     from sslbench.data.open import open_data
 
     terminal.show_messages()
-    parts = open_data(location, **columns)
+    parts = open_data(location, image_column=image_column, label_column=label_column)
     kept = location if project else absolute(location)
     file = _catalog_file(project)
-    catalog.add(name, catalog.Entry(kept, **columns), file, overwrite=overwrite)
+    catalog.add(
+        name, catalog.Entry(kept, image_column=image_column, label_column=label_column), file, overwrite=overwrite
+    )
     counts = ", ".join(f"{split} {len(part):,}" for split, part in parts.items())
     echo(f"{name} = {kept} ({counts} images), in {file}")
     if Path(name).exists():
@@ -117,7 +158,7 @@ def add(name: str, location: str, overwrite: bool, project: bool, **columns: Any
 @click.argument("name")
 @_PROJECT
 def remove(name: str, project: bool) -> None:
-    """Forget NAME; the data stay where they are."""
+    """Remove NAME from the catalog; the data stay where they are."""
     from sslbench.data import catalog
 
     file = _catalog_file(project)
@@ -127,7 +168,7 @@ def remove(name: str, project: bool) -> None:
 
 @command.command("list")
 def list_names() -> None:
-    """The names that can be given as --data."""
+    """List the names that --data accepts."""
     from sslbench.data import catalog
 
     known = catalog.entries()
@@ -141,12 +182,8 @@ def list_names() -> None:
 @command.command("show")
 @click.argument("name")
 def show(name: str) -> None:
-    """What NAME stands for, and where that is written."""
-    import dataclasses
-
+    """Print the location behind NAME and the catalog that has it."""
     from sslbench.data import catalog
-    from sslbench.errors import UsageError
-    from sslbench.names import did_you_mean
 
     known = catalog.entries()
     if name not in known:

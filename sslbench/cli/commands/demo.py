@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 BACKBONE = "resnet18w0.25"
 EPOCHS = 30
-# SimCLR's recipe is for 4,096 images at a time; these are for 1,797 images in all. A batch of 64 with AdamW learns in a
-# minute, without BatchNorm over processes, and digits are neither mirrored nor cropped to a twelfth.
+# SimCLR's recipe is for batches of 4,096; the digits are 1,797 images in all. A batch of 64 with AdamW learns in a
+# minute. Mirrored or tightly cropped digits would change class.
 SETTINGS: dict[str, Any] = {
     "backbone": BACKBONE,
     "epochs": EPOCHS,
@@ -33,12 +33,12 @@ SETTINGS: dict[str, Any] = {
 
 
 @click.command("demo")
-@click.option("--out", default="sslbench-demo", show_default=True, help="Folder for all that is written.")
+@click.option("--out", default="sslbench-demo", show_default=True, help="Folder for all output.")
 def command(out: str) -> None:
-    """Pretrain a small ResNet on bundled digits with SimCLR, and measure what it has learned; offline.
+    """Pretrain a small ResNet on bundled digits with SimCLR and evaluate it; offline.
 
-    No label is used in training. knn, linear and svm score the features beside the same network untrained and the
-    pixels; a leaderboard follows.
+    Training uses no labels. knn, linear and svm score the features; the untrained network and raw pixels are the
+    floors. A leaderboard follows.
     """
     from sslbench import evaluation
     from sslbench.cli import terminal
@@ -63,7 +63,7 @@ def command(out: str) -> None:
         )
     table.print_results(results, folder / "results")
     echo()
-    write_board(folder / "results", {"csv": str(folder / "leaderboard.csv")})
+    write_board(folder / "results", {"csv": folder / "leaderboard.csv"})
     for name in ("views.png", "curve.png"):
         echo(f"{name.removesuffix('.png')}: {(folder / 'pretrained' / name).resolve()}")
     echo()
@@ -72,7 +72,7 @@ def command(out: str) -> None:
 
 
 def _pretrain(out: Path) -> "Outcome":
-    """The run; a second demo finds the first one's weights."""
+    """Pretrain, or find the weights of an earlier demo."""
     import torch
 
     from sslbench.cli.commands.pretrain.progress import training_progress
@@ -85,7 +85,7 @@ def _pretrain(out: Path) -> "Outcome":
     values.pop("launcher")
     settings = build(PretrainSettings, values, "demo")
     threads = torch.get_num_threads()
-    # On convolutions as small as these a second thread gains nothing, and loses much on a machine that is busy.
+    # A second thread does not speed up such small convolutions, and slows them down on a busy machine.
     torch.set_num_threads(1)
     progress = training_progress()
     observers = [*always(out, mean=settings.augment.mean, std=settings.augment.std), progress]
@@ -97,7 +97,7 @@ def _pretrain(out: Path) -> "Outcome":
 
 
 def verdict(results: "list[Result]") -> list[str]:
-    """Whether training was worth it, by each protocol's paired test against the untrained network."""
+    """Return a line per protocol: its score against the untrained network, by the paired test."""
     lines = []
     for result in results:
         metric, floors = result.metrics[result.headline], result.floors

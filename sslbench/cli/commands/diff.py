@@ -1,5 +1,7 @@
 """`sslbench diff`."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,17 +19,17 @@ _SHOWN = 10
 @click.command("diff")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option("--format-a", help="Whose key names A has; recognised when left out.")
-@click.option("--format-b", help="Whose key names B has; recognised when left out.")
-@click.option("--raw", is_flag=True, help="Compare names as they stand in the files, without recognising formats.")
+@click.option("--format-a", help="Format of A (sslbench list formats). Default: recognised.")
+@click.option("--format-b", help="Format of B. Default: recognised.")
+@click.option("--raw", is_flag=True, help="Compare the key names in the files, without recognising formats.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @options.trust_pickle
 def command(
     a: Path, b: Path, format_a: str | None, format_b: str | None, raw: bool, as_json: bool, trust_pickle: bool
 ) -> int:
-    """Say which tensors of two weights files differ, and by how much; the files may have different formats.
+    """Compare the tensors of two weights files, which may have different formats.
 
-    Exit code 0 when they are equal, 1 when they differ. BatchNorm counters (num_batches_tracked) are no difference.
+    Exit code 0: equal; 1: different. BatchNorm counters (num_batches_tracked) are not compared.
     """
     from sslbench.cli import terminal
     from sslbench.errors import UsageError
@@ -35,7 +37,9 @@ def command(
 
     terminal.show_messages()
     if raw and (format_a or format_b):
-        raise UsageError("--raw compares names as they stand, so --format-a and --format-b exclude it")
+        raise UsageError(
+            "--raw does not go with --format-a or --format-b", "--raw compares the key names in the files."
+        )
     sides = [_side(path, format, raw, trust_pickle) for path, format in ((a, format_a), (b, format_b))]
     found = compare(*sides)
     echo(_json(found) if as_json else "\n".join(_lines(found, a, b)))
@@ -55,7 +59,7 @@ def _side(path: Path, format: str | None, raw: bool, trust_pickle: bool) -> "Sid
         return diff.side(recognise(file, format=format))
     except WeightsError as error:
         remedy = f"{error.remedy}\n" if error.remedy else ""
-        raise WeightsError(error.message, f"{remedy}--raw compares the names as they stand in the files.") from error
+        raise WeightsError(error.message, f"{remedy}--raw compares the key names in the files.") from error
 
 
 def _lines(found: "Diff", a: Path, b: Path) -> list[str]:
@@ -92,9 +96,6 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def _json(found: "Diff") -> str:
-    import dataclasses
-    import json
-
     from sslbench.results import plain
 
     return json.dumps(plain({**dataclasses.asdict(found), "same": found.same}), indent=1, allow_nan=False)

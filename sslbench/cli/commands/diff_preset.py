@@ -1,5 +1,6 @@
 """`sslbench diff-preset`."""
 
+import json
 from typing import Any
 
 import click
@@ -12,10 +13,10 @@ from sslbench.cli.echo import echo
 @click.argument("b")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(a: str, b: str, as_json: bool) -> int:
-    """Say in which settings two published ways to run a protocol differ.
+    """List the settings in which two presets differ.
 
-    A and B are presets (sslbench list presets); a protocol's name, or PROTOCOL/default, stands for its defaults.
-    Exit code 0 when they are equal, 1 when they differ.
+    A and B are presets (sslbench list presets). PROTOCOL or PROTOCOL/default means the protocol's defaults.
+    Exit code 0: equal; 1: different.
 
     \b
     sslbench diff-preset knn/dino knn/vissl
@@ -25,8 +26,6 @@ def command(a: str, b: str, as_json: bool) -> int:
 
     found = differences(a, b)
     if as_json:
-        import json
-
         from sslbench.results import plain
 
         rows = {each.key: {"a": plain(each.a), "b": plain(each.b)} for each in found}

@@ -1,54 +1,60 @@
 """`sslbench extract`."""
 
-from pathlib import Path
-from typing import Any
-
 import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.errors import UsageError
 
 
 @click.command("extract")
-@options.weights_flags
-@options.data_flags
-@options.preprocessing_flags
-@options.run_flags
-@click.option("--groups", multiple=True, metavar="COLUMN", help="Also write this column of the data into index.csv.")
-def command(**given: Any) -> None:
+@options.weights_options
+@options.data_options
+@options.preprocessing_options
+@options.run_options
+@click.option("--groups", multiple=True, metavar="COLUMN", help="Column of the data to copy into index.csv; repeat.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    weights: options.WeightsFlags,
+    data: options.DataFlags,
+    preprocessing: options.PreprocessingFlags,
+    run: options.RunFlags,
+    groups: tuple[str, ...],
+) -> None:
     """Write a backbone's features of a data set to disk: one .npy per layer, index.csv and meta.json beside it.
 
-    They go into the feature store, where `eval` finds them; --store puts them into a folder of yours.
+    They go into the feature store, where `eval` finds them. --store names another folder.
     """
     from sslbench import evaluation
     from sslbench.backbones.layers import split_layers
     from sslbench.cli import terminal
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
-    from sslbench.errors import UsageError
     from sslbench.features.presence import announced
 
     terminal.show_messages()
-    if not given["weights"]:
-        raise UsageError("which weights? --weights is missing")
-    run, _ = resolve(evaluation.RunSettings, compose_run({}, options.given(given, options.RUN_KEYS)))
-    keys = (*options.WEIGHTS_KEYS, "test_data", "image_column", "label_column", "limit")
+    if not weights.weights:
+        raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
+    options.refuse_loading_flags(ctx, weights.weights)
+    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
     request = evaluation.Request(
-        **{key: given[key] for key in keys},
-        data=given["data"] or options.default_data(),
+        **weights.loading(),
+        data=data.data or options.default_data(),
+        test_data=data.test_data,
+        image_column=data.image_column,
+        label_column=data.label_column,
+        limit=data.limit,
         tasks=(),
-        layers=tuple(split_layers(given["layers"])) if given["layers"] else (),
-        preprocessing=options.preprocessing_values(given),
-        groups=given["groups"],
+        layers=tuple(split_layers(weights.layers)) if weights.layers else (),
+        preprocessing=preprocessing.values(),
+        groups=groups,
     )
-    store = options.store_folder(given["store"])
+    store = run.store_folder()
     evaluation.check_writable(store)
     with announced(store), terminal.progress() as progress:
-        for split, extraction in evaluation.extract_only(request, run, store=store, progress=progress).items():
+        for split, extraction in evaluation.extract_only(request, settings, store=store, progress=progress).items():
             for layer, features in extraction.features.items():
-                path = extraction.entry.layer_file(layer)
-                echo(f"{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{_shown(path)}")
-
-
-def _shown(path: Path) -> str:
-    return str(path.resolve())
+                path = extraction.entry.layer_file(layer).resolve()
+                echo(f"{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{path}")

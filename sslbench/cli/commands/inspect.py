@@ -1,6 +1,9 @@
 """`sslbench inspect`."""
 
+import dataclasses
+import json
 import shlex
+import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,46 +13,40 @@ from sslbench.cli import options
 from sslbench.cli.echo import echo
 
 if TYPE_CHECKING:
-    from sslbench.weights.reading.files import WeightsFile
-import dataclasses
-import json
-
-if TYPE_CHECKING:
     from sslbench.backbones.describe import Description
-
+    from sslbench.weights.reading.files import WeightsFile
 
 WEIGHT_SUFFIXES = (".pth", ".pt", ".th", ".torch", ".tar", ".ckpt", ".safetensors", ".bin", ".pkl", ".npy", ".npz")
 _DATA_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".zip", ".jsonl")
 _SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _OLD_TORCH = ("sys_info", "pickle", "storages", "tensors")
-"""Members of the tar files that torch.save wrote before version 0.4."""
+"""Names of members of the tar files that torch.save wrote before version 0.4."""
 
 
 @click.command("inspect")
 @click.argument("what")
-@click.option("--backbone", help="Check the weights against this backbone.")
-@click.option("--format", "format_", help="Read the weights as this format.")
-@click.option("--json", "as_json", is_flag=True, help="Print what is known of a weights file as JSON.")
+@click.option("--backbone", help="Architecture to check the weights against. Default: read from the file.")
+@click.option("--format", "format_", help="Format of the weights (sslbench list formats). Default: recognised.")
+@click.option("--json", "as_json", is_flag=True, help="Print the description of a weights file as JSON.")
 @options.trust_pickle
-def command(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
-    """Say what WHAT is: a weights file, a detector, a data set, or a folder of the feature store.
+@click.pass_context
+def command(
+    ctx: click.Context, /, what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool
+) -> int:
+    """Describe WHAT: a weights file, a detector, a data set, or a folder of the feature store.
 
-    Of weights: format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
-    Of a trained detector, or a checkpoint of its training: architecture, classes, iterations, recipe.
+    Weights: format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
+    A trained detector, or a checkpoint of its training: architecture, classes, iterations, recipe.
     """
     from sslbench.cli import terminal
-    from sslbench.errors import UsageError
 
     terminal.show_messages()
     path = Path(what)
-    if "://" in what or _is_shard(path):
-        _data(what)
-        return 0
-    if path.suffix.lower() in WEIGHT_SUFFIXES or backbone or format_ or _is_other_file(path):
+    remote_or_shard = "://" in what or _is_shard(path)
+    if not remote_or_shard and (path.suffix.lower() in WEIGHT_SUFFIXES or backbone or format_ or _is_other_file(path)):
         return _weights(path, backbone, format_, as_json, trust_pickle)
-    if as_json:
-        raise UsageError("--json is for weights files", "Leave it out for data and feature stores.")
-    if path.is_dir() and (path / "meta.json").is_file() and list(path.glob("*.npy*")):
+    options.refuse(ctx, used=(), what=f"{what}, which is not a weights file")
+    if not remote_or_shard and path.is_dir() and (path / "meta.json").is_file() and list(path.glob("*.npy*")):
         _features(path)
     else:
         _data(what)
@@ -57,7 +54,7 @@ def command(what: str, backbone: str | None, format_: str | None, as_json: bool,
 
 
 def _is_shard(path: Path) -> bool:
-    """Whether a name with .tar means images: checkpoints end like that as well (.pth.tar), but are seldom tar files."""
+    """Return whether a name with .tar means image shards; most checkpoints named so (.pth.tar) are no tar files."""
     name = path.name.lower()
     if not name.endswith(_SHARD_SUFFIXES):
         return False
@@ -65,8 +62,6 @@ def _is_shard(path: Path) -> bool:
         return any(sign in name for sign in "{*?[")
     if not name.endswith(".tar"):
         return True
-    import tarfile
-
     try:
         with tarfile.open(path) as archive:
             first = archive.next()
@@ -76,13 +71,12 @@ def _is_shard(path: Path) -> bool:
 
 
 def _is_other_file(path: Path) -> bool:
-    """A file with an unusual suffix that is no manifest either: published checkpoints have all kinds of names."""
+    """Return whether a file has the suffix of no known data: published checkpoints have all kinds of names."""
     return path.is_file() and path.suffix.lower() not in _DATA_SUFFIXES
 
 
 def _weights(path: Path, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
     from sslbench.backbones.describe import describe
-    from sslbench.cli.commands import inspect
     from sslbench.weights.reading.files import read
 
     file = read(path, trust_pickle=trust_pickle)
@@ -90,14 +84,12 @@ def _weights(path: Path, backbone: str | None, format_: str | None, as_json: boo
     if file.content.keys() & {"detector", "about"} and not _detector(file, path, as_json) and not (backbone or format_):
         return 0
     known = describe(file, backbone=backbone, format=format_)
-    echo(inspect.as_json(path, known) if as_json else inspect.page(path, known))
+    echo(description_json(path, known) if as_json else page(path, known))
     return 1 if known.problem else 0
 
 
 def _detector(file: "WeightsFile", path: Path, as_json: bool) -> bool:
-    """Says what detector is in a file; whether what else is in it is worth a page."""
-    import json
-
+    """Print the detector in a file; return whether the file also holds a backbone to describe."""
     from sslbench.detection import saved
 
     about = saved.about_of(file)
@@ -124,12 +116,10 @@ def _data(what: str) -> None:
             echo("  " + ", ".join(shown[:20]) + (f", ... {len(shown) - 20} more" if len(shown) > 20 else ""))
         for note in source.notes:
             echo(f"  {note}")
-    echo(f"data: sslbench check-data {shlex.quote(what)} looks into it")
+    echo(f"data: sslbench check-data {shlex.quote(what)} checks it")
 
 
 def _features(path: Path) -> None:
-    import json
-
     from sslbench.features.store import Entry
 
     entry = Entry(path)
@@ -139,22 +129,22 @@ def _features(path: Path) -> None:
         array = entry.read(layer)
         echo(f"  {layer}: {array.shape[0]} x {array.shape[1]} {array.dtype}")
     if list(path.glob("*.partial")):
-        echo("  an extraction here is not finished: run the same command again to continue it")
+        echo("  unfinished extraction: run the same command again to continue it")
     echo(json.dumps(meta.get("key"), indent=1))
 
 
 _SHOWN = 12
 
 
-def as_json(path: Path, known: "Description") -> str:
-    """Everything that is known, as JSON."""
+def description_json(path: Path, known: "Description") -> str:
+    """Return the description of a weights file as JSON."""
     from sslbench.results import plain
 
     return json.dumps(plain({"path": str(path), **dataclasses.asdict(known)}), indent=1, allow_nan=False)
 
 
 def page(path: Path, known: "Description") -> str:
-    """Everything that is known, in lines of a label and a value."""
+    """Return the description of a weights file, one label and value per line."""
     rows = [*_file_rows(known), *_format_rows(known), *_backbone_rows(known)]
     if known.problem:
         message, *remedies = known.problem.splitlines()

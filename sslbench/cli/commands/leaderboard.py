@@ -3,57 +3,75 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import click
 
+from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.errors import ResultError, UsageError
+from sslbench.names import did_you_mean
 
 
 @click.command("leaderboard")
-@click.argument("folder", default="results")
-@click.option("--csv", "csv_path", help="Write the table as CSV: numbers only.")
-@click.option("--form", type=click.Choice(["wide", "long"]), default="wide", show_default=True, help="Of the CSV.")
-@click.option("--html", "html_path", help="Write one HTML page: sortable, filterable, with plots and how it was made.")
-@click.option("--markdown", "markdown_path", help="Write it as Markdown.")
-@click.option("--latex", "latex_path", help="Write it as a LaTeX table (booktabs).")
-@click.option("--published", is_flag=True, help="Show published numbers of the same benchmarks beside ours.")
-@click.option("--average", is_flag=True, help="Add the mean over the columns in which every row has a value.")
-@click.option("--curves", help="Draw accuracy against images per class of few-shot results as a PNG.")
+@click.argument("folder", default="results", type=click.Path(path_type=Path))
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="CSV file to write; numbers only.")
 @click.option(
-    "--columns", help="Also show: train (the score on train), costs (parameters, GFLOPs, images/s, seconds, memory)."
+    "--form",
+    type=click.Choice(["wide", "long"]),
+    default="wide",
+    show_default=True,
+    help="Layout of the CSV: a column per benchmark, or a row per number.",
 )
-@click.option("--metric", help="Show this metric in place of each benchmark's leading one.")
+@click.option(
+    "--html", "html_path", type=click.Path(path_type=Path), help="HTML page to write: sortable, with plots and records."
+)
+@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Markdown file to write.")
+@click.option("--latex", "latex_path", type=click.Path(path_type=Path), help="LaTeX file (booktabs) to write.")
+@click.option("--published", is_flag=True, help="Add rows of published numbers on the same benchmarks.")
+@click.option("--average", is_flag=True, help="Add the mean over the columns in which every row has a value.")
+@click.option(
+    "--curves", type=click.Path(path_type=Path), help="PNG file with accuracy against images per class (low-shot, lsr)."
+)
+@click.option(
+    "--columns",
+    help="Extra columns, comma-separated: train (score on train), costs (parameters, GFLOPs, images/s, s, memory).",
+)
+@click.option("--metric", help="Metric to show. Default: the leading metric of each benchmark.")
+@click.pass_context
 def command(
-    folder: str,
-    csv_path: str | None,
-    form: str,
-    html_path: str | None,
-    markdown_path: str | None,
-    latex_path: str | None,
+    ctx: click.Context,
+    /,
+    folder: Path,
+    csv_path: Path | None,
+    form: Literal["wide", "long"],
+    html_path: Path | None,
+    markdown_path: Path | None,
+    latex_path: Path | None,
     published: bool,
     average: bool,
-    curves: str | None,
+    curves: Path | None,
     columns: str | None,
     metric: str | None,
 ) -> None:
-    """One table of all result records below FOLDER: a row per weights and layer, a column per benchmark.
+    """Show all result records below FOLDER as one table: a row per weights and layer, a column per benchmark.
 
-    Results that cannot be compared (other data, settings or protocol version) never share a column. Cells that a suite
-    could not compute are told below it.
+    Results that cannot be compared (other data, settings or protocol version) never share a column. Benchmarks of a
+    suite that could not run are listed below the table.
     """
     from sslbench.cli import terminal
 
     terminal.show_messages()
+    if options.is_typed(ctx, "form") and csv_path is None:
+        raise UsageError("--form needs --csv")
     files = {"csv": csv_path, "html": html_path, "markdown": markdown_path, "latex": latex_path}
-    write_board(
-        Path(folder), files, form=form, metric=metric, published=published, average=average, columns=_names(columns)
-    )
+    write_board(folder, files, form=form, metric=metric, published=published, average=average, columns=_names(columns))
     if curves is not None:
         from sslbench.leaderboard.writers.curves import data_efficiency
         from sslbench.results.records import read_tree
 
-        data_efficiency(read_tree(Path(folder)), Path(curves))
-        echo(f"curves: {Path(curves).resolve()}")
+        data_efficiency(read_tree(folder), curves)
+        echo(f"curves: {curves.resolve()}")
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -62,24 +80,24 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 def write_board(
     root: Path,
-    files: Mapping[str, str | None] | None = None,
+    files: Mapping[str, Path | None] | None = None,
     *,
-    form: str = "wide",
+    form: Literal["wide", "long"] = "wide",
     metric: str | None = None,
     published: bool = False,
     average: bool = False,
     columns: Sequence[str] = (),
 ) -> None:
-    """Prints the table of all records below `root` and writes it to the files that are asked for.
+    """Print the table of all records below `root` and write it to files.
 
     Args:
         root: folder of results.
-        files: 'csv', 'html', 'markdown', 'latex' -> where to.
-        form: of the CSV.
-        metric: to show in place of each benchmark's own.
-        published: show published rows too.
-        average: add a column with each row's mean.
-        columns: further columns, see `leaderboard.extras`.
+        files: 'csv', 'html', 'markdown' or 'latex' -> file.
+        form: layout of the CSV.
+        metric: metric to show; None: the leading metric of each benchmark.
+        published: add rows of published numbers.
+        average: add each row's mean.
+        columns: names of extra columns, see `leaderboard.columns`.
 
     Raises:
         SslbenchError: there are no records, one is damaged, or a file cannot be written.
@@ -87,9 +105,7 @@ def write_board(
     from rich.console import Console
 
     from sslbench import leaderboard
-    from sslbench.errors import ResultError, UsageError
     from sslbench.leaderboard import columns as further_columns
-    from sslbench.names import did_you_mean
     from sslbench.results import holes
     from sslbench.results.records import read_tree
 
@@ -103,8 +119,8 @@ def write_board(
     if published:
         board = leaderboard.with_published(board, leaderboard.read_published())
     board = further_columns.with_extras(board, columns)
-    told = tuple(f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for hole in holes.read(root))
-    board = dataclasses.replace(board, notes=(*board.notes, *told))
+    unfilled = tuple(f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for hole in holes.read(root))
+    board = dataclasses.replace(board, notes=(*board.notes, *unfilled))
     console = Console(width=None if Console().is_terminal else 120)
     console.print(leaderboard.to_rich(board))
     if board.extras:
@@ -113,8 +129,8 @@ def write_board(
         if path is None:
             continue
         if kind == "csv":
-            leaderboard.to_csv(board, Path(path), form="long" if form == "long" else "wide")
+            leaderboard.to_csv(board, path, form=form)
         else:
             write = {"html": leaderboard.to_html, "markdown": leaderboard.to_markdown, "latex": leaderboard.to_latex}
-            write[kind](board, Path(path))
-        echo(f"{kind}: {Path(path).resolve()}")
+            write[kind](board, path)
+        echo(f"{kind}: {path.resolve()}")

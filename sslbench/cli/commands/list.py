@@ -3,15 +3,14 @@
 import click
 
 from sslbench.cli.echo import echo
+from sslbench.errors import UsageError
 from sslbench.names import KINDS, did_you_mean, list_names
 
 
 @click.command("list")
 @click.argument("kind", required=False)
 def command(kind: str | None) -> None:
-    """List names of one KIND: methods, protocols, presets, benchmarks, formats, ... Without KIND: all of them."""
-    from sslbench.errors import UsageError
-
+    """List the names of one KIND (methods, protocols, presets, benchmarks, formats, ...), or of all kinds."""
     kinds = KINDS
     if kind is not None:
         singular = kind.removesuffix("s")

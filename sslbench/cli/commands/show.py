@@ -7,18 +7,19 @@ import click
 
 from sslbench import protocols
 from sslbench.cli.echo import echo
+from sslbench.cli.settings_page import show_value
+from sslbench.config import describe
+from sslbench.errors import UsageError
 from sslbench.names import FileKind, did_you_mean, find_file, list_names
 
 
 @click.command("show")
 @click.argument("name")
 def command(name: str) -> None:
-    """Print what is behind NAME: a recipe, benchmark, suite, preset, weight format, building block or protocol.
+    """Print the definition of NAME: a recipe, benchmark, suite, preset, weight format, building block or protocol.
 
-    Names of several kinds are told apart as KIND/NAME: augment/simclr.
+    KIND/NAME selects one of several things with the same name: augment/simclr.
     """
-    from sslbench.errors import UsageError
-
     if name in list_names("protocol"):
         _show_protocol(name)
         return
@@ -32,7 +33,7 @@ def command(name: str) -> None:
                 _show_resolved(name.removeprefix("benchmark/"))
             return
     known = {*list_names("protocol"), *(n for kind in kinds for n in list_names(kind))}
-    raise UsageError(f"nothing is called '{name}'", did_you_mean(name, known))
+    raise UsageError(f"there is nothing called '{name}'", did_you_mean(name, known))
 
 
 def _source_text(kind: FileKind, name: str) -> tuple[Path, str]:
@@ -45,7 +46,7 @@ def _source_text(kind: FileKind, name: str) -> tuple[Path, str]:
 
 
 def _show_resolved(name: str) -> None:
-    """What the file and those it extends say together."""
+    """Print a benchmark merged with the files that it extends."""
     import yaml
 
     from sslbench.library.benchmarks import load_benchmark
@@ -59,9 +60,6 @@ def _show_resolved(name: str) -> None:
 
 
 def _show_protocol(name: str) -> None:
-    from sslbench.cli.settings_page import show_value
-    from sslbench.config import describe
-
     protocol = protocols.find(name)
     echo(f"{name}, version {protocol.version}: {protocol.summary}\n")
     formatter = click.HelpFormatter(width=110)

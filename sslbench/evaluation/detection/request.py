@@ -10,7 +10,7 @@ from torch import nn
 from torchvision.models import ResNet as TorchvisionResNet
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.build import users_preprocessing
+from sslbench.backbones.in_memory import users_preprocessing
 from sslbench.backbones.load import load_file
 from sslbench.backbones.resnet import ResNet
 from sslbench.config import resolve

@@ -1,4 +1,4 @@
-"""What `sslbench check-data` says and writes about label maps."""
+"""Report of `sslbench check-data` on label maps."""
 
 import json
 from pathlib import Path
@@ -11,12 +11,12 @@ from sslbench.text import csv_text
 if TYPE_CHECKING:
     from sslbench.data.checks.maps import CheckedMaps
 
-_ALL, _END = 24, 8  # classes that are listed whole; else so many of the largest and of the smallest
-_CLASSES, _EACH = 40, 4  # of the pictures
+_ALL, _END = 24, 8  # up to 24 classes are listed; of more, the 8 largest and 8 smallest
+_CLASSES, _EACH = 40, 4  # classes on the sheet, examples of each
 
 
 def show(checked: "CheckedMaps") -> None:
-    """The splits, the share of every class and the findings, on stdout."""
+    """Print the splits, the share of every class and the findings."""
     for line in _about(checked):
         echo(line)
     _show_classes(checked)
@@ -28,11 +28,11 @@ def _about(checked: "CheckedMaps") -> list[str]:
     for split, part in checked.parts.items():
         counts = checked.counts[split]
         ignored = counts.ignored / max(counts.total, 1)
-        said = [f"{ignored:.1%} of the pixels ignored"] if counts.ignored else []
-        said += [f"{counts.instances:,} instances"] if counts.instances is not None else []
+        shares = [f"{ignored:.1%} of the pixels ignored"] if counts.ignored else []
+        shares += [f"{counts.instances:,} instances"] if counts.instances is not None else []
         where = "" if counts.read == len(part) else f"in {counts.read:,} of the maps "
         line = f"{part.name}: {len(part):,} images with label maps, {len(part.classes)} classes"
-        lines.append(line + (f"; {where}{', '.join(said)}" if said else ""))
+        lines.append(line + (f"; {where}{', '.join(shares)}" if shares else ""))
     read, total = (sum(of) for of in zip(*_read(checked), strict=True))
     lines.append(f"read: {read:,} of {total:,} maps and their images" + (" (--decode all)" * (read < total)))
     return lines
@@ -61,7 +61,7 @@ def _show_classes(checked: "CheckedMaps") -> None:
 
 
 def _rows(checked: "CheckedMaps") -> dict[str, dict[str, tuple[int, int, float]]]:
-    """Class -> split -> pixels, images, share of the pixels that count."""
+    """Return class -> split -> (pixels, images, share of the labelled pixels)."""
     rows: dict[str, dict[str, tuple[int, int, float]]] = {}
     for split, part in checked.parts.items():
         counts = checked.counts[split]
@@ -72,7 +72,7 @@ def _rows(checked: "CheckedMaps") -> dict[str, dict[str, tuple[int, int, float]]
 
 
 def as_json(checked: "CheckedMaps") -> str:
-    """All of it as one JSON object."""
+    """Return the whole check as JSON."""
     parts: dict[str, Any] = {}
     for split, part in checked.parts.items():
         counts = checked.counts[split]
@@ -100,7 +100,7 @@ def as_json(checked: "CheckedMaps") -> str:
 
 
 def write_files(checked: "CheckedMaps", *, csv: Path | None, sheet: Path | None, html: Path | None) -> None:
-    """The files that were asked for; each appears at once or not at all."""
+    """Write the given files; each appears complete or not at all."""
     if csv is not None:
         _write_csv(checked, csv)
     if sheet is None and html is None:

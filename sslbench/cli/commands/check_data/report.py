@@ -1,4 +1,4 @@
-"""What `sslbench check-data` says and writes."""
+"""Report of `sslbench check-data` on images and boxes."""
 
 import json
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from sslbench.data.checks.parts import Checked
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
-_ALL, _END = 12, 5  # classes that are listed whole; else so many of the largest and of the smallest
-_CLASSES, _EACH = 60, 8  # of the pictures
+_ALL, _END = 12, 5  # up to 12 classes are listed; of more, the 5 largest and 5 smallest
+_CLASSES, _EACH = 60, 8  # classes on the sheet, examples of each
 
 
 def show(checked: "Checked") -> None:
-    """The parts, the counts and the findings, on stdout."""
+    """Print the splits, the counts and the findings."""
     for line in _about(checked):
         echo(line)
     _show_counts(checked)
@@ -28,7 +28,7 @@ def show(checked: "Checked") -> None:
 
 
 def show_findings(findings: Sequence["Finding"]) -> None:
-    """The findings, one a line, on stdout."""
+    """Print the findings, one per line."""
     for finding in findings:
         echo(finding.message, before=click.style(f"{finding.level}: ", fg=_COLOURS[finding.level]))
     if not any(finding.level == "error" for finding in findings):
@@ -71,7 +71,7 @@ def _names(checked: "Checked") -> list[str]:
 
 
 def as_json(checked: "Checked") -> str:
-    """All of it as one JSON object."""
+    """Return the whole check as JSON."""
     found: dict[str, Any] = {
         "data": checked.opened.spec,
         "split": checked.opened.data.how,
@@ -89,14 +89,14 @@ def as_json(checked: "Checked") -> str:
 
 
 def failed(data: str, message: str) -> str:
-    """The same for data that cannot be opened."""
+    """Return the JSON for data that cannot be opened."""
     return json.dumps({"data": data, "findings": [{"level": "error", "message": message}]}, indent=1)
 
 
 def write_files(
     checked: "Checked", *, csv: Path | None, sheet: Path | None, html: Path | None, pairs: Path | None = None
 ) -> None:
-    """The files that were asked for; each appears at once or not at all."""
+    """Write the given files; each appears complete or not at all."""
     if csv is not None:
         _write_csv(checked, csv)
     if pairs is not None:

@@ -18,20 +18,74 @@ if TYPE_CHECKING:
     from sslbench.library.recipes import Composed
     from sslbench.pretraining import Observer, PretrainRequest, PretrainSettings
 
-SETTINGS = ("backbone", "epochs", "batch_size", "device", "precision", "workers", "seed")
-"""Flags that mean a key of configs/pretrain.yaml."""
+
+@dataclasses.dataclass(frozen=True)
+class PretrainFlags:
+    """Values of the flags of `sslbench pretrain`."""
+
+    data: str | None
+    out: str | None
+    init: str | None
+    init_format: str | None
+    stem: str | None
+    eval_data: str | None
+    eval_test_data: str | None
+    image_column: str | None
+    label_column: str | None
+    limit: int | None
+    resume: bool
+    resume_from: str | None
+    tensorboard: bool
+    histograms: bool
+    wandb: str | None
+    profile: int | None
+    launcher: str | None
+    dry_run: bool
+    backbone: str | None
+    epochs: float | None
+    batch_size: int | None
+    device: str | None
+    precision: str | None
+    workers: int | None
+    seed: int | None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the given flags that are keys of configs/pretrain.yaml."""
+        keys = ("backbone", "epochs", "batch_size", "device", "precision", "workers", "seed")
+        return options.given(dataclasses.asdict(self), keys)
+
+    def check(self) -> None:
+        """Refuse flags that depend on another one that is not given.
+
+        Raises:
+            UsageError: the message names the flag.
+        """
+        if self.init is None and (self.init_format or self.stem):
+            raise UsageError(f"{'--format' if self.init_format else '--stem'} needs --init, a weights file")
+        if self.eval_test_data and not self.eval_data:
+            raise UsageError("--eval-test-data needs --eval-data")
+        if self.histograms and not self.tensorboard:
+            raise UsageError("--histograms are written for TensorBoard", "Add --tensorboard.")
+        if self.resume_from and not self.resume:
+            raise UsageError("--resume-from and --no-resume exclude each other")
+
+    def folder(self, method: str, backbone: str) -> Path:
+        """Return the folder of the run: --out, by default runs/METHOD-BACKBONE."""
+        if self.out:
+            return Path(self.out)
+        return Path("runs") / re.sub(r"[^\w.-]+", "-", f"{Path(method).stem if '/' in method else method}-{backbone}")
 
 
 class PretrainCommand(click.Command):
-    """A command whose help also shows the recipe that is named on the command line, and its method's settings."""
+    """Command whose help also shows the named recipe and the settings of its method."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keeps the words for the help."""
+        """Keep the words for the help."""
         ctx.meta["words"] = list(args)
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The recipes that are named, or the names of all."""
+        """Write the named recipes, or the names of all."""
         from sslbench.cli.commands.pretrain.help import write_method
 
         known = list_names("method")
@@ -47,43 +101,47 @@ class PretrainCommand(click.Command):
 
 @click.command("pretrain", cls=PretrainCommand)
 @click.argument("words", nargs=-1, metavar="METHOD [KEY=VALUE]...")
-@click.option(
-    "--data", help="Images, as for eval; labels are not needed. Folder, table, manifest, torchvision:NAME, ..."
-)
+@click.option("--data", help="Images: folder, table, manifest, torchvision:NAME, ... Labels are ignored.")
 @click.option(
     "--backbone",
-    help="resnet50, a timm name, or my_module:callable; resnet50,in_chans=13 for images of 13 channels. Default: the "
+    help="Architecture: resnet50, a timm name, my_module:callable; resnet50,in_chans=13 for 13 channels. Default: the "
     "recipe's.",
 )
 @click.option("--out", help="Folder of the run. Default: runs/METHOD-BACKBONE.")
-@click.option("--init", help="Weights to start from, in any format. Default: random ones.")
-@click.option("--format", "init_format", help="Whose key names --init has; recognised when left out.")
-@click.option("--stem", help="Map the stem of --init when it is for another number of channels: average, repeat, ...")
-@click.option("--eval-data", help="Labelled data for kNN every eval_every epochs.")
-@click.option("--eval-test-data", help="The part to score, when it lies elsewhere.")
-@click.option("--image-col", "image_column", help="Column of a table that holds the image paths.")
-@click.option("--label-col", "label_column", help="Column of a table that holds the labels.")
-@click.option("--limit", type=click.IntRange(1), help="At most this many images: a first look.")
-@click.option("--resume/--no-resume", default=True, help="Continue what lies in --out (the default), or refuse to.")
-@click.option("--resume-from", help="A checkpoint to continue from in place of the newest one in --out.")
-@click.option("--epochs", type=float, help="Passes over the data.")
-@click.option("--batch-size", type=int, help="Images per update, all processes together.")
-@click.option("--device", help="auto, cpu, cuda, cuda:1, mps.")
-@click.option("--precision", help="fp32, bf16, fp16: of the forward pass.")
-@click.option("--workers", type=int, help="Processes that decode and augment; 0: none.")
-@click.option("--seed", type=int, help="Of the initial weights, the order of the images, the views.")
-@click.option("--tensorboard", is_flag=True, help="Write scalars for TensorBoard below --out.")
-@click.option("--histograms", is_flag=True, help="With --tensorboard: parameters and gradients, every epoch.")
-@click.option("--wandb", metavar="PROJECT", help="Log to this project of Weights & Biases (WANDB_MODE=offline works).")
-@click.option("--profile", type=click.IntRange(1), metavar="N", help="Profile N updates: a table and a trace.")
+@click.option("--init", help="Weights file to start from, in any format. Default: random initialisation.")
+@click.option("--format", "init_format", help="Format of --init (sslbench list formats). Default: recognised.")
 @click.option(
-    "--launcher", help="local, slurm: here, or as a job of SLURM (launcher.partition=..., launcher.nodes=...)."
+    "--stem", help="Rule that adapts the first convolution of --init to the number of channels: average, repeat, ..."
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be done, with the origin of every setting.")
-def command(words: tuple[str, ...], **given: Any) -> None:
-    """Train a backbone without labels, by a published recipe; it ends in weights.torch for `sslbench eval`.
+@click.option("--eval-data", help="Labelled data for kNN every eval_every epochs.")
+@click.option("--eval-test-data", help="Test split for kNN. Default: found in --eval-data, or split off.")
+@options.image_column
+@options.label_column
+@click.option("--limit", type=click.IntRange(1), help="Largest number of images, for a quick look.")
+@click.option(
+    "--resume/--no-resume", default=True, help="Continue the run in --out (default), or refuse a folder in use."
+)
+@click.option("--resume-from", help="Checkpoint to continue from. Default: the newest in --out.")
+@click.option("--epochs", type=float, help="Passes over the data. Default: the recipe's.")
+@click.option("--batch-size", type=int, help="Images per update over all processes. Default: the recipe's.")
+@click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: auto.")
+@click.option("--precision", help="Precision of the forward pass: fp32, bf16, fp16.")
+@click.option("--workers", type=int, help="Processes that decode and augment; 0 does it in the main process.")
+@click.option("--seed", type=int, help="Seed of the initialisation, the order of the images and the views.")
+@click.option("--tensorboard", is_flag=True, help="Write scalars for TensorBoard below --out.")
+@click.option(
+    "--histograms", is_flag=True, help="Write histograms of parameters and gradients each epoch (--tensorboard)."
+)
+@click.option("--wandb", metavar="PROJECT", help="Weights & Biases project to log to (WANDB_MODE=offline works).")
+@click.option("--profile", type=click.IntRange(1), metavar="N", help="Updates to profile; writes a table and a trace.")
+@click.option(
+    "--launcher", help="Launcher: local, or slurm (launcher.partition=..., launcher.nodes=...). Default: local."
+)
+@click.option("--dry-run", is_flag=True, help="Print the settings with their origins and stop.")
+def command(words: tuple[str, ...], **flags: Any) -> None:
+    """Train a backbone without labels, by a published recipe, and write weights.torch.
 
-    Killed anywhere, the same command continues. Without --data the digits bundled with scikit-learn are used.
+    The same command continues an interrupted run. Without --data the digits bundled with scikit-learn are used.
 
     \b
     sslbench pretrain simclr --data photos/ --backbone resnet50
@@ -95,17 +153,18 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     from sslbench.cli.words import split_words
 
     terminal.show_messages()
+    given = PretrainFlags(**flags)
+    given.check()
     method, values = _method(*split_words(words))
-    asked = options.given(given, SETTINGS)
-    if given["launcher"] is not None:
-        values = {**values, "launcher": given["launcher"]}
-    composed, launcher = _compose(method, values, asked)
-    if launcher.get("name") == "slurm" and not given["dry_run"]:
+    if given.launcher is not None:
+        values = {**values, "launcher": given.launcher}
+    composed, launcher = _compose(method, values, given.settings())
+    if launcher.get("name") == "slurm" and not given.dry_run:
         _submit(launcher, method, composed, given)
         return
     settings = _checked(composed, method)
     request = _request(method, settings, composed.origins, given)
-    if given["dry_run"]:
+    if given.dry_run:
         from sslbench.cli.commands.pretrain.plan import print_plan
 
         print_plan(request, composed.origins, launcher)
@@ -116,7 +175,7 @@ def command(words: tuple[str, ...], **given: Any) -> None:
 def _method(names: Sequence[str], values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     known = list_names("method")
     if not names:
-        raise UsageError("which method?", did_you_mean("", known))
+        raise UsageError("METHOD is missing", did_you_mean("", known))
     if len(names) > 1:
         raise UsageError(
             f"one method at a time, not {' and '.join(names)}", "Settings are written as key=value, flags with --."
@@ -125,7 +184,7 @@ def _method(names: Sequence[str], values: dict[str, Any]) -> tuple[str, dict[str
 
 
 def _compose(method: str, values: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple["Composed", dict[str, Any]]:
-    """The settings, and those of the launcher on their own."""
+    """Return the composed settings without the launcher's, and the launcher's."""
     from sslbench.library.recipes import Composed, compose_pretraining
 
     composed = compose_pretraining(method, values, asked)
@@ -141,30 +200,28 @@ def _checked(composed: "Composed", method: str) -> "PretrainSettings":
 
 
 def _request(
-    method: str, settings: "PretrainSettings", origins: Mapping[str, str], given: dict[str, Any]
+    method: str, settings: "PretrainSettings", origins: Mapping[str, str], given: PretrainFlags
 ) -> "PretrainRequest":
     from sslbench.pretraining import PretrainRequest
 
-    if given["resume_from"] and not given["resume"]:
-        raise UsageError("--resume-from and --no-resume exclude each other")
-    keys = ("init", "init_format", "stem", "eval_data", "eval_test_data", "image_column", "label_column", "limit")
     return PretrainRequest(
         settings=settings,
-        data=given["data"] or options.default_data(),
-        out=_out(method, settings.backbone, given),
-        resume=given["resume_from"] or ("auto" if given["resume"] else "never"),
+        data=given.data or options.default_data(),
+        out=given.folder(method, settings.backbone),
+        resume=given.resume_from or ("auto" if given.resume else "never"),
         chosen=tuple(key for key, origin in origins.items() if origin in ("key=value", "flag")),
-        **{key: given[key] for key in keys},
+        init=given.init,
+        init_format=given.init_format,
+        stem=given.stem,
+        eval_data=given.eval_data,
+        eval_test_data=given.eval_test_data,
+        image_column=given.image_column,
+        label_column=given.label_column,
+        limit=given.limit,
     )
 
 
-def _out(method: str, backbone: Any, given: dict[str, Any]) -> Path:
-    if given["out"]:
-        return Path(given["out"])
-    return Path("runs") / re.sub(r"[^\w.-]+", "-", f"{Path(method).stem if '/' in method else method}-{backbone}")
-
-
-def _run(request: "PretrainRequest", given: dict[str, Any]) -> None:
+def _run(request: "PretrainRequest", given: PretrainFlags) -> None:
     from sslbench.cli.commands.pretrain.progress import training_progress
     from sslbench.distributed import this_process
     from sslbench.evaluation.pretraining import knn_evaluator
@@ -185,51 +242,49 @@ def _run(request: "PretrainRequest", given: dict[str, Any]) -> None:
     echo(_next(request, outcome.weights))
 
 
-def _observers(request: "PretrainRequest", given: dict[str, Any]) -> list["Observer"]:
+def _observers(request: "PretrainRequest", given: PretrainFlags) -> list["Observer"]:
     from sslbench.train.observers.always import always
 
     augment = request.settings.augment
     observers: list[Observer] = [*always(request.out, mean=augment.mean, std=augment.std)]
-    if given["histograms"] and not given["tensorboard"]:
-        raise UsageError("--histograms are for TensorBoard", "Add --tensorboard.")
-    if given["tensorboard"]:
+    if given.tensorboard:
         from sslbench.train.observers.tensorboard import TensorBoard
 
-        observers.append(TensorBoard(request.out / "tensorboard", histograms=given["histograms"]))
-    if given["wandb"]:
+        observers.append(TensorBoard(request.out / "tensorboard", histograms=given.histograms))
+    if given.wandb:
         from sslbench.train.observers.wandb import Wandb
 
-        observers.append(Wandb(given["wandb"], settings=dataclasses.asdict(request.settings)))
-    if given["profile"]:
+        observers.append(Wandb(given.wandb, settings=dataclasses.asdict(request.settings)))
+    if given.profile:
         from sslbench.train.observers.profile import Profile
 
-        observers.append(Profile(given["profile"], request.out / "profile.json.gz"))
+        observers.append(Profile(given.profile, request.out / "profile.json.gz"))
     return observers
 
 
 def _next(request: "PretrainRequest", weights: Path) -> str:
-    """The command that evaluates the weights."""
+    """Return the command that evaluates the weights."""
     data = request.eval_data or request.data
     test = ["--test-data", request.eval_test_data] if request.eval_test_data else []
     return shlex.join(["sslbench", "eval", "knn", "linear", "--weights", str(weights), "--data", data, *test])
 
 
-def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: dict[str, Any]) -> None:
-    """The same command, on the spot, as a job."""
+def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: PretrainFlags) -> None:
+    """Submit the same command as a job that trains in place."""
     from sslbench.cli.commands.pretrain import slurm
     from sslbench.config import build
 
     settings = build(slurm.Slurm, launcher, "launcher")
-    _checked(composed, method)  # a mistake should show here, and not in tomorrow's log
-    out = _out(method, composed.values["backbone"], given)
+    _checked(composed, method)  # a mistake is reported before the job is queued
+    out = given.folder(method, composed.values["backbone"])
     typed = shlex.split(str(click.get_current_context().find_root().obj))[1:]
     job = slurm.submit([*without_launcher(typed), "--launcher", "local"], settings, out)
-    echo(f"job {job} will train in {out}; what it says is in {out / 'slurm'}/{job}_0_log.err", err=True)
+    echo(f"job {job} will train in {out}; its log is {out / 'slurm'}/{job}_0_log.err", err=True)
     echo(job)
 
 
 def without_launcher(words: Sequence[str]) -> list[str]:
-    """The words of a command without what chooses or sets the launcher."""
+    """Return the words of a command without the launcher and its settings."""
     kept: list[str] = []
     skip = False
     for word in words:

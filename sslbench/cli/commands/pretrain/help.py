@@ -1,4 +1,4 @@
-"""What `sslbench pretrain NAME --help` adds: the recipe, and the method's settings, read without importing torch."""
+"""Help of `sslbench pretrain NAME`: the recipe and the method's settings, read without importing torch."""
 
 import ast
 import importlib.util
@@ -13,7 +13,7 @@ from sslbench.names import find_file, list_names
 
 
 def write_method(name: str, formatter: click.HelpFormatter) -> None:
-    """Sections about one recipe."""
+    """Write the sections about one recipe."""
     path = find_file("method", name)
     own = _values(name)
     module = str(own.get("method.name", ""))
@@ -29,7 +29,7 @@ def write_method(name: str, formatter: click.HelpFormatter) -> None:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Dotted key -> value of a recipe and of those that it builds on."""
+    """Return dotted key -> value of a recipe and of those that it builds on."""
     content = read_recipe("method", name)
     found: dict[str, Any] = {}
     for entry in content.pop("defaults", None) or ():
@@ -39,7 +39,7 @@ def _values(name: str) -> dict[str, Any]:
 
 
 def _settings(module: str) -> Iterator[tuple[str, Any, str]]:
-    """(key, default, meaning and type) of a built-in method, from the source of its Config."""
+    """Yield (key, default, meaning and type) of a built-in method's settings, from the source of its Config."""
     spec = importlib.util.find_spec(f"sslbench.methods.{module}") if module.isidentifier() else None
     if spec is None or spec.origin is None:
         return
@@ -57,7 +57,7 @@ def _is_setting(node: ast.expr | None) -> bool:
 
 
 def _first_two(node: ast.expr | None) -> tuple[Any, str]:
-    """The arguments of setting(default, meaning); what is no literal is given as it is written."""
+    """Return the arguments of setting(default, meaning); expressions other than literals as text."""
     arguments = node.args if isinstance(node, ast.Call) else []
     values = []
     for argument in arguments[:2]:
@@ -83,7 +83,7 @@ def _type(node: ast.expr) -> str:
 
 
 def _text(value: Any) -> str:
-    """As it would be written after KEY=."""
+    """Return a value as it is typed after KEY=."""
     from sslbench.cli.settings_page import show_value
 
     return show_value(tuple(value) if isinstance(value, list) else value)

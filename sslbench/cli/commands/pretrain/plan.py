@@ -1,4 +1,4 @@
-"""What `sslbench pretrain --dry-run` prints: every setting and its origin, and what follows from them."""
+"""Output of `sslbench pretrain --dry-run`: every setting with its origin, and quantities derived from them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from sslbench.train.method import find_method
 
 
 def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: Mapping[str, Any]) -> None:
-    """The whole plan on stdout; data were opened, networks built, and a few images looked at for their channels.
+    """Print the plan; opens the data, builds the networks and reads a few images for their channels.
 
     Raises:
-        SslbenchError: what the run itself would refuse.
+        SslbenchError: anything that the run itself would refuse.
     """
     prepared = prepare(request)
     settings = dataclasses.asdict(prepared.request.settings)
@@ -42,18 +42,18 @@ def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: M
         ("parameters", f"{trained:,} trained; the backbone has {rest:,}", ""),
         ("folder", str(request.out), ""),
     ]
-    section("what follows", rows)
+    section("derived", rows)
 
 
 def _with_defaults(method: dict[str, Any]) -> dict[str, Any]:
-    """The method's name, then all of its settings."""
+    """Return the method's name and all of its settings, defaults included."""
     own = {key: value for key, value in method.items() if key != "name"}
     config = build(find_method(method["name"]).config_type, own, f"method {method['name']}")
     return {"name": method["name"], **dataclasses.asdict(config)}
 
 
 def _rows(values: Mapping[str, Any], origins: Mapping[str, str], prefix: str) -> list[tuple[str, str, str]]:
-    """Every value by its dotted key; mappings in a list (the kinds of views) have a row each."""
+    """Return a row per dotted key; mappings in a list (kinds of views) have one row each."""
     rows = []
     for key, value in leaves(values).items():
         many = isinstance(value, tuple) and value and isinstance(value[0], dict)
@@ -69,7 +69,7 @@ def _text(value: Any) -> str:
 
 
 def _origin(key: str, origins: Mapping[str, str]) -> str:
-    """Of the value, of the mapping it stands in (schedule.lr={...}), or of the values that stand in it."""
+    """Return the origin of a value or of the mapping that contains it (schedule.lr={...})."""
     while key:
         if key in origins:
             return origins[key]

@@ -1,4 +1,4 @@
-"""What a user sees of a pretraining run while it works, on stderr."""
+"""Progress of a pretraining run on stderr: a bar on a terminal, lines otherwise."""
 
 import sys
 import time
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from sslbench.train.meter import Line
     from sslbench.train.observers import RunInfo
 
-QUIET_AT_EPOCH = 2.0  # an epoch's end gets its line all the same, unless epochs are so short
+QUIET_AT_EPOCH = 2.0  # seconds; shorter epochs get no line of their own
 
 
 def training_progress() -> "TrainingBar | TrainingLines":
-    """A bar on a terminal, lines otherwise."""
+    """Return a bar on a terminal, lines otherwise."""
     return TrainingBar() if sys.stderr.isatty() else TrainingLines()
 
 
 class _Clock:
-    """How long is left, judged by this run's own updates."""
+    """Elapsed and remaining time, from the updates of this run."""
 
     def __init__(self, run: "RunInfo") -> None:
         self.run, self.began = run, time.monotonic()
@@ -34,7 +34,7 @@ class _Clock:
 
 
 def summary(line: "Line") -> str:
-    """'loss 5.4321  lr 0.0300  310 images/s  1.2 GiB'."""
+    """Return a line such as 'loss 5.4321  lr 0.0300  310 images/s  1.2 GiB'."""
     parts = [f"loss {line.loss:.4f}", f"lr {line.lr:.3g}", *(f"{k} {v:.4g}" for k, v in line.parts.items())]
     parts.append(f"{line.images_per_second:.0f} images/s")
     if line.memory is not None:
@@ -43,22 +43,22 @@ def summary(line: "Line") -> str:
 
 
 def scores(record: dict[str, float | int]) -> str:
-    """'epoch 10: kNN top1 85.32'."""
+    """Return a line such as 'epoch 10: kNN top1 85.32'."""
     names: list[str] = [name for name in ("knn_top1", "knn_mAP") if name in record]
     shown = "  ".join(f"{name.removeprefix('knn_')} {record[name]:.2f}" for name in names)
     return f"epoch {record['epoch']:.4g}: kNN {shown}"
 
 
 class TrainingLines:
-    """A line every ten seconds at most, and one at the end of every epoch."""
+    """Progress as lines: at most one every ten seconds, and one at the end of each epoch."""
 
     def started(self, run: "RunInfo") -> None:
-        """Starts the clock."""
+        """Start the clock."""
         self.run, self.clock = run, _Clock(run)
         self.last, self.step = time.monotonic(), run.start
 
     def line(self, line: "Line") -> None:
-        """Writes it when it is time."""
+        """Print a line if one is due."""
         quiet = time.monotonic() - self.last
         epoch_ended = line.step // self.run.per_epoch > self.step // self.run.per_epoch
         self.step = line.step
@@ -70,19 +70,19 @@ class TrainingLines:
         echo(f"{where}  {summary(line)}  {self.clock.left(line.step)} left", err=True)
 
     def evaluated(self, record: dict[str, float | int]) -> None:
-        """Every evaluation is worth a line."""
+        """Print the scores of an evaluation."""
         echo(scores(record), err=True)
 
     def finished(self) -> None:
-        """How long it took."""
+        """Print the duration."""
         echo(f"trained in {self.clock.elapsed()}", err=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing; a bar closes its terminal here."""
 
 
 class TrainingBar:
-    """One bar: update, epoch, loss, learning rate, images per second, memory, time left."""
+    """Progress as one bar: update, epoch, loss, learning rate, images per second, memory, time left."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -98,26 +98,26 @@ class TrainingBar:
         self.task: Any = None
 
     def started(self, run: "RunInfo") -> None:
-        """Shows the bar."""
+        """Show the bar."""
         self.run, self.clock = run, _Clock(run)
         self.task = self.bar.add_task(self._epoch(run.start), total=run.steps, completed=run.start, text="")
         self.bar.start()
 
     def line(self, line: "Line") -> None:
-        """Moves it."""
+        """Advance the bar."""
         text = f"{summary(line)}  {self.clock.left(line.step)} left"
         self.bar.update(self.task, completed=line.step, text=text, description=self._epoch(line.step))
 
     def evaluated(self, record: dict[str, float | int]) -> None:
-        """A line above the bar."""
+        """Print the scores above the bar."""
         self.bar.console.print(scores(record), highlight=False)
 
     def finished(self) -> None:
-        """How long it took."""
+        """Print the duration."""
         self.bar.console.print(f"trained in {self.clock.elapsed()}", highlight=False)
 
     def close(self) -> None:
-        """Leaves the terminal as it should be."""
+        """Stop the bar and restore the terminal."""
         self.bar.stop()
 
     def _epoch(self, step: int) -> str:

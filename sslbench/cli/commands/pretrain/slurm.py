@@ -1,4 +1,4 @@
-"""`launcher=slurm`: the same command as a job of SLURM, through submitit, queued again until it is done."""
+"""`launcher=slurm`: submission of the command as a SLURM job through submitit, requeued until it is done."""
 
 import dataclasses
 import importlib.util
@@ -13,36 +13,36 @@ from sslbench.config import setting
 from sslbench.errors import SslbenchError, UsageError
 
 SAVED = 128 + signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else -1
-"""Exit code of a run that saved everything and ended because it was told to."""
+"""Exit code of a run that saved a checkpoint and stopped on SIGUSR1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Slurm:
-    """configs/launcher/slurm.yaml: what is asked of the cluster."""
+    """Resources of a SLURM job, from configs/launcher/slurm.yaml."""
 
     name: Literal["slurm"] = setting("slurm", "this launcher")
     nodes: int = setting(1, "machines")
     gpus_per_node: int = setting(8, "GPUs of each, and processes on each; 0: one process without a GPU")
-    cpus_per_gpu: int = setting(8, "cores of each process")
+    cpus_per_gpu: int = setting(8, "CPU cores per process")
     memory_gb: float | None = setting(None, "main memory of each machine; null: the cluster's default")
-    hours: float = setting(24.0, "time limit of a piece of the job")
-    requeues: int = setting(100, "pieces after the first: the job is queued again when its time is over")
-    save_seconds: int = setting(120, "before the time limit: when the run is told to save and stop")
-    job_name: str = setting("sslbench", "as the queue shows it")
-    partition: str | None = setting(None, "of the cluster")
-    account: str | None = setting(None, "who pays")
+    hours: float = setting(24.0, "time limit of each submission")
+    requeues: int = setting(100, "times that the job is queued again after its time limit")
+    save_seconds: int = setting(120, "seconds before the time limit at which the run saves and stops")
+    job_name: str = setting("sslbench", "name in the queue")
+    partition: str | None = setting(None, "partition of the cluster")
+    account: str | None = setting(None, "account that is charged")
     qos: str | None = setting(None, "quality of service")
-    constraint: str | None = setting(None, "features that the machines must have")
-    exclude: str | None = setting(None, "machines not to be used")
+    constraint: str | None = setting(None, "required features of the machines")
+    exclude: str | None = setting(None, "machines to avoid")
     extra: dict[str, str | int | float | bool] | None = setting(None, "further options of sbatch: {reservation: mine}")
     cluster: Literal["slurm", "local"] = setting("slurm", "local: a process on this machine, to try it out")
 
 
 class Job:
-    """What a process of the job runs: `sslbench pretrain ...` as a process of its own.
+    """Callable of a SLURM job: runs `sslbench pretrain ...` in a process of its own.
 
-    submitit calls `checkpoint` from a signal handler, in the middle of anything. The run itself can save only between
-    two updates, so it is told to, and waited for.
+    submitit calls `checkpoint` from a signal handler at any time. The run can save only between two updates, so
+    `checkpoint` signals it and waits.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -50,7 +50,7 @@ class Job:
         self.run: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
-        """Runs, and continues what an earlier piece of the job has saved.
+        """Run the command; it continues from the checkpoint of an earlier submission.
 
         Raises:
             SslbenchError: the run failed; its messages are in the log of the job.
@@ -64,7 +64,7 @@ class Job:
         return code
 
     def checkpoint(self) -> Any:
-        """Lets the run save and end; what is queued again continues by itself."""
+        """Let the run save and end, and return the submission that continues it."""
         from submitit.helpers import DelayedSubmission
 
         if self.run is not None and self.run.poll() is None:
@@ -74,15 +74,15 @@ class Job:
 
 
 def submit(words: Sequence[str], settings: Slurm, out: Path) -> str:
-    """Hands a command to the queue; logs come below `out`/slurm.
+    """Submit a command to the queue; logs are written below `out`/slurm.
 
     Args:
-        words: of `sslbench`, such that they run on the spot.
-        settings: see there.
+        words: arguments of `sslbench`, with the local launcher.
+        settings: resources of the job.
         out: folder of the run, which the machines of the cluster share with this one.
 
     Returns:
-        The number of the job.
+        The id of the job.
 
     Raises:
         UsageError: submitit or SLURM is missing, or SLURM refuses the job.
@@ -104,7 +104,7 @@ def submit(words: Sequence[str], settings: Slurm, out: Path) -> str:
 
 
 def parameters(settings: Slurm) -> dict[str, Any]:
-    """The settings under submitit's names."""
+    """Return the settings under submitit's names."""
     processes = max(1, settings.gpus_per_node)
     values: Mapping[str, Any] = {
         "name": settings.job_name,

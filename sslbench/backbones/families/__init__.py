@@ -1,0 +1,1 @@
+"""Families of architectures, a module each with its `Family` as FAMILY."""

@@ -1,0 +1,35 @@
+"""AlexNets of self-supervised learning."""
+
+from collections.abc import Mapping
+
+from sslbench.backbones import alexnet
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.family import Family
+from sslbench.backbones.timm_models import no_such_option
+from sslbench.preprocessing import Preprocessing
+
+
+def _takes(name: str) -> bool:
+    return name.partition(",")[0] in alexnet.NAMES
+
+
+def _build(name: str) -> Backbone:
+    if "," in name:
+        raise no_such_option(name, "none")
+    spec = alexnet.SPECS.get(name)
+    return Backbone(
+        name=name,
+        builder="alexnet",
+        module=alexnet.create(name),
+        preprocessing=spec.preprocessing if spec else Preprocessing(origin="torchvision default"),
+        aliases=alexnet.aliases(name),
+        default_layer="flatten",
+        vissl_pools=spec.pools if spec else {},
+    )
+
+
+def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str) -> str | None:
+    return alexnet.recognise_alexnet(shapes)
+
+
+FAMILY = Family(_takes, _build, lambda: alexnet.NAMES, recognise=_recognise)

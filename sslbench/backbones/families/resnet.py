@@ -1,0 +1,83 @@
+"""ResNets under torchvision's names, with VISSL's layers and pools."""
+
+from collections.abc import Mapping
+
+from sslbench.backbones import resnet
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.family import Family
+from sslbench.backbones.timm_models import no_such_option
+from sslbench.errors import BackboneError
+from sslbench.preprocessing import Preprocessing
+
+RESNET_LAYERS = {
+    "conv1": "relu",
+    "res1": "maxpool",
+    "res2": "layer1",
+    "res3": "layer2",
+    "res4": "layer3",
+    "res5": "layer4",
+    "res5avg": "avgpool",
+}
+# VISSL's linear benchmark pools each layer to about 9,000 numbers (Goyal et al. 2019, section 6 and appendix).
+# Its configurations give these for ResNets of bottleneck blocks: width multiplier -> layer -> pool.
+VISSL_POOLS: dict[float, dict[str, str]] = {
+    1: {"conv1": "avg(10,10,4)", "res2": "avg(16,8)", "res3": "avg(13,5)", "res4": "avg(8,3)", "res5": "avg(6,1)"},
+    2: {
+        "conv1": "avg(20,13,4)",
+        "res2": "avg(32,8)",
+        "res3": "avg(13,7)",
+        "res4": "avg(8,6)",
+        "res5": "adaptive(2,1)",
+    },
+    4: {
+        "conv1": "adaptive(6,6)",
+        "res2": "adaptive(3,3)",
+        "res3": "adaptive(2,2)",
+        "res4": "adaptive(1,2)",
+        "res5": "adaptive(1,1)",
+    },
+}
+
+VISSL_LAST_STRIDE_1 = {"res5": "avg(12,2)"}
+"""Pools of its colorization networks where they differ."""
+
+_CIFAR = Preprocessing(32, (32, 32), origin="CIFAR stem: images of 32 x 32, ImageNet's mean and std")
+_MOST_BLOCKS = 1000
+_OPTIONS = "in_chans=4, last_stride=1, stride_in_1x1=true and zero_init_residual=true"
+
+
+def _takes(name: str) -> bool:
+    return ":" not in name and resnet.parse(name.partition(",")[0]) is not None
+
+
+def _build(name: str) -> Backbone:
+    spec = resnet.parse(name)
+    if spec is None:
+        base = name.partition(",")[0]
+        raise no_such_option(name, f"{_OPTIONS}: {base},in_chans=4")
+    pools = VISSL_POOLS.get(spec.width / 64, {}) if spec.block == "bottleneck" and spec.stem == "imagenet" else {}
+    if pools and spec.last_stride == 1:
+        pools = pools | VISSL_LAST_STRIDE_1
+    usual = _CIFAR if spec.stem == "cifar" else Preprocessing(origin="torchvision default")
+    return Backbone(
+        name=spec.name,
+        builder="resnet",
+        module=resnet.ResNet(spec),
+        preprocessing=usual.for_channels(spec.channels),
+        aliases=RESNET_LAYERS,
+        default_layer="res5avg",
+        vissl_pools=pools | ({"res5avg": ""} if pools else {}),
+    )
+
+
+def _check_recorded(name: str, where: str) -> None:
+    spec = resnet.parse(name)
+    if spec is not None and sum(spec.layers) > _MOST_BLOCKS:
+        raise BackboneError(f"{where}: {name} has {sum(spec.layers)} blocks; at most {_MOST_BLOCKS} are built")
+
+
+def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str) -> str | None:
+    return resnet.recognise_resnet(shapes)
+
+
+FAMILY = Family(_takes, _build, lambda: resnet.NAMES, _check_recorded, _recognise)

@@ -1,0 +1,49 @@
+"""Networks of the user's own: module:callable."""
+
+import dataclasses
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.family import Family
+from sslbench.backbones.in_memory import from_module, users_preprocessing
+from sslbench.errors import BackboneError, UsageError
+from sslbench.names import find_object
+
+
+def _build(spec: str) -> Backbone:
+    target = find_object(spec)
+    if not callable(target):
+        raise UsageError(f"'{spec}' is a {type(target).__name__}, not a function that builds a backbone")
+    module = _call(spec, target)
+    backbone = from_module(spec, module, users_preprocessing(spec, module))
+    return dataclasses.replace(backbone, builder="module")
+
+
+def _call(spec: str, target: Callable[[], Any]) -> nn.Module:
+    if isinstance(target, nn.Module):
+        raise UsageError(
+            f"'{spec}' is a module already", f"Give a function that returns it: lambda: {spec.split(':')[1]}"
+        )
+    try:
+        module = target()
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error}"
+        raise BackboneError(f"calling '{spec}()' failed at {frame.filename}, line {frame.lineno}: {reason}") from error
+    if not isinstance(module, nn.Module):
+        raise BackboneError(f"'{spec}()' returned a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _check_recorded(name: str, where: str) -> None:
+    raise BackboneError(
+        f"{where} names the Python code '{name}', which is not run because a file says so",
+        f"If you trust it, name it yourself: --backbone {name}",
+    )
+
+
+FAMILY = Family(lambda name: ":" in name, _build, check_recorded=_check_recorded, last_resort=True)

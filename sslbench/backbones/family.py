@@ -1,0 +1,71 @@
+"""Families of architectures: modules of `sslbench.backbones.families`, found by their files."""
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
+
+_PACKAGE = "sslbench.backbones.families"
+
+
+def _accept(name: str, where: str) -> None:
+    """Accept any name read from a file."""
+
+
+def _recognise_none(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str) -> str | None:
+    """Recognise no architecture."""
+    return None
+
+
+def _no_names() -> Iterable[str]:
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Architectures that share naming, layers and defaults; a module of `families` defines one as FAMILY.
+
+    Attributes:
+        takes: name of a backbone -> True if it is of this family.
+        build: name -> backbone with random weights, layers, preprocessing and the names of its heads.
+        names: names suggested for a mistyped one.
+        check_recorded: (name, where) -> None; refuses a name from a file, as a BackboneError or UsageError.
+        recognise: (canonical name -> shape, format, file for messages) -> name of the backbone with these tensors.
+        last_resort: asked after the other families.
+    """
+
+    takes: Callable[[str], bool]
+    build: Callable[[str], Backbone]
+    names: Callable[[], Iterable[str]] = _no_names
+    check_recorded: Callable[[str, str], None] = _accept
+    recognise: Callable[[Mapping[str, tuple[int, ...]], str, str], str | None] = _recognise_none
+    last_resort: bool = False
+
+
+@functools.cache
+def families() -> tuple[Family, ...]:
+    """Return all families, those of last resort at the end."""
+    package = importlib.import_module(_PACKAGE)
+    modules = [
+        importlib.import_module(f"{_PACKAGE}.{module.name}") for module in pkgutil.iter_modules(package.__path__)
+    ]
+    found: list[Family] = [module.FAMILY for module in modules]
+    return tuple(sorted(found, key=lambda family: family.last_resort))
+
+
+def family_of(name: str) -> Family:
+    """Return the family of a backbone's name.
+
+    Raises:
+        UsageError: no family has it; the message gives the nearest names.
+    """
+    for family in families():
+        if family.takes(name):
+            return family
+    known = {each for family in families() for each in family.names()}
+    raise UsageError(f"there is no backbone '{name}'", did_you_mean(name, known))

@@ -1,0 +1,64 @@
+"""Backbones around modules in memory: a user's own network."""
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from sslbench.backbones.backbone import Backbone, copied
+from sslbench.config import build as build_dataclass
+from sslbench.errors import BackboneError
+from sslbench.preprocessing import Preprocessing
+
+
+def from_module(name: str, module: nn.Module, preprocessing: Preprocessing) -> Backbone:
+    """Return a backbone around a module that is in memory; it has to be frozen and in eval mode."""
+    return Backbone(
+        name=name, builder="memory", module=module, preprocessing=preprocessing, aliases={}, default_layer="output"
+    )
+
+
+def untrained_copy(backbone: Backbone, seed: int) -> Backbone | None:
+    """Return the same network with every part initialised anew by PyTorch's own rules, for modules in memory.
+
+    Returns:
+        None if there are no parameters, or one belongs to a part that cannot initialise itself: it has no
+        `reset_parameters`.
+    """
+    module = copied(backbone.module)
+    left = {id(parameter) for parameter in module.parameters()}
+    if not left:
+        return None
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(seed)
+        for part in module.modules():
+            reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+                left -= {id(parameter) for parameter in part.parameters(recurse=False)}
+    if left:
+        return None
+    return dataclasses.replace(backbone, module=module.eval().requires_grad_(False), report=None, format=None)
+
+
+def users_preprocessing(spec: str, module: nn.Module) -> Preprocessing:
+    """Return the attribute 'preprocessing' of a user's module; ImageNet's defaults if it has none.
+
+    Raises:
+        BackboneError: the attribute is neither a dict nor a `Preprocessing`.
+        UsageError: a key or value is wrong, or the resized images do not fill a crop that was not asked for.
+    """
+    given = getattr(module, "preprocessing", None)
+    if given is None:
+        return Preprocessing(origin=f"ImageNet default ({spec} has no attribute 'preprocessing')")
+    if isinstance(given, Preprocessing):
+        return given
+    if not isinstance(given, dict):
+        raise BackboneError(
+            f"the attribute 'preprocessing' of {spec} is a {type(given).__name__}",
+            "Make it a dict with the keys of sslbench.preprocessing.Preprocessing.",
+        )
+    used = build_dataclass(Preprocessing, {"origin": f"{spec}.preprocessing", **given}, where=f"{spec}.preprocessing")
+    if "resize" in given and "crop" not in given:
+        used.refuse_unfilled_crop()
+    return used

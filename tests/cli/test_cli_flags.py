@@ -1,0 +1,105 @@
+"""Flags: a command uses every flag that it takes, or refuses it with its name and exit code 2."""
+
+import ast
+import importlib
+import inspect
+
+import click
+import numpy as np
+import pytest
+
+from sslbench.cli.main import COMMANDS
+
+# Case of a command -> the words, and its flags that have no effect there. Every other flag is used in that case.
+CASES = {
+    "check-data maps": (
+        ("check-data", "maps", "--label-maps"),
+        "test_data image_column label_column test_fraction seed boxes near_copies store near_threshold pairs",
+    ),
+    "check-data boxes": (("check-data", "boxes.json", "--boxes"), "image_column label_column"),
+    "check-data with a test split": (("check-data", "photos"), "seed test_fraction"),
+    "check-data without near copies": (("check-data", "photos", "--near-copies", "none"), "store near_threshold"),
+    "cka of features": (
+        ("cka", "x.npy", "x.npy"),
+        "backbone backbone_b format format_b data test_data image_column label_column limit resize crop interpolation "
+        "mean std device precision feature_dtype batch_size workers seed on_error decoder max_pixels start_method "
+        "store trust_pickle",
+    ),
+    "cka of random weights": (("cka", "random", "random", "--backbone", "resnet18"), "format format_b"),
+    "cka of a test split": (("cka", "a.pth", "b.pth", "--test-data", "photos"), "data"),
+    "convert without a stem": (("convert", "a.pth", "b.pth", "--to", "timm"), "in_chans"),
+    "data prepare without a name": (("data", "prepare"), "archives out no_verify"),
+    "data to-kwcoco of boxes": (
+        ("data", "to-kwcoco", "boxes.json", "o.kwcoco.json", "--boxes"),
+        "image_column label_column attribute_columns value_columns",
+    ),
+    "diff of raw names": (("diff", "a.pth", "b.pth", "--raw"), "format_a format_b"),
+    "extract of random weights": (
+        ("extract", "--weights", "random", "--backbone", "resnet18"),
+        "format allow_partial trust_pickle stem",
+    ),
+    "inspect of data": (("inspect", "photos"), "as_json trust_pickle"),
+    "leaderboard without CSV": (("leaderboard", "."), "form"),
+    "pretrain from scratch": (("pretrain", "simclr"), "init_format stem"),
+    "pretrain without evaluation": (("pretrain", "simclr"), "eval_test_data"),
+    "pretrain without TensorBoard": (("pretrain", "simclr"), "histograms"),
+    "pretrain anew": (("pretrain", "simclr", "--no-resume"), "resume_from"),
+}
+VALUES = {"mean": "0.5", "std": "0.5", "decode": "all", "resize": "32", "crop": "32", "test_fraction": "0.5"}
+
+
+def find(words):
+    """The click command that words call."""
+    command = importlib.import_module(f"sslbench.cli.commands.{words[0].replace('-', '_')}").command
+    return command.commands[words[1]] if isinstance(command, click.Group) else command
+
+
+def typed(parameter):
+    """A flag as it is typed, with a value."""
+    if parameter.is_flag:
+        return [parameter.opts[0]]
+    if isinstance(parameter.type, click.Choice):
+        return [parameter.opts[0], parameter.type.choices[0]]
+    return [parameter.opts[0], VALUES.get(parameter.name, "1")]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(words, name) for words, names in CASES.values() for name in names.split()], ids=str
+)
+def test_a_flag_without_effect_is_refused(sslbench, tmp_path, monkeypatch, words, name):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.eye(4, dtype=np.float32))
+    for part in ("train", "test"):
+        (tmp_path / "photos" / part / "cat").mkdir(parents=True)
+        for image in range(2):
+            content = np.full((8, 8, 3), 40 * image, np.uint8)
+            from PIL import Image
+
+            Image.fromarray(content).save(tmp_path / "photos" / part / "cat" / f"{image}.png")
+    parameter = next(p for p in find(words).params if p.name == name)
+    code, _, err = sslbench(*words, *typed(parameter))
+    assert code == 2, err
+    assert any(flag in err for flag in (*parameter.opts, *parameter.secondary_opts)), err
+
+
+def commands():
+    for name in COMMANDS:
+        command = importlib.import_module(f"sslbench.cli.commands.{name.replace('-', '_')}").command
+        yield from command.commands.values() if isinstance(command, click.Group) else [command]
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
+def test_every_flag_is_read(command):
+    """Each parameter's name is read in the modules of its command, as a variable or as a field of its flags."""
+    module = inspect.getmodule(inspect.unwrap(command.callback))
+    shared = importlib.import_module("sslbench.cli.options")
+    read = set()
+    for source in (module, shared):
+        for node in ast.walk(ast.parse(inspect.getsource(source))):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                read.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                read.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # keys of settings
+                read.add(node.value)
+    assert {p.name for p in command.params if isinstance(p, click.Option)} - read == set()
