@@ -63,7 +63,9 @@ def run(
     code = _wait(process, began + seconds)
     taken = time.monotonic() - began
     modules = (folder / ".modules").read_text().split() if (folder / ".modules").is_file() else ()
-    return Outcome(words[0], code, out.read_text(errors="replace"), err.read_text(errors="replace"), taken, tuple(modules))
+    return Outcome(
+        words[0], code, out.read_text(errors="replace"), err.read_text(errors="replace"), taken, tuple(modules)
+    )
 
 
 def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: int, largest: int | None) -> None:

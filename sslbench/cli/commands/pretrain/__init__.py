@@ -161,7 +161,8 @@ def _request(
 def _out(method: str, backbone: Any, given: dict[str, Any]) -> Path:
     if given["out"]:
         return Path(given["out"])
-    return Path("runs") / re.sub(r"[^\w.-]+", "-", f"{Path(method).stem if '/' in method else method}-{backbone}")
+    architecture = str(backbone).partition(",")[0]  # its options are in config.yaml
+    return Path("runs") / re.sub(r"[^\w.-]+", "-", f"{Path(method).stem if '/' in method else method}-{architecture}")
 
 
 def _run(request: "PretrainRequest", given: dict[str, Any]) -> None:
