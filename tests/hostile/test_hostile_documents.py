@@ -1,4 +1,4 @@
-"""Documents, names and texts of strangers: one clear message, no code of theirs, no file outside, no markup in a page."""
+"""Documents, names and texts of strangers: a clear message, no code of theirs run, no file outside, no markup."""
 
 import json
 
