@@ -13,6 +13,8 @@ from pathlib import Path
 
 SECONDS = 60
 BYTES = 12 << 30
+REPORTS = ("check-data", "inspect")
+"""Commands whose output is a report that says what is wrong, with exit code 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Outcome:
 
     @property
     def is_clear(self) -> bool:
-        """Exit code 0, 1 or 2 and no traceback; after an error a line on stderr (check-data: its report on stdout)."""
-        report = self.out if self.command == "check-data" else ""
+        """Exit code 0, 1 or 2 and no traceback; after an error a line on stderr, or a report on stdout (`REPORTS`)."""
+        report = self.out if self.command in REPORTS else ""
         has_message = self.code == 0 or bool((self.err + report).strip())
         return self.code in (0, 1, 2) and "Traceback" not in self.err + self.out and has_message
 

@@ -40,7 +40,6 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any], tuple[tuple[str, ...], ...]]] = 
             "preprocessing": {"resize": 8, "crop": [8, 8], "interpolation": "bilinear"},
             "layers": ["res5"],
             "reference": {"top1": 90.0},
-            "tolerance": 1.0,
         },
         (("show", "knn/mine"), ("eval", "--benchmark", "knn/mine", "--weights", "pixels", "--no-floors")),
     ),
@@ -98,7 +97,11 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any], tuple[tuple[str, ...], ...]]] = 
         (("pretrain", "mine", "--dry-run", "--data", "photos"),),
     ),
     "catalog": ("sslbench-data.yaml", {"mine": "photos", "other": "photos"}, ((*PIXELS, "--data", "mine"),)),
-    "several": ("both.yaml", {"a": "photos", "b": "photos"}, ((*PIXELS, "--data", "both.yaml"),)),
+    "several": (
+        "both.yaml",
+        {"sources": {"a": "photos", "b": {"data": "photos", "weight": 2}}},
+        ((*PIXELS, "--data", "both.yaml"),),
+    ),
 }
 """Role -> where the document lies, the document, and the commands that read it."""
 
@@ -142,8 +145,9 @@ def _with_photos(path: str, text: str, words: tuple[str, ...]) -> Callable[[Path
         photos(folder)
         if "w.pth" in words:
             (folder / "w.pth").write_bytes(torch_file({f"net.{name}": t for name, t in tensors().items()}))
+        start = "# @package _global_\n" if path.startswith("configs") else ""
         (folder / "helper.py").write_text("open('ran', 'w')\ndef net(): pass\n")
-        return role(path, text.encode(), *words)(folder)
+        return role(path, (start + text).encode(), *words)(folder)
 
     return write
 
