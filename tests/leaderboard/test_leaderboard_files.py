@@ -92,7 +92,7 @@ def test_markdown_keeps_its_columns(board, tmp_path):
     lines = [line for line in (tmp_path / "board.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(board.rows)
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
-    assert "**1234.57 [1232.07, 1237.07]**" in lines[2] and "a\\|<b>" in lines[3]
+    assert "**1234.57 [1232.57, 1237.57]**" in lines[2] and "a\\|<b>" in lines[3]
 
 
 class Page(html.parser.HTMLParser):
@@ -120,7 +120,7 @@ def test_the_page_needs_nothing_else_and_shows_names_as_text(board, tmp_path):
     start = text.index('<table id="board">')
     shown = text[start : text.index("</table>", start)]
     assert shown.count("<tbody") == 2 and shown.count("<tr>") == 1 + len(board.rows)
-    assert {'a|<b>, "c".torch', "knn/<i>", "1234.57 [1232.07, 1237.07]", "Boards & more"} <= set(page.texts)
+    assert {'a|<b>, "c".torch', "knn/<i>", "1234.57 [1232.57, 1237.57]", "Boards & more"} <= set(page.texts)
 
 
 def test_the_page_of_an_average(tmp_path):
