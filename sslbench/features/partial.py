@@ -121,7 +121,7 @@ class PartialLayer:
         """
         result = 0
         for _, rows in self._blocks(np.setdiff1d(np.arange(self.shape[0]), skipped)):
-            result = zlib.crc32(rows, result)
+            result = zlib.crc32(rows.data, result)
         return result
 
     def publish(self, skipped: Indices) -> None:
