@@ -10,7 +10,17 @@ from hostile.weights_cases import WIDTH
 
 RUN = (
     *("pretrain", "simclr", "--data", "photos", "--out", "run", "--backbone", WIDTH, "--device", "cpu"),
-    *("--workers", "0", "--epochs", "2", "augment=digits", "augment.size=16", "batch_size=4", "checkpoint_every=2"),
+    *(
+        "--workers",
+        "0",
+        "--epochs",
+        "2",
+        "augment=digits",
+        "augment.size=16",
+        "batch_size=4",
+        "save_every=2 updates",
+        "keep=3",
+    ),
     *("method.projector=[16,8]", "schedule.warmup_epochs=0"),
 )
 
