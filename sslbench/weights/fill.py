@@ -108,7 +108,8 @@ def _folded(backbone: Shapes, missing: Sequence[str]) -> str:
         return ""
     return (
         "Its batch norm is folded into a scale and a bias, as in Detectron's Caffe2 files: take Detectron2's model "
-        "zoo, whose R-50.pkl and R-101.pkl are the same networks with running statistics (--format detectron2_caffe2:msra)"
+        "zoo, whose R-50.pkl and R-101.pkl are the same networks with running statistics (--format "
+        "detectron2_caffe2:msra)"
     )
 
 
