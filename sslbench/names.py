@@ -87,7 +87,11 @@ def _yaml_files(kind: str) -> dict[str, Path]:
     others = tuple(p for f, p in _FOLDERS.values() if f == folder and len(p) > len(prefix))
     found: dict[str, Path] = {}
     for root in paths.search_path(folder):
-        for file in sorted(root.rglob("*.yaml")):
+        try:
+            files = paths.files_below(root, ".yaml")
+        except OSError as error:
+            raise UsageError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+        for file in files:
             name = file.relative_to(root).with_suffix("").as_posix()
             if name.startswith(prefix) and not name.startswith(others) and not file.name.startswith("_"):
                 found.setdefault(name.removeprefix(prefix), file)

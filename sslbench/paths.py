@@ -39,3 +39,26 @@ def cache_dir() -> Path:
 
     given = os.environ.get("SSLBENCH_CACHE")
     return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("sslbench", appauthor=False))
+
+
+def files_below(folder: Path, suffix: str) -> list[Path]:
+    """Return the files below a folder with this suffix, sorted; hidden files and folders are passed over.
+
+    Links to folders are not followed, so that none is visited for ever; folders wait in a list, so that any number may
+    lie in each other.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    found: list[Path] = []
+    waiting = [str(folder)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.name.endswith(suffix) and entry.is_file():
+                    found.append(Path(entry.path))
+    return sorted(found)

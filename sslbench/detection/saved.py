@@ -209,7 +209,7 @@ def rows(file: files.WeightsFile, about: About) -> list[tuple[str, str]]:
 
 # Files of these formats may hold a network for BGR with its strides in the 1x1 convolutions (MSRA's ResNets).
 _EITHER = ("torchvision", "plain", "module", "timm", "detectron2", "detectron2_c4", "mmpretrain")
-_STRIDES = (*_EITHER, "caffe2_resnet", "caffe2_resnet_jigsaw")
+_STRIDES = (*_EITHER, "caffe2_resnet", "caffe2_resnet_jigsaw", "detectron2_caffe2")
 _DETECTRON2 = ("detectron2", "detectron2_c4")
 
 

@@ -212,7 +212,8 @@ class Job:
                 partial.reset(np.array(readable))
             problem = f"{len(readable)} images of {self.source.name} could not be read before and are readable now"
             raise StoreError(problem, "Run the same command again once nothing writes to them.")
-        store.write_description(self.entry, key, self.source, split, skipped, self.digests)
+        checksums = {partial.complete.name: partial.checksum(bad) for partial in partials}
+        store.write_description(self.entry, key, self.source, split, skipped, self.digests, checksums)
         for partial in partials:
             partial.publish(bad)
 

@@ -113,6 +113,17 @@ class PartialLayer:
         """
         self._mark(indices, np.zeros(len(indices), dtype=RECORD))
 
+    def checksum(self, skipped: Indices) -> int:
+        """Return the CRC-32 of the rows that `publish` will make visible.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+        result = 0
+        for _, rows in self._blocks(np.setdiff1d(np.arange(self.shape[0]), skipped)):
+            result = zlib.crc32(rows.data, result)
+        return result
+
     def publish(self, skipped: Indices) -> None:
         """Publish the complete file atomically, without the rows in `skipped`.
 

@@ -7,17 +7,20 @@
                                    <layer>.npy        (N, D), row i is line i of index.csv
                                    <layer>.npy.partial, .progress, lock      while an extraction runs or was killed
 
-A `.npy` is always complete, since it is renamed into place at the end.
+A `.npy` is always complete, since it is renamed into place at the end. meta.json holds the CRC-32 of its rows, which
+every process compares when it first opens the file: about 0.7 s per GB, 7 s for ImageNet-1k by 2,048 floats (10.5 GB).
 """
 
 import contextlib
 import csv
 import dataclasses
+import functools
 import io
 import json
 import logging
 import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,20 +61,30 @@ class Entry:
         """Return the features of a layer, (N, D), memory-mapped and read-only.
 
         Raises:
-            StoreError: the file is damaged, or its number of rows differs from the index.
+            StoreError: the file is damaged, or differs from its description in meta.json.
         """
-        path = self.layer_file(layer)
+        path, meta = self.layer_file(layer), self.meta()
         try:
-            features: npt.NDArray[np.floating] = np.load(path, mmap_mode="r")
+            features: np.memmap[Any, np.dtype[np.floating]] = np.load(path, mmap_mode="r")
         except (OSError, *UNREADABLE_HEADER) as error:
             raise StoreError(f"{path} cannot be read: {error}", f"Delete the folder {self.folder}.") from error
-        rows = self.meta().get("rows")
+        problem = ""
+        rows, key, checksums = meta.get("rows"), meta.get("key"), meta.get("checksums")
+        dtype = key.get("dtype") if isinstance(key, dict) else None
         if features.ndim != 2 or len(features) != rows:
-            problem = f"{path} holds an array of shape {features.shape}, its index.csv should have {rows} rows"
-            raise StoreError(problem, f"Delete the folder {self.folder}.")
-        if features.dtype not in (np.dtype(np.float32), np.dtype(np.float16)):
-            problem = f"{path} holds {features.dtype.str}, not float32 or float16"
-            raise StoreError(problem, f"Delete the folder {self.folder}.")
+            problem = f"holds an array of shape {features.shape}, its index.csv should have {rows} rows"
+        elif features.dtype not in (np.dtype(np.float32), np.dtype(np.float16)):
+            problem = f"holds {features.dtype.str}, not float32 or float16"
+        elif dtype is not None and features.dtype.name != dtype:
+            problem = f"holds {features.dtype.name}, its meta.json says {dtype}"
+        elif not features.flags.c_contiguous:
+            problem = "holds its rows in another order than they were written in"
+        elif isinstance(checksums, dict) and path.name in checksums:  # older stores have none
+            stat = path.stat()
+            if _checksum(path, features.offset, stat.st_ino, stat.st_size, stat.st_mtime_ns) != checksums[path.name]:
+                problem = "is damaged: its rows are not those that were written"
+        if problem:
+            raise StoreError(f"{path} {problem}", f"Delete the folder {self.folder}.")
         return features
 
     def index_rows(self) -> list[dict[str, str]]:
@@ -92,6 +105,17 @@ class Entry:
         return content if isinstance(content, dict) else {}
 
 
+@functools.lru_cache(maxsize=1024)
+def _checksum(path: Path, start: int, inode: int, size: int, modified: int) -> int:
+    """Return the CRC-32 of a file from `start` on; the other arguments tell versions of the file apart."""
+    result = 0
+    with path.open("rb") as file:
+        file.seek(start)
+        while block := file.read(1 << 24):  # not through the memory map, whose pages would count as this process's
+            result = zlib.crc32(block, result)
+    return result
+
+
 def open_entry(root: Path, key: FeatureKey, source: Source, backbone_name: str) -> Entry:
     """Return the entry of a key; its folder may not exist yet.
 
@@ -110,6 +134,7 @@ def write_description(
     split: str,
     skipped: list[dict[str, str]],
     digests: npt.NDArray[np.uint8],
+    checksums: Mapping[str, int],
 ) -> None:
     """Write meta.json, index.csv and (if samples were left out) skipped.csv, each atomically.
 
@@ -120,6 +145,7 @@ def write_description(
         split: name of the split for index.csv.
         skipped: id, path and reason of the samples without a row.
         digests: (N, 16), digests of the images in the key.
+        checksums: file -> CRC-32 of its rows, of the layers about to be complete.
 
     Raises:
         StoreError: the stored layers left out other samples.
@@ -134,8 +160,10 @@ def write_description(
     rows = _write_index(entry, source, split, left_out, digests)
     if skipped:
         write_skipped(entry.folder, skipped)
+    stored = entry.meta().get("checksums")
+    known = stored if isinstance(stored, dict) else {}
     meta = {"key": dataclasses.asdict(key), "data": source.name, "rows": rows, "left_out": len(left_out)}
-    _write_meta(entry, meta | {"index": _index_digest(source)})
+    _write_meta(entry, meta | {"index": _index_digest(source), "checksums": {**known, **checksums}})
 
 
 def update_index(entry: Entry, source: Source, split: str) -> None:

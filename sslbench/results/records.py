@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
+from sslbench.paths import files_below
 from sslbench.results import SCHEMA, Result, plain
 
 _SCORES = ".scores.npz"
@@ -232,13 +233,11 @@ def read_tree(folder: Path) -> list[Result]:
         return [read(folder)]
     if not folder.is_dir():
         raise ResultError(f"there is no folder of results {folder}", "Results are written by: sslbench eval ... --out")
-    files = (file.relative_to(folder) for file in folder.rglob("*.json"))
-    visible = (
-        file
-        for file in files
-        if not any(part.startswith(".") for part in file.parts) and not file.name.endswith(PREDICTIONS)
-    )
-    return [read(folder / file) for file in sorted(visible)]
+    try:
+        files = files_below(folder, ".json")
+    except OSError as error:
+        raise ResultError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+    return [read(file) for file in files if not file.name.endswith(PREDICTIONS)]
 
 
 def scores_path(result: Result) -> Path | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sslbench.errors import SslbenchError, WeightsError
-from sslbench.weights.save import CHECKPOINT_FORMAT, new_file
+from sslbench.weights.save import CHECKPOINT_FORMAT, new_file, write_torch
 
 FORMAT = CHECKPOINT_FORMAT
 VERSION = 1
@@ -39,9 +39,9 @@ def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Pat
     path = folder / f"step_{step:09d}.ckpt"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as temporary, temporary.open("wb") as file:
-            torch.save({"format": FORMAT, "version": VERSION, "step": step, **content}, file)
-    except (OSError, RuntimeError, SslbenchError) as error:  # torch reports a full disk as RuntimeError
+        with new_file(path) as temporary:
+            write_torch(temporary, {"format": FORMAT, "version": VERSION, "step": step, **content})
+    except (OSError, SslbenchError) as error:
         kept = newest(folder)
         remedy = f"The last whole checkpoint is {kept}." if kept else "No checkpoint was written yet."
         message = error.message if isinstance(error, SslbenchError) else f"cannot write {path}: {error}"

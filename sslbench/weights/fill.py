@@ -34,7 +34,8 @@ def likely_cause(file: Shapes, backbone: Shapes, *, missing: Sequence[str], unex
         unexpected: names in the file only.
     """
     return (
-        _prefix(file, backbone, missing, unexpected)
+        _folded(backbone, missing)
+        or _prefix(file, backbone, missing, unexpected)
         or _layer_scale(missing, unexpected)
         or _architecture(file, backbone)
         or _closest_rename(file, backbone, missing, unexpected)
@@ -102,6 +103,18 @@ def _prefix(file: Shapes, backbone: Shapes, missing: Sequence[str], unexpected: 
             if 2 * fits > len(lacking):
                 return f"{fits} names in the file fit once '{prefix}' is put in front"
     return ""
+
+
+def _folded(backbone: Shapes, missing: Sequence[str]) -> str:
+    """Return the cause of missing running statistics, where all of them and nothing else are missing."""
+    statistics = {name for name in backbone if name.endswith((".running_mean", ".running_var"))}
+    if not statistics or set(missing) != statistics:
+        return ""
+    return (
+        "Its batch norm is folded into a scale and a bias, as in Detectron's Caffe2 files: take Detectron2's model "
+        "zoo, whose R-50.pkl and R-101.pkl are the same networks with running statistics (--format "
+        "detectron2_caffe2:msra)"
+    )
 
 
 def _layer_scale(missing: Sequence[str], unexpected: Sequence[str]) -> str:

@@ -131,6 +131,29 @@ def _with_timm(folder):
     load_backbone(str(folder / "whole.pth"), backbone="timm:resnet50", format="detectron2:msra")
 
 
+def test_msras_file_of_detectron2s_zoo_is_loaded_once_it_is_chosen(tmp_path):
+    module, tensors = tensors_of("detectron2_caffe2", NARROW, "msra")
+    arrays = {key: tensor.numpy() for key, tensor in tensors.items()} | {"conv1_b": np.ones(8, np.float32)}
+    (tmp_path / "R-50.pkl").write_bytes(pickle.dumps(arrays))
+    with pytest.raises(WeightsError, match=r"detectron2_caffe2:msra \(BGR .* detectron2_caffe2:fair"):
+        load_backbone(str(tmp_path / "R-50.pkl"))
+    backbone = load_backbone(str(tmp_path / "R-50.pkl"), format="detectron2_caffe2:msra")
+    assert backbone.name == f"{NARROW},stride_in_1x1=true"
+    np.testing.assert_allclose(backbone.preprocessing.std, 1 / 255)
+    for name, value in module.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            assert torch.equal(backbone.module.state_dict()[name], value), name
+
+
+def test_batch_norm_that_was_folded_into_scale_and_bias_is_refused(tmp_path):
+    """Detectron's own Caffe2 files have neither running means nor variances."""
+    _, tensors = tensors_of("caffe2_resnet", NARROW)
+    arrays = {key: tensor.numpy() for key, tensor in tensors.items() if not key.endswith(("_rm", "_riv"))}
+    (tmp_path / "R-50.pkl").write_bytes(pickle.dumps(arrays | {"conv1_b": np.ones(8, np.float32)}))
+    with pytest.raises(WeightsError, match=r"folded into a scale and a bias.*Detectron2's model zoo"):
+        load_backbone(str(tmp_path / "R-50.pkl"))
+
+
 def test_a_file_that_could_not_tell_is_not_written(detectron2, tmp_path):
     path, out = detectron2 / "model_final.pth", tmp_path / "out.pth"
     with pytest.raises(WeightsError, match="do not tell which"):

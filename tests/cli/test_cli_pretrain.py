@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -48,6 +49,13 @@ def test_a_run_ends_in_weights_and_says_what_to_do_with_them(tmp_path, sslbench)
     )
     assert code == 0, err
     assert "knn" in out
+
+
+def test_the_folder_of_a_run_is_named_by_method_and_architecture(sslbench):
+    words = [word if word != "resnet18w0.125" else "resnet18w0.125,zero_init_residual=true" for word in RUN]
+    code, out, err = sslbench(*words, "--dry-run")
+    assert code == 0, err
+    assert re.search(r"runs/simclr-resnet18w0\.125(?![\w.,-])", out)
 
 
 def test_the_same_command_again_has_nothing_left_to_do_and_a_longer_one_is_another_run(tmp_path, sslbench):

@@ -49,10 +49,9 @@ def photos(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", list_names("preset"))
-def test_a_preset_fixes_all_of_the_geometry_or_leaves_all_of_it_to_the_network(name):
+def test_a_preset_fixes_all_of_the_geometry(name):
     fixed = set(load_preset(name).preprocessing) - {"squash"}
-    assert fixed in (GEOMETRY, set()), "the backbone's own values would fill the gap, whatever they are"
-    assert fixed or name == "linear/clip", "the paper compares networks with transforms of their own"
+    assert fixed == GEOMETRY, "the backbone's own values would fill the gap, whatever they are"
 
 
 @pytest.mark.parametrize("name", SORTED)

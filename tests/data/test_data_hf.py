@@ -1,6 +1,8 @@
 """Hugging Face data sets on disk: Parquet, save_to_disk, the hub's cache; never a download that nobody asked for."""
 
 import json
+import os
+import subprocess
 
 import pytest
 from containers import CLASSES, FEATURES, hf_table, pictures, png, write_parquet, write_saved
@@ -159,3 +161,16 @@ def test_a_folder_without_data_files(tmp_path):
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "gone.arrow"}]}')
     with pytest.raises(DataError, match=r"are missing: gone.arrow"):
         open_data(f"hf:{tmp_path}")
+
+
+def test_deep_folders_and_links_to_a_folder_around_them_are_walked_once(tmp_path):
+    spec = write_parquet(tmp_path / "set", pictures())
+    (tmp_path / "set" / "again").symlink_to(tmp_path / "set", target_is_directory=True)
+    deep = str(tmp_path / "set")
+    for _ in range(1100):  # more than Python lets functions call each other
+        deep += "/d"
+        os.mkdir(deep)  # noqa: PTH102 - a Path of so many parts is slow
+    try:
+        assert len(open_data(spec)["train"]) == 12
+    finally:
+        subprocess.run(["rm", "-rf", str(tmp_path / "set" / "d")], check=True)  # shutil cannot

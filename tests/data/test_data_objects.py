@@ -1,6 +1,7 @@
 """Boxes, classes and masks as manifests and Pascal VOC trees hold them, and what is said about the odd ones."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -367,6 +368,14 @@ def test_a_damaged_annotation_of_voc_is_named(voc, damage, words):
     file = root / "Annotations" / "a.xml"
     file.write_text(damage(file.read_text()))
     with pytest.raises(DataError, match=words):
+        open_objects(str(root))
+
+
+def test_a_named_pipe_in_place_of_an_annotation_is_refused_and_not_waited_for(voc):
+    root = voc("VOC2007", trainval={"a": [CAT], "b": [CAT]})
+    (root / "Annotations" / "a.xml").unlink()
+    os.mkfifo(root / "Annotations" / "a.xml")
+    with pytest.raises(DataError, match=r"a\.xml: a named pipe, not a regular file"):
         open_objects(str(root))
 
 

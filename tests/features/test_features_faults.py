@@ -363,3 +363,55 @@ def test_a_file_system_that_cannot_reserve_room_is_used_all_the_same(backbone, p
     whole = features(backbone, source_of(pictures), tmp_path / "whole")
     monkeypatch.setattr(partial.os, "posix_fallocate", refuse)
     assert np.allclose(features(backbone, source_of(pictures), tmp_path / "store"), whole, atol=1e-5)
+
+
+def change_first_row(content):
+    """Set one value of the first row to 1."""
+    return content[:200] + np.float32(1).tobytes() + content[204:]
+
+
+def claim_half(content):
+    return content.replace(b"<f4", b"<f2")
+
+
+def claim_columns_first(content):
+    return content.replace(b"False", b"True ")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_first_row, "its rows are not those that were written"),
+        (claim_half, "holds float16, its meta.json says float32"),
+        (claim_columns_first, "in another order"),
+        (lambda content: content + b"x", "its rows are not those that were written"),
+    ],
+)
+def test_complete_features_that_a_disk_has_changed_are_refused(backbone, pictures, tmp_path, change, message):
+    file = only_file(run(backbone, source_of(pictures), tmp_path / "store"))
+    content = file.read_bytes()
+    assert change(content) != content
+    file.write_bytes(change(content))
+    with pytest.raises(StoreError, match=message) as raised:
+        run(backbone, source_of(pictures), tmp_path / "store")
+    assert str(file.parent) in str(raised.value.remedy)
+
+
+def test_each_layer_keeps_its_checksum(backbone, pictures, tmp_path):
+    (pictures / "99.png").write_bytes(b"not an image")  # left out, so that the rows are compacted
+    first = run(backbone, source_of(pictures), tmp_path / "store", SKIP)
+    assert set(first.entry.meta()["checksums"]) == {"res5avg.npy"}
+    run(backbone, source_of(pictures), tmp_path / "store", SKIP, layers=("res5avg", "res4"))
+    assert set(first.entry.meta()["checksums"]) == {"res5avg.npy", "res4.npy"}
+    for file in first.entry.folder.glob("*.npy"):
+        content = file.read_bytes()
+        file.write_bytes(change_first_row(content))
+        with pytest.raises(StoreError, match="not those that were written"):
+            first.entry.read(file.stem)
+        file.write_bytes(content)
+        first.entry.read(file.stem)
+
+
+def only_file(extraction):
+    (file,) = extraction.entry.folder.glob("*.npy")
+    return file

@@ -13,6 +13,8 @@ from pathlib import Path
 
 SECONDS = 60
 BYTES = 12 << 30
+REPORTS = ("check-data", "inspect")
+"""Commands whose output is a report that says what is wrong, with exit code 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Outcome:
     """The end of one command.
 
     Attributes:
+        command: first word of the command line.
         code: exit code; negative: the number of the signal that killed it.
         out: of stdout.
         err: of stderr.
@@ -27,6 +30,7 @@ class Outcome:
         modules: that it had imported in the end.
     """
 
+    command: str
     code: int
     out: str
     err: str
@@ -35,9 +39,10 @@ class Outcome:
 
     @property
     def is_clear(self) -> bool:
-        """Exit code 0, 1 or 2 and no traceback; after an error at least one line (of check-data, its report)."""
-        said = self.code == 0 or bool((self.err + self.out).strip())
-        return self.code in (0, 1, 2) and "Traceback" not in self.err and said
+        """Exit code 0, 1 or 2 and no traceback; after an error a line on stderr, or a report on stdout (`REPORTS`)."""
+        report = self.out if self.command in REPORTS else ""
+        has_message = self.code == 0 or bool((self.err + report).strip())
+        return self.code in (0, 1, 2) and "Traceback" not in self.err + self.out and has_message
 
 
 def run(
@@ -60,7 +65,9 @@ def run(
     code = _wait(process, began + seconds)
     taken = time.monotonic() - began
     modules = (folder / ".modules").read_text().split() if (folder / ".modules").is_file() else ()
-    return Outcome(code, out.read_text(errors="replace"), err.read_text(errors="replace"), taken, tuple(modules))
+    return Outcome(
+        words[0], code, out.read_text(errors="replace"), err.read_text(errors="replace"), taken, tuple(modules)
+    )
 
 
 def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: int, largest: int | None) -> None:

@@ -82,9 +82,9 @@ def yaml_cases(seed: int = 0, n: int = 0) -> Iterator[Case]:
             b"title: a\nprotocol: knn\ndata: digits\nsettings: {k: [1, 5]}\n", draw
         )
     for name, content in contents.items():
-        yield f"benchmark: {name}", _role("benchmarks/knn/mine.yaml", content, "show", "knn/mine")
-        yield f"several: {name}", _role("both.yaml", content, *PIXELS, "--data", "both.yaml")
-        yield f"catalog: {name}", _role("sslbench-data.yaml", content, *PIXELS, "--data", "mine")
+        yield f"benchmark: {name}", role("benchmarks/knn/mine.yaml", content, "show", "knn/mine")
+        yield f"several: {name}", role("both.yaml", content, *PIXELS, "--data", "both.yaml")
+        yield f"catalog: {name}", role("sslbench-data.yaml", content, *PIXELS, "--data", "mine")
     for name in (
         "not UTF-8",
         "unhashable key",
@@ -94,11 +94,11 @@ def yaml_cases(seed: int = 0, n: int = 0) -> Iterator[Case]:
         "alias bomb",
         "interpolation",
     ):
-        yield f"recipe: {name}", _role("configs/method/mine.yaml", YAML[name], "pretrain", "mine", "--dry-run")
-        yield f"config: {name}", _role("config.yaml", YAML[name], "pretrain", "config.yaml", "--dry-run")
-        yield f"preset: {name}", _role("benchmarks/presets/knn/mine.yaml", YAML[name], "show", "knn/mine")
-        yield f"suite: {name}", _role("benchmarks/suites/mine.yaml", YAML[name], "eval", "--suite", "mine", "--dry-run")
-        yield f"format: {name}", _role("model_converters/mine.yaml", YAML[name], "list", "formats")
+        yield f"recipe: {name}", role("configs/method/mine.yaml", YAML[name], "pretrain", "mine", "--dry-run")
+        yield f"config: {name}", role("config.yaml", YAML[name], "pretrain", "config.yaml", "--dry-run")
+        yield f"preset: {name}", role("benchmarks/presets/knn/mine.yaml", YAML[name], "show", "knn/mine")
+        yield f"suite: {name}", role("benchmarks/suites/mine.yaml", YAML[name], "eval", "--suite", "mine", "--dry-run")
+        yield f"format: {name}", role("model_converters/mine.yaml", YAML[name], "list", "formats")
     for name, word in {
         "deep": "a=" + "[" * 5000,
         "many digits": "k=" + "1" * 5000,
@@ -107,10 +107,12 @@ def yaml_cases(seed: int = 0, n: int = 0) -> Iterator[Case]:
         "surrogate": "k=\udcff",
         "nothing": "=",
     }.items():
-        yield f"key=value: {name}", _role("unused", b"", *PIXELS, word)
+        yield f"key=value: {name}", role("unused", b"", *PIXELS, word)
 
 
-def _role(path: str, content: bytes, *words: str) -> Callable[[Path], list[str]]:
+def role(path: str, content: bytes, *words: str) -> Callable[[Path], list[str]]:
+    """Return what writes a file below the current folder, which $SSLBENCH_PATH names too, and gives the command."""
+
     def write(folder: Path) -> list[str]:
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,8 @@ from make_results import make
 from rich.console import Console
 
 from sslbench.errors import ResultError
-from sslbench.leaderboard import table, to_csv, to_html, to_markdown, to_rich
+from sslbench.leaderboard import table, to_csv, to_html, to_latex, to_markdown, to_rich
+from sslbench.leaderboard.writers.tables import markdown
 from sslbench.results import BenchmarkUsed, Metric
 
 FLOORS = {"chance": {"top1": 33.333333}, "untrained": {"top1": 40.0}}
@@ -91,7 +92,7 @@ def test_markdown_keeps_its_columns(board, tmp_path):
     lines = [line for line in (tmp_path / "board.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(board.rows)
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
-    assert "**1234.57 ±2.50**" in lines[2] and "a\\|<b>" in lines[3]
+    assert "**1234.57 [1232.57, 1237.57]**" in lines[2] and "a\\|<b>" in lines[3]
 
 
 class Page(html.parser.HTMLParser):
@@ -119,7 +120,7 @@ def test_the_page_needs_nothing_else_and_shows_names_as_text(board, tmp_path):
     start = text.index('<table id="board">')
     shown = text[start : text.index("</table>", start)]
     assert shown.count("<tbody") == 2 and shown.count("<tr>") == 1 + len(board.rows)
-    assert {'a|<b>, "c".torch', "knn/<i>", "1234.57 ±2.50", "Boards & more"} <= set(page.texts)
+    assert {'a|<b>, "c".torch', "knn/<i>", "1234.57 [1232.57, 1237.57]", "Boards & more"} <= set(page.texts)
 
 
 def test_the_page_of_an_average(tmp_path):
@@ -156,6 +157,15 @@ def test_the_terminal_shows_names_as_they_are_and_bold_for_the_best():
     assert [str(cell.style) for cell in cells] == ["bold", ""]
 
 
+def test_an_interval_that_is_not_symmetric_is_shown_as_it_is(tmp_path):
+    board = table([make("a", metrics={"top1": Metric(value=100.0, low=43.85, high=100.0)})])
+    to_html(board, tmp_path / "board.html")
+    to_latex(board, tmp_path / "board.tex")
+    assert "100.00 [43.85, 100.00]" in printed(board) and "100.00 [43.85, 100.00]" in markdown(board)
+    assert "100.00 [43.85, 100.00]" in (tmp_path / "board.html").read_text(encoding="utf-8")
+    assert r"{\scriptsize[43.85, 100.00]}" in (tmp_path / "board.tex").read_text(encoding="utf-8")
+
+
 def test_metrics_without_interval_are_shown_without():
     board = table([make("a", metrics={"top1": Metric(value=80.125)})])
-    assert "80.12" in printed(board) and "±" not in printed(board)
+    assert "80.12" in printed(board) and "80.12 [" not in printed(board)

@@ -29,7 +29,7 @@ def test_the_table_is_booktabs_with_one_column_for_each_of_ours():
     assert text.startswith("% \\usepackage{booktabs}\n\\begin{tabular}{llrr}\n\\toprule\n")
     assert r"weights & layer & knn/my\_data top1 & svm/photos top1 \\" in text
     assert [len(row) for row in body(text)] == [4, 4]
-    assert body(text)[0] == ["a\\_1", "avgpool", r"\textbf{80.00} {\scriptsize$\pm$2.50}", ""]
+    assert body(text)[0] == ["a\\_1", "avgpool", r"\textbf{80.00} {\scriptsize[78.00, 83.00]}", ""]
     for name in ("toprule", "bottomrule", "begin{tabular}", "end{tabular}"):
         assert text.count(f"\\{name}") == 1
 

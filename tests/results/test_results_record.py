@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +161,19 @@ def test_a_tree_is_read_in_a_stable_order_and_hidden_files_are_passed_over(resul
     found = records.read_tree(folder)
     assert [r.file for r in found] == sorted(r.file for r in found) and len(found) == 3
     assert records.read_tree(found[0].file) == found[:1]
+
+
+def test_a_tree_with_deep_folders_and_links_to_itself_is_read_once(result, tmp_path):
+    put(result, tmp_path / "tree")
+    (tmp_path / "tree" / "again").symlink_to(tmp_path / "tree", target_is_directory=True)
+    deep = str(tmp_path / "tree")
+    for _ in range(1100):  # more than Python lets functions call each other
+        deep += "/d"
+        os.mkdir(deep)  # noqa: PTH102 - a Path of so many parts is slow
+    try:
+        assert len(records.read_tree(tmp_path / "tree")) == 1
+    finally:
+        subprocess.run(["rm", "-rf", str(tmp_path / "tree" / "d")], check=True)  # shutil cannot
 
 
 def test_a_folder_that_is_not_there_is_one_message(tmp_path):

@@ -2,10 +2,13 @@
 
 import logging
 import os
+import resource
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import two_processes
@@ -176,3 +179,19 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog):
     with lock.exclusive(tmp_path):
         pass
     assert "its file system has no locks (No locks available); start no second run in it" in caplog.text
+
+
+def test_a_full_disk_is_named_with_its_bytes(tmp_path):
+    """Torch itself turns the error of the disk into a RuntimeError about its own writer."""
+    content = {"tensors": [torch.zeros(1000) for _ in range(10)]}
+    checkpoints.write(tmp_path, 1, content, keep=2)
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(SslbenchError, match="File too large, after") as raised:
+            checkpoints.write(tmp_path, 2, content, keep=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert "step_000000001.ckpt" in str(raised.value.remedy)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000001.ckpt"]

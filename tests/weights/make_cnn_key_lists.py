@@ -6,6 +6,7 @@ tests/weights/make_cnn_key_lists.py`.
 """
 
 import re
+from collections.abc import Mapping
 
 import torch
 from make_key_lists import Entries, mlp_head, network, prefixed, without_head, write
@@ -94,7 +95,7 @@ def huggingface(entries: Entries) -> Entries:
     return result | linear("classifier.1", 1000, 2048)
 
 
-def caffe2_resnet(entries: Entries, tower: str = "") -> Entries:
+def caffe2_resnet(entries: Entries, tower: str = "", leaves: Mapping[str, str] = CAFFE2_LEAVES) -> Entries:
     result = {}
     for key, tensor in without_counters(without_head(entries)).items():
         leaf = key.rpartition(".")[2]
@@ -103,11 +104,11 @@ def caffe2_resnet(entries: Entries, tower: str = "") -> Entries:
             branch = "branch1" if shortcut else "branch2" + "abc"[int(found[4]) - 1]
             name = f"res{int(found[1]) + 1}_{found[2]}_{branch}"
             is_norm = found[3] == "bn" or (shortcut and found[4] == "1")
-            result[f"{name}_bn{tower}_{CAFFE2_LEAVES[leaf]}" if is_norm else f"{name}{tower}_w"] = tensor
+            result[f"{name}_bn{tower}_{leaves[leaf]}" if is_norm else f"{name}{tower}_w"] = tensor
         elif key.startswith("conv1"):
             result[f"conv1{tower}_w"] = tensor
         else:
-            result[f"res_conv1_bn{tower}_{CAFFE2_LEAVES[leaf]}"] = tensor
+            result[f"res_conv1_bn{tower}_{leaves[leaf]}"] = tensor
     return result
 
 
@@ -240,6 +241,9 @@ def write_caffe2(r50: Entries) -> None:
         "caffe2_resnet", "blobs", plain | {"pred_w": meta(1000, 2048), "pred_b": meta(1000)} | caffe2_solver("conv1_w")
     )
     write("caffe2_resnet.no_blobs", "", plain | {"fc1000_w": meta(1000, 2048), "fc1000_b": meta(1000)})
+    leaves = {"weight": "gamma", "bias": "beta", "running_mean": "running_mean", "running_var": "running_var"}
+    beside = {"conv1_b": meta(64), "fc1000_w": meta(1000, 2048), "fc1000_b": meta(1000)}
+    write("detectron2_caffe2", "", caffe2_resnet(r50, leaves=leaves) | beside)
     towers = {}
     for number in range(9):
         towers |= caffe2_resnet(r50, f"_s{number}") if number < 2 else {f"conv1_s{number}_w": meta(64, 3, 7, 7)}

@@ -12,7 +12,6 @@ _ESCAPES = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    "±": r"$\pm$",
     "…": r"\ldots{}",
     "·": r"$\cdot$",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -22,7 +21,7 @@ _ESCAPES = {
 def to_latex(board: Board, path: Path) -> None:
     """Write a board as LaTeX; the document needs `booktabs`.
 
-    The best values and those tied with them are bold, half the 95 % interval stands small beside a value, and flags are
+    The best values and those tied with them are bold, the 95 % interval stands small beside a value, and flags are
     numbered footnotes.
 
     Raises:
@@ -71,7 +70,7 @@ def _cell(board: Board, row: Row, position: int) -> str:
     text = f"\\textbf{{{number}}}" if tables.leads(row.cells[position]) else number
     if metric.low is None or metric.high is None:
         return text
-    return f"{text} {{\\scriptsize$\\pm${(metric.high - metric.low) / 2:.2f}}}"
+    return f"{text} {{\\scriptsize[{metric.low:.2f}, {metric.high:.2f}]}}"
 
 
 def _line(cells: list[str]) -> str:

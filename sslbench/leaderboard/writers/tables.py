@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from sslbench.leaderboard.model import Published
 
-LEGEND = "Bold: the best value and those tied with it (paired 95 % interval over the test samples)."
+LEGEND = (
+    "In brackets: 95 % interval. "
+    "Bold: the best value and those tied with it (paired 95 % interval over the test samples)."
+)
 _LONG = (
     "kind weights backbone layer preprocessing precision column metric shown value low high n tied_with_best seeds "
     "protocol protocol_version settings benchmark benchmark_version preset modified converged n_train"
@@ -137,13 +140,13 @@ def number(value: float | None) -> str:
 
 
 def cell_text(board: Board, row: Row, position: int) -> str:
-    """Return the value and half its interval, such as '91.64 ±1.20'; empty for a hole."""
+    """Return the value and its 95 % interval, such as '91.64 [90.38, 92.77]'; empty for a hole."""
     metric = shown(row, position, board.columns)
     if metric is None or metric.value is None:
         return "" if row.cells[position] is None else "n/a"
     if metric.low is None or metric.high is None:
         return f"{metric.value:.2f}"
-    return f"{metric.value:.2f} ±{(metric.high - metric.low) / 2:.2f}"
+    return f"{metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
 
 
 def leads(cell: Cell | None) -> bool:

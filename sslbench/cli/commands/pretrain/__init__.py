@@ -73,7 +73,9 @@ class PretrainFlags:
         """Return the folder of the run: --out, by default runs/METHOD-BACKBONE."""
         if self.out:
             return Path(self.out)
-        return Path("runs") / re.sub(r"[^\w.-]+", "-", f"{Path(method).stem if '/' in method else method}-{backbone}")
+        name = Path(method).stem if "/" in method else method
+        architecture = str(backbone).partition(",")[0]  # its options are in config.yaml
+        return Path("runs") / re.sub(r"[^\w.-]+", "-", f"{name}-{architecture}")
 
 
 class PretrainCommand(click.Command):

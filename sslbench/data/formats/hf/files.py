@@ -8,6 +8,7 @@ from pathlib import Path
 from sslbench.data.containers.names import split_name
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
+from sslbench.paths import files_below
 
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<inside>[^?@]+))?(?:@(?P<revision>[^?]+))?(?P<query>\?.*)?")
 _NUMBERED = re.compile(r"(?P<name>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
@@ -67,7 +68,10 @@ def _in_folder(spec: str, folder: Path) -> dict[str, list[Path]]:
         return {name: _saved(folder / name) for name in names}
     if (folder / "state.json").is_file():
         return {"all": _saved(folder)}
-    files = sorted(p for suffix in ("parquet", "arrow") for p in folder.rglob(f"*.{suffix}") if _is_visible(folder, p))
+    try:
+        files = sorted(file for suffix in (".parquet", ".arrow") for file in files_below(folder, suffix))
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
     if not files:
         raise DataError(
             f"{folder} has no .parquet or .arrow file", "Give the folder that save_to_disk or the hub wrote."
@@ -82,10 +86,6 @@ def _in_folder(spec: str, folder: Path) -> dict[str, list[Path]]:
     if unknown and len(unknown) < len(files):
         raise DataError(f"{spec}: some files belong to a split, others not: {some(unknown)}")
     return {split: [f for f in files if splits_of[f] == split] for split in dict.fromkeys(splits_of.values())}
-
-
-def _is_visible(folder: Path, file: Path) -> bool:
-    return file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _configuration(folder: Path, file: Path) -> str:

@@ -26,6 +26,7 @@ from sslbench.data.formats.voc.tree import (
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import BoxIssues, checked_objects, size_in_file
 from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.regular import open_regular
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 
@@ -121,7 +122,9 @@ def _annotated(tree: Path, split: str) -> list[str]:
     odd = [stem for stem in stems if len(stem.split()) > 1]
     if odd:
         raise DataError(f"{path} should name one image per line: {odd[0]!r}")
-    missing = [stem for stem in stems if not (tree / ANNOTATIONS / f"{stem}.xml").is_file()]
+    if len(set(stems)) < len(stems):
+        raise DataError(f"{path} lists an image twice: {some(sorted({s for s in stems if stems.count(s) > 1}))}")
+    missing = [stem for stem in stems if not (tree / ANNOTATIONS / f"{stem}.xml").exists()]
     if missing and len(missing) == len(stems):
         return []
     if missing:
@@ -144,7 +147,8 @@ def _images(tree: Path, stems: list[str], several: bool) -> list[_AnnotatedImage
 def _read(tree: Path, stem: str, file: Path, prefix: str) -> _AnnotatedImage:
     path = tree / ANNOTATIONS / f"{stem}.xml"
     try:
-        root = ElementTree.parse(path).getroot()
+        with open_regular(str(path)) as content:
+            root = ElementTree.parse(content).getroot()
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise DataError(f"{path} is broken XML: {error}") from error
     sides = [root.findtext(f"size/{side}", "0").strip() for side in ("height", "width")]
