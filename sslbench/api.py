@@ -185,7 +185,7 @@ def pretrain(
     settings: Mapping[str, Any] | None = None,
     observers: Sequence[pretraining.Observer] = (),
     **request: Any,
-) -> pretraining.Outcome:
+) -> pretraining.PretrainingOutcome:
     """Train a backbone without labels, as `sslbench pretrain` does; the same call continues an interrupted run.
 
     Args:

@@ -17,7 +17,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.weights.formats import patterns
 from sslbench.weights.formats.layout import NOTE
 from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, likely_place, recognise, tensors_at
-from sslbench.weights.formats.tables import Table, load_table
+from sslbench.weights.formats.tables import FormatTable, load_table
 from sslbench.weights.reading.files import WeightsFile
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -124,7 +124,7 @@ def describe(file: WeightsFile, *, backbone: str | None = None, format: str | No
     return _with_backbone(known, loaded)
 
 
-def _with_format(known: Description, found: Recognised, table: Table, file: WeightsFile) -> Description:
+def _with_format(known: Description, found: Recognised, table: FormatTable, file: WeightsFile) -> Description:
     tensors = tensors_at(file.content, found.where)
     learnt = {k: t for k, t in found.canonical.items() if k.rpartition(".")[2] not in _BUFFERS}
     return dataclasses.replace(
@@ -178,7 +178,7 @@ def _architecture(found: Recognised) -> dict[str, Any]:
     return {}
 
 
-def _why(found: Recognised, table: Table, tensors: Mapping[str, Tensor]) -> str:
+def _why(found: Recognised, table: FormatTable, tensors: Mapping[str, Tensor]) -> str:
     """Return the evidence for the format."""
     if table.file.marker:
         return "the file says so: " + ", ".join(f"{key}: {value}" for key, value in table.file.marker.items())

@@ -6,13 +6,13 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.preprocessing import LIGHTNESS_MEAN, LIGHTNESS_STD, Preprocessing
 from sslbench.weights.formats.recognise import Recognised
-from sslbench.weights.formats.schema import Input
+from sslbench.weights.formats.schema import InputImages
 
 _CROP = 224
 """Side of the crop that `Input.resize` belongs to."""
 _SMALLEST = 64
 """Side of the crop below which a network is one for small images, which formats say nothing about."""
-_ASSUMED = Input("RGB", resize=256, interpolation="bicubic")
+_ASSUMED = InputImages("RGB", resize=256, interpolation="bicubic")
 """ImageNet's values: what self-supervised vision transformers were trained with."""
 
 
@@ -28,7 +28,7 @@ def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[P
         found: content of the file.
         named: the user gave the backbone's name.
     """
-    own, said = backbone.preprocessing, found.input or Input("any")
+    own, said = backbone.preprocessing, found.input or InputImages("any")
     name, _, _ = backbone.name.partition(",")
     tagged = backbone.builder == "timm" and "." in name and (named or found.format == "sslbench")
     if tagged or backbone.builder in ("module", "pixels"):
@@ -48,7 +48,7 @@ def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[P
     return dataclasses.replace(_with_size(default, _ASSUMED, own.crop), origin=default.origin), said.note or told
 
 
-def _with_size(own: Preprocessing, said: Input, crop: tuple[int, int] | None = None) -> Preprocessing:
+def _with_size(own: Preprocessing, said: InputImages, crop: tuple[int, int] | None = None) -> Preprocessing:
     """Return a transform with the resize that the format says, in proportion to the crop of the backbone."""
     crop = crop or own.crop
     if not said.resize or crop is None or crop[0] != crop[1]:

@@ -23,7 +23,7 @@ _log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """Data location with a name.
 
     Attributes: each setting states its meaning.
@@ -45,7 +45,7 @@ class Named:
     """
 
     name: str
-    entry: Entry
+    entry: CatalogEntry
     file: Path
 
 
@@ -103,7 +103,7 @@ def find(name: str) -> Named | None:
     return None
 
 
-def add(name: str, entry: Entry, file: Path, *, overwrite: bool = False) -> None:
+def add(name: str, entry: CatalogEntry, file: Path, *, overwrite: bool = False) -> None:
     """Add an entry to a catalog, creating the file if needed.
 
     Raises:
@@ -135,7 +135,7 @@ def remove(name: str, file: Path) -> None:
     _write(file, {other: entry for other, entry in known.items() if other != name})
 
 
-def _read(file: Path) -> dict[str, Entry]:
+def _read(file: Path) -> dict[str, CatalogEntry]:
     found = {}
     for name, value in config.read_yaml(file).items():
         where = f"{file}: {name}"
@@ -143,13 +143,13 @@ def _read(file: Path) -> dict[str, Entry]:
             raise UsageError(f"{where}: cannot be a name", "Letters, digits, '-', '_' and '.'.")
         if not isinstance(value, str | dict):
             raise UsageError(f"{where} should be a string, or a mapping with the key 'data'")
-        found[name] = Entry(value) if isinstance(value, str) else config.build(Entry, value, where)
+        found[name] = CatalogEntry(value) if isinstance(value, str) else config.build(CatalogEntry, value, where)
         if not found[name].data:
             raise UsageError(f"{where}: the data location is empty")
     return found
 
 
-def _write(file: Path, known: dict[str, Entry]) -> None:
+def _write(file: Path, known: dict[str, CatalogEntry]) -> None:
     import yaml
 
     content = {name: _plain(entry) for name, entry in sorted(known.items())}
@@ -163,7 +163,7 @@ def _write(file: Path, known: dict[str, Entry]) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
 
 
-def _plain(entry: Entry) -> str | dict[str, str]:
+def _plain(entry: CatalogEntry) -> str | dict[str, str]:
     given = {key: value for key, value in dataclasses.asdict(entry).items() if value is not None}
     return entry.data if list(given) == ["data"] else given
 

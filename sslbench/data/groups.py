@@ -3,25 +3,23 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import BoolArray, IntArray
 from sslbench.data.labels import class_counts, present_classes
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import some
 
-Indices = npt.NDArray[np.int64]
-_Mask = npt.NDArray[np.bool_]
 _ATTEMPTS = 10
 _CLOSE = 0.02
 """Mean deviation of the classes' shares from the target at which the search ends."""
 
 
-def source_groups(source: Source) -> Indices | None:
+def source_groups(source: Source) -> IntArray | None:
     """Return the group of each sample of a source, int64 (N,) (`Source.grouped_by`); None if no two share one."""
     return group_numbers(source.attributes.get(source.grouped_by, ()))
 
 
-def group_numbers(names: Sequence[str]) -> Indices | None:
+def group_numbers(names: Sequence[str]) -> IntArray | None:
     """Return the group of each sample, int64 (N,); None if no two share one. An empty name is a group of its own."""
     known: dict[str, int] = {}
     numbers = np.empty(len(names), dtype=np.int64)
@@ -32,7 +30,7 @@ def group_numbers(names: Sequence[str]) -> Indices | None:
     return None if len(known) + len(singletons) == len(names) else numbers
 
 
-def choose_groups(labels: Labels, groups: Indices, n: int, rng: np.random.Generator) -> _Mask:
+def choose_groups(labels: Labels, groups: IntArray, n: int, rng: np.random.Generator) -> BoolArray:
     """Choose whole groups with about `n` of N samples together; return a mask, (N,) bool.
 
     Classes are dealt rarest first (by groups), as for several labels per sample (Sechidis et al. 2011, On the
@@ -70,7 +68,7 @@ class _GroupCounts:
         spread: int64 (C,), groups of each class.
     """
 
-    def __init__(self, labels: Labels, groups: Indices) -> None:
+    def __init__(self, labels: Labels, groups: IntArray) -> None:
         self.sizes = np.bincount(groups)
         self.n = len(self.sizes)
         rows, classes = _pairs(labels)
@@ -82,7 +80,7 @@ class _GroupCounts:
         self._starts = np.searchsorted(self._groups, np.arange(self.n + 1))
         self._by_class = np.split(np.argsort(self._classes, kind="stable"), np.cumsum(self.spread)[:-1])
 
-    def groups_of(self, c: int) -> tuple[Indices, Indices]:
+    def groups_of(self, c: int) -> tuple[IntArray, IntArray]:
         """Return the groups that have a class, and the number of samples of it in each."""
         pairs = self._by_class[c]
         return self._groups[pairs], self._counts[pairs]
@@ -92,12 +90,12 @@ class _GroupCounts:
         pairs = rng.permutation(self._by_class[c])
         return zip(self._groups[pairs].tolist(), self._counts[pairs].tolist(), strict=True)
 
-    def classes_of(self, group: int) -> Indices:
+    def classes_of(self, group: int) -> IntArray:
         """Return the classes of a group."""
-        found: Indices = self._classes[self._starts[group] : self._starts[group + 1]]
+        found: IntArray = self._classes[self._starts[group] : self._starts[group + 1]]
         return found
 
-    def score(self, chosen: _Mask, share: float) -> tuple[float, float]:
+    def score(self, chosen: BoolArray, share: float) -> tuple[float, float]:
         """Return the number of avoidably missing classes, and the mean deviation of the shares."""
         inside = chosen[self._groups]
         found = np.bincount(self._classes[inside], self._counts[inside], len(self.totals))
@@ -108,7 +106,7 @@ class _GroupCounts:
         return missing, float(np.abs(np.append(shares, whole) - share).mean())
 
 
-def group_folds(labels: Labels, groups: Indices, number: int) -> Indices:
+def group_folds(labels: Labels, groups: IntArray, number: int) -> IntArray:
     """Return the fold of each sample, (N,), 0 to number - 1; all samples of a group are in one fold.
 
     Classes are dealt rarest first (by groups): each of its groups, the largest first, goes to the fold that has least
@@ -138,7 +136,7 @@ def group_folds(labels: Labels, groups: Indices, number: int) -> Indices:
     return np.asarray(folds[groups])
 
 
-def _pairs(labels: Labels) -> tuple[Indices, Indices]:
+def _pairs(labels: Labels) -> tuple[IntArray, IntArray]:
     """Return sample and class of every label that is present."""
     if labels.kind == "single":
         return np.arange(len(labels)), np.asarray(labels.values)
@@ -148,7 +146,7 @@ def _pairs(labels: Labels) -> tuple[Indices, Indices]:
     return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
 
-def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> _Mask:
+def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> BoolArray:
     chosen, free = np.zeros(table.n, dtype=bool), np.ones(table.n, dtype=bool)
     spare = table.spread.copy()  # groups of each class that are not chosen
     for c in np.lexsort((rng.random(len(spare)), table.spread)):
@@ -174,7 +172,7 @@ def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> _Mask:
     return chosen
 
 
-def _fill(chosen: _Mask, free: Indices, sizes: Indices, share: float, rng: np.random.Generator) -> None:
+def _fill(chosen: BoolArray, free: IntArray, sizes: IntArray, share: float, rng: np.random.Generator) -> None:
     """Add groups without a class until the share of all samples is reached; two or more groups end on both sides."""
     wanted, have = share * sizes.sum(), int(sizes[chosen].sum())
     left = len(chosen) - int(chosen.sum())

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.data.images import DIGEST_BYTES
 from sslbench.data.labels import among_classes, no_labels
 from sslbench.data.sharded import Sharded, shards_of
 from sslbench.data.source import ORIGIN, Images, Labels, Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError
-
-Indices = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,7 +28,7 @@ class JoinedImages:
     """
 
     parts: tuple[Images, ...]
-    rows: Indices | None = None
+    rows: IntArray | None = None
 
     @functools.cached_property
     def _stops(self) -> tuple[int, ...]:
@@ -64,7 +63,7 @@ class JoinedImages:
         digests = np.concatenate([empty, *(part.digests() for part in self.parts)])
         return digests if self.rows is None else digests[self.rows]
 
-    def select(self, indices: Indices) -> "JoinedImages":
+    def select(self, indices: IntArray) -> "JoinedImages":
         """Return the images at `indices`, in that order; the parts drop all others, so that workers receive no more."""
         chosen = np.asarray(indices, dtype=np.int64)
         rows = chosen if self.rows is None else self.rows[chosen]
@@ -83,7 +82,7 @@ class JoinedImages:
 class JoinedShards(JoinedImages):
     """Images of several sources, some of them in shards; see `sharded.Sharded`."""
 
-    def shards(self) -> Indices:
+    def shards(self) -> IntArray:
         """Return the shard of each image, int64 (N,); the images of a source without shards count as one shard."""
         numbers, first = [], 0
         for part in self.parts:
@@ -93,11 +92,11 @@ class JoinedShards(JoinedImages):
         shards = np.concatenate(numbers).astype(np.int64)
         return shards if self.rows is None else shards[self.rows]
 
-    def fetched(self) -> Indices:
+    def fetched(self) -> IntArray:
         """Return the bytes to download before a shard can be read, int64 (shards,); 0 for local ones."""
         return np.concatenate([self._fetched(part) for part in self.parts])
 
-    def _fetched(self, part: Images) -> Indices:
+    def _fetched(self, part: Images) -> IntArray:
         return part.fetched() if isinstance(part, Sharded) else np.zeros(1, dtype=np.int64)
 
 
@@ -212,7 +211,7 @@ def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, t
     return Labels("multi", classes, _multi_values(parts, columns, len(classes))), notes
 
 
-def _multi_values(parts: Sequence[Labels], columns: Sequence[Indices], classes: int) -> npt.NDArray[np.int8]:
+def _multi_values(parts: Sequence[Labels], columns: Sequence[IntArray], classes: int) -> npt.NDArray[np.int8]:
     spread = (among_classes(_flags(part), column, classes) for part, column in zip(parts, columns, strict=True))
     return np.concatenate(list(spread))
 

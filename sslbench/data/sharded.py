@@ -4,14 +4,12 @@ import logging
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.data.remote import cache
 from sslbench.data.source import Images, Source
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
-
-Indices = npt.NDArray[np.int64]
 
 WINDOW = 4
 """Default number of shards that sampler=shards mixes."""
@@ -23,21 +21,21 @@ _log = logging.getLogger("sslbench")
 class Sharded(Protocol):
     """Additional interface of `Images` that are stored in a few large files."""
 
-    def shards(self) -> Indices:
+    def shards(self) -> IntArray:
         """Return the number of each image's shard: int64 (N,)."""
         ...
 
-    def fetched(self) -> Indices:
+    def fetched(self) -> IntArray:
         """Return the bytes to fetch before each shard can be read: int64 (shards,), 0 for a local one."""
         ...
 
 
-def shards_of(images: Images) -> Indices | None:
+def shards_of(images: Images) -> IntArray | None:
     """Return the number of each image's shard, int64 (N,); None for images in single files or in memory."""
     return images.shards() if isinstance(images, Sharded) else None
 
 
-def by_shard(images: Images, indices: Indices) -> Indices:
+def by_shard(images: Images, indices: IntArray) -> IntArray:
     """Return the indices sorted by shard, stably, so that each shard is read once."""
     shards = shards_of(images)
     return indices if shards is None else indices[np.argsort(shards[indices], kind="stable")]

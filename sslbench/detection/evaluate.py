@@ -53,7 +53,7 @@ def detect(
     return joined(sorted(everything, key=lambda part: int(part.images[0]) if len(part) else -1))
 
 
-def _as_arrays(found: found_by_network.Detections, position: int) -> Detections:
+def _as_arrays(found: found_by_network.InstancePredictions, position: int) -> Detections:
     masks = None if found.masks is None else tuple(rle.encode(mask.cpu().numpy()) for mask in found.masks)
     return Detections(
         np.full(len(found.scores), position, dtype=np.int64),

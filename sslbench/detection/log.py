@@ -18,7 +18,7 @@ _FEWEST = 20  # iterations between two of a long one, at most
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class DetectionLogLine:
     """State of a training after an iteration.
 
     Attributes:
@@ -55,10 +55,10 @@ class Line:
         return f"loss {self.loss:.3f}{parts}  lr {self.lr:.3g}  {pace}{memory}"
 
 
-Watch = Callable[[Line], None]
+Watch = Callable[[DetectionLogLine], None]
 
 
-class Meter:
+class IterationMeter:
     """Schedule of the log lines, and their clock."""
 
     def __init__(self, recipe: DetectionRecipe, start: int, device: torch.device) -> None:
@@ -71,13 +71,13 @@ class Meter:
         """Return whether a line is due after `done` iterations."""
         return done % self.every == 0 or done == self.recipe.iterations
 
-    def line(self, done: int, losses: Mapping[str, Tensor], mean: Tensor, lr: float) -> Line:
+    def line(self, done: int, losses: Mapping[str, Tensor], mean: Tensor, lr: float) -> DetectionLogLine:
         """Return the line of the iteration that just ended."""
         now, total = time.perf_counter(), self.recipe.iterations
         per_second = (done - self.reported) / max(now - self.last, 1e-9)
         left = (now - self.began) / (done - self.start) * (total - done)
         self.last, self.reported = now, done
-        return Line(
+        return DetectionLogLine(
             iteration=done,
             iterations=total,
             loss=float(mean),
@@ -103,7 +103,7 @@ class MetricsFile:
         with new_file(path) as temporary:
             temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
 
-    def __call__(self, line: Line) -> None:
+    def __call__(self, line: DetectionLogLine) -> None:
         """Append a line."""
         record = {"step": line.iteration, "loss": line.loss, "lr": line.lr, **line.parts}
         record |= {"images_per_second": line.images_per_second}

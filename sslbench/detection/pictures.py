@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from sslbench.arrays import ByteArray
 from sslbench.metrics.detection import Detections, Truth
 from sslbench.metrics.detection import masks as rle
 from sslbench.weights.save import new_file
-
-Picture = npt.NDArray[np.uint8]
 
 _SHORTEST = 240  # pixels; smaller images are enlarged so that the text is legible
 _LONGEST = 480
@@ -22,7 +21,7 @@ _MASK = 0.45
 
 
 def draw_predictions(
-    images: Sequence[Picture],
+    images: Sequence[ByteArray],
     truth: Truth,
     predictions: Detections,
     path: Path,
@@ -67,7 +66,7 @@ def colour(label: int) -> tuple[int, int, int]:
 
 
 def _pair(
-    image: Picture, position: int, title: str, truth: Truth, predictions: Detections, least_score: float
+    image: ByteArray, position: int, title: str, truth: Truth, predictions: Detections, least_score: float
 ) -> Image.Image:
     there = np.flatnonzero(truth.images == position)
     found = np.flatnonzero(predictions.images == position)
@@ -100,7 +99,7 @@ def _pair(
 
 
 def _panel(
-    image: Picture,
+    image: ByteArray,
     boxes: npt.NDArray[np.floating],
     labels: npt.NDArray[np.int64],
     texts: Sequence[str],

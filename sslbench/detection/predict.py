@@ -21,7 +21,7 @@ Picture = str | Path | Image.Image | npt.NDArray[np.uint8]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Found:
+class ImageDetections:
     """Objects detected in one image, by descending score.
 
     Attributes:
@@ -53,7 +53,7 @@ class TrainedDetector:
     backbone: str
     recipe: DetectionRecipe
 
-    def predict(self, images: Iterable[Picture]) -> list[Found]:
+    def predict(self, images: Iterable[Picture]) -> list[ImageDetections]:
         """Return the objects in each image, processed one at a time as in evaluation.
 
         Args:
@@ -65,7 +65,7 @@ class TrainedDetector:
         return [self._found(image) for image in images]
 
     @torch.inference_mode()
-    def _found(self, image: Picture) -> Found:
+    def _found(self, image: Picture) -> ImageDetections:
         picture = _opened(image)
         size = int(picture.shape[1]), int(picture.shape[2])
         seen = resized(*size, shorter=self.recipe.min_size_test, longest=self.recipe.max_size_test)
@@ -73,7 +73,7 @@ class TrainedDetector:
         found = rescale(self.detector([resize(picture, seen).to(device)])[0], seen=seen, size=size)
         labels = tuple(self.classes[number] for number in found.classes.tolist())
         masks = None if found.masks is None else found.masks.cpu().numpy()
-        return Found(found.boxes.cpu().numpy(), found.scores.cpu().numpy(), labels, masks)
+        return ImageDetections(found.boxes.cpu().numpy(), found.scores.cpu().numpy(), labels, masks)
 
 
 def load_detector(path: str | Path, *, device: str = "cpu") -> TrainedDetector:

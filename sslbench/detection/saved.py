@@ -40,7 +40,7 @@ _MOST_LAYERS = 100  # of a head
 
 
 @dataclasses.dataclass(frozen=True)
-class About:
+class DetectorDescription:
     """Description of a trained detector.
 
     Attributes:
@@ -69,7 +69,7 @@ class About:
         return canonical(self)
 
 
-def save_detector(path: Path, state: Mapping[str, Tensor], about: About, *, command: str) -> Path:
+def save_detector(path: Path, state: Mapping[str, Tensor], about: DetectorDescription, *, command: str) -> Path:
     """Write the file atomically, replacing an existing one.
 
     Args:
@@ -136,7 +136,7 @@ def _canonical(name: str, recipe: DetectionRecipe) -> str | None:
     return canonical_name(name, pyramid=recipe.architecture == "fpn")
 
 
-def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detector, About]:
+def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detector, DetectorDescription]:
     """Load the detector of a file, in evaluation mode, with its description.
 
     Raises:
@@ -162,7 +162,7 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
     return detector.eval(), about
 
 
-def about_of(file: files.WeightsFile) -> About | None:
+def about_of(file: files.WeightsFile) -> DetectorDescription | None:
     """Return the description in an exported detector or a checkpoint of its training; None for other files.
 
     Raises:
@@ -177,14 +177,14 @@ def about_of(file: files.WeightsFile) -> About | None:
     if not isinstance(given, str) or not given:
         return None
     try:
-        about = build_dataclass(About, json.loads(given), f"{file.path}: detector")
+        about = build_dataclass(DetectorDescription, json.loads(given), f"{file.path}: detector")
     except (UsageError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(str(error), "Was it written by another version of sslbench?") from error
     where = f"{file.path}: detector.preprocessing"
     return dataclasses.replace(about, preprocessing=check_recorded_preprocessing(about.preprocessing, where))
 
 
-def rows(file: files.WeightsFile, about: About) -> list[tuple[str, str]]:
+def rows(file: files.WeightsFile, about: DetectorDescription) -> list[tuple[str, str]]:
     """Return a description for the user, as pairs of label and value."""
     recipe, content = about.recipe, file.content
     done = int(content.get("step", recipe.iterations))

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.batches import Batch, training_batches
-from sslbench.detection.log import Meter, MetricsFile, Watch
+from sslbench.detection.log import IterationMeter, MetricsFile, Watch
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DetectionRecipe
@@ -188,7 +188,7 @@ def _loop(
 ) -> None:
     recipe = detector.recipe
     model = wrap(detector.train(), run.device, "ddp")
-    meter = Meter(recipe, start, run.device)
+    meter = IterationMeter(recipe, start, run.device)
     share = rank(), world_size()
     every = training_batches(
         source, recipe, start=start, stop=recipe.iterations, seed=run.seed, share=share, workers=run.workers

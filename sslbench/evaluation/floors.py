@@ -17,7 +17,7 @@ from sslbench.identity import record_id
 from sslbench.labels import LabelKind
 from sslbench.metrics import regression
 from sslbench.metrics.catalog import METRICS
-from sslbench.metrics.differences import Answers, difference
+from sslbench.metrics.differences import Predictions, difference
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.results import DataUsed, Result, records
 
@@ -183,7 +183,7 @@ def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], s
     other = untrained[1]
     if scores.ids != other.ids or scores.labels.ndim != 1 or not scores.scores.shape[1]:
         return None
-    answers = [Answers.of(result.seed, each.scores, each.draws, each.places) for each in (scores, other)]
+    answers = [Predictions.of(result.seed, each.scores, each.draws, each.places) for each in (scores, other)]
     found = difference("top1", "single", scores.labels, answers[0], answers[1], groups=scores.groups)
     low = found.low
     if low > 0:

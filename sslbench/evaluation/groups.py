@@ -10,7 +10,7 @@ from sslbench.features.array import Features
 from sslbench.metrics import groups as group_metrics
 from sslbench.metrics.per_class import per_class
 from sslbench.metrics.summary import headline
-from sslbench.results import Group, Metric, Result, as_recorded, percent, records
+from sslbench.results import GroupValue, MetricValue, Result, as_recorded, percent, records
 
 log = logging.getLogger("sslbench")
 
@@ -107,9 +107,9 @@ def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequ
     except KeyError:
         return _without_groups(result, {name: tuple(column)})
     made = tuple(
-        Group(
+        GroupValue(
             name=group.name,
-            metric=Metric(
+            metric=MetricValue(
                 **{part: as_recorded(metric, getattr(group, part), ()) for part in ("value", "low", "high")}, n=group.n
             ),
         )

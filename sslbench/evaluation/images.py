@@ -27,7 +27,7 @@ from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
 from sslbench.identity import record_id
 from sslbench.protocols import OnImages
-from sslbench.results import Result, Stage, Unreadable, records
+from sslbench.results import ExcludedImage, Result, Stage, records
 from sslbench.runtime.progress import Progress
 
 log = logging.getLogger("sslbench")
@@ -186,7 +186,7 @@ class _ImageEvaluation:
             self._known[id(backbone)] = dataclasses.replace(subject, timings={})
         return dataclasses.replace(self._known[id(backbone)], layer=row)
 
-    def _readable(self, source: Source) -> tuple[Source, tuple[Unreadable, ...]]:
+    def _readable(self, source: Source) -> tuple[Source, tuple[ExcludedImage, ...]]:
         """Return the readable images. With on_error=stop the protocol itself raises for the others."""
         if self.engine.on_error == "stop":
             return source, ()
@@ -200,7 +200,7 @@ class _ImageEvaluation:
             return source, ()
         log.warning(f"{source.name}: {len(found)} of {len(source)} images cannot be read and are left out")
         kept = np.setdiff1d(np.arange(len(source)), [index for index, _, _ in found])
-        return source.select(kept), tuple(Unreadable(id=source.ids[i], path=p, reason=r) for i, p, r in found)
+        return source.select(kept), tuple(ExcludedImage(id=source.ids[i], path=p, reason=r) for i, p, r in found)
 
 
 def _without_columns(source: Source) -> Features:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sslbench.data.checks.duplicates import Suspect, as_csv, named, suspects
-from sslbench.data.checks.near import Near, near_pairs
+from sslbench.data.checks.near import NearDuplicates, near_pairs
 from sslbench.errors import ResultError
 from sslbench.evaluation.prepare import Prepared, only_part
 from sslbench.evaluation.record import Encoded
@@ -17,7 +17,7 @@ from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import headline, one_measure, with_intervals
-from sslbench.results import Metric, Overlaps, Result, as_recorded, percent, records
+from sslbench.results import MetricValue, Overlaps, Result, as_recorded, percent, records
 
 log = logging.getLogger("sslbench")
 
@@ -78,7 +78,7 @@ def find_among_features(train: Features, test: Features, run: RunSettings) -> Su
     return _log_summary(SuspectedOverlaps(found, "features", near.problem, time.perf_counter() - start), len(test))
 
 
-def _near(train: Features, test: Features, run: RunSettings) -> tuple[Near, list[tuple[str, str, float]]]:
+def _near(train: Features, test: Features, run: RunSettings) -> tuple[NearDuplicates, list[tuple[str, str, float]]]:
     near = near_pairs(test.x, train.x, device=str(run.torch_device()))
     return near, named(near.pairs, test.ids, train.ids)
 
@@ -138,7 +138,7 @@ def list_of(result: Result, out: Path) -> Path:
     return records.path_of(result, out).with_suffix(records.OVERLAPS)
 
 
-def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Metric | None, tuple[str, ...]]:
+def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[MetricValue | None, tuple[str, ...]]:
     """Return the headline metric, with its interval, of the samples that are not suspected."""
     kind = result.data.labels
     if kind not in _KINDS or not scores.classes or scores.scores.shape[1] != len(scores.classes):
@@ -157,7 +157,7 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
     parts: Mapping[str, float | None] = {
         part: as_recorded(name, value, ()) for part, value in zip(("value", "low", "high"), ends, strict=True)
     }
-    return Metric(**parts, n=len(labels)), _first_draw(result, scores)
+    return MetricValue(**parts, n=len(labels)), _first_draw(result, scores)
 
 
 def _first_draw(result: Result, scores: records.Scores) -> tuple[str, ...]:

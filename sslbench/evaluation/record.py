@@ -28,18 +28,18 @@ from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
 from sslbench.protocols import OnImages
 from sslbench.results import (
-    Asked,
     BenchmarkUsed,
     Costs,
     DataPart,
     DataUsed,
+    ExcludedImage,
     Hardware,
     Outcome,
     PresetUsed,
     ProtocolUsed,
+    RequestedParts,
     Result,
     Stage,
-    Unreadable,
     WeightsUsed,
     percent,
     percent_metrics,
@@ -56,7 +56,7 @@ class Encoded:
 
     train: dict[str, Features]
     test: dict[str, Features]
-    unreadable: tuple[Unreadable, ...]
+    unreadable: tuple[ExcludedImage, ...]
     seconds: float
     decoded: int
     costs: Costs | None = None
@@ -126,11 +126,11 @@ def benchmark_used(benchmark: Benchmark) -> BenchmarkUsed:
     )
 
 
-def asked(subject: Subject, task: Task) -> Asked:
+def asked(subject: Subject, task: Task) -> RequestedParts:
     """Return what the record of a subject is asked to hold beside its metrics."""
     run = subject.run
     baseline = run.baseline and is_on_images(task)
-    return Asked(groups=dict(subject.members), overlaps=run.overlaps, floors=run.floors, baseline=baseline)
+    return RequestedParts(groups=dict(subject.members), overlaps=run.overlaps, floors=run.floors, baseline=baseline)
 
 
 def score(subject: Subject, task: Task, train: Features, test: Features) -> tuple[Result, records.Scores]:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from sslbench.library.benchmarks import Benchmark
-from sslbench.results import Metric, ReferenceCompared, WeightsUsed
+from sslbench.results import MetricValue, ReferenceCompared, WeightsUsed
 
 
 def compare_references(
-    benchmark: Benchmark | None, weights: WeightsUsed, metrics: Mapping[str, Metric]
+    benchmark: Benchmark | None, weights: WeightsUsed, metrics: Mapping[str, MetricValue]
 ) -> tuple[ReferenceCompared, ...]:
     """Return the published values for these weights on a benchmark beside the measured ones."""
     if benchmark is None or weights.partial or weights.untrained:

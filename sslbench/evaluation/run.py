@@ -40,7 +40,7 @@ from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
 from sslbench.identity import groups_digest, record_id
-from sslbench.results import DataPart, DataUsed, Result, Unreadable, WeightsUsed, records
+from sslbench.results import DataPart, DataUsed, ExcludedImage, Result, WeightsUsed, records
 from sslbench.runtime.progress import Progress, stage_progress
 
 MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
@@ -292,7 +292,7 @@ def _encode(
         {layer: _rows(features, part) for layer, features in extraction.features.items()}
         for extraction, part in zip(cut, (data.train, data.test), strict=True)
     ]
-    unreadable = tuple(Unreadable(**row) for extraction in extractions for row in extraction.unreadable)
+    unreadable = tuple(ExcludedImage(**row) for extraction in extractions for row in extraction.unreadable)
     seconds, decoded = sum(e.seconds for e in extractions), sum(e.decoded for e in extractions)
     costs = encoding_costs(backbone, decoded=decoded, seconds=seconds, stage=meter.stage, work=work)
     uncut = {} if whole is None else {layer: _rows(found, whole) for layer, found in extractions[0].features.items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import Matrix
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_data
@@ -20,7 +21,7 @@ from sslbench.evaluation.prepare import for_request, load
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.extract import extract
-from sslbench.features.store import Entry
+from sslbench.features.store import StoreEntry
 from sslbench.metrics.similarity import cka_matrix
 from sslbench.names import did_you_mean
 from sslbench.results import records
@@ -29,7 +30,6 @@ from sslbench.text import csv_text
 
 log = logging.getLogger("sslbench")
 
-Matrix = npt.NDArray[np.floating]
 
 _PARTS = ("test", "val", "all", "train")
 
@@ -130,7 +130,7 @@ def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:
         UsageError: there is no such thing, or the folder has no such layer.
     """
     if (path / "meta.json").is_file():
-        entry = Entry(path)
+        entry = StoreEntry(path)
         for layer in layers:
             if not entry.has(layer):
                 raise UsageError(f"{path} has no layer '{layer}'", did_you_mean(layer, entry.layers()))

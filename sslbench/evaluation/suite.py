@@ -24,7 +24,7 @@ log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class SuiteCell:
     """One pair of weights and benchmark.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Loaded:
 
 
 def run_suite(
-    cells: Sequence[Cell],
+    cells: Sequence[SuiteCell],
     run: RunSettings,
     *,
     store: Path,
@@ -148,7 +148,7 @@ def _read(path: Path) -> Result | None:
     return result
 
 
-def _hole(cell: Cell, error: Exception) -> Hole:
+def _hole(cell: SuiteCell, error: Exception) -> Hole:
     if isinstance(error, SslbenchError):
         return Hole(cell.weights, cell.benchmark, _one_line(error.message), _one_line(error.remedy or ""))
     return Hole(cell.weights, cell.benchmark, f"{type(error).__name__}: {_one_line(str(error))}".rstrip(": "))
@@ -158,6 +158,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _write(out: Path, cells: Sequence[Cell], holes: Sequence[Hole]) -> None:
+def _write(out: Path, cells: Sequence[SuiteCell], holes: Sequence[Hole]) -> None:
     if this_process().rank == 0:
         holes_file.write(out, [(cell.weights, cell.benchmark) for cell in cells], holes)

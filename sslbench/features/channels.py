@@ -2,11 +2,11 @@
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.stems import with_channels
-from sslbench.data.loading.loader import Batch
+from sslbench.data.loading.loader import PictureBatch
 from sslbench.errors import UsageError
 
 
-def check_first(batch: Batch, backbone: Backbone) -> None:
+def check_first(batch: PictureBatch, backbone: Backbone) -> None:
     """Raise if no image of the first batch is readable and some have other channels than the backbone takes.
 
     The extraction counts single images with other channels as unreadable.

@@ -1,7 +1,7 @@
 """Extraction of features: each image is decoded and encoded once for all layers, each row written once.
 
-`extract` is the entry point; `Job` encodes the rows of one process. Any number of processes may run the same extraction
-(torchrun, srun), and a killed run continues.
+`extract` is the entry point; `ExtractionJob` encodes the rows of one process. Any number of processes may run the same
+extraction (torchrun, srun), and a killed run continues.
 """
 
 import collections
@@ -71,7 +71,7 @@ class ExtractSettings:
     start_method: StartMethod = "auto"
 
 
-class Job:
+class ExtractionJob:
     """Extraction of the rows of one process, for the layers that are not stored yet."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Job:
         source: Source,
         layers: Sequence[Layer],
         settings: ExtractSettings,
-        entry: store.Entry,
+        entry: store.StoreEntry,
         process: Process,
         digests: npt.NDArray[np.uint8],
     ) -> None:
@@ -165,7 +165,7 @@ class Job:
             raise unread_error(self.source, [(path, reason) for _, path, reason in unread])
         return conversions
 
-    def _check_hashed(self, batch: loader.Batch) -> None:
+    def _check_hashed(self, batch: loader.PictureBatch) -> None:
         """Raise if images are readable now that were not when they were hashed: the key does not cover their content.
 
         Raises:
@@ -340,7 +340,7 @@ class Extraction:
     """
 
     features: dict[str, Features]
-    entry: store.Entry
+    entry: store.StoreEntry
     decoded: int
     seconds: float
     unreadable: list[dict[str, str]]
@@ -416,7 +416,7 @@ def extract(
                 if process.rank == 0:
                     _log_reason(root, entry, key, source, missing)
                 started = time.perf_counter()
-                job = Job(backbone, source, missing, settings, entry, process, _digests(source, key))
+                job = ExtractionJob(backbone, source, missing, settings, entry, process, _digests(source, key))
                 with job.presence.announced():
                     decoded, conversions = job.run(progress)
                     if process.rank == 0:
@@ -457,7 +457,7 @@ def _digests(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:
     return digests
 
 
-def _log_reason(root: Path, entry: store.Entry, key: FeatureKey, source: Source, missing: Sequence[Layer]) -> None:
+def _log_reason(root: Path, entry: store.StoreEntry, key: FeatureKey, source: Source, missing: Sequence[Layer]) -> None:
     if entry.layers():
         stored = ", ".join(entry.layers())
         log.info(
@@ -469,7 +469,7 @@ def _log_reason(root: Path, entry: store.Entry, key: FeatureKey, source: Source,
         log.info(f"{source.name}: features are extracted again: {changed}")
 
 
-def _as_features(entry: store.Entry, layer: Layer, source: Source, unreadable: list[dict[str, str]]) -> Features:
+def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadable: list[dict[str, str]]) -> Features:
     left_out = {row["id"] for row in unreadable}
     kept = source
     if left_out:

@@ -17,10 +17,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.errors import StoreError
 from sslbench.features.array import UNREADABLE_HEADER
-
-Indices = npt.NDArray[np.int64]
 
 PENDING, DONE, UNREADABLE = 0, 1, 2
 """States of a row."""
@@ -45,9 +44,9 @@ class PartialLayer:
         self.complete, self.shape, self.dtype = complete, shape, dtype
         self._rows, self._progress = rows_file(complete), progress_file(complete)
         self._start, self._row_bytes = start, shape[1] * dtype.itemsize
-        self._unmarked: list[tuple[Indices, npt.NDArray[np.void]]] = []
+        self._unmarked: list[tuple[IntArray, npt.NDArray[np.void]]] = []
 
-    def write(self, indices: Indices, rows: npt.NDArray[np.floating]) -> None:
+    def write(self, indices: IntArray, rows: npt.NDArray[np.floating]) -> None:
         """Write rows (B, D); the next `flush` marks them as done.
 
         Raises:
@@ -60,7 +59,7 @@ class PartialLayer:
             _write_at(file, self._start, indices, rows)
         self._unmarked.append((indices, records))
 
-    def skip(self, indices: Indices) -> None:
+    def skip(self, indices: IntArray) -> None:
         """Record rows whose image cannot be decoded; the next `flush` marks them."""
         records = np.zeros(len(indices), dtype=RECORD)
         records["state"] = UNREADABLE
@@ -84,7 +83,7 @@ class PartialLayer:
         """Return the state of every row, uint8 (N,), as marked by all processes so far."""
         return self._records()["state"]
 
-    def verify(self, indices: Indices) -> int:
+    def verify(self, indices: IntArray) -> int:
         """Mark rows as pending whose checksum is wrong or whose state is unknown.
 
         Returns:
@@ -105,7 +104,7 @@ class PartialLayer:
             self.reset(lost)
         return len(lost)
 
-    def reset(self, indices: Indices) -> None:
+    def reset(self, indices: IntArray) -> None:
         """Mark rows as pending.
 
         Raises:
@@ -113,7 +112,7 @@ class PartialLayer:
         """
         self._mark(indices, np.zeros(len(indices), dtype=RECORD))
 
-    def checksum(self, skipped: Indices) -> int:
+    def checksum(self, skipped: IntArray) -> int:
         """Return the CRC-32 of the rows that `publish` will make visible.
 
         Raises:
@@ -124,7 +123,7 @@ class PartialLayer:
             result = zlib.crc32(rows.data, result)
         return result
 
-    def publish(self, skipped: Indices) -> None:
+    def publish(self, skipped: IntArray) -> None:
         """Publish the complete file atomically, without the rows in `skipped`.
 
         Raises:
@@ -145,7 +144,7 @@ class PartialLayer:
             self._rows.replace(self.complete)
         remove(self.complete)
 
-    def _blocks(self, indices: Indices) -> Iterator[tuple[Indices, npt.NDArray[np.floating]]]:
+    def _blocks(self, indices: IntArray) -> Iterator[tuple[IntArray, npt.NDArray[np.floating]]]:
         """Iterate over blocks of rows (B, D) from the file."""
         size = max(1, _BLOCK_BYTES // max(1, self._row_bytes))
         with _opened(self._rows) as file:
@@ -163,7 +162,7 @@ class PartialLayer:
     def _records(self) -> npt.NDArray[np.void]:
         return np.fromfile(self._progress, dtype=RECORD)
 
-    def _mark(self, indices: Indices, records: npt.NDArray[np.void]) -> None:
+    def _mark(self, indices: IntArray, records: npt.NDArray[np.void]) -> None:
         with _opened(self._progress) as file:
             _write_at(file, 0, indices, records)
             os.fsync(file.fileno())
@@ -273,13 +272,13 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
         yield opened_file
 
 
-def _runs(indices: Indices) -> list[tuple[int, int]]:
+def _runs(indices: IntArray) -> list[tuple[int, int]]:
     """Return (first, stop) of the runs of consecutive indices."""
     cuts = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
     return [(first, stop) for first, stop in itertools.pairwise(cuts) if stop > first]
 
 
-def _write_at(file: BinaryIO, start: int, indices: Indices, rows: npt.NDArray[np.generic]) -> None:
+def _write_at(file: BinaryIO, start: int, indices: IntArray, rows: npt.NDArray[np.generic]) -> None:
     """Write rows of equal size at their offsets after `start`."""
     for first, stop in _runs(indices):
         content = memoryview(rows[first:stop].tobytes())

@@ -40,7 +40,7 @@ SKIPPED = "skipped.csv"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class StoreEntry:
     """Folder of the store with the features of one key."""
 
     folder: Path
@@ -116,7 +116,7 @@ def _checksum(path: Path, start: int, inode: int, size: int, modified: int) -> i
     return result
 
 
-def open_entry(root: Path, key: FeatureKey, source: Source, backbone_name: str) -> Entry:
+def open_entry(root: Path, key: FeatureKey, source: Source, backbone_name: str) -> StoreEntry:
     """Return the entry of a key; its folder may not exist yet.
 
     The names before the key are those of the first run, and are ignored.
@@ -124,11 +124,11 @@ def open_entry(root: Path, key: FeatureKey, source: Source, backbone_name: str) 
     name = key.digest()
     there = sorted(root.glob(f"*-{name}"))
     slug = re.sub(r"[^A-Za-z0-9]+", "-", f"{source.name}-{backbone_name}").strip("-").lower()[-60:]
-    return Entry(there[0] if there else root / f"{slug}-{name}")
+    return StoreEntry(there[0] if there else root / f"{slug}-{name}")
 
 
 def write_description(
-    entry: Entry,
+    entry: StoreEntry,
     key: FeatureKey,
     source: Source,
     split: str,
@@ -166,7 +166,7 @@ def write_description(
     _write_meta(entry, meta | {"index": _index_digest(source), "checksums": {**known, **checksums}})
 
 
-def update_index(entry: Entry, source: Source, split: str) -> None:
+def update_index(entry: StoreEntry, source: Source, split: str) -> None:
     """Update labels, paths and attributes in index.csv; stored features do not depend on them."""
     meta, wanted = entry.meta(), _index_digest(source)
     if meta and meta.get("index") != wanted:
@@ -175,7 +175,9 @@ def update_index(entry: Entry, source: Source, split: str) -> None:
         _write_meta(entry, meta | {"index": wanted})
 
 
-def _write_index(entry: Entry, source: Source, split: str, left_out: set[str], digests: npt.NDArray[np.uint8]) -> int:
+def _write_index(
+    entry: StoreEntry, source: Source, split: str, left_out: set[str], digests: npt.NDArray[np.uint8]
+) -> int:
     """Write index.csv and return its number of rows; earlier columns that are not requested now stay."""
     further = _further(source)
     before = {row["id"]: row for row in entry.index_rows()}
@@ -192,7 +194,7 @@ def _write_index(entry: Entry, source: Source, split: str, left_out: set[str], d
     return len(rows)
 
 
-def _write_meta(entry: Entry, meta: Mapping[str, Any]) -> None:
+def _write_meta(entry: StoreEntry, meta: Mapping[str, Any]) -> None:
     write_text(entry.folder / "meta.json", json.dumps(meta, indent=1, sort_keys=True, default=str))
 
 
@@ -212,11 +214,11 @@ def what_changed(root: Path, key: FeatureKey, source: Source) -> str | None:
 
     It tells the user why features are extracted again ("1 of 4000 images changed: cat/17.png").
     """
-    best: tuple[int, Entry, dict[str, Any]] | None = None
+    best: tuple[int, StoreEntry, dict[str, Any]] | None = None
     wanted = json.loads(json.dumps(dataclasses.asdict(key), default=str))
     mappings = [part for part, value in wanted.items() if isinstance(value, dict)]
     for meta_file in root.glob("*/meta.json"):
-        entry = Entry(meta_file.parent)
+        entry = StoreEntry(meta_file.parent)
         stored = entry.meta().get("key")
         if not isinstance(stored, dict) or not all(isinstance(stored.get(part), dict) for part in mappings):
             continue  # damaged
@@ -245,7 +247,7 @@ def what_changed(root: Path, key: FeatureKey, source: Source) -> str | None:
     return "; ".join(changes) if changes else None
 
 
-def _changed_images(entry: Entry, source: Source) -> str:
+def _changed_images(entry: StoreEntry, source: Source) -> str:
     old = {row["id"]: row["digest"] for row in entry.index_rows() + entry.unreadable() if "digest" in row}
     digests = source.images.digests()
     new = {sample_id: digests[i].tobytes().hex() for i, sample_id in enumerate(source.ids)}
@@ -261,7 +263,7 @@ def _changed_images(entry: Entry, source: Source) -> str:
 
 
 @contextlib.contextmanager
-def locked(entry: Entry) -> Iterator[None]:
+def locked(entry: StoreEntry) -> Iterator[None]:
     """Hold the entry's lock; another run of the same extraction waits for it, and then finds the features stored."""
     entry.folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -334,8 +336,8 @@ def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
     """
     wanted = {part.images_fingerprint() for part in (data.train, data.test, data.whole) if part is not None}
     entries = sorted(root.glob("*/meta.json"), key=lambda file: -file.stat().st_mtime)
-    groups: dict[str, dict[str, Entry]] = {}
-    for entry in (Entry(file.parent) for file in entries):
+    groups: dict[str, dict[str, StoreEntry]] = {}
+    for entry in (StoreEntry(file.parent) for file in entries):
         meta = entry.meta()
         if not isinstance(meta.get("key"), dict):
             continue  # damaged
@@ -354,7 +356,7 @@ def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
 
 
 def _both(
-    data: TrainTest, group: dict[str, Entry], layer: str
+    data: TrainTest, group: dict[str, StoreEntry], layer: str
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]] | None:
     if data.whole is not None and (entry := group.get(data.whole.images_fingerprint())):
         place = {sample_id: row for row, sample_id in enumerate(data.whole.ids)}

@@ -13,7 +13,7 @@ from sslbench.leaderboard.headings import column_names, natural, precision_text,
 from sslbench.leaderboard.model import Board, Cell, Column, Row, value
 from sslbench.leaderboard.ties import mark_best
 from sslbench.metrics.catalog import find
-from sslbench.results import Metric, Result
+from sslbench.results import MetricValue, Result
 
 
 def table(
@@ -106,14 +106,14 @@ def _cell(records: Sequence[Result]) -> Cell:
     return Cell(metrics=merged, records=tuple(records))
 
 
-def merge_seeds(metrics: Sequence[Metric]) -> Metric:
+def merge_seeds(metrics: Sequence[MetricValue]) -> MetricValue:
     """Return the mean of several seeds, with the smallest interval that covers all; not computable if one is not."""
     if len(metrics) == 1:
         return metrics[0]
     values = [m.value for m in metrics if m.value is not None]
     lows = [m.low for m in metrics if m.low is not None]
     highs = [m.high for m in metrics if m.high is not None]
-    return Metric(
+    return MetricValue(
         value=sum(values) / len(values) if len(values) == len(metrics) else None,
         low=min(lows) if len(lows) == len(metrics) else None,
         high=max(highs) if len(highs) == len(metrics) else None,

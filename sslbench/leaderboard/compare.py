@@ -14,7 +14,7 @@ from sslbench.identity import comparability_key
 from sslbench.leaderboard.flags import is_floor
 from sslbench.leaderboard.grouping import groups_of, newest_of_each
 from sslbench.metrics.catalog import find
-from sslbench.metrics.differences import Answers, difference, holm
+from sslbench.metrics.differences import Predictions, difference, holm
 from sslbench.names import did_you_mean
 from sslbench.results import Result
 from sslbench.results.records import Scores, read_scores, scores_path
@@ -153,7 +153,7 @@ def compare_all(
                 f"the scores beside {_called(first)} and {_called(result)} are not of the same test samples and groups"
             )
     kind, labels = first.data.labels, scores.labels
-    answers = [Answers.together([_answers(*one) for one in each]) for each in (a, b)]
+    answers = [Predictions.together([_answers(*one) for one in each]) for each in (a, b)]
     try:
         found = difference(
             metric, kind, labels, answers[0], answers[1], groups=scores.groups, seed=seed, resamples=resamples
@@ -177,7 +177,7 @@ def compare_all(
     )
 
 
-def _answers(result: Result, scores: Scores) -> Answers:
+def _answers(result: Result, scores: Scores) -> Predictions:
     drawn = result.protocol.settings.get("draws", 1)
     if drawn > 1 and not scores.draws and scores.places is None:
         raise ResultError(
@@ -185,7 +185,7 @@ def _answers(result: Result, scores: Scores) -> Answers:
             "older sslbench wrote it",
             "Evaluate both again.",
         )
-    return Answers.of(result.seed, scores.scores, scores.draws, scores.places, result.probabilities)
+    return Predictions.of(result.seed, scores.scores, scores.draws, scores.places, result.probabilities)
 
 
 def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:

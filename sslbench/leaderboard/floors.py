@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from sslbench.leaderboard.grouping import ColumnKey
 from sslbench.leaderboard.model import Cell, Column, Row
 from sslbench.metrics.catalog import find
-from sslbench.results import Metric, Result
+from sslbench.results import MetricValue, Result
 
 _ORDER = ("chance", "majority", "pixels", "untrained")
 _FloorValues = dict[int, dict[str, float]]  # position of the column -> metric -> value
@@ -61,7 +61,7 @@ def _row(kind: tuple[str, str], cells: _FloorValues, n_columns: int) -> Row:
         flags=("floor",),
         floor=True,
         cells=tuple(
-            Cell({name: Metric(value=value) for name, value in cells[i].items()}) if cells.get(i) else None
+            Cell({name: MetricValue(value=value) for name, value in cells[i].items()}) if cells.get(i) else None
             for i in range(n_columns)
         ),
     )

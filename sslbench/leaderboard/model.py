@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from sslbench.leaderboard.grouping import ColumnKey
-from sslbench.results import Metric, Result
+from sslbench.results import MetricValue, Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Cell:
         published: source of a published number, which has no records.
     """
 
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, MetricValue]
     records: tuple[Result, ...] = ()
     best: bool = False
     tied: bool | None = None
@@ -124,7 +124,7 @@ class Board:
     extras: tuple[Extra, ...] = ()
 
 
-def shown(row: Row, position: int, columns: tuple[Column, ...]) -> Metric | None:
+def shown(row: Row, position: int, columns: tuple[Column, ...]) -> MetricValue | None:
     """Return the metric shown in a row's cell; None for a hole and where it is not computable."""
     cell = row.cells[position]
     metric = None if cell is None else cell.metrics.get(columns[position].metric)

@@ -10,7 +10,7 @@ from sslbench import paths
 from sslbench.errors import UsageError
 from sslbench.leaderboard.model import Board, Cell, Published, Row, value
 from sslbench.metrics.catalog import find
-from sslbench.results import Metric
+from sslbench.results import MetricValue
 
 
 def read_published() -> list[Published]:
@@ -80,7 +80,7 @@ def _as_row(found: dict[int, Published], n_columns: int) -> Row:
     first = next(iter(found.values()))
     protocols = "; ".join(dict.fromkeys(row.protocol for row in found.values()))
     row_cells = [
-        Cell({found[i].metric: Metric(value=found[i].value)}, published=found[i]) if i in found else None
+        Cell({found[i].metric: MetricValue(value=found[i].value)}, published=found[i]) if i in found else None
         for i in range(n_columns)
     ]
     return Row(

@@ -10,10 +10,8 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.metric import LOSS, RATE, Metric
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 BINS = 15
 

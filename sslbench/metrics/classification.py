@@ -10,10 +10,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.metric import RATE, Chance, ClassFrequencies, Metric
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 def _one_of(k: int) -> Chance:

@@ -7,11 +7,9 @@ and accuracy lie in 0..1, ARI is 0 on average for clusters unrelated to the clas
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.intervals import Interval, Units, Values, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.metric import CORRELATION, RATE, Metric
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 AGREEMENT = (
     Metric(
@@ -54,7 +52,7 @@ SILHOUETTE = Metric(
 )
 
 
-class Table:
+class ContingencyTable:
     """Contingency table of classes and clusters: its non-zero cells, for weighted samples.
 
     Args:
@@ -126,7 +124,7 @@ def agreement(classes: IntArray, clusters: IntArray, matching: dict[int, int] | 
     >>> {name: round(value, 6) for name, value in found.items()}
     {'nmi': 1.0, 'ari': 1.0, 'accuracy': 1.0}
     """
-    table = Table(classes, clusters)
+    table = ContingencyTable(classes, clusters)
     counts = table.counts()
     pairs = table.matching(counts) if matching is None else matching
     values = (table.nmi(counts), table.ari(counts), table.accuracy(counts, pairs))
@@ -152,7 +150,7 @@ def agreement_with_intervals(
         resamples: number of half-samples.
         groups: (N,) the group of each sample; None: each stands for itself.
     """
-    table = Table(classes, clusters)
+    table = ContingencyTable(classes, clusters)
 
     def statistic(weights: FloatArray) -> FloatArray:
         tables = [table.counts(row) for row in weights]

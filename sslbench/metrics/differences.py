@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LabelKind
 from sslbench.metrics.classification import TOP1, TOP5, places
-from sslbench.metrics.intervals import FloatArray, IntArray, Interval, Units, on_halves, standard_errors, student
+from sslbench.metrics.intervals import Interval, Units, on_halves, standard_errors, student
 from sslbench.metrics.summary import Measure, Probabilities, one_measure
 
 TOP_K = {TOP1.name: 1, TOP5.name: 5}
@@ -22,7 +23,7 @@ TOP_K = {TOP1.name: 1, TOP5.name: 5}
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
+class Predictions:
     """Predictions of a model for N test samples, from one or several trainings of its classifier (draws, seeds).
 
     Attributes:
@@ -45,22 +46,22 @@ class Answers:
         draws: Sequence[npt.NDArray[np.floating]] = (),
         places: npt.NDArray[np.integer] | None = None,
         probabilities: Probabilities | None = None,
-    ) -> "Answers":
+    ) -> "Predictions":
         """Return the predictions of one record.
 
         Args:
             seed: seed of the run; it and the number of the draw name a training.
             scores: (N, C), of the first draw.
             draws: (N, C) of every draw, if there are several and they were kept.
-            places: as in `Answers`, if there are several draws.
-            probabilities: as in `Answers`.
+            places: as in `Predictions`, if there are several draws.
+            probabilities: as in `Predictions`.
         """
         kept = tuple(draws) or ((scores,) if places is None else ())
         number = len(kept) or len(places if places is not None else ())
         return cls(tuple(f"seed {seed}, draw {i}" for i in range(number)), kept, places, probabilities)
 
     @classmethod
-    def together(cls, parts: "Sequence[Answers]") -> "Answers":
+    def together(cls, parts: "Sequence[Predictions]") -> "Predictions":
         """Return the predictions of several records of one model, such as one per seed."""
         if len(parts) == 1:
             return parts[0]
@@ -99,8 +100,8 @@ def difference(
     metric: str,
     kind: LabelKind,
     labels: npt.NDArray[np.integer],
-    a: Answers,
-    b: Answers,
+    a: Predictions,
+    b: Predictions,
     *,
     groups: IntArray | None = None,
     seed: int = 0,
@@ -191,8 +192,8 @@ def _resampled(
     metric: str,
     kind: LabelKind,
     labels: npt.NDArray[np.integer],
-    a: Answers,
-    b: Answers,
+    a: Predictions,
+    b: Predictions,
     units: Units,
     seed: int,
     resamples: int,
@@ -240,7 +241,7 @@ def shrunk(value: float, error: float, size: float, *, most: float = math.inf) -
     return value, max(-most, min(value, middle - half)), min(most, max(value, middle + half))
 
 
-def _right(answers: Answers, labels: npt.NDArray[np.integer], k: int) -> npt.NDArray[np.float64]:
+def _right(answers: Predictions, labels: npt.NDArray[np.integer], k: int) -> npt.NDArray[np.float64]:
     """Return 1 where the true class is among the first k, else 0, for each training (R, N)."""
     found = answers.places
     if found is None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.labels import LabelKind
-from sslbench.metrics.intervals import IntArray, Units
+from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import Probabilities, one_measure, with_intervals
 
 _FEW = 20  # samples, below which a group is reported as small

@@ -17,12 +17,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.metric import RATE, Bounds
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 Statistic = Callable[[FloatArray], FloatArray]
 """Function from R weightings of the samples (R, N) to the values of M metrics (R, M); NaN where there is none."""
 Interval = tuple[float, float, float]

@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.ranking import Ranked, RankingCounts, RankingFunction
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 _CHUNK = 64_000_000  # entries of the (N, steps) matrix in memory at a time
 _SORTING = 750  # steps per class whose matrix product costs about as much as a sorted pass over the N samples

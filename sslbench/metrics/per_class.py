@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray
 from sslbench.labels import LabelKind
 from sslbench.metrics import classification, ranking
 from sslbench.metrics.one_vs_rest import OneVsRest
-
-FloatArray = npt.NDArray[np.float64]
 
 _RANKED = {
     "average_precision": ranking.voc_all_points,

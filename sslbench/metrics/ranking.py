@@ -12,9 +12,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray
 from sslbench.metrics.metric import RATE, ClassFrequencies, Metric
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def _positive_rate(frequencies: ClassFrequencies) -> Fraction | float:

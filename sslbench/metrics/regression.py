@@ -9,9 +9,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray
 from sslbench.metrics.metric import CORRELATION, LOSS, Metric
-
-FloatArray = npt.NDArray[np.float64]
 
 R2 = Metric(
     name="r2",

@@ -7,10 +7,8 @@ CKA(X, Y) = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)) on all samples at once, no 
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-Matrix = npt.NDArray[np.floating]
+from sslbench.arrays import FloatArray, Matrix
 
 _ROWS = 4096  # rows per block, so that memory-mapped features are never copied whole
 

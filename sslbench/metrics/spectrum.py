@@ -10,14 +10,10 @@ import dataclasses
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.metrics.intervals import Interval, Units, ends, mean_errors
 from sslbench.metrics.metric import ANY, LOSS, Metric
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-Matrix = npt.NDArray[np.floating]
 
 RANKME = Metric(
     name="rankme",

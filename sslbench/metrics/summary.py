@@ -8,20 +8,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import calibration, classification, ranking, regression
-from sslbench.metrics.intervals import (
-    FloatArray,
-    IntArray,
-    Statistic,
-    Units,
-    Values,
-    biases,
-    ends,
-    mean_errors,
-    on_halves,
-    standard_errors,
-)
+from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.metric import Metric
 from sslbench.metrics.one_vs_rest import OneVsRest
 

@@ -24,7 +24,7 @@ from sslbench.runtime.signals import stop_signals
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import train
-from sslbench.train.meter import Line
+from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.resume import continue_from
 from sslbench.train.state import from_checkpoint, to_checkpoint
@@ -45,7 +45,7 @@ log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class PretrainingOutcome:
     """Result of a run.
 
     Attributes:
@@ -59,13 +59,13 @@ class Outcome:
     weights: Path
     steps: int
     resumed_from: int | None
-    last: Line | None
+    last: LogRecord | None
     evaluations: tuple[dict[str, float | int], ...]
 
 
 def pretrain(
     request: PretrainRequest, *, command: str, observers: Sequence[Observer] = (), evaluator: Evaluator | None = None
-) -> Outcome:
+) -> PretrainingOutcome:
     """Pretrain a backbone, and write weights.torch, checkpoints and records to the folder `request.out`.
 
     Every process of a run calls this. After an interruption, the same call continues from the last checkpoint. Global
@@ -112,10 +112,10 @@ class _PretrainingRun:
         self.request, self.settings = prepared.request, prepared.request.settings
         self.observers = observers if rank() == 0 else ()
         self.identity = folder.identity(self.request, prepared.source, prepared.init_sha256)
-        self.last: Line | None = None
+        self.last: LogRecord | None = None
         self.evaluations: list[dict[str, float | int]] = []
 
-    def go(self) -> Outcome:
+    def go(self) -> PretrainingOutcome:
         out = self.request.out
         folder.refuse_different(self.identity)
         folder.check_resume(self.request)
@@ -123,7 +123,7 @@ class _PretrainingRun:
         with exclusive(out / "checkpoints"):
             return self._train()
 
-    def _train(self) -> Outcome:
+    def _train(self) -> PretrainingOutcome:
         prepared, out = self.prepared, self.request.out
         found = folder.checkpoint_to_resume(self.request, self.identity)
         if rank() == 0:
@@ -159,9 +159,9 @@ class _PretrainingRun:
         for observer in self.observers:
             observer.finished()
         resumed = start if found is not None else None
-        return Outcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
+        return PretrainingOutcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
 
-    def _log(self, line: Line) -> None:
+    def _log(self, line: LogRecord) -> None:
         self.last = line
         for observer in self.observers:
             observer.line(line)

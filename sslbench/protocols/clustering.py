@@ -18,17 +18,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.clustering import NAMES, Table, agreement, agreement_with_intervals, silhouette
+from sslbench.metrics.clustering import NAMES, ContingencyTable, agreement, agreement_with_intervals, silhouette
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 _HEADLINE = "ari"
 _SETTLED = 1e-4  # relative change of the sum of squares in the last iteration
@@ -139,7 +137,7 @@ def _cluster(
 
 def _matching(clusters: _Clusters, train: Features, test: Features, settings: Settings) -> dict[int, int]:
     labels, own = (train.labels, clusters.train) if settings.match == "train" else (test.labels, clusters.test)
-    table = Table(labels.values, own)
+    table = ContingencyTable(labels.values, own)
     return table.matching(table.counts())
 
 

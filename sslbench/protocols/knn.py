@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
 from sslbench.data.source import Labels
 from sslbench.errors import UsageError
@@ -30,8 +30,6 @@ from sslbench.solvers.neighbours import Engine, Scope, nearest
 
 _DEFAULT_K = (10, 20, 100, 200)
 _HOLDOUT = 0.1
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.config import setting
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
@@ -31,9 +32,6 @@ from sslbench.protocols._parts.selection import check_features, for_all_classes,
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
 from sslbench.solvers.ridge import LeastSquaresClassifier, fit_classifier
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 _DEFAULT_K = (1, 5, 10, 25)
 _PUBLISHED_L2 = 1024.0

@@ -101,7 +101,7 @@ class DataPart:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Unreadable:
+class ExcludedImage:
     """Image that was left out because it cannot be read."""
 
     id: str
@@ -117,11 +117,11 @@ class DataUsed:
     test: DataPart
     how: str
     labels: LabelKind
-    unreadable: tuple[Unreadable, ...] = ()
+    unreadable: tuple[ExcludedImage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Metric:
+class MetricValue:
     """Value (percent for rates) with its 95 % interval over `n` test samples; null where not computable."""
 
     value: float | None
@@ -131,11 +131,11 @@ class Metric:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
+class GroupValue:
     """Headline metric on the test samples of one group; `n` of the metric is their number."""
 
     name: str
-    metric: Metric
+    metric: MetricValue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ class Overlaps:
     n: int
     exact: int
     by: str
-    without: Metric | None = None
+    without: MetricValue | None = None
     problem: str = ""
     pairs_file: str | None = None
 
@@ -235,7 +235,7 @@ class Hardware:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class RequestedParts:
     """Requested parts of a record beside its metrics; not part of the measurement's identity.
 
     Attributes:
@@ -253,22 +253,22 @@ class Asked:
 
 __all__ = [
     "SCHEMA",
-    "Asked",
     "BenchmarkUsed",
     "Costs",
     "DataPart",
     "DataUsed",
-    "Group",
+    "ExcludedImage",
+    "GroupValue",
     "Hardware",
-    "Metric",
+    "MetricValue",
     "Outcome",
     "Overlaps",
     "PresetUsed",
     "ProtocolUsed",
     "ReferenceCompared",
+    "RequestedParts",
     "Result",
     "Stage",
-    "Unreadable",
     "WeightsUsed",
     "as_recorded",
     "canonical",
@@ -358,16 +358,16 @@ class Result:
     preprocessing: dict[str, Any]
     precision: str
     feature_dtype: str = "float32"
-    asked: Asked | None = None
+    asked: RequestedParts | None = None
     protocol: ProtocolUsed
     benchmark: BenchmarkUsed | None = None
     preset: PresetUsed | None = None
     data: DataUsed
     headline: str
-    metrics: dict[str, Metric]
+    metrics: dict[str, MetricValue]
     per_class: dict[str, float | None] = dataclasses.field(default_factory=dict)
     per_class_metrics: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
-    groups: dict[str, tuple[Group, ...]] = dataclasses.field(default_factory=dict)
+    groups: dict[str, tuple[GroupValue, ...]] = dataclasses.field(default_factory=dict)
     overlaps: Overlaps | None = None
     train: float | None = None
     probabilities: Literal["softmax", "scores"] | None = None
@@ -396,10 +396,10 @@ def percent(fraction: float) -> float | None:
     return None if math.isnan(fraction) else 100.0 * float(fraction)
 
 
-def percent_metrics(outcome: Outcome, n: int) -> dict[str, Metric]:
+def percent_metrics(outcome: Outcome, n: int) -> dict[str, MetricValue]:
     """Return the metrics of an outcome in the units of records; `n` is the number of test samples."""
     return {
-        name: Metric(
+        name: MetricValue(
             **{part: as_recorded(name, v, outcome.absolute) for part, v in zip(_PARTS, values, strict=True)}, n=n
         )
         for name, values in outcome.metrics.items()

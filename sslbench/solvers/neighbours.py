@@ -23,15 +23,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray, Matrix
+
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Engine", "Metric", "Scope", "nearest"]
 
 Metric = Literal["cosine", "dot", "l2"]
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-Matrix = npt.NDArray[np.floating]
 
 _SMALLEST, _LARGEST = 1e-12, 1e12  # norms between which float32 products neither underflow nor overflow
 _BITS = 40  # of the mantissa to which similarities are rounded before they are compared

@@ -10,13 +10,9 @@ features with a constant feature of 100, which leaves the bias nearly unregulari
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.solvers.logistic import Axes, principal_axes
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-Matrix = npt.NDArray[np.floating]
 
 _ROWS = 8192  # converted to double precision at a time
 _CONSTANT = 100.0

@@ -17,7 +17,7 @@ from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.device import DTYPES, Precision
 from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process
-from sslbench.train.meter import Line, TrainingMeter
+from sslbench.train.meter import LogRecord, TrainingMeter
 from sslbench.train.method import Batch, Loss, Step
 from sslbench.train.optimizers import set_rates
 from sslbench.train.schedules import Schedule
@@ -76,7 +76,7 @@ def train(
     plan: TrainingPlan,
     batches: Iterator[RawBatch],
     *,
-    log: Callable[[Line], None],
+    log: Callable[[LogRecord], None],
     save: Callable[[], None],
     evaluate: Callable[[Step], None],
     signal_number: Callable[[], int],

@@ -15,7 +15,7 @@ from sslbench.train.method import Loss
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class LogRecord:
     """Log record of an update.
 
     Attributes:
@@ -79,10 +79,10 @@ class TrainingMeter:
         value: float,
         rates: tuple[float, float | None],
         norm: Tensor | None,
-    ) -> Line:
+    ) -> LogRecord:
         """Return the record of the update that has just ended, and restart the clock."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
-        line = Line(
+        line = LogRecord(
             step=step,
             epoch=epoch,
             loss=value,

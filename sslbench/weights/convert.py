@@ -23,8 +23,8 @@ from sslbench.weights.formats.recognise import (
     refuse_undecided,
     tensors_at,
 )
-from sslbench.weights.formats.schema import Input, Strides
-from sslbench.weights.formats.tables import Table, load_table, take_variant
+from sslbench.weights.formats.schema import InputImages, Strides
+from sslbench.weights.formats.tables import FormatTable, load_table, take_variant
 from sslbench.weights.positions import without_class_position
 from sslbench.weights.reading import files
 
@@ -207,10 +207,10 @@ def rewrite(  # noqa: PLR0913  the options of the command
     )
 
 
-def _images_note(table: Table, found: Recognised) -> str:
+def _images_note(table: FormatTable, found: Recognised) -> str:
     """Return a note with the network's mean and std if they are not ImageNet's and the target cannot store them."""
-    source = found.input or Input("any")
-    target = table.file.input or Input("any")
+    source = found.input or InputImages("any")
+    target = table.file.input or InputImages("any")
     if table.name == save.FORMAT or not source.mean or (source.mean, source.std) == (IMAGENET_MEAN, IMAGENET_STD):
         return ""
     if (source.mean, source.std) == (target.mean, target.std):
@@ -219,7 +219,7 @@ def _images_note(table: Table, found: Recognised) -> str:
     return f"files of format {table.name} do not say mean and std: evaluate it with --mean {mean} --std {std}"
 
 
-def _of_variant(table: Table, found: Recognised, to: str) -> Table:
+def _of_variant(table: FormatTable, found: Recognised, to: str) -> FormatTable:
     """Return the target's table for the source's variant.
 
     Raises:
@@ -237,7 +237,7 @@ def _of_variant(table: Table, found: Recognised, to: str) -> Table:
     )
 
 
-def _as_target_has_it(table: Table, found: Recognised) -> Recognised:
+def _as_target_has_it(table: FormatTable, found: Recognised) -> Recognised:
     """Rewrite tensors that the target's networks cannot hold into equivalent ones."""
     if table.file.class_position:
         return found
@@ -266,7 +266,7 @@ class _OutputFile:
     counters_restored: int
 
 
-def _output_file(table: Table, found: Recognised, *, keep_heads: bool) -> _OutputFile:
+def _output_file(table: FormatTable, found: Recognised, *, keep_heads: bool) -> _OutputFile:
     """Return the content to write; only BatchNorm counters may be dropped or added.
 
     Raises:
@@ -298,7 +298,7 @@ def _output_file(table: Table, found: Recognised, *, keep_heads: bool) -> _Outpu
     return _OutputFile(canonical, table.from_canonical({**canonical, **inside}), beside, dropped, len(restored))
 
 
-def _lacking_counters(canonical: Mapping[str, Tensor], table: Table) -> dict[str, Tensor]:
+def _lacking_counters(canonical: Mapping[str, Tensor], table: FormatTable) -> dict[str, Tensor]:
     """Return zero counters for the BatchNorms that lack one, if the target has a name for it."""
     norms = [name.removesuffix("running_mean") for name in canonical if name.endswith(".running_mean")]
     names = [norm + OPTIONAL_LEAF for norm in norms]
@@ -334,21 +334,21 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _holds(table: Table, name: str) -> bool:
+def _holds(table: FormatTable, name: str) -> bool:
     """Return True if the format has a key for a canonical name."""
     return any(pattern.match(name) is not None for rule in table.rules for pattern in rule.canonical)
 
 
-def _is_head(table: Table, name: str) -> bool:
+def _is_head(table: FormatTable, name: str) -> bool:
     return any(patterns.parse(text).match(name) is not None for text in table.file.heads)
 
 
-def _head_patterns(table: Table) -> set[str]:
+def _head_patterns(table: FormatTable) -> set[str]:
     """Return the summaries of a table's head patterns, as in `Recognised.ignored`."""
     return {f"{_HEADS_BESIDE}*"} | {patterns.parse(text).summary() for text in table.file.heads}
 
 
-def _operations(source: Table, found: Recognised, target: Table, plan: _OutputFile) -> dict[str, int]:
+def _operations(source: FormatTable, found: Recognised, target: FormatTable, plan: _OutputFile) -> dict[str, int]:
     """Count the canonical tensors changed by each operation of the two tables."""
     counted = Counter[str]()
     for table, names in ((source, found.canonical), (target, plan.canonical)):

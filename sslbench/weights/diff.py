@@ -75,7 +75,7 @@ class Diff:
         return not (self.changed or self.reshaped or self.only_a or self.only_b)
 
 
-def side(found: Recognised) -> Side:
+def recognised_side(found: Recognised) -> Side:
     """Return the recognised tensors of a file for `compare`."""
     return Side(found.format, found.canonical, found.heads)
 

@@ -20,11 +20,11 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.record import Encoded, asked, describe, measurement
 from sslbench.features.extract import store_key
-from sslbench.features.store import Entry
+from sslbench.features.store import StoreEntry
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import Preprocessing
-from sslbench.results import Metric, Result
+from sslbench.results import MetricValue, Result
 
 SMALL = Preprocessing(resize=(16, 16), crop=None)
 NET = """
@@ -101,7 +101,7 @@ class World:
             created="2026-01-31T12:00:00+00:00",
             command="a command",
             headline=(self.benchmark.metric if self.benchmark else "") or "top1",
-            metrics={"top1": Metric(value=1.0)},
+            metrics={"top1": MetricValue(value=1.0)},
             asked=asked(subject, task),
         )
         features = store_key(prepared.backbone, prepared.data.train, self.run.extract_settings()).digest()
@@ -110,7 +110,7 @@ class World:
             "record": identity.record_id(result),
             "column": identity.comparability_key(result, self.metric),
             "row": identity.row_key(result),
-            "file": Entry(Path("store")).layer_file(layer),
+            "file": StoreEntry(Path("store")).layer_file(layer),
             "asked": result.asked,
             "group": identity.comparability_key(result, "worst_group(site).top1"),
         }

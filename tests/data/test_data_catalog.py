@@ -58,7 +58,7 @@ def test_what_cannot_be_opened_gets_no_name(tmp_path):
 def test_a_path_wins_over_a_name_and_it_is_said(tmp_path, class_folders, caplog):
     class_folders(tmp_path / "far", cat=1, dog=1)
     class_folders(tmp_path / "work" / "photos", eel=2)
-    catalog.add("photos", catalog.Entry(str(tmp_path / "far")), catalog.user_file())
+    catalog.add("photos", catalog.CatalogEntry(str(tmp_path / "far")), catalog.user_file())
     assert open_data("photos")["all"].labels.classes == ("eel",)
     assert "the path is used" in caplog.text and str(tmp_path / "far") in caplog.text
 
@@ -66,7 +66,7 @@ def test_a_path_wins_over_a_name_and_it_is_said(tmp_path, class_folders, caplog)
 def test_the_project_comes_before_the_search_path_and_that_before_the_user(tmp_path, monkeypatch, class_folders):
     for name, n in (("mine", 1), ("shared", 2), ("project", 3)):
         class_folders(tmp_path / name, cat=n, dog=n)
-    catalog.add("pets", catalog.Entry(str(tmp_path / "mine")), catalog.user_file())
+    catalog.add("pets", catalog.CatalogEntry(str(tmp_path / "mine")), catalog.user_file())
     assert len(open_data("pets")["all"]) == 2
     (tmp_path / "shared" / catalog.PROJECT_FILE).write_text("pets: ../shared\n")
     monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path / "shared"))
@@ -95,7 +95,7 @@ def test_a_catalog_with_a_mistake_is_refused_with_its_place(tmp_path, text, mess
 
 
 def test_a_mistyped_name_gets_the_nearest(tmp_path):
-    catalog.add("flowers", catalog.Entry("sklearn:digits"), catalog.user_file())
+    catalog.add("flowers", catalog.CatalogEntry("sklearn:digits"), catalog.user_file())
     with pytest.raises(UsageError, match="'flowers'"):
         open_data("flower")
     assert "Did you mean 'flowers'?" in str(run("show", "flwers").exception)
@@ -108,13 +108,13 @@ def test_a_name_is_not_replaced_unless_asked_and_never_stands_for_itself():
     assert run("add", "d", "sklearn:digits", "--overwrite").exit_code == 0
     for name in ("a/b", "a:b", "", "-x", "a b"):
         with pytest.raises(UsageError, match="cannot be a name"):
-            catalog.add(name, catalog.Entry("sklearn:digits"), catalog.user_file())
+            catalog.add(name, catalog.CatalogEntry("sklearn:digits"), catalog.user_file())
     with pytest.raises(UsageError, match="itself"):
-        catalog.add("same", catalog.Entry("same"), catalog.user_file())
+        catalog.add("same", catalog.CatalogEntry("same"), catalog.user_file())
 
 
 def test_options_of_the_name_and_of_the_string_come_together(tmp_path):
-    catalog.add("toys", catalog.Entry("kwcoco:shapes8?unit=annotation&margin=0.5"), catalog.user_file())
+    catalog.add("toys", catalog.CatalogEntry("kwcoco:shapes8?unit=annotation&margin=0.5"), catalog.user_file())
     assert locate("toys?margin=0").options == {"unit": "annotation", "margin": "0"}
 
 

@@ -281,7 +281,7 @@ def test_a_transformer_gives_the_pyramid_the_features_it_was_loaded_with():
 def test_detections_in_pixels_of_the_image():
     inside = torch.zeros(2, 4, 4)
     inside[0] = 1
-    found = b.Detections(
+    found = b.InstancePredictions(
         torch.tensor([[10.0, 20.0, 30.0, 40.0], [48.0, 0.0, 49.0, 50.0]]),
         torch.tensor([0.9, 0.8]),
         torch.tensor([1, 0]),
@@ -294,7 +294,7 @@ def test_detections_in_pixels_of_the_image():
         dim=0
     ).sum() == 0
     assert big.masks.shape == (2, 100, 200) and not big.masks[1].any()
-    outside = b.Detections(
+    outside = b.InstancePredictions(
         torch.tensor([[60.0, 0.0, 70.0, 5.0]]), torch.ones(1), torch.zeros(1, dtype=torch.int64), inside[:1]
     )
     assert len(rescale(outside, seen=(50, 50), size=(100, 100)).boxes) == 0

@@ -13,7 +13,7 @@ from sslbench.backbones.load import load_backbone
 from sslbench.detection.evaluate import detect
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.predict import load_detector
-from sslbench.detection.saved import About, about_of, save_detector
+from sslbench.detection.saved import DetectorDescription, about_of, save_detector
 from sslbench.errors import WeightsError
 from sslbench.train import checkpoints
 from sslbench.weights.reading import files
@@ -37,7 +37,7 @@ def saved(tmp_path, case):
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):  # no longer what the seed gives
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
-    about = About(
+    about = DetectorDescription(
         model.recipe, ("wide", "tall"), name, backbone.preprocessing, "w.pth", "squares", "detection/x", "0123"
     )
     path = save_detector(tmp_path / "x.detector.torch", model.state_dict(), about, command="sslbench ...")

@@ -18,11 +18,11 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.cli.main import main
 from sslbench.errors import BackboneError, UsageError
 from sslbench.evaluation import Request, RunSettings, floors, make_task
-from sslbench.evaluation.suite import Cell, run_suite
+from sslbench.evaluation.suite import SuiteCell, run_suite
 from sslbench.leaderboard import table
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.preprocessing import Preprocessing
-from sslbench.results import Unreadable, records
+from sslbench.results import ExcludedImage, records
 from sslbench.weights.save import save
 
 RUN = RunSettings(device="cpu", workers=0, overlaps=False)
@@ -274,7 +274,7 @@ class TestBenchmarks:
         for benchmark in benchmarks:
             task = make_task("knn", {} if benchmark else {"k": (3,)}, benchmark)
             request = Request(weights="pixels:4", data=str(photos), tasks=(task,))
-            yield Cell("pixels:4", benchmark.name if benchmark else "knn", (request,))
+            yield SuiteCell("pixels:4", benchmark.name if benchmark else "knn", (request,))
 
     def run(self, photos, *benchmarks, run=RUN):
         folder = photos.parent
@@ -349,7 +349,7 @@ class TestFloors:
         for file in self.stored():
             result = records.read(file)
             assert floors.cached(result.id, result.data) is not None
-            gone = (Unreadable(id="cat/1.png", path="cat/1.png", reason="a passing failure"),)
+            gone = (ExcludedImage(id="cat/1.png", path="cat/1.png", reason="a passing failure"),)
             assert floors.cached(result.id, dataclasses.replace(result.data, unreadable=gone)) is None
 
     def test_a_cache_that_cannot_be_written_does_not_stop_an_evaluation(self, photos, caplog):

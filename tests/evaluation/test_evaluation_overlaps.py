@@ -12,7 +12,7 @@ import sslbench
 from sslbench.errors import SslbenchError
 from sslbench.evaluation import RunSettings, evaluate_features, make_task
 from sslbench.evaluation.request import Request
-from sslbench.evaluation.suite import Cell, run_suite
+from sslbench.evaluation.suite import SuiteCell, run_suite
 from sslbench.features.external import read_train_test
 from sslbench.leaderboard import table
 from sslbench.leaderboard.writers.provenance import how_made
@@ -210,6 +210,6 @@ def test_a_disk_that_is_full_is_an_error_of_one_line(photos, monkeypatch):
 def test_suites_hold_it_too(photos):
     request = Request("pixels", str(photos), (make_task("knn", {"k": 1}),))
     results, holes = run_suite(
-        [Cell("pixels", "knn", (request,))], RUN, store=photos.parent / "s", out=photos.parent / "o", command=""
+        [SuiteCell("pixels", "knn", (request,))], RUN, store=photos.parent / "s", out=photos.parent / "o", command=""
     )
     assert not holes and results[0].overlaps.n >= 19

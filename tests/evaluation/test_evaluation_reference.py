@@ -5,7 +5,7 @@ import pytest
 from sslbench.evaluation.references import compare_references
 from sslbench.library.benchmarks import Benchmark, Reference, load_benchmark
 from sslbench.names import list_names
-from sslbench.results import Metric, WeightsUsed, records
+from sslbench.results import MetricValue, WeightsUsed, records
 
 WEIGHTS = WeightsUsed(
     name="moco.pth", path=None, sha256="abcd" * 16, format="moco", backbone="resnet50", loaded=318, total=318
@@ -20,7 +20,7 @@ BENCHMARK = Benchmark(name="knn/x", title="x", version=1, protocol="knn", refere
 
 
 def test_references_of_these_weights_are_compared_and_no_others():
-    found = compare_references(BENCHMARK, WEIGHTS, {"top1": Metric(value=60.2)})
+    found = compare_references(BENCHMARK, WEIGHTS, {"top1": MetricValue(value=60.2)})
     assert [(each.source, each.within) for each in found] == [("a paper", True), ("b", False), ("d", False)]
     assert found[0].difference == pytest.approx(-0.4) and found[2].difference is None
     assert found[0].line() == "top1 60.20, published 60.6 (MoCo, a paper): -0.40, within the tolerance of 0.5"

@@ -11,7 +11,7 @@ from sslbench import evaluation
 from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation import Request, RunSettings, make_task
 from sslbench.evaluation import suite as suite_module
-from sslbench.evaluation.suite import Cell, run_suite
+from sslbench.evaluation.suite import SuiteCell, run_suite
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.results import holes
 from sslbench.results.holes import Hole
@@ -39,7 +39,7 @@ def cache(tmp_path, monkeypatch):
 def cell(weights, data, protocol="knn", benchmark=None, **settings):
     task = make_task(protocol, settings or {"k": (3,)}, benchmark)
     name = benchmark.name if benchmark else protocol
-    return Cell(weights, name, (Request(weights=weights, data=data, tasks=(task,)),))
+    return SuiteCell(weights, name, (Request(weights=weights, data=data, tasks=(task,)),))
 
 
 def run(cells, folder, settings=RUN):
@@ -48,7 +48,7 @@ def run(cells, folder, settings=RUN):
 
 
 def test_a_cell_that_fails_is_a_hole_and_the_others_go_on(cache, photos):
-    missing = Cell("pixels:4", "knn/far", (), DataError("the files of FAR are not here", "Get them."))
+    missing = SuiteCell("pixels:4", "knn/far", (), DataError("the files of FAR are not here", "Get them."))
     cells = [cell("pixels:4", photos), missing, cell("gone.torch", photos), cell("pixels:2", photos)]
     results, found = run(cells, cache)
     assert [(r.weights.name, r.protocol.name) for r in results] == [("pixels:4", "knn"), ("pixels:2", "knn")]

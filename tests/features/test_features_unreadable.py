@@ -73,7 +73,7 @@ def test_broken_images_stop_the_run_or_are_left_out_by_id(kind, backbone, tmp_pa
 
 
 def test_a_list_from_before_is_still_understood(tmp_path):
-    entry = store.Entry(tmp_path)
+    entry = store.StoreEntry(tmp_path)
     (tmp_path / "unreadable.csv").write_text("id,path,reason\na,b/a.png,empty file\n")
     assert entry.unreadable() == [{"id": "a", "path": "b/a.png", "reason": "empty file"}]
 

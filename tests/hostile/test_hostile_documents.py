@@ -8,7 +8,7 @@ from hostile.campaign import failures, report
 
 from sslbench.backbones.build import build
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.detection.saved import About
+from sslbench.detection.saved import DetectorDescription
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_documents(tmp_path):
 
 def test_detectors(tmp_path):
     backbone = build("resnet_basic_1-1-1-1w0.125")
-    about = About(
+    about = DetectorDescription(
         DetectionRecipe(), ("wide", "tall"), backbone.name, backbone.preprocessing, "w.pth", "squares", "", "0123"
     )
     report(failures(document_cases.detector_cases(json.loads(about.text())), tmp_path, sample=20))

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from sslbench.identity import record_id
-from sslbench.results import DataPart, DataUsed, Metric, ProtocolUsed, Result, WeightsUsed, records
+from sslbench.results import DataPart, DataUsed, MetricValue, ProtocolUsed, Result, WeightsUsed, records
 
 CLASSES = ("a", "b", "c")
 IDS = tuple(f"{i:03d}.png" for i in range(200))
@@ -49,8 +49,10 @@ def make(name="a.torch", top1=80.0, protocol="knn", **changes):
         ),
         headline="top1",
         metrics={
-            "top1": Metric(value=top1, low=None if top1 is None else top1 - 2, high=None if top1 is None else top1 + 3),
-            "balanced_accuracy": Metric(value=top1),
+            "top1": MetricValue(
+                value=top1, low=None if top1 is None else top1 - 2, high=None if top1 is None else top1 + 3
+            ),
+            "balanced_accuracy": MetricValue(value=top1),
         },
         seed=0,
     )
@@ -62,7 +64,7 @@ def write(result, right, folder, ids=IDS, labels=LABELS):
     """Write a record whose scores are right where `right` is True; returns it as it is read back."""
     scores = np.zeros((len(ids), 3), np.float32)
     scores[np.arange(len(ids)), np.where(right, labels, (labels + 1) % 3)] = 1.0
-    result = change(result, metrics={"top1": Metric(value=100.0 * float(np.mean(right)), n=len(ids))})
+    result = change(result, metrics={"top1": MetricValue(value=100.0 * float(np.mean(right)), n=len(ids))})
     return records.read(records.write(result, scores, ids, labels, folder))
 
 

@@ -13,7 +13,7 @@ from sslbench.errors import ResultError
 from sslbench.leaderboard import table
 from sslbench.leaderboard.compare import compare, differing, pairs, with_holm
 from sslbench.metrics.differences import sign_flip
-from sslbench.results import BenchmarkUsed, Group, Metric, records
+from sslbench.results import BenchmarkUsed, GroupValue, MetricValue, records
 
 RIGHT = np.arange(200) % 5 > 0
 FAR = RIGHT & (np.arange(200) % 7 > 0)
@@ -83,7 +83,7 @@ def test_two_versions_of_a_benchmark_are_refused_and_other_groups_too():
         ("benchmark", "knn/x v1", "knn/x v2")
     ]
     assert differing(make("a", benchmark=used[0]), make("b")) == []
-    groups = [{"site": (Group(name=n, metric=Metric(value=1.0, n=9)),)} for n in ("x", "y")]
+    groups = [{"site": (GroupValue(name=n, metric=MetricValue(value=1.0, n=9)),)} for n in ("x", "y")]
     one, other = (make("ab"[i], groups=groups[i]) for i in (0, 1))
     assert differing(one, other) == []
     assert differing(one, other, "worst_group(site).top1") == [("groups", "x 9", "y 9")]
@@ -135,7 +135,7 @@ def drawn(name, folder, rights, **changes):
     scores = [np.eye(3, dtype=np.float32)[np.where(right, LABELS, (LABELS + 1) % 3)] for right in rights]
     settings = {"draws": len(rights), **changes.pop("settings", {})}
     result = make(name, protocol="low-shot", protocol__settings=settings, **changes)
-    result = change(result, metrics={"top1": Metric(value=100.0 * float(np.mean(rights)), n=200)})
+    result = change(result, metrics={"top1": MetricValue(value=100.0 * float(np.mean(rights)), n=200)})
     places = np.where(np.asarray(rights), 0, 2).astype(np.uint16)
     kept = changes.pop("kept", True)
     path = records.write(result, scores[0], IDS, LABELS, folder, draws=scores if kept else (), places=places)
@@ -177,7 +177,11 @@ def test_of_draws_that_are_too_large_the_places_are_kept(tmp_path, monkeypatch):
     assert records.read_scores(a.file).draws == () and records.read_scores(a.file).places.shape == (3, 200)
     assert compare(a, b).verdict == "A better"
     with pytest.raises(ResultError, match="too large to be kept"):
-        compare(change(a, metrics={"top1": Metric(value=1.0), "macro_f1": Metric(value=1.0)}), b, metric="macro_f1")
+        compare(
+            change(a, metrics={"top1": MetricValue(value=1.0), "macro_f1": MetricValue(value=1.0)}),
+            b,
+            metric="macro_f1",
+        )
 
 
 def test_several_seeds_are_tested_by_all_of_them(tmp_path):

@@ -8,7 +8,7 @@ from make_results import make
 from sslbench.errors import UsageError
 from sslbench.leaderboard import table, to_csv, to_html, to_markdown
 from sslbench.leaderboard.columns import with_extras
-from sslbench.results import Costs, Metric, Stage
+from sslbench.results import Costs, MetricValue, Stage
 
 STAGES = {"extract": Stage(seconds=25.5, ram_mib=900.0), "knn": Stage(seconds=0.5, ram_mib=950.5, gpu_mib=None)}
 COLD = Costs(parameters=23508032, gflops=8.18, images_per_second=70.0, stages=STAGES)
@@ -69,9 +69,11 @@ def test_a_probe_that_has_not_learned_train_is_flagged():
 
 
 def test_less_is_better_for_losses():
-    results = [make(n, metrics={"nll": Metric(value=v)}, headline="nll") for n, v in (("b", 2.0), ("a", 1.0))]
+    results = [make(n, metrics={"nll": MetricValue(value=v)}, headline="nll") for n, v in (("b", 2.0), ("a", 1.0))]
     board = table(results)
     assert [row.label for row in board.rows] == ["a", "b"] and board.rows[0].cells[0].best
     floor = {"untrained": {"nll": 1.5}}
-    low = table([make(n, metrics={"nll": Metric(value=v)}, headline="nll", floors=floor) for n, v in (("x", 1.6),)])
+    low = table(
+        [make(n, metrics={"nll": MetricValue(value=v)}, headline="nll", floors=floor) for n, v in (("x", 1.6),)]
+    )
     assert low.rows[0].flags == ("not above untrained",)

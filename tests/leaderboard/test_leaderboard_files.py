@@ -14,7 +14,7 @@ from rich.console import Console
 from sslbench.errors import ResultError
 from sslbench.leaderboard import table, to_csv, to_html, to_latex, to_markdown, to_rich
 from sslbench.leaderboard.writers.tables import markdown
-from sslbench.results import BenchmarkUsed, Metric
+from sslbench.results import BenchmarkUsed, MetricValue
 
 FLOORS = {"chance": {"top1": 33.333333}, "untrained": {"top1": 40.0}}
 
@@ -158,7 +158,7 @@ def test_the_terminal_shows_names_as_they_are_and_bold_for_the_best():
 
 
 def test_an_interval_that_is_not_symmetric_is_shown_as_it_is(tmp_path):
-    board = table([make("a", metrics={"top1": Metric(value=100.0, low=43.85, high=100.0)})])
+    board = table([make("a", metrics={"top1": MetricValue(value=100.0, low=43.85, high=100.0)})])
     to_html(board, tmp_path / "board.html")
     to_latex(board, tmp_path / "board.tex")
     assert "100.00 [43.85, 100.00]" in printed(board) and "100.00 [43.85, 100.00]" in markdown(board)
@@ -167,5 +167,5 @@ def test_an_interval_that_is_not_symmetric_is_shown_as_it_is(tmp_path):
 
 
 def test_metrics_without_interval_are_shown_without():
-    board = table([make("a", metrics={"top1": Metric(value=80.125)})])
+    board = table([make("a", metrics={"top1": MetricValue(value=80.125)})])
     assert "80.12" in printed(board) and "80.12 [" not in printed(board)

@@ -11,7 +11,7 @@ from make_results import make, write
 from sslbench.errors import ResultError
 from sslbench.leaderboard import Published, table, to_latex, with_published
 from sslbench.leaderboard.writers.latex import escape, latex
-from sslbench.results import BenchmarkUsed, Metric
+from sslbench.results import BenchmarkUsed, MetricValue
 
 USED = BenchmarkUsed(name="knn/my_data", version=1, sha256="")
 
@@ -66,7 +66,7 @@ def test_no_character_is_a_command(name):
 
 
 def test_it_is_written_whole_or_refused(tmp_path):
-    board = table([make("a", metrics={"top1": Metric(value=80.125)})])
+    board = table([make("a", metrics={"top1": MetricValue(value=80.125)})])
     to_latex(board, tmp_path / "new" / "b.tex")
     assert "80.12" in (tmp_path / "new" / "b.tex").read_text() and "pm" not in body(latex(board))[0][1]
     with pytest.raises(ResultError, match="cannot write"):

@@ -5,12 +5,12 @@ from make_results import IDS, LABELS, labels, make, write
 
 from sslbench.leaderboard import table
 from sslbench.leaderboard.model import value
-from sslbench.results import BenchmarkUsed, Metric, Unreadable
+from sslbench.results import BenchmarkUsed, ExcludedImage, MetricValue
 
 
 def test_flags_say_what_a_reader_must_know():
     used = BenchmarkUsed(name="linear/x", version=1, sha256="", modified=True)
-    skipped = {"data__test__n_used": 195, "data__unreadable": (Unreadable(id="x", path="x", reason="cut"),)}
+    skipped = {"data__test__n_used": 195, "data__unreadable": (ExcludedImage(id="x", path="x", reason="cut"),)}
     flags = {
         row.label: row.flags
         for row in table(
@@ -104,15 +104,17 @@ def test_without_the_same_samples_nothing_is_said_about_ties(tmp_path):
 
 
 def test_metrics_that_disagree_on_the_best_row_are_told():
-    first = make("a", metrics={"top1": Metric(value=90), "macro_f1": Metric(value=50)})
-    second = make("b", metrics={"top1": Metric(value=80), "macro_f1": Metric(value=60)})
+    first = make("a", metrics={"top1": MetricValue(value=90), "macro_f1": MetricValue(value=50)})
+    second = make("b", metrics={"top1": MetricValue(value=80), "macro_f1": MetricValue(value=60)})
     (note,) = table([first, second]).notes
     assert "disagree" in note and "top1: a avgpool" in note and "macro_f1: b avgpool" in note
     assert table([make("a", 80), make("b", 90)]).notes == ()
 
 
 def test_by_a_metric_of_unknown_direction_nothing_is_called_best():
-    results = [make(n, metrics={"my_loss": Metric(value=v)}, headline="my_loss") for n, v in (("b", 2.0), ("a", 1.0))]
+    results = [
+        make(n, metrics={"my_loss": MetricValue(value=v)}, headline="my_loss") for n, v in (("b", 2.0), ("a", 1.0))
+    ]
     board = table(results)
     assert labels(board) == ["a", "b"] and not any(row.cells[0].best for row in board.rows)
     assert "the direction of my_loss is not known" in board.notes[0]

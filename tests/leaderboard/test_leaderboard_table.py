@@ -14,7 +14,7 @@ from sslbench.identity import comparability_key
 from sslbench.leaderboard import table
 from sslbench.leaderboard.headings import data_name, natural, preprocessing_text
 from sslbench.leaderboard.model import value
-from sslbench.results import BenchmarkUsed, Metric, Unreadable
+from sslbench.results import BenchmarkUsed, ExcludedImage, MetricValue
 
 
 def names(board):
@@ -60,7 +60,7 @@ OTHER = {
     "train data": ({"data__train__fingerprint": "9c01" * 8}, "[train 77bb]", "[train 9c01]"),
     "n": ({"data__test__n_used": 195}, "[n=195]", "[n=200]"),
     "n train": ({"data__train__n_used": 40}, "[n_train=40]", "[n_train=800]"),
-    "skipped": ({"data__unreadable": (Unreadable(id="x", path="x", reason="cut"),)}, "[0 skipped]", "[1 skipped]"),
+    "skipped": ({"data__unreadable": (ExcludedImage(id="x", path="x", reason="cut"),)}, "[0 skipped]", "[1 skipped]"),
     "metric": ({"headline": "balanced_accuracy"}, "[balanced_accuracy]", "[top1]"),
     "all of the fingerprint but the start": (
         {"data__test__fingerprint": "3f2a" * 7 + "0000"},
@@ -129,7 +129,7 @@ def test_the_origin_of_the_preprocessing_makes_no_second_row():
 def test_seeds_are_averaged_and_said_to_be_several():
     board = table([make("a", 80), make("a", 84, seed=1)])
     (row,) = board.rows
-    assert row.cells[0].metrics["top1"] == Metric(value=82, low=78, high=87)
+    assert row.cells[0].metrics["top1"] == MetricValue(value=82, low=78, high=87)
     assert row.flags == ("mean of 2 seeds",)
     holed = table([make("a", 80), make("a", None, seed=1)])
     assert value(holed.rows[0], 0, holed.columns) is None
@@ -143,7 +143,7 @@ def test_the_same_measurement_twice_is_one_cell_and_the_newer_one():
 
 
 def test_another_metric_can_be_shown_and_what_lacks_it_is_told():
-    with_auroc = make("a", metrics={"top1": Metric(value=80), "macro_auroc": Metric(value=95)})
+    with_auroc = make("a", metrics={"top1": MetricValue(value=80), "macro_auroc": MetricValue(value=95)})
     board = table([with_auroc, make("b", 90)], metric="macro_auroc")
     assert values(board) == {("a", "avgpool"): [95]}
     assert board.columns[0].metric == "macro_auroc" and "1 results have no metric 'macro_auroc'" in board.notes[0]
@@ -195,8 +195,8 @@ def test_numbers_in_names_are_ordered_as_numbers():
 
 def test_only_metrics_of_one_unit_and_direction_are_averaged():
     """RankMe 19.0 and top-1 95.8 once gave 57.41."""
-    rank = make("a", protocol="geometry", headline="rankme", metrics={"rankme": Metric(value=19.0)})
-    error = make("a", protocol="linear", headline="ece", metrics={"ece": Metric(value=4.0)})
+    rank = make("a", protocol="geometry", headline="rankme", metrics={"rankme": MetricValue(value=19.0)})
+    error = make("a", protocol="linear", headline="ece", metrics={"ece": MetricValue(value=4.0)})
     records = [make("a", 95.8), rank, error]
     for other, unit in ((rank, "RankMe, in directions"), (error, "%, less is better")):
         with pytest.raises(UsageError) as caught:
@@ -204,10 +204,10 @@ def test_only_metrics_of_one_unit_and_direction_are_averaged():
         text = str(caught.value)
         assert other.headline in text and "top1" in text and unit in text and "%, more is better" in text
     assert table([records[0], rank]).averaged == 0
-    second = change(make("a", 85.8, protocol="svm"), headline="mAP", metrics={"mAP": Metric(value=85.8)})
+    second = change(make("a", 85.8, protocol="svm"), headline="mAP", metrics={"mAP": MetricValue(value=85.8)})
     assert table([records[0], second], average=True).rows[0].average == pytest.approx(90.8)
     heights = [
-        make("a", headline="mae", metrics={"mae": Metric(value=value)}, data__test__fingerprint=name * 32)
+        make("a", headline="mae", metrics={"mae": MetricValue(value=value)}, data__test__fingerprint=name * 32)
         for name, value in (("a", 1.0), ("b", 100.0))
     ]
     with pytest.raises(UsageError, match="units of the labels"):

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.metrics.differences import Answers, difference
-from sslbench.metrics.intervals import IntArray
+from sslbench.arrays import IntArray
+from sslbench.metrics.differences import Predictions, difference
 from sslbench.metrics.summary import summarise
 
 CLASSES, ACCURACY, COPIES = 5, 0.8, 20
@@ -114,7 +114,7 @@ def measured(draw: Draw, metrics: tuple[str, ...], n: int, repeats: int) -> dict
         found = summarise(sampled.kind, names, sampled.labels, sampled.scores[0], **given)[0]
         for name in metrics:
             held[name].append(bool(found[name][1] <= wanted[name] <= found[name][2]))
-        pair = [Answers.of(0, scores) for scores in sampled.scores]
+        pair = [Predictions.of(0, scores) for scores in sampled.scores]
         apart = difference(metrics[0], sampled.kind, sampled.labels, pair[0], pair[1], **given)
         held["difference"].append(bool(apart.low <= 0 <= apart.high))
     return {name: float(np.mean(each)) for name, each in held.items()}

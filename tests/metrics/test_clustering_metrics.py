@@ -7,7 +7,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 
-from sslbench.metrics.clustering import Table, agreement, agreement_with_intervals, silhouette
+from sslbench.metrics.clustering import ContingencyTable, agreement, agreement_with_intervals, silhouette
 
 
 def labels(most):
@@ -54,7 +54,7 @@ def test_many_classes_agree_with_scikit_learn():
 def test_weights_count_a_sample_as_often_as_they_say():
     generator = np.random.default_rng(1)
     classes, clusters, weights = (generator.integers(0, 4, 50) for _ in range(3))
-    table, again = Table(classes, clusters), [np.repeat(each, weights) for each in (classes, clusters)]
+    table, again = ContingencyTable(classes, clusters), [np.repeat(each, weights) for each in (classes, clusters)]
     counts = table.counts(weights.astype(np.float64))
     assert table.nmi(counts) == pytest.approx(normalized_mutual_info_score(*again), abs=1e-9)
     assert table.ari(counts) == pytest.approx(adjusted_rand_score(*again), abs=1e-9)

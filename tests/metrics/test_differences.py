@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from sslbench.metrics.classification import places
-from sslbench.metrics.differences import Answers, difference, holm, paired_difference, shrunk, sign_flip
+from sslbench.metrics.differences import Predictions, difference, holm, paired_difference, shrunk, sign_flip
 from sslbench.metrics.intervals import Units, half_samples
 from sslbench.metrics.summary import summarise
 
@@ -61,7 +61,7 @@ def test_the_verdict_is_that_of_the_exact_test_but_for_a_few_counts():
 def test_three_samples_that_all_differ_are_tied_by_every_metric(metric):
     labels = np.array([0, 1, 2])
     right, wrong = np.eye(3), np.roll(np.eye(3), 1, axis=1)
-    given = [Answers.of(0, each, probabilities="scores") for each in (right, wrong)]
+    given = [Predictions.of(0, each, probabilities="scores") for each in (right, wrong)]
     found = difference(metric, "single", labels, *given, resamples=100)
     assert found.low <= 0 <= found.high
     assert found.difference == pytest.approx(found.value_a - found.value_b) and found.difference != 0
@@ -96,7 +96,7 @@ def test_other_metrics_are_resampled_for_both_at_once():
     generator = np.random.default_rng(1)
     classes = generator.integers(0, 4, 120)
     scores = [generator.normal(size=(120, 4)) + strength * np.eye(4)[classes] for strength in (2.0, 1.0)]
-    given = [Answers.of(0, each) for each in scores]
+    given = [Predictions.of(0, each) for each in scores]
     found = difference("macro_f1", "single", classes, *given, seed=5, resamples=300)
     slow = []
     for weights in np.concatenate(list(half_samples(Units.of(120, None), 300, 5))):
@@ -149,10 +149,10 @@ def test_two_exchangeable_backbones_are_different_in_about_five_percent_over_dra
         for _ in range(2):
             right = hard + generator.normal(size=(draws, n)) + 0.5 * generator.normal(size=(draws, 1)) > -0.7
             scores = [np.eye(4)[np.where(each, labels, (labels + 1) % 4)] for each in right]
-            given.append(Answers.of(0, scores[0], scores))
+            given.append(Predictions.of(0, scores[0], scores))
         found = difference(metric, "single", labels, *given, seed=repeat, resamples=100)
         apart += not found.low <= 0 <= found.high
-        first = difference("top1", "single", labels, *[Answers.of(0, each.scores[0]) for each in given])
+        first = difference("top1", "single", labels, *[Predictions.of(0, each.scores[0]) for each in given])
         by_first += not first.low <= 0 <= first.high
     assert apart / repeats < 0.083
     assert by_first / repeats > 0.3
@@ -163,7 +163,7 @@ def test_a_real_difference_is_found_over_draws():
     given = []
     for chance in (0.8, 0.6):
         right = generator.random((5, 500)) < chance + 0.02 * generator.normal(size=(5, 1))
-        given.append(Answers.of(0, np.zeros((500, 4)), places=np.where(right, 0, 1)))
+        given.append(Predictions.of(0, np.zeros((500, 4)), places=np.where(right, 0, 1)))
     found = difference("top1", "single", labels, *given)
     assert found.low > 0.1 and found.p is None
     assert found.value_a == pytest.approx(0.8, abs=0.04)
@@ -172,8 +172,8 @@ def test_a_real_difference_is_found_over_draws():
 def test_places_say_what_scores_say():
     generator, labels = np.random.default_rng(0), np.arange(90) % 6
     scores = [[generator.normal(size=(90, 6)) for _ in range(3)] for _ in range(2)]
-    whole = [Answers.of(0, each[0], each) for each in scores]
-    short = [Answers.of(0, e[0], places=np.stack([places(labels, one) for one in e])) for e in scores]
+    whole = [Predictions.of(0, each[0], each) for each in scores]
+    short = [Predictions.of(0, e[0], places=np.stack([places(labels, one) for one in e])) for e in scores]
     for metric in ("top1", "top5"):
         assert difference(metric, "single", labels, *whole) == difference(metric, "single", labels, *short)
     with pytest.raises(KeyError):
@@ -187,8 +187,8 @@ def test_seeds_that_only_one_model_has_widen_the_interval():
         parts = []
         for seed, accuracy in zip(seeds, accuracies, strict=True):
             wrong = np.arange(200) >= round(200 * accuracy)
-            parts.append(Answers.of(seed, np.eye(4)[np.where(wrong, (labels + 1) % 4, labels)]))
-        return Answers.together(parts)
+            parts.append(Predictions.of(seed, np.eye(4)[np.where(wrong, (labels + 1) % 4, labels)]))
+        return Predictions.together(parts)
 
     one = model([0.75], [0])
     many = model([0.70, 0.80, 0.90], [0, 1, 2])

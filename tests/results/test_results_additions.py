@@ -8,7 +8,7 @@ import numpy as np
 from sample_record import IDS, LABELS, SCORES, identified
 
 from sslbench.identity import comparability_key
-from sslbench.results import Costs, Group, Metric, Outcome, Stage, percent_metrics, records
+from sslbench.results import Costs, GroupValue, MetricValue, Outcome, Stage, percent_metrics, records
 
 LATER = ("per_class_metrics", "groups", "probabilities", "costs", "preset")
 
@@ -27,7 +27,7 @@ def test_a_record_without_the_later_fields_is_read(result, tmp_path):
 def test_groups_costs_and_classes_survive_writing_and_reading(result, tmp_path):
     full = dataclasses.replace(
         result,
-        groups={"site": (Group(name="south", metric=Metric(value=1.5, low=None, high=2.0, n=7)),)},
+        groups={"site": (GroupValue(name="south", metric=MetricValue(value=1.5, low=None, high=2.0, n=7)),)},
         costs=Costs(parameters=5, gflops=0.5, stages={"knn": Stage(seconds=0.1, ram_mib=30.0)}),
         per_class_metrics={"f1": {"cat": 50.0, "dog": None}},
         probabilities="softmax",
@@ -43,4 +43,4 @@ def test_losses_are_not_turned_into_percent():
     outcome = Outcome(values, "top1", np.zeros((2, 2), np.float32), {}, absolute=frozenset({"rank"}))
     found = percent_metrics(outcome, 10)
     assert found["top1"].value == 50 and found["nll"].value == 1.5 and found["rank"].value == 9
-    assert found["brier"] == Metric(value=0.5, low=None, high=0.6, n=10)
+    assert found["brier"] == MetricValue(value=0.5, low=None, high=0.6, n=10)

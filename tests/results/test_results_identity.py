@@ -6,7 +6,7 @@ import pytest
 from sample_record import PREPROCESSING, identified
 
 from sslbench.identity import comparability_key, row_key
-from sslbench.results import Asked, PresetUsed
+from sslbench.results import PresetUsed, RequestedParts
 
 
 def change(result, **changes):
@@ -52,7 +52,7 @@ CIRCUMSTANCES = {
     "hardware": {"hardware": None},
     "time": {"created": "2027-01-01T00:00:00+00:00", "timings": {}},
     "format": {"weights__format": "moco"},
-    "asked": {"asked": Asked(groups={"site": "aa"}, overlaps=False, floors=False)},
+    "asked": {"asked": RequestedParts(groups={"site": "aa"}, overlaps=False, floors=False)},
     "floors": {"floors": {}, "missing_floors": {"pixels": "none"}},
     "command": {"command": "sslbench eval --batch-size 7 --workers 3"},
 }
@@ -111,6 +111,6 @@ def test_untrained_networks_of_several_seeds_are_one_row_although_their_outputs_
 
 
 def test_the_members_of_a_group_count_for_its_metric_only(result):
-    first, second = (change(result, asked=Asked(groups={"site": members})) for members in ("aa", "bb"))
+    first, second = (change(result, asked=RequestedParts(groups={"site": members})) for members in ("aa", "bb"))
     assert comparability_key(first) == comparability_key(second)
     assert comparability_key(first, "worst_group(site).top1") != comparability_key(second, "worst_group(site).top1")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sample_record import IDS, LABELS, SCORES, identified
 
 from sslbench.errors import ResultError
-from sslbench.results import SCHEMA, Metric, Outcome, canonical, percent_metrics, plain, records
+from sslbench.results import SCHEMA, MetricValue, Outcome, canonical, percent_metrics, plain, records
 
 
 def put(result, folder, labels=LABELS):
@@ -214,10 +214,10 @@ def test_fractions_become_percent():
         per_class={},
     )
     found = percent_metrics(outcome, 1017)
-    assert found["top1"] == Metric(
+    assert found["top1"] == MetricValue(
         value=pytest.approx(91.64), low=pytest.approx(90.0), high=pytest.approx(93.0), n=1017
     )
-    assert found["top5"] == Metric(value=None, n=1017)
+    assert found["top5"] == MetricValue(value=None, n=1017)
 
 
 JSON_LIKE = st.recursive(

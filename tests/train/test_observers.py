@@ -12,7 +12,7 @@ from torch import nn
 
 from sslbench.errors import UsageError
 from sslbench.train.collapse import Spread
-from sslbench.train.meter import Line
+from sslbench.train.meter import LogRecord
 from sslbench.train.method import Batch
 from sslbench.train.observers import RunInfo, json_lines, scalars
 from sslbench.train.observers.curve import CurvePlot, curve
@@ -46,7 +46,7 @@ def line(step, **changes):
         "memory": None,
         **changes,
     }
-    return Line(**values)
+    return LogRecord(**values)
 
 
 def drive(observer, about, lines, records=()):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sslbench.weights.diff import RAW, Side, compare, raw_side, side
+from sslbench.weights.diff import RAW, Side, compare, raw_side, recognised_side
 from sslbench.weights.formats.recognise import Recognised
 from sslbench.weights.reading.files import WeightsFile
 
@@ -77,7 +77,7 @@ def test_empty_tensors_and_whole_numbers_and_complex_ones_are_compared():
 
 def test_heads_are_compared_if_both_have_them():
     def recognised(head):
-        return side(Recognised("f", dict(TENSORS), head, (), (), None, "", ""))
+        return recognised_side(Recognised("f", dict(TENSORS), head, (), (), None, "", ""))
 
     a, b, none = (recognised(head) for head in ({"fc.bias": torch.ones(2)}, {"fc.bias": torch.zeros(2)}, {}))
     assert [change.name for change in compare(a, b).changed] == ["fc.bias"]

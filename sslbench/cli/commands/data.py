@@ -146,7 +146,10 @@ def add(
     kept = location if project else absolute(location)
     file = _catalog_file(project)
     catalog.add(
-        name, catalog.Entry(kept, image_column=image_column, label_column=label_column), file, overwrite=overwrite
+        name,
+        catalog.CatalogEntry(kept, image_column=image_column, label_column=label_column),
+        file,
+        overwrite=overwrite,
     )
     counts = ", ".join(f"{split} {len(part):,}" for split, part in parts.items())
     echo(f"{name} = {kept} ({counts} images), in {file}")

@@ -8,7 +8,7 @@ import click
 from sslbench.cli.echo import echo
 
 if TYPE_CHECKING:
-    from sslbench.pretraining import Outcome
+    from sslbench.pretraining import PretrainingOutcome
     from sslbench.results import Result
 
 BACKBONE = "resnet18w0.25"
@@ -71,7 +71,7 @@ def command(out: str) -> None:
         echo(line)
 
 
-def _pretrain(out: Path) -> "Outcome":
+def _pretrain(out: Path) -> "PretrainingOutcome":
     """Pretrain, or find the weights of an earlier demo."""
     import torch
 

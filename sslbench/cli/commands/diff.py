@@ -56,7 +56,7 @@ def _side(path: Path, format: str | None, raw: bool, trust_pickle: bool) -> "Sid
     if raw:
         return diff.raw_side(file)
     try:
-        return diff.side(recognise(file, format=format))
+        return diff.recognised_side(recognise(file, format=format))
     except WeightsError as error:
         remedy = f"{error.remedy}\n" if error.remedy else ""
         raise WeightsError(error.message, f"{remedy}--raw compares the key names in the files.") from error

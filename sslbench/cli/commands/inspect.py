@@ -120,9 +120,9 @@ def _data(what: str) -> None:
 
 
 def _features(path: Path) -> None:
-    from sslbench.features.store import Entry
+    from sslbench.features.store import StoreEntry
 
-    entry = Entry(path)
+    entry = StoreEntry(path)
     meta = entry.meta()
     echo(f"{path}: features of {meta.get('rows')} images of {meta.get('data')}")
     for layer in entry.layers():

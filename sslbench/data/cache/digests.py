@@ -13,7 +13,7 @@ from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, digest
 _CHUNK = 1024
 
 
-def remembered(
+def cached_digests(
     order: npt.NDArray[np.int64],
     key: Callable[[int], str],
     stamp: Callable[[int], Stamp],

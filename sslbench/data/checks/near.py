@@ -35,7 +35,7 @@ class Pair(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Near:
+class NearDuplicates:
     """Result of a search for near duplicates.
 
     Attributes:
@@ -55,7 +55,7 @@ def near_pairs(
     *,
     threshold: float = THRESHOLD,
     device: str = "cpu",
-) -> Near:
+) -> NearDuplicates:
     """Find for every row of `first` the row of `second` that it may duplicate.
 
     The vectors are whitened: reduced to their 64 principal components at most, each divided by its standard deviation.
@@ -89,22 +89,22 @@ def near_pairs(
     arrays = [first] if second is None else [first, second]
     fitted = _whitening(arrays)
     if fitted is None:
-        return Near(problem="their vectors are all equal, or not finite")
+        return NearDuplicates(problem="their vectors are all equal, or not finite")
     rows = _whitened(first, *fitted)
     other = rows if second is None else _whitened(second, *fitted)
     if not len(rows) or len(other) < (2 if second is None else 1):
-        return Near()
+        return NearDuplicates()
     cosines, places = _nearest(rows, other, itself=second is None, device=device)
     hits, crowded = _copies(cosines, places, other, threshold)
     if crowded.sum() > 0.5 * len(rows):
         problem = f"to {crowded.mean():.0%} of the images the {_NEIGHBOURS} nearest others are all similar"
-        return Near((), int(crowded.sum()), problem)
+        return NearDuplicates((), int(crowded.sum()), problem)
     chosen = np.flatnonzero(hits)
     chosen = chosen[
         _similar_unwhitened(first, first if second is None else second, chosen, places[chosen, 0], fitted[0])
     ]
     found = [Pair(row, int(places[row, 0]), float(cosines[row, 0])) for row in chosen.tolist()]
-    return Near(tuple(found if second is not None else _each_once(found)), int(crowded.sum()))
+    return NearDuplicates(tuple(found if second is not None else _each_once(found)), int(crowded.sum()))
 
 
 def _similar_unwhitened(

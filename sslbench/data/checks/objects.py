@@ -4,7 +4,7 @@ import numpy as np
 
 from sslbench.data.checks.findings import Finding, by_level
 from sslbench.data.checks.samples import check
-from sslbench.data.objects.boxes import is_odd
+from sslbench.data.objects.boxes import reports_changed_boxes
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted, some
@@ -24,7 +24,7 @@ def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = Tru
         copies: as in `samples.check`.
     """
     images = check(as_source(train), as_source(test), copies=copies)
-    findings = [Finding("warning" if is_odd(f.message) else f.level, f.message) for f in images]
+    findings = [Finding("warning" if reports_changed_boxes(f.message) else f.level, f.message) for f in images]
     for part in (train, test):
         findings += _odd_objects(part)
     return by_level(findings)

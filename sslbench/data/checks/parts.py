@@ -20,7 +20,7 @@ from sslbench.data.splits.objects import TrainTestObjects, split_objects
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class OpenedParts:
     """Opened parts of a data location.
 
     Attributes:
@@ -35,7 +35,7 @@ class Opened:
 
 
 @dataclasses.dataclass(frozen=True)
-class Checked:
+class CheckedParts:
     """Result of a check.
 
     Attributes:
@@ -49,7 +49,7 @@ class Checked:
         near: rows of near duplicates in test and train.
     """
 
-    opened: Opened
+    opened: OpenedParts
     findings: tuple[Finding, ...]
     counts: dict[str, dict[str, int]]
     decoded: int
@@ -70,7 +70,7 @@ class Checked:
             return None
         return [image.boxes for image in (objects.train if part == "train" else objects.test).objects]
 
-    def with_near(self, more: Sequence[Finding], near: Iterable[Pair]) -> "Checked":
+    def with_near(self, more: Sequence[Finding], near: Iterable[Pair]) -> "CheckedParts":
         """Return the result with the findings about near duplicates added."""
         findings = tuple(by_level([*self.findings, *more]))
         return dataclasses.replace(self, findings=findings, near=(*self.near, *near))
@@ -89,7 +89,7 @@ def open_parts(
     test_fraction: float,
     image_column: str | None = None,
     label_column: str | None = None,
-) -> Opened:
+) -> OpenedParts:
     """Open both parts with `splits.train_test`."""
     parts = train_test(
         data,
@@ -99,16 +99,18 @@ def open_parts(
         image_column=image_column,
         label_column=label_column,
     )
-    return Opened(data, parts)
+    return OpenedParts(data, parts)
 
 
-def open_with_boxes(data: str, test_data: str | None, *, seed: int, test_fraction: float) -> Opened:
+def open_with_boxes(data: str, test_data: str | None, *, seed: int, test_fraction: float) -> OpenedParts:
     """Open both parts with their boxes, with `open_objects.split_objects`."""
     objects = split_objects(data, test_data, seed=seed, test_fraction=test_fraction)
-    return Opened(data, TrainTest(as_source(objects.train), as_source(objects.test), objects.how), objects)
+    return OpenedParts(data, TrainTest(as_source(objects.train), as_source(objects.test), objects.how), objects)
 
 
-def check_parts(opened: Opened, *, copies: bool, decode: int | None, workers: int, reading: Reading) -> Checked:
+def check_parts(
+    opened: OpenedParts, *, copies: bool, decode: int | None, workers: int, reading: Reading
+) -> CheckedParts:
     """Check labels, splits and boxes, and decode images.
 
     Args:
@@ -144,7 +146,7 @@ def check_parts(opened: Opened, *, copies: bool, decode: int | None, workers: in
         for name, part, tally in zip(("train", "test"), (both.train, both.test), tallies, strict=True)
     }
     pairs = tuple((path, reason) for _, path, reason in unreadable)
-    return Checked(opened, tuple(by_level(findings)), named, decoded, pairs, copies, reading)
+    return CheckedParts(opened, tuple(by_level(findings)), named, decoded, pairs, copies, reading)
 
 
 def _counts(part: Source) -> list[int]:

@@ -126,7 +126,7 @@ def is_array(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in ARRAYS
 
 
-def without_arrays_beside(spec: str, names: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
+def without_label_arrays(spec: str, names: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
     """Return the positions of the images among members that are images or arrays, and a note about the others.
 
     Arrays count as images only where there are no others, as in folders: labels and features are stored as arrays too.

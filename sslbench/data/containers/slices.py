@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data import remote
-from sslbench.data.cache.digests import remembered
+from sslbench.data.cache.digests import cached_digests
 from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.wording import printable
 
@@ -135,7 +135,9 @@ class Slices:
         Equal to the digest of the image as a single file. Cached while the container is unchanged.
         """
         in_place = np.lexsort((self.places[:, 1], self.places[:, 0]))  # one pass through each container
-        return remembered(in_place, self._key, lambda i: self.stamps[self.places[i, 0]], self.read, threads=_THREADS)
+        return cached_digests(
+            in_place, self._key, lambda i: self.stamps[self.places[i, 0]], self.read, threads=_THREADS
+        )
 
     def _key(self, index: int) -> str:
         container, offset, stored, *_, packing = self.places[index].tolist()

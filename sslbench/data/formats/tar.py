@@ -19,7 +19,7 @@ from sslbench.data.containers.members import (
     in_clutter,
     refuse_twice,
     safe_name,
-    without_arrays_beside,
+    without_label_arrays,
 )
 from sslbench.data.containers.names import by_split
 from sslbench.data.containers.slices import RAW, UNKNOWN, Slices, joined
@@ -216,7 +216,7 @@ def open(spec: str) -> dict[str, Source]:
     images = _images(shards, indexes)
     found = [index for index, _ in indexes]
     notes = tuple(note for index in found for note in index.notes)
-    rows, about = without_arrays_beside(spec, images.names)
+    rows, about = without_label_arrays(spec, images.names)
     images, notes = images.select(np.array(rows, dtype=np.int64)), (*notes, *about)
     ids, about = _ids(spec, shards, images)
     notes = (*notes, *about)

@@ -9,7 +9,7 @@ from typing import IO
 import numpy as np
 
 from sslbench.data.cache.index import Index, indexed
-from sslbench.data.containers.members import by_folders, images_among, safe_name, without_arrays_beside
+from sslbench.data.containers.members import by_folders, images_among, safe_name, without_label_arrays
 from sslbench.data.containers.slices import DEFLATED, RAW, joined
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.source import Source
@@ -45,7 +45,7 @@ def open(spec: str) -> dict[str, Source]:
     """
     path = Path(spec)
     index, stamp = indexed(path, "zip 2", _build)
-    rows, notes = without_arrays_beside(spec, index.names)
+    rows, notes = without_label_arrays(spec, index.names)
     images = joined([(path, stamp, index.names, index.numbers)]).select(np.array(rows, dtype=np.int64))
     return by_folders(spec, images.names, images, (*index.notes, *notes))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import DEFAULT, PictureDecoder, Reading, make_decoder
 from sslbench.data.decode.picture import UnreadableImage, Wanted
 from sslbench.data.decode.transforms import luminance
@@ -26,8 +27,7 @@ from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
 from sslbench.runtime.seeds import preserved_random_states
 
-Indices = npt.NDArray[np.int64]
-Item = tuple[int, Indices] | tuple[int, Indices, Indices]
+Item = tuple[int, IntArray] | tuple[int, IntArray, IntArray]
 """(epoch, positions in the process's share[, earlier occurrences of each in this epoch])"""
 
 MOST_TRIES = 1000
@@ -165,7 +165,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         except SslbenchError as error:
             return error
 
-    def _batch(self, epoch: int, chosen: Indices, before: Indices | None = None) -> RawBatch:
+    def _batch(self, epoch: int, chosen: IntArray, before: IntArray | None = None) -> RawBatch:
         views = [torch.empty((len(chosen), size, size, self.channels), dtype=torch.uint8) for size, _ in self.views]
         shown = chosen.copy()
         taken = set(chosen.tolist())

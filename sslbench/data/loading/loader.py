@@ -19,7 +19,7 @@ from sslbench.errors import DataError, SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.workers import StartMethod
 
-__all__ = ["Batch", "Unreadable", "batches", "read", "run", "scan"]
+__all__ = ["PictureBatch", "Unreadable", "batches", "read", "run", "scan"]
 
 Unreadable = tuple[int, str, str]
 """(index in the source, path, reason)"""
@@ -29,7 +29,7 @@ _SCAN_CHUNK = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class PictureBatch:
     """Batch of consecutive samples of the requested ones.
 
     Attributes:
@@ -51,7 +51,7 @@ class Batch:
     other_channels: tuple[str, int] | None = None
     unread: tuple[int, ...] = ()
 
-    def pin_memory(self) -> "Batch":
+    def pin_memory(self) -> "PictureBatch":
         """Return the batch with its images in page-locked memory (called by torch's DataLoader)."""
         return dataclasses.replace(self, images=self.images.pin_memory())
 
@@ -64,7 +64,7 @@ def batches(
     batch_size: int,
     workers: int,
     start_method: StartMethod = "auto",
-) -> Iterator[Batch]:
+) -> Iterator[PictureBatch]:
     """Iterate over batches of resized and cropped pictures, in the order of `indices`.
 
     Args:
@@ -137,7 +137,7 @@ def _chunks(source: Source, indices: npt.NDArray[np.int64], size: int) -> list[n
     return [chosen[start : start + size] for start in range(0, len(chosen), size)]
 
 
-class _BatchDataset(Dataset[Batch | SslbenchError]):
+class _BatchDataset(Dataset[PictureBatch | SslbenchError]):
     """Dataset of batches. SslbenchErrors are returned, since DataLoader would raise them as text of a traceback."""
 
     def __init__(self, images: Images, chunks: list[npt.NDArray[np.int64]], preprocessing: Preprocessing) -> None:
@@ -147,7 +147,7 @@ class _BatchDataset(Dataset[Batch | SslbenchError]):
     def __len__(self) -> int:
         return len(self.chunks)
 
-    def __getitem__(self, item: int) -> Batch | SslbenchError:
+    def __getitem__(self, item: int) -> PictureBatch | SslbenchError:
         kept: list[int] = []
         pictures: list[torch.Tensor] = []
         unreadable: list[Unreadable] = []
@@ -175,7 +175,7 @@ class _BatchDataset(Dataset[Batch | SslbenchError]):
                 conversions.update(decoded.conversions)
         except SslbenchError as error:
             return error
-        return Batch(
+        return PictureBatch(
             np.array(kept, dtype=np.int64), _stack(pictures), tuple(unreadable), conversions, other, tuple(unread)
         )
 

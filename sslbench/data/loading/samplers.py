@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.data.sharded import WINDOW
 from sslbench.data.source import ORIGIN, Source
 from sslbench.errors import UsageError
@@ -19,7 +20,6 @@ AskedSampler = Literal["auto", "shuffled", "balanced", "stratified", "weighted",
 REPEATING: tuple[SamplerName, ...] = ("balanced", "weighted")
 """Samplers that may repeat an image within an epoch."""
 
-Indices = npt.NDArray[np.int64]
 
 _ORDER, _SHARDS = 0, 3  # random streams, apart from those of the augmentation
 _log = logging.getLogger("sslbench")
@@ -65,7 +65,7 @@ def check_sampler(sampler: str, source: Source) -> SamplerName:
     return known
 
 
-def origins_of(source: Source) -> tuple[Indices, npt.NDArray[np.float64]]:
+def origins_of(source: Source) -> tuple[IntArray, npt.NDArray[np.float64]]:
     """Return the origin number of each image of joined sources, int64 (N,), and the origins' weights.
 
     Origins are numbered in the order of their names; the default weight is 1.
@@ -96,15 +96,15 @@ def _check_origins(source: Source, world: int) -> None:
 def epoch_order(  # noqa: PLR0913  what the samplers look at, and where the numbers come from
     sampler: SamplerName,
     n: int,
-    classes: Indices | None,
+    classes: IntArray | None,
     *,
     seed: int,
     epoch: int,
     rank: int,
-    shards: Indices | None = None,
+    shards: IntArray | None = None,
     window: int = WINDOW,
     weights: npt.NDArray[np.float64] | None = None,
-) -> Indices:
+) -> IntArray:
     """Return the order of one process's images in one epoch, int64 (n,).
 
     - 'shuffled': every image once, in random order.
@@ -164,7 +164,7 @@ def epoch_order(  # noqa: PLR0913  what the samplers look at, and where the numb
     return rng.permutation(np.concatenate(drawn))
 
 
-def _quotas(n: int, weights: npt.NDArray[np.float64], rng: np.random.Generator) -> Indices:
+def _quotas(n: int, weights: npt.NDArray[np.float64], rng: np.random.Generator) -> IntArray:
     """Return integers with sum n, each share rounded up or down so that its mean is exact.
 
     Systematic sampling: the shares lie end to end, and each counts the unit marks, from a random start, that it
@@ -172,11 +172,11 @@ def _quotas(n: int, weights: npt.NDArray[np.float64], rng: np.random.Generator) 
     """
     ends = np.cumsum(weights) / weights.sum() * n
     ends[-1] = n
-    marks: Indices = np.floor(ends + rng.random()).astype(np.int64)
+    marks: IntArray = np.floor(ends + rng.random()).astype(np.int64)
     return np.diff(marks, prepend=0)
 
 
-def _turns(shards: Indices, seed: int, epoch: int) -> Indices:
+def _turns(shards: IntArray, seed: int, epoch: int) -> IntArray:
     """Return the turn of each image's shard, 0, 1, ...; equal on all ranks, which share the copies."""
     present, number = np.unique(shards, return_inverse=True)
     # The k-th shard gets the k-th random number, whatever other shards a process has.
@@ -186,11 +186,11 @@ def _turns(shards: Indices, seed: int, epoch: int) -> Indices:
     return turns[number]
 
 
-def _equally_often(rows: Indices, n: int, rng: np.random.Generator) -> Indices:
+def _equally_often(rows: IntArray, n: int, rng: np.random.Generator) -> IntArray:
     return np.concatenate([np.repeat(rows, n // len(rows)), rng.permutation(rows)[: n % len(rows)]])
 
 
-def occurrences(order: Indices) -> Indices:
+def occurrences(order: IntArray) -> IntArray:
     """Return the number of earlier occurrences of each entry in the epoch, so that repeated images get other views.
 
     Examples:

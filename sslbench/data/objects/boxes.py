@@ -49,7 +49,7 @@ class BoxIssues:
         return tuple(f"{spec}: {sentence}" for sentence in found)
 
 
-def is_odd(note: str) -> bool:
+def reports_changed_boxes(note: str) -> bool:
     """Return whether a note of a source is one of `BoxIssues.notes`: objects that were left out or changed."""
     return any(part in note for part in (" left out: ", " clipped to the image: ", " without area "))
 

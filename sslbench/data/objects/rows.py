@@ -10,10 +10,10 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.metrics.detection import masks as rle
 
-Indices = npt.NDArray[np.int64]
 _COLUMNS = ("boxes", "classes", "crowd", "difficult", "areas", "numbers", "masked", "starts")
 
 
@@ -38,7 +38,7 @@ class Objects:
     difficult: npt.NDArray[np.bool_]
     areas: npt.NDArray[np.float64]
     masks: tuple[rle.Segmentation | None, ...] | None = None
-    numbers: Indices | None = None
+    numbers: IntArray | None = None
 
     def __post_init__(self) -> None:
         lengths = [len(self.classes), len(self.crowd), len(self.difficult), len(self.areas)]
@@ -78,8 +78,8 @@ class ObjectRows(Sequence[Objects]):
     """
 
     folder: str
-    rows: Indices | None = None
-    moved: Indices | None = None
+    rows: IntArray | None = None
+    moved: IntArray | None = None
 
     def __getstate__(self) -> dict[str, object]:
         return {"folder": self.folder, "rows": self.rows, "moved": self.moved}
@@ -111,11 +111,11 @@ class ObjectRows(Sequence[Objects]):
             parts["classes"] = self.moved[parts["classes"]]
         return _Viewed.of((self._texts, start, stop), parts) if masked else Objects(**parts)
 
-    def select(self, indices: Indices) -> "ObjectRows":
+    def select(self, indices: IntArray) -> "ObjectRows":
         """Return the objects of the images at `indices`, in that order."""
         return dataclasses.replace(self, rows=indices if self.rows is None else self.rows[indices])
 
-    def with_classes(self, moved: Indices) -> "ObjectRows":
+    def with_classes(self, moved: IntArray) -> "ObjectRows":
         """Map the classes to other numbers, int64 (C,)."""
         return dataclasses.replace(self, moved=moved if self.moved is None else moved[self.moved])
 
@@ -128,7 +128,7 @@ class ObjectRows(Sequence[Objects]):
             found = found[np.repeat(starts[:-1][self.rows] - (ends - counts), counts) + np.arange(counts.sum())]
         return self.moved[found] if name == "classes" and self.moved is not None else np.array(found)
 
-    def counts(self) -> Indices:
+    def counts(self) -> IntArray:
         """Return the number of objects of each image."""
         counts = np.diff(self._columns["starts"])
         return np.asarray(counts if self.rows is None else counts[self.rows], dtype=np.int64)

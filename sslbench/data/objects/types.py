@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence, Sized
 
 import numpy as np
 
+from sslbench.arrays import IntArray
 from sslbench.data.decode.reading import DEFAULT, Reading
 from sslbench.data.groups import group_numbers
-from sslbench.data.objects.rows import NOTHING, Indices, ObjectRows
+from sslbench.data.objects.rows import NOTHING, ObjectRows
 from sslbench.data.objects.rows import Objects as Objects
 from sslbench.data.objects.rows import no_objects as no_objects
 from sslbench.data.source import Images
@@ -41,7 +42,7 @@ class ObjectSource:
     ids: tuple[str, ...]
     images: Images
     objects: Sequence[Objects]
-    sizes: Indices
+    sizes: IntArray
     classes: tuple[str, ...]
     numbers: tuple[int, ...]
     class_numbers: tuple[int, ...]
@@ -71,7 +72,7 @@ class ObjectSource:
         """Objects in files, for operations on whole columns; None if they are in memory."""
         return self.objects if isinstance(self.objects, ObjectRows) else None
 
-    def select(self, indices: Sequence[int] | Indices, name: str | None = None) -> "ObjectSource":
+    def select(self, indices: Sequence[int] | IntArray, name: str | None = None) -> "ObjectSource":
         """Return a source of the images at `indices`, which must ascend, as ids do."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and np.any(np.diff(chosen) <= 0):
@@ -102,7 +103,7 @@ class ObjectSource:
             raise ValueError(f"{self.name} has objects of a class that is not among {classes}")
         return dataclasses.replace(self, objects=objects, classes=classes, class_numbers=class_numbers)
 
-    def counts(self, *, crowds: bool = False) -> Indices:
+    def counts(self, *, crowds: bool = False) -> IntArray:
         """Return the number of objects of each class, (C,), with or without crowds."""
         if self._rows is not None:
             classes = self._rows.column("classes")
@@ -166,7 +167,7 @@ class ObjectSource:
         """
         names = ("boxes", "classes", "crowd", "difficult", "areas")
         if self._rows is not None:
-            counts: Sequence[int] | Indices = self._rows.counts()
+            counts: Sequence[int] | IntArray = self._rows.counts()
             boxes, labels, crowd, difficult, areas = (self._rows.column(name) for name in names)
         else:
             counts = [len(o) for o in self.objects]

@@ -143,7 +143,7 @@ def remove_all_unused() -> None:
         remove_unused(copy)
 
 
-class Part:
+class PartialCopy:
     """Copy being written; its space in the cache is reserved before its bytes arrive."""
 
     def __init__(self, file: IO[bytes], name: str, size: int | None) -> None:
@@ -197,7 +197,7 @@ class Part:
 
 
 @contextlib.contextmanager
-def writing(path: Path, name: str, size: int | None, mtime_ns: int) -> Iterator[Part]:
+def writing(path: Path, name: str, size: int | None, mtime_ns: int) -> Iterator[PartialCopy]:
     """Write a new copy, which appears atomically at the end of the block, and not at all after an error.
 
     Args:
@@ -220,7 +220,7 @@ def writing(path: Path, name: str, size: int | None, mtime_ns: int) -> Iterator[
             )
             fcntl.flock(file, fcntl.LOCK_EX)
         try:
-            part = Part(file, name, size)
+            part = PartialCopy(file, name, size)
             yield part
             part.finish()
             os.utime(file.name, ns=(mtime_ns, mtime_ns))

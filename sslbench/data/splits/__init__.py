@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.data.groups import choose_groups, source_groups, torn_classes
 from sslbench.data.labels import among_classes, present_classes
 from sslbench.data.open import open_data
@@ -15,8 +16,6 @@ from sslbench.data.splits.stratify import choose
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
-
-Indices = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +133,7 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     return TrainTest(train, test, how, torn_classes(source, test, grouped=groups is not None), whole=source)
 
 
-def holdout(labels: Labels, fraction: float, seed: int, *, groups: Indices | None = None) -> tuple[Indices, Indices]:
+def holdout(labels: Labels, fraction: float, seed: int, *, groups: IntArray | None = None) -> tuple[IntArray, IntArray]:
     """Split samples into a fit and a held-out part, stratified by class.
 
     Every class keeps its share up to rounding; a class with two samples or more is in both parts, a class with one in

@@ -3,13 +3,13 @@
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import BoolArray
 from sslbench.data.source import Labels
 
-_Mask = npt.NDArray[np.bool_]
 _ATTEMPTS = 10
 
 
-def choose(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool) -> _Mask:
+def choose(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool) -> BoolArray:
     """Return the mask of the chosen samples: (N,) bool.
 
     Args:
@@ -28,7 +28,7 @@ def choose(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool
     return chosen
 
 
-def _choose_single(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool) -> _Mask:
+def _choose_single(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool) -> BoolArray:
     counts = np.bincount(labels.values, minlength=len(labels.classes))
     some = counts > 0
     low = np.where(counts > 1, 1, 0) if both_sides else np.where(some & (n >= some.sum()), 1, 0)
@@ -64,7 +64,7 @@ def _apportion(
     return quota
 
 
-def _choose_multi(positives: _Mask, n: int, rng: np.random.Generator, *, both_sides: bool) -> _Mask:
+def _choose_multi(positives: BoolArray, n: int, rng: np.random.Generator, *, both_sides: bool) -> BoolArray:
     best, best_missing = np.zeros(len(positives), dtype=bool), np.inf
     several = positives.sum(axis=0) > 1
     for _ in range(_ATTEMPTS):
@@ -80,7 +80,7 @@ def _choose_multi(positives: _Mask, n: int, rng: np.random.Generator, *, both_si
     return best
 
 
-def _assign(positives: _Mask, n: int, rng: np.random.Generator) -> _Mask:
+def _assign(positives: BoolArray, n: int, rng: np.random.Generator) -> BoolArray:
     """Assign samples class by class, rarest first, so that each class gets its share of the chosen ones."""
     share = n / max(len(positives), 1)
     totals = positives.sum(axis=0)
@@ -96,7 +96,7 @@ def _assign(positives: _Mask, n: int, rng: np.random.Generator) -> _Mask:
     return chosen
 
 
-def _exactly(chosen: _Mask, n: int, rng: np.random.Generator) -> _Mask:
+def _exactly(chosen: BoolArray, n: int, rng: np.random.Generator) -> BoolArray:
     """Add or remove random samples until `n` are chosen."""
     excess = int(chosen.sum()) - n
     changed = chosen.copy()

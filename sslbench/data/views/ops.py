@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 from torchvision.transforms.v2 import InterpolationMode, functional
 
+from sslbench.arrays import ByteArray
 from sslbench.data.views import Blur, Jitter, Solarize, View, bands
 
-Pixels = npt.NDArray[np.uint8]
 """(h, w, 3) uint8, contiguous; other channels or float32 where a function says so."""
 
 _MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
@@ -84,14 +84,14 @@ def crop_box(
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def adjust_brightness(pixels: Pixels, factor: float) -> Pixels:
+def adjust_brightness(pixels: ByteArray, factor: float) -> ByteArray:
     """Multiply every value by `factor`, as Pillow's ImageEnhance.Brightness does; any channels."""
     if not _is_rgb(pixels):
         return bands.brightness(pixels, factor)
     return _look_up(pixels, _LEVELS * factor)
 
 
-def adjust_contrast(pixels: Pixels, factor: float) -> Pixels:
+def adjust_contrast(pixels: ByteArray, factor: float) -> ByteArray:
     """Multiply the distances from the picture's mean grey by `factor`, as Pillow's ImageEnhance.Contrast does.
 
     Channels other than RGB each have their own mean.
@@ -102,26 +102,26 @@ def adjust_contrast(pixels: Pixels, factor: float) -> Pixels:
     return _look_up(pixels, mean + factor * (_LEVELS - mean))
 
 
-def adjust_saturation(pixels: Pixels, factor: float) -> Pixels:
+def adjust_saturation(pixels: ByteArray, factor: float) -> ByteArray:
     """Multiply the distances from each pixel's grey by `factor`; equal to ImageEnhance.Color within one level."""
     matrix = factor * np.eye(3) + (1 - factor) * np.array(_LUMA)[None, :]
     return np.asarray(cv2.transform(pixels, matrix.astype(np.float32)), dtype=np.uint8)
 
 
-def adjust_hue(pixels: Pixels, turns: float) -> Pixels:
+def adjust_hue(pixels: ByteArray, turns: float) -> ByteArray:
     """Shift the hue by a part of the colour circle, with 8 bits for hue and saturation as in Pillow's HSV."""
     hsv = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV_FULL), dtype=np.uint8)
     hsv[:, :, 0] += np.uint8(round(turns * 256) % 256)  # wraps around, as hue does
     return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL), dtype=np.uint8)
 
 
-def to_grayscale(pixels: Pixels) -> Pixels:
+def to_grayscale(pixels: ByteArray) -> ByteArray:
     """Replace all three channels by the luma."""
     grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
     return np.asarray(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), dtype=np.uint8)
 
 
-def gaussian_blur(pixels: Pixels, sigma: float, kernel: int | None = None) -> Pixels:
+def gaussian_blur(pixels: ByteArray, sigma: float, kernel: int | None = None) -> ByteArray:
     """Convolve with a Gaussian of `sigma` pixels and mirrored borders.
 
     Args:
@@ -138,7 +138,7 @@ def gaussian_blur(pixels: Pixels, sigma: float, kernel: int | None = None) -> Pi
     return np.asarray(cv2.GaussianBlur(pixels, (side, side), sigma, borderType=cv2.BORDER_REFLECT_101), dtype=np.uint8)
 
 
-def invert_from(pixels: Pixels, threshold: int) -> Pixels:
+def invert_from(pixels: ByteArray, threshold: int) -> ByteArray:
     """Invert the values of at least `threshold`, as Pillow's ImageOps.solarize does; any channels."""
     if not _is_rgb(pixels):
         return bands.invert_from(pixels, threshold)
@@ -150,11 +150,11 @@ def _is_rgb(pixels: npt.NDArray[np.generic]) -> bool:
     return pixels.shape[2] == 3 and pixels.dtype == np.uint8
 
 
-def _look_up(pixels: Pixels, table: npt.NDArray[np.generic]) -> Pixels:
+def _look_up(pixels: ByteArray, table: npt.NDArray[np.generic]) -> ByteArray:
     return np.asarray(cv2.LUT(pixels, table.clip(0, 255).astype(np.uint8)), dtype=np.uint8)
 
 
-def _jitter(pixels: Pixels, view: View, draw: Uniform) -> Pixels:
+def _jitter(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
     jitter: Jitter = view.jitter
     if draw() >= jitter.p:
         return pixels
@@ -174,11 +174,11 @@ def _jitter(pixels: Pixels, view: View, draw: Uniform) -> Pixels:
     return pixels
 
 
-def _grayscale(pixels: Pixels, view: View, draw: Uniform) -> Pixels:
+def _grayscale(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
     return to_grayscale(pixels) if draw() < view.grayscale else pixels
 
 
-def _blur(pixels: Pixels, view: View, draw: Uniform) -> Pixels:
+def _blur(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
     blur: Blur = view.blur
     if draw() >= blur.p:
         return pixels
@@ -186,14 +186,14 @@ def _blur(pixels: Pixels, view: View, draw: Uniform) -> Pixels:
     return gaussian_blur(pixels, draw(*blur.sigma), kernel)
 
 
-def _solarize(pixels: Pixels, view: View, draw: Uniform) -> Pixels:
+def _solarize(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
     solarize: Solarize = view.solarize
     if draw() >= solarize.p:
         return pixels
     return invert_from(pixels, int(draw(0, 257)) if solarize.threshold == "random" else solarize.threshold)
 
 
-_COLOURS: dict[str, Callable[[Pixels, View, Uniform], Pixels]] = {
+_COLOURS: dict[str, Callable[[ByteArray, View, Uniform], ByteArray]] = {
     "jitter": _jitter,
     "grayscale": _grayscale,
     "blur": _blur,

@@ -48,7 +48,7 @@ DIFFERENCES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Ran:
+class Detectron2Result:
     """Results of a training and of the run over the test part.
 
     Attributes:
@@ -105,7 +105,7 @@ def run(
     stem: Path,
     watch: Watch | None = None,
     progress: Progress | None = None,
-) -> Ran:
+) -> Detectron2Result:
     """Train and detect; every process calls this. The global random states are restored.
 
     Args:
@@ -144,11 +144,11 @@ def run(
         seconds = time.perf_counter() - began
         notes = _notes(configuration, data, stem, taken)
         state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-        return Ran(trained, found, seconds, variants, notes, state)
+        return Detectron2Result(trained, found, seconds, variants, notes, state)
 
 
 def as_detector(
-    backbone: Backbone, recipe: DetectionRecipe, classes: int, ran: Ran, given: Mapping[str, Any]
+    backbone: Backbone, recipe: DetectionRecipe, classes: int, ran: Detectron2Result, given: Mapping[str, Any]
 ) -> Detector | None:
     """Return the trained model as an equivalent `Detector`; None if the user's keys changed its architecture.
 

@@ -137,7 +137,7 @@ class Mapper:
         return result
 
 
-class Checked:
+class CheckedLoader:
     """Detectron2 loader that raises the errors in its entries."""
 
     def __init__(self, loader: Any) -> None:
@@ -160,17 +160,17 @@ class Checked:
             yield batch
 
 
-def train_loader(source: ObjectSource, cfg: Any, *, workers: int) -> Checked:
+def train_loader(source: ObjectSource, cfg: Any, *, workers: int) -> CheckedLoader:
     """Return endless batches of this process, by Detectron2's own loader and sampler."""
     used = _with_workers(cfg, workers)
     mapper = Mapper(source, used, train=True)
-    return Checked(load("data").build_detection_train_loader(used, mapper=mapper))
+    return CheckedLoader(load("data").build_detection_train_loader(used, mapper=mapper))
 
 
-def test_loader(source: ObjectSource, cfg: Any, *, workers: int) -> Checked:
+def test_loader(source: ObjectSource, cfg: Any, *, workers: int) -> CheckedLoader:
     """Return every image of this process's share once, by Detectron2's own loader and sampler."""
     used = _with_workers(cfg, workers)
-    return Checked(load("data").build_detection_test_loader(used, TEST, mapper=Mapper(source, used, train=False)))
+    return CheckedLoader(load("data").build_detection_test_loader(used, TEST, mapper=Mapper(source, used, train=False)))
 
 
 def _with_workers(cfg: Any, workers: int) -> Any:

@@ -14,7 +14,7 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.detectron2.config import Configured, refusals
 from sslbench.detection.detectron2.data import train_loader
 from sslbench.detection.detectron2.library import load
-from sslbench.detection.log import Meter, MetricsFile, Watch
+from sslbench.detection.log import IterationMeter, MetricsFile, Watch
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.detection.train import Trained, TrainingRun
 from sslbench.distributed.collectives import rank
@@ -147,7 +147,7 @@ def _last_hook(
     signal_number: Callable[[], int],
 ) -> Any:
     """Return the trainer's last hook: log, checkpoints, signals."""
-    meter = Meter(recipe, start, run.device)
+    meter = IterationMeter(recipe, start, run.device)
     watchers: list[Watch] = []
     if rank() == 0:
         watchers += [] if run.metrics is None else [MetricsFile(run.metrics, start=start)]

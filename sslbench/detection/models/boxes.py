@@ -28,7 +28,7 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True)
-class Detections:
+class InstancePredictions:
     """Detections in one image, by descending score.
 
     Attributes:
@@ -119,7 +119,9 @@ def regression_loss(predicted: Tensor, truth: Tensor, beta: float) -> Tensor:
     return functional.smooth_l1_loss(predicted, truth, beta=beta, reduction="sum")
 
 
-def rescale(found: Detections, *, seen: tuple[int, int], size: tuple[int, int], threshold: float = 0.5) -> Detections:
+def rescale(
+    found: InstancePredictions, *, seen: tuple[int, int], size: tuple[int, int], threshold: float = 0.5
+) -> InstancePredictions:
     """Return the detections of one image in its own pixels, without those outside of it.
 
     Args:
@@ -139,7 +141,7 @@ def rescale(found: Detections, *, seen: tuple[int, int], size: tuple[int, int], 
     if found.masks is not None:
         pasted = [_pasted(mask, box, size) >= threshold for mask, box in zip(found.masks[keep], boxes, strict=True)]
         masks = torch.stack(pasted) if pasted else found.masks.new_zeros((0, *size), dtype=torch.bool)
-    return Detections(boxes, found.scores[keep], found.classes[keep], masks)
+    return InstancePredictions(boxes, found.scores[keep], found.classes[keep], masks)
 
 
 def _pasted(mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:

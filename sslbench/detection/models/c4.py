@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.detection.models.boxes import Detections, Target
+from sslbench.detection.models.boxes import InstancePredictions, Target
 from sslbench.detection.models.detector import Size
 from sslbench.detection.models.heads import BoxPredictor, MaskHead, draw_regions
 from sslbench.detection.models.layers import make_norm
@@ -65,7 +65,7 @@ class Res5Heads(nn.Module):
 
     def detections(
         self, features: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size]
-    ) -> list[Detections]:
+    ) -> list[InstancePredictions]:
         """Return the detections among the proposals (n, 4) of each image."""
         x = self.region_features(features, proposals).mean(dim=(2, 3))
         found = self.box_predictor.detections(self.box_predictor(x), proposals, sizes)

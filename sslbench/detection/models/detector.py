@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sslbench.detection.models.boxes import Detections, Target
+from sslbench.detection.models.boxes import InstancePredictions, Target
 from sslbench.detection.models.heads import BoxHead, BoxPredictor, MaskHead, draw_regions
 from sslbench.detection.models.layers import Norm
 from sslbench.detection.models.pooling import pool_regions
@@ -53,7 +53,7 @@ class RegionHeads(nn.Module):
 
     def detections(
         self, features: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size]
-    ) -> list[Detections]:
+    ) -> list[InstancePredictions]:
         """Return the detections among the proposals (n, 4) of each image."""
         pooled = self.pooled(features, proposals, self.recipe.box_pool or 1)
         found = self.box_predictor.detections(self.box_predictor(self.box_head(pooled)), proposals, sizes)
@@ -106,7 +106,7 @@ class Detector(nn.Module):
         images: Sequence[Tensor],
         targets: Sequence[Target] | None = None,
         generator: torch.Generator | None = None,
-    ) -> dict[str, Tensor] | list[Detections]:
+    ) -> dict[str, Tensor] | list[InstancePredictions]:
         """Return the losses in training mode, the detections in evaluation mode.
 
         Args:

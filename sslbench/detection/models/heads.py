@@ -90,7 +90,7 @@ class BoxPredictor(nn.Module):
 
     def detections(
         self, predicted: tuple[Tensor, Tensor], regions: Sequence[Tensor], sizes: Sequence[Size]
-    ) -> list[b.Detections]:
+    ) -> list[b.InstancePredictions]:
         """Return the detections of each image from predictions for all regions of all images."""
         scores, deltas = predicted
         boxes = b.decode(deltas, torch.cat(list(regions)), self.recipe.box_weights)
@@ -103,14 +103,14 @@ class BoxPredictor(nn.Module):
             )
         ]
 
-    def _of_one(self, boxes: Tensor, scores: Tensor, size: Size) -> b.Detections:
+    def _of_one(self, boxes: Tensor, scores: Tensor, size: Size) -> b.InstancePredictions:
         finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores).all(dim=1)
         boxes, scores = boxes[finite].reshape(-1, self.classes, 4), scores[finite, :-1]
         rows, classes = torch.where(scores > self.recipe.score_threshold)
         boxes = clip_boxes_to_image(boxes[rows, classes], size)
         values = scores[rows, classes]
         keep = batched_nms(boxes, values, classes, self.recipe.nms)[: self.recipe.detections]
-        return b.Detections(boxes[keep], values[keep], classes[keep])
+        return b.InstancePredictions(boxes[keep], values[keep], classes[keep])
 
 
 def draw_regions(
@@ -160,12 +160,15 @@ class MaskHead(nn.Sequential):
         own = logits[torch.arange(len(classes), device=classes.device), classes]
         return {"loss_mask": functional.binary_cross_entropy_with_logits(own, truth.to(own.dtype))}
 
-    def detections(self, x: Tensor, found: Sequence[b.Detections]) -> list[b.Detections]:
+    def detections(self, x: Tensor, found: Sequence[b.InstancePredictions]) -> list[b.InstancePredictions]:
         """Return the detections with the mask of their class."""
         classes = torch.cat([f.classes for f in found])
         masks = self(x).float()[torch.arange(len(classes), device=classes.device), classes].sigmoid()
         counts = [len(f.classes) for f in found]
-        return [b.Detections(f.boxes, f.scores, f.classes, m) for f, m in zip(found, masks.split(counts), strict=True)]
+        return [
+            b.InstancePredictions(f.boxes, f.scores, f.classes, m)
+            for f, m in zip(found, masks.split(counts), strict=True)
+        ]
 
 
 def _pooled_masks(regions: Regions, side: int) -> Tensor:

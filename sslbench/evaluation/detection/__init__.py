@@ -16,7 +16,7 @@ from sslbench.backbones.load import load_backbone
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.splits.objects import TrainTestObjects, split_objects
 from sslbench.detection.evaluate import draw, score
-from sslbench.detection.log import Line, Watch
+from sslbench.detection.log import DetectionLogLine, Watch
 from sslbench.detection.readable import check_readable
 from sslbench.detection.saved import check_weights
 from sslbench.detection.train import TrainingRun, check_processes
@@ -208,7 +208,7 @@ def evaluate_detection(
         return [*(other.result for other in beside), dataclasses.replace(result, file=path)]
 
 
-def _log_line(line: Line) -> None:
+def _log_line(line: DetectionLogLine) -> None:
     log.info(f"iteration {line.iteration} of {line.iterations}: {line.summary()}")
 
 

@@ -4,10 +4,10 @@ import dataclasses
 
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.metrics.detection import Detections, Truth
-from sslbench.metrics.detection.difference import Metric, ap_difference
+from sslbench.metrics.detection.difference import ApDefinition, ap_difference
 from sslbench.results import Result, percent
 
-_METRICS: dict[str, Metric] = {"coco": "coco", "voc07": "11-point", "voc12": "area"}
+_METRICS: dict[str, ApDefinition] = {"coco": "coco", "voc07": "11-point", "voc12": "area"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.evaluate import detect
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DetectionRecipe, what_is_trained
-from sslbench.detection.saved import SUFFIX, About, read_detector, save_detector
+from sslbench.detection.saved import SUFFIX, DetectorDescription, read_detector, save_detector
 from sslbench.detection.train import Trained, TrainingRun
 from sslbench.distributed.collectives import from_first, rank
 from sslbench.distributed.parallel import module_state
@@ -23,7 +23,7 @@ from sslbench.evaluation.detection.request import PreparedDetection
 from sslbench.evaluation.record import benchmark_used, hardware, weights_used
 from sslbench.identity import Measurement, record_id
 from sslbench.metrics.detection import DetectionScores
-from sslbench.results import DataPart, DataUsed, Metric, ProtocolUsed, Result, percent, plain, records
+from sslbench.results import DataPart, DataUsed, MetricValue, ProtocolUsed, Result, percent, plain, records
 from sslbench.runtime.progress import Progress
 
 _HEADLINE = "AP"
@@ -74,10 +74,10 @@ def _part(source: ObjectSource) -> DataPart:
     return DataPart(name=source.name, fingerprint=source.fingerprint(), n=n, n_used=n, classes=source.classes)
 
 
-def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measurement: str) -> About:
+def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measurement: str) -> DetectorDescription:
     """Return the provenance of a detector, for its file and its checkpoints."""
     request, data = prepared.request, prepared.data
-    return About(
+    return DetectorDescription(
         recipe=request.recipe,
         classes=data.train.classes,
         backbone=backbone.name,
@@ -114,7 +114,7 @@ def finished(
     return dataclasses.replace(
         blank,
         metrics={
-            name: Metric(value=percent(value), low=percent(low), high=percent(high), n=n)
+            name: MetricValue(value=percent(value), low=percent(low), high=percent(high), n=n)
             for name, (value, low, high) in (scores.metrics | dict(of_masks)).items()
         },
         per_class={name: percent(value) for name, value in scores.per_class.items()},
@@ -164,7 +164,12 @@ def run_exported(
 
 
 def export(
-    prepared: PreparedDetection, detector: Detector, about: About, training: TrainingRun, stem: Path, command: str
+    prepared: PreparedDetection,
+    detector: Detector,
+    about: DetectorDescription,
+    training: TrainingRun,
+    stem: Path,
+    command: str,
 ) -> None:
     """Write the detector; every process calls this. The checkpoints are removed, except Detectron2's, which it resumes.
 

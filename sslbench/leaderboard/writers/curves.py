@@ -11,7 +11,7 @@ from sslbench.errors import ResultError
 from sslbench.leaderboard.board import merge_seeds, table
 from sslbench.leaderboard.model import Board, Column
 from sslbench.metrics.catalog import find
-from sslbench.results import Metric, Result
+from sslbench.results import MetricValue, Result
 from sslbench.results.records import replace_file
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class EfficiencyCurve:
 
     label: str
     floor: bool
-    points: dict[float, Metric]
+    points: dict[float, MetricValue]
 
 
 def data_efficiency(results: Iterable[Result], path: Path) -> None:
@@ -97,15 +97,17 @@ def _lines(board: Board, position: int, unit: str) -> list[EfficiencyCurve]:
     return lines
 
 
-def _points(records: Sequence[Result], metric: str, unit: str) -> dict[float, Metric]:
+def _points(records: Sequence[Result], metric: str, unit: str) -> dict[float, MetricValue]:
     """Return the points that all records (one per seed) have, ascending."""
-    found: dict[float, Metric] = {}
+    found: dict[float, MetricValue] = {}
     for name in records[0].variants:
         match = _POINT.fullmatch(name)
         if match is None or (match[1] is not None) != (unit == "k") or not all(name in r.variants for r in records):
             continue
         values = [record.variants[name] for record in records]
-        merged = [Metric(value=v.get(metric), low=v.get(f"{metric}_low"), high=v.get(f"{metric}_high")) for v in values]
+        merged = [
+            MetricValue(value=v.get(metric), low=v.get(f"{metric}_low"), high=v.get(f"{metric}_high")) for v in values
+        ]
         point = merge_seeds(merged)
         if point.value is not None:
             found[float(match[2])] = point

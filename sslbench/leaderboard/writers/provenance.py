@@ -5,7 +5,7 @@ from typing import Any
 from sslbench.leaderboard.headings import code_text, precision_text, preprocessing_text
 from sslbench.leaderboard.model import Cell, Row
 from sslbench.leaderboard.writers.tables import number
-from sslbench.results import Costs, DataPart, Metric, Overlaps, Result
+from sslbench.results import Costs, DataPart, MetricValue, Overlaps, Result
 
 Lines = list[tuple[str, str]]
 
@@ -72,7 +72,7 @@ def _part(part: DataPart) -> str:
     return f"{part.name}: {used} samples, {len(part.classes):,} classes, fingerprint {part.fingerprint[:16]}"
 
 
-def _metric(metric: Metric) -> str:
+def _metric(metric: MetricValue) -> str:
     if metric.value is None:
         return "n/a"
     if metric.low is None or metric.high is None:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import coco, masks
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import (
@@ -33,7 +33,6 @@ from sslbench.metrics.metric import RATE, Metric
 
 __all__ = ["BOX_METRICS", "MASK_METRICS", "THRESHOLDS", "DetectionScores", "Detections", "Truth", "coco_ap", "voc_ap"]
 
-Floats = npt.NDArray[np.float64]
 VocMetric = Literal["11-point", "area"]
 Region = Literal["boxes", "masks"]
 
@@ -117,10 +116,10 @@ def voc_ap(
     curves = [precision_recall.curves(m)[0] for m in matches]
     rule = _RULES[metric]
 
-    def tables(weights: Floats) -> list[Floats]:
+    def tables(weights: FloatArray) -> list[FloatArray]:
         return [np.stack([precision_recall.average_precision(c, weights, rule) for c in row]) for row in curves]
 
-    def statistic(counts: Floats) -> Floats:
+    def statistic(counts: FloatArray) -> FloatArray:
         return np.column_stack(_three(tables(np.ascontiguousarray(counts.T))))
 
     once = tables(np.ones((truth.n_images, 1)))
@@ -166,7 +165,7 @@ def coco_ap(
     matches = match_coco(truth, detections, areas, kind=kind) if resamples else []
     curves = [precision_recall.curves(m) for m in matches]
 
-    def statistic(counts: Floats) -> Floats:
+    def statistic(counts: FloatArray) -> FloatArray:
         return _coco_statistic(matches, curves, np.ascontiguousarray(counts.T))
 
     metrics = _with_intervals(_COCO_NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
@@ -174,20 +173,20 @@ def coco_ap(
     return DetectionScores(metrics, _named(truth, per_class), _named(truth, precision[0, :, :, 0, -1].mean(axis=0)))
 
 
-def _areas(detections: Detections, kind: Region) -> Floats:
+def _areas(detections: Detections, kind: Region) -> FloatArray:
     if kind == "masks" and detections.masks is not None:
         return masks.areas(detections.masks)
     return np.asarray(corner_and_size(detections.boxes)[:, 2:].prod(axis=1))
 
 
-def _three(tables: Sequence[Floats]) -> list[Floats]:
+def _three(tables: Sequence[FloatArray]) -> list[FloatArray]:
     """Return AP, AP50 and AP75, each (R,), from (T, R) of every class."""
     at_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
     picks = [[table.mean(axis=0) for table in tables], [table[0] for table in tables], [t[at_75] for t in tables]]
     return [precision_recall.mean_over(pick) for pick in picks]
 
 
-def _coco_values(precision: Floats, recall: Floats) -> list[float]:
+def _coco_values(precision: FloatArray, recall: FloatArray) -> list[float]:
     """Return the metrics in the order of `_COCO_NAMES`: means over all that have a value, as in pycocotools."""
     at_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
     parts = [precision[:, :, :, a, -1] for a in range(4)]
@@ -197,8 +196,8 @@ def _coco_values(precision: Floats, recall: Floats) -> list[float]:
 
 
 def _coco_statistic(
-    matches: Sequence[ClassMatches], curves: Sequence[list[list[precision_recall.Curve]]], weights: Floats
-) -> Floats:
+    matches: Sequence[ClassMatches], curves: Sequence[list[list[precision_recall.Curve]]], weights: FloatArray
+) -> FloatArray:
     rule = precision_recall.coco_points
     columns = []
     for area in range(4):
@@ -231,5 +230,5 @@ def _bound(end: float, least: float, most: float) -> float:
     return float(np.clip(end, least, most))
 
 
-def _named(truth: Truth, values: Floats) -> dict[str, float]:
+def _named(truth: Truth, values: FloatArray) -> dict[str, float]:
     return dict(zip(truth.classes, map(float, values), strict=True))

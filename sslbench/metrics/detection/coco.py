@@ -3,15 +3,14 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray
 from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size
 
-Floats = npt.NDArray[np.float64]
 _OUT_OF_RANGE = 1e11  # pixels, above every area range: COCO leaves such an object and its detections out
 
 
-def evaluate(truth: Truth, detections: Detections, areas: Floats, *, kind: str) -> tuple[Floats, Floats]:
+def evaluate(truth: Truth, detections: Detections, areas: FloatArray, *, kind: str) -> tuple[FloatArray, FloatArray]:
     """Return precision (T, 101, C, A, 3) and recall (T, C, A, 3) of pycocotools, NaN where it has none.
 
     The last axis is the number of detections per image, 1, 10 and 100; areas are all, small, medium and large.
@@ -71,7 +70,7 @@ def _truth(truth: Truth, kind: str) -> dict[str, Any]:
     return _tables(truth, rows, sizes)
 
 
-def _detections(truth: Truth, detections: Detections, areas: Floats, kind: str) -> dict[str, Any]:
+def _detections(truth: Truth, detections: Detections, areas: FloatArray, kind: str) -> dict[str, Any]:
     boxes = corner_and_size(detections.boxes).tolist()
     rows: list[dict[str, Any]] = [
         {

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray
 from sslbench.metrics.detection.matches import ClassMatches
 
-Floats = npt.NDArray[np.float64]
-Rule = Callable[[Floats, Floats, Floats], Floats]
+Rule = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 
 _BLOCK = 2_000_000  # numbers in memory at a time in one array
 
@@ -27,7 +27,7 @@ class Curve:
 
     hit_images: npt.NDArray[np.int64]
     steps: Any
-    objects: Floats
+    objects: FloatArray
 
 
 def curves(matches: ClassMatches) -> list[list[Curve]]:
@@ -48,7 +48,7 @@ def _curve(matches: ClassMatches, area: int, threshold: int) -> Curve:
     return Curve(matches.images[right], steps, matches.objects[area].astype(np.float64))
 
 
-def average_precision(curve: Curve, weights: Floats, rule: Rule) -> Floats:
+def average_precision(curve: Curve, weights: FloatArray, rule: Rule) -> FloatArray:
     """Return the average precisions (R,); NaN where there are no objects.
 
     Args:
@@ -70,14 +70,14 @@ def average_precision(curve: Curve, weights: Floats, rule: Rule) -> Floats:
     return np.where(total > 0, values, np.nan)
 
 
-def area_below(hits: Floats, envelope: Floats, total: Floats) -> Floats:
+def area_below(hits: FloatArray, envelope: FloatArray, total: FloatArray) -> FloatArray:
     """Return the areas (R,) below the envelopes (Pascal VOC from 2010 on); hits and envelope (G, R), total (R,)."""
     steps = np.diff(hits, axis=0, prepend=0)
     area = (steps * envelope).sum(axis=0)
     return np.asarray(np.divide(area, total, out=np.zeros_like(total), where=total > 0))
 
 
-def eleven_points(hits: Floats, envelope: Floats, total: Floats) -> Floats:
+def eleven_points(hits: FloatArray, envelope: FloatArray, total: FloatArray) -> FloatArray:
     """Return the means (R,) of the envelopes at recalls 0, .1, ..., 1 (Pascal VOC 2007).
 
     The levels are np.arange(0, 1.1, .1) as in Detectron2: three of them lie a hair above .3, .6 and .7, so that a
@@ -86,12 +86,12 @@ def eleven_points(hits: Floats, envelope: Floats, total: Floats) -> Floats:
     return _at_levels(hits, envelope, total, np.arange(0, 1.1, 0.1)[:11])
 
 
-def coco_points(hits: Floats, envelope: Floats, total: Floats) -> Floats:
+def coco_points(hits: FloatArray, envelope: FloatArray, total: FloatArray) -> FloatArray:
     """Return the means (R,) of the envelopes at recalls 0, .01, ..., 1 (COCO)."""
     return _at_levels(hits, envelope, total, np.linspace(0, 1, 101))
 
 
-def _at_levels(hits: Floats, envelope: Floats, total: Floats, levels: Floats) -> Floats:
+def _at_levels(hits: FloatArray, envelope: FloatArray, total: FloatArray, levels: FloatArray) -> FloatArray:
     steps, size = hits.shape
     needed = _needed(levels, total)
     # One sorted list for all columns: an offset lifts the counts of each above those of the column before.
@@ -99,11 +99,11 @@ def _at_levels(hits: Floats, envelope: Floats, total: Floats, levels: Floats) ->
     found = np.searchsorted((hits + offset).T.ravel(), (needed + offset).T.ravel()).reshape(size, len(levels))
     rows = found - np.arange(size)[:, None] * steps
     padded = np.concatenate([envelope, np.zeros((1, size))])
-    values: Floats = padded[rows, np.arange(size)[:, None]].mean(axis=1)
+    values: FloatArray = padded[rows, np.arange(size)[:, None]].mean(axis=1)
     return values
 
 
-def _needed(levels: Floats, total: Floats) -> Floats:
+def _needed(levels: FloatArray, total: FloatArray) -> FloatArray:
     """Return the fewest hits (L, R) whose share of the total, as a floating-point quotient, is at least the level."""
     number = np.ceil(levels[:, None] * total)
     safe = np.maximum(total, 1)
@@ -112,7 +112,7 @@ def _needed(levels: Floats, total: Floats) -> Floats:
     return np.maximum(number, 0)
 
 
-def recall(matches: ClassMatches, area: int, most: int, weights: Floats) -> Floats:
+def recall(matches: ClassMatches, area: int, most: int, weights: FloatArray) -> FloatArray:
     """Return the recalls (R,) averaged over the thresholds, of the `most` best detections per image.
 
     NaN without objects.
@@ -130,7 +130,7 @@ def recall(matches: ClassMatches, area: int, most: int, weights: Floats) -> Floa
     return np.asarray(share / matches.hits.shape[1])
 
 
-def mean_over(values: Sequence[Floats]) -> Floats:
+def mean_over(values: Sequence[FloatArray]) -> FloatArray:
     """Return the means (R,) of arrays (R,), leaving out NaN; NaN where there is nothing else."""
     table = np.stack(values)
     there = ~np.isnan(table)

@@ -8,14 +8,13 @@ trainings.
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size, match_coco, match_voc
 from sslbench.metrics.intervals import Interval, Statistic, Units, bootstrap
 
-Floats = npt.NDArray[np.float64]
-Metric = Literal["coco", "11-point", "area"]
+ApDefinition = Literal["coco", "11-point", "area"]
 
 _RULES = {
     "coco": precision_recall.coco_points,
@@ -25,7 +24,7 @@ _RULES = {
 
 
 def ap_difference(
-    truth: Truth, first: Detections, second: Detections, metric: Metric, *, seed: int, resamples: int = 1000
+    truth: Truth, first: Detections, second: Detections, metric: ApDefinition, *, seed: int, resamples: int = 1000
 ) -> Interval:
     """Return the box AP of the first less that of the second, as fractions, with its 95 % interval.
 
@@ -49,7 +48,7 @@ def ap_difference(
     """
     of_first, of_second = (average_precision(truth, found, metric) for found in (first, second))
 
-    def statistic(counts: Floats) -> Floats:
+    def statistic(counts: FloatArray) -> FloatArray:
         return of_first(counts) - of_second(counts)
 
     value = float(statistic(np.ones((1, truth.n_images)))[0, 0])
@@ -58,7 +57,7 @@ def ap_difference(
     return value, float(np.clip(ends[0], -1.0, value)), float(np.clip(ends[1], value, 1.0))
 
 
-def average_precision(truth: Truth, found: Detections, metric: Metric) -> Statistic:
+def average_precision(truth: Truth, found: Detections, metric: ApDefinition) -> Statistic:
     """Return the function from weights per image (R, N) to AP (R, 1), the mean over classes and overlaps."""
     if metric == "coco":
         sizes = np.asarray(corner_and_size(found.boxes)[:, 2:].prod(axis=1))
@@ -68,7 +67,7 @@ def average_precision(truth: Truth, found: Detections, metric: Metric) -> Statis
     of_classes = [precision_recall.curves(match)[0] for match in matches]
     rule = _RULES[metric]
 
-    def statistic(counts: Floats) -> Floats:
+    def statistic(counts: FloatArray) -> FloatArray:
         weights = np.ascontiguousarray(counts.T)
         tables = [
             np.stack([precision_recall.average_precision(curve, weights, rule) for curve in curves]).mean(axis=0)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import BoolArray, FloatArray, IntArray
 from sslbench.metrics.detection.masks import Rle
 
 
@@ -97,14 +98,10 @@ def _check(
             raise ValueError(f"{name} {values.min()} .. {values.max()}, but there are {n}")
 
 
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-THRESHOLDS: Floats = np.arange(50, 100, 5) / 100
+THRESHOLDS: FloatArray = np.arange(50, 100, 5) / 100
 """Overlaps (intersection over union) at which detections are scored; T = 10."""
 
-COCO_AREAS: Floats = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])
+COCO_AREAS: FloatArray = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])
 """Area ranges in pixels: all, small, medium, large."""
 
 COCO_MOST = 100
@@ -123,11 +120,11 @@ class ClassMatches:
         objects: (A, N), number of objects that count in each image.
     """
 
-    images: Ints
-    places: Ints
-    hits: Bools
-    ignored: Bools
-    objects: Ints
+    images: IntArray
+    places: IntArray
+    hits: BoolArray
+    ignored: BoolArray
+    objects: IntArray
 
 
 def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[ClassMatches]:
@@ -166,7 +163,7 @@ def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[Cl
     return matches
 
 
-def match_coco(truth: Truth, detections: Detections, areas: Floats, *, kind: str) -> list[ClassMatches]:
+def match_coco(truth: Truth, detections: Detections, areas: FloatArray, *, kind: str) -> list[ClassMatches]:
     """Return the matches of each class by the rule of COCO (pycocotools, `evaluateImg`).
 
     In order of falling score, a detection takes the object that it overlaps most among those not yet taken, at or above
@@ -200,7 +197,9 @@ def match_coco(truth: Truth, detections: Detections, areas: Floats, *, kind: str
     return matches
 
 
-def _take(table: Floats, crowd: Bools, uncounted: Bools, places: Ints, hits: Bools, ignored: Bools) -> None:
+def _take(
+    table: FloatArray, crowd: BoolArray, uncounted: BoolArray, places: IntArray, hits: BoolArray, ignored: BoolArray
+) -> None:
     """Match one image and class; `table` (d, g), `crowd` (g,), `uncounted` (A, g); fill the columns `places`."""
     areas, thresholds, size = len(uncounted), len(THRESHOLDS), table.shape[1]
     free = np.ones((areas, thresholds, size), dtype=np.bool_)
@@ -219,7 +218,7 @@ def _take(table: Floats, crowd: Bools, uncounted: Bools, places: Ints, hits: Boo
         free[a, t, best] &= ~taken | crowd[best]
 
 
-def _coco_overlap(truth: Truth, detections: Detections, rows: Ints, objects: Ints, kind: str) -> Floats:
+def _coco_overlap(truth: Truth, detections: Detections, rows: IntArray, objects: IntArray, kind: str) -> FloatArray:
     from faster_coco_eval.core import mask
 
     crowd = truth.crowd[objects].tolist()
@@ -232,19 +231,19 @@ def _coco_overlap(truth: Truth, detections: Detections, rows: Ints, objects: Int
     ).reshape(len(rows), len(objects))
 
 
-def corner_and_size(boxes: npt.NDArray[np.floating]) -> Floats:
+def corner_and_size(boxes: npt.NDArray[np.floating]) -> FloatArray:
     """Return boxes (n, 4) of x1, y1, x2, y2 as x, y, width, height, COCO's form."""
     wide = boxes.astype(np.float64)
     return np.concatenate([wide[:, :2], wide[:, 2:] - wide[:, :2]], axis=1)
 
 
-def _rows(detections: Detections, scores: Floats, label: int) -> Ints:
+def _rows(detections: Detections, scores: FloatArray, label: int) -> IntArray:
     """Return the detections of a class in order of falling score; of equal ones, the earlier image first."""
     rows = np.flatnonzero(detections.labels == label)
     return rows[np.lexsort((detections.images[rows], -scores[rows]))]
 
 
-def _places(images: Ints) -> Ints:
+def _places(images: IntArray) -> IntArray:
     """Return for each value the number of equal values before it (D,)."""
     order = np.argsort(images, kind="stable")
     _, first, counts = np.unique(images[order], return_index=True, return_counts=True)
@@ -253,7 +252,7 @@ def _places(images: Ints) -> Ints:
     return places
 
 
-def _by_image(found: Ints, there: Ints) -> Iterator[tuple[Ints, Ints]]:
+def _by_image(found: IntArray, there: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
     """Yield the positions of detections and of objects, for each image that has both."""
     left, right = np.argsort(found, kind="stable"), np.argsort(there, kind="stable")
     a, b = found[left], there[right]
@@ -264,18 +263,18 @@ def _by_image(found: Ints, there: Ints) -> Iterator[tuple[Ints, Ints]]:
         )
 
 
-def _inclusive(boxes: npt.NDArray[np.floating]) -> Floats:
+def _inclusive(boxes: npt.NDArray[np.floating]) -> FloatArray:
     """Return corners as numbers of pixels inside, from 1 on, as VOC counts them; in the boxes' own precision."""
     shift = np.array([1, 1, 0, 0], dtype=boxes.dtype)
     return np.asarray(boxes + shift, dtype=np.float64)
 
 
-def _rounded(values: Floats, digits: int) -> Floats:
+def _rounded(values: FloatArray, digits: int) -> FloatArray:
     # Formatting rounds the exact binary value; np.round multiplies first and so rounds some values the other way.
     return np.array([float(f"{v:.{digits}f}") for v in values.ravel()], dtype=np.float64).reshape(values.shape)
 
 
-def _overlap(a: Floats, b: Floats, pixel: int) -> Floats:
+def _overlap(a: FloatArray, b: FloatArray, pixel: int) -> FloatArray:
     """Return intersection over union (n, m); sides are longer by `pixel` than the distance of the corners."""
     low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
     common = np.prod(np.maximum(high - low + pixel, 0), axis=2)

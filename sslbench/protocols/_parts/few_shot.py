@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -22,8 +23,6 @@ from sslbench.metrics.intervals import Units, student_half_width
 from sslbench.metrics.summary import headline, one_measure, summarise
 from sslbench.protocols._parts.selection import class_sizes, folds_of
 from sslbench.results import Outcome
-
-IntArray = npt.NDArray[np.int64]
 
 
 class Shuffler(Protocol):
@@ -205,8 +204,6 @@ def stratified_folds(
     number = min(wanted, int(np.median(class_sizes(values, groups))))
     return None if number < 2 else folds_of(values, number, groups)
 
-
-FloatArray = npt.NDArray[np.float64]
 
 _RESAMPLES = 1000
 _FEWEST_RESAMPLES = 100

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.features.array import Features
-
-IntArray = npt.NDArray[np.int64]
 
 _ROWS = 4096  # rows looked at together, so that memory-mapped features are never copied whole
 

@@ -14,8 +14,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -27,11 +27,6 @@ from sslbench.results import Outcome
 
 if TYPE_CHECKING:
     from sslbench.solvers.logistic import Fit, Problem
-
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-Matrix = npt.NDArray[np.floating]
 
 
 def check(settings: Settings, train: Labels) -> None:

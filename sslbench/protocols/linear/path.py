@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray
 from sslbench.protocols._parts.selection import is_better
 from sslbench.solvers.logistic import Fit, Problem, extrapolate, fit
-
-FloatArray = npt.NDArray[np.float64]
 
 TOLERANCE = 1e-4  # largest relative distance to the lowest objective of a fit that is only compared
 _AHEAD = 2.0  # a guess at the next fit goes on by at most so many times the last step

@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import Matrix
 from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
@@ -12,8 +12,6 @@ from sslbench.protocols._parts.selection import holdout_rows, is_better, no_hold
 from sslbench.protocols.linear.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.ridge import RidgeRegression, fit_regression
-
-Matrix = npt.NDArray[np.floating]
 
 
 def regress(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.source import Labels
 from sslbench.metrics import ranking
 from sslbench.metrics.summary import headline
@@ -17,11 +18,7 @@ if TYPE_CHECKING:
     from sslbench.protocols.low_shot.settings import Settings
     from sslbench.protocols.svm.settings import Settings as SvmSettings
     from sslbench.solvers.logistic import Fit, Problem
-    from sslbench.solvers.svm import Solver
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-Matrix = npt.NDArray[np.floating]
+    from sslbench.solvers.svm import SvmSolver
 
 
 class Classifier(Protocol):
@@ -76,7 +73,7 @@ class Svm:
 
     def _choose(
         self,
-        solver: "Solver",
+        solver: "SvmSolver",
         targets: npt.NDArray[np.int8],
         names: list[str],
         kind: str,

@@ -12,6 +12,7 @@ Version 3: the folds keep groups of samples together, and intervals are those of
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -20,9 +21,6 @@ from sslbench.protocols._parts.selection import check_features, for_all_classes,
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 def check(settings: Settings, train: Labels) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, Int8Array, Int16Array, IntArray
 from sslbench.metrics import ranking
 from sslbench.protocols._parts.selection import class_sizes, folds_of, folds_of_class
 from sslbench.solvers import svm
@@ -14,10 +14,6 @@ from sslbench.solvers import svm
 if TYPE_CHECKING:
     from sslbench.protocols.svm.settings import Settings
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-Targets = npt.NDArray[np.int8]
-Folds = npt.NDArray[np.int16]
 
 _NEWTON_UP_TO = 12288  # axes: the memory for turning the features grows with their square, the time with their cube
 
@@ -46,7 +42,7 @@ class Solver:
     def __init__(self, settings: "Settings", seed: int) -> None:
         self._settings, self._seed = settings, seed
 
-    def fit(self, x: FloatArray, target: Targets, cost: float) -> Model:
+    def fit(self, x: FloatArray, target: Int8Array, cost: float) -> Model:
         """Return one binary SVM.
 
         Args:
@@ -59,7 +55,7 @@ class Solver:
         return Model(models.weight[0], float(models.bias[0]), bool(models.converged[0]))
 
 
-def make_solver(x: FloatArray, settings: "Settings", seed: int) -> tuple[svm.Solver, list[str]]:
+def make_solver(x: FloatArray, settings: "Settings", seed: int) -> tuple[svm.SvmSolver, list[str]]:
     """Return the solver of the settings for features (N, D), with a note where 'auto' chose the slow one."""
     axes = min(x.shape[0], x.shape[1] + 1)
     if settings.solver == "newton" or (settings.solver == "auto" and axes <= _NEWTON_UP_TO):
@@ -73,8 +69,8 @@ def make_solver(x: FloatArray, settings: "Settings", seed: int) -> tuple[svm.Sol
 
 
 def choose_each(
-    solver: svm.Solver,
-    targets: Targets,
+    solver: svm.SvmSolver,
+    targets: Int8Array,
     classes: Sequence[str],
     settings: "Settings",
     groups: IntArray | None = None,
@@ -118,7 +114,9 @@ def choose_each(
     return Choice(chosen, selected, notes)
 
 
-def choose_one(solver: svm.Solver, targets: Targets, settings: "Settings", groups: IntArray | None = None) -> Choice:
+def choose_one(
+    solver: svm.SvmSolver, targets: Int8Array, settings: "Settings", groups: IntArray | None = None
+) -> Choice:
     """Return one cost for all classes: the first with the highest accuracy over the folds.
 
     Args:
@@ -160,7 +158,7 @@ def _what(groups: IntArray | None) -> str:
     return "training samples" if groups is None else "groups with training samples"
 
 
-def _average_precision(target: Targets, folds: Folds, decision: FloatArray) -> float:
+def _average_precision(target: Int8Array, folds: Int16Array, decision: FloatArray) -> float:
     rows = [np.flatnonzero(folds == fold) for fold in range(int(folds.max()) + 1)]
     values = [ranking.single_class(ranking.non_interpolated, target[r], decision[r]) for r in rows]
     return ranking.mean_over_classes(np.array(values))

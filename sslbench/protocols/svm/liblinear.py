@@ -7,16 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import FloatArray, Int8Array, Int16Array
 from sslbench.solvers.svm import HeldOut, Models, no_model
 
 if TYPE_CHECKING:
     from sslbench.protocols.svm.settings import Settings
-
-FloatArray = npt.NDArray[np.float64]
-Targets = npt.NDArray[np.int8]
-Folds = npt.NDArray[np.int16]
 
 
 class Liblinear:
@@ -25,7 +21,7 @@ class Liblinear:
     def __init__(self, x: FloatArray, settings: "Settings", seed: int) -> None:
         self._x, self._settings, self._seed = x, settings, seed
 
-    def held_out(self, targets: Targets, folds: Folds) -> Iterator[HeldOut]:
+    def held_out(self, targets: Int8Array, folds: Int16Array) -> Iterator[HeldOut]:
         """Yield decision values on the held-out folds; see `Solver`."""
         jobs = [(k, place) for k in range(targets.shape[1]) for place in range(len(self._settings.costs))]
 
@@ -46,12 +42,12 @@ class Liblinear:
 
         yield from self._map(cross_validate, jobs)
 
-    def fit(self, targets: Targets, costs: Sequence[float]) -> Models:
+    def fit(self, targets: Int8Array, costs: Sequence[float]) -> Models:
         """Return the final models; see `Solver`."""
         models = list(self._map(lambda k: self._fit(targets[:, k], costs[k]), range(targets.shape[1])))
         return Models(*(np.concatenate([getattr(m, name) for m in models]) for name in ("weight", "bias", "converged")))
 
-    def _fit(self, sign: Targets, cost: float) -> Models:
+    def _fit(self, sign: Int8Array, cost: float) -> Models:
         from sklearn.svm import LinearSVC
 
         settings, rows = self._settings, np.flatnonzero(sign)

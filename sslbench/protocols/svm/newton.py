@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from sslbench.arrays import FloatArray, Int8Array, Int16Array
 from sslbench.solvers.svm import HeldOut, Models, no_model
 from sslbench.solvers.svm.features import rotate
 from sslbench.solvers.svm.squared_hinge import Solutions, solve
@@ -14,9 +14,6 @@ from sslbench.solvers.svm.squared_hinge import Solutions, solve
 if TYPE_CHECKING:
     from sslbench.protocols.svm.settings import Settings
 
-FloatArray = npt.NDArray[np.float64]
-Targets = npt.NDArray[np.int8]
-Folds = npt.NDArray[np.int16]
 
 _BLOCK_BYTES = 2**30
 _SEARCH = 10  # factor of the tolerance while costs are compared: still 1e-6 of the objective
@@ -33,7 +30,7 @@ class Newton:
         self._features = rotate(x, settings.intercept_scaling)
         self._block = max(1, block_bytes // (8 * _ARRAYS * sum(self._features.x.shape)))
 
-    def held_out(self, targets: Targets, folds: Folds) -> Iterator[HeldOut]:
+    def held_out(self, targets: Int8Array, folds: Int16Array) -> Iterator[HeldOut]:
         """Yield decision values on the held-out folds; see `Solver`."""
         number = int(folds.max()) + 1
         classes = max(1, self._block // number)
@@ -41,7 +38,7 @@ class Newton:
             block = range(first, min(first + classes, targets.shape[1]))
             yield from self._held_out_block(targets[:, block], folds[:, block], first, number)
 
-    def _held_out_block(self, targets: Targets, folds: Folds, first: int, number: int) -> Iterator[HeldOut]:
+    def _held_out_block(self, targets: Int8Array, folds: Int16Array, first: int, number: int) -> Iterator[HeldOut]:
         """Yield the decision values of a block of classes; its problems are the folds of each class."""
         held = (folds.T[:, None] == np.arange(number)[:, None]) & (targets.T[:, None] != 0)
         signs = np.where(held, 0, targets.T[:, None]).reshape(-1, len(targets))
@@ -60,7 +57,7 @@ class Newton:
                 failed = int(unconverged.reshape(-1, number)[i].sum())
                 yield HeldOut(first + i, int(place), np.where(where, values, 0).sum(axis=0), failed)
 
-    def fit(self, targets: Targets, costs: Sequence[float]) -> Models:
+    def fit(self, targets: Int8Array, costs: Sequence[float]) -> Models:
         """Return the final models; see `Solver`."""
         parts = []
         for first in range(0, targets.shape[1], self._block):
@@ -70,7 +67,7 @@ class Newton:
             parts.append(Models(weight, bias, found.converged.numpy()))
         return Models(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("weight", "bias", "converged")))
 
-    def _along_costs(self, signs: Targets, costs: FloatArray) -> Solutions:
+    def _along_costs(self, signs: Int8Array, costs: FloatArray) -> Solutions:
         """Solve each problem at its own cost, by way of the smaller ones: a tenth of the steps of a start from 0."""
         known = {cost for cost in self._settings.costs if cost < costs.max()}
         found: Solutions | None = None
@@ -80,7 +77,7 @@ class Newton:
             raise ValueError("no problems")
         return found
 
-    def _solve(self, signs: Targets, costs: FloatArray, start: Solutions | None, factor: int) -> Solutions:
+    def _solve(self, signs: Int8Array, costs: FloatArray, start: Solutions | None, factor: int) -> Solutions:
         return solve(
             self._features,
             torch.from_numpy(signs),

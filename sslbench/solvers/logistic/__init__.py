@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from sslbench.arrays import FloatArray, Matrix
 from sslbench.solvers.logistic.newton import polish
-from sslbench.solvers.logistic.problem import Fit, FloatArray, Matrix, Precision, Problem, preconditioner
+from sslbench.solvers.logistic.problem import Fit, Precision, Problem, preconditioner
 
 __all__ = ["Axes", "Fit", "Problem", "extrapolate", "fit", "principal_axes"]
 

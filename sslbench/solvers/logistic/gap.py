@@ -22,7 +22,8 @@ import dataclasses
 import numpy as np
 from scipy.special import entr
 
-from sslbench.solvers.logistic.problem import FloatArray, LossAndGradient, Problem
+from sslbench.arrays import FloatArray
+from sslbench.solvers.logistic.problem import LossAndGradient, Problem
 
 _BIAS_STEPS = 3
 _LARGEST_STEP = 2.0  # change of a bias in one step

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-Matrix = npt.NDArray[np.floating]
+from sslbench.arrays import FloatArray, Matrix
+
 Precision = type[np.float32] | type[np.float64]
 
 _LOGITS = 2**21  # logits per block of samples, which fit into the cache

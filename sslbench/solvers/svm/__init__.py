@@ -7,9 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-Targets = npt.NDArray[np.int8]
-Folds = npt.NDArray[np.int16]
+from sslbench.arrays import FloatArray, Int8Array, Int16Array
 
 _CLASSES = 64  # classes at a time, so that memory does not grow with their number
 
@@ -35,7 +33,7 @@ class Models:
 
 def relative_gaps(
     x: FloatArray,
-    targets: Targets,
+    targets: Int8Array,
     costs: Sequence[float],
     models: Models,
     *,
@@ -94,10 +92,10 @@ class HeldOut:
     unconverged: int
 
 
-class Solver(Protocol):
+class SvmSolver(Protocol):
     """Solver of linear SVMs on one set of features."""
 
-    def held_out(self, targets: Targets, folds: Folds) -> Iterator[HeldOut]:
+    def held_out(self, targets: Int8Array, folds: Int16Array) -> Iterator[HeldOut]:
         """Cross-validate every class at every cost of the settings, in any order.
 
         Args:
@@ -106,7 +104,7 @@ class Solver(Protocol):
         """
         ...
 
-    def fit(self, targets: Targets, costs: Sequence[float]) -> Models:
+    def fit(self, targets: Int8Array, costs: Sequence[float]) -> Models:
         """Fit the final models.
 
         Args:
@@ -116,7 +114,7 @@ class Solver(Protocol):
         ...
 
 
-def no_model(signs: Targets) -> FloatArray:
+def no_model(signs: Int8Array) -> FloatArray:
     """Return (P,) constant decision values of problems (P, N) without positives (-inf) or negatives (inf), else NaN.
 
     >>> no_model(np.array([[1, -1], [-1, -1], [1, 0]], dtype=np.int8)).tolist()

@@ -3,10 +3,9 @@
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-FloatArray = npt.NDArray[np.float64]
+from sslbench.arrays import FloatArray
 
 _NULL = 1e-24  # share of the features' squared norm below which an axis holds rounding errors only
 _GRAM_UP_TO = 2**26  # inner products of samples kept in memory (512 MB); without them VOC07 takes 1.7 times as long

@@ -8,9 +8,8 @@ Van Loan 2013, section 5.3). The minimum for a set of samples that equals the se
 """
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from sslbench.arrays import FloatArray
 
 _OPERATIONS_UP_TO = 2**36  # of one step: some seconds
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import nn
 
-from sslbench.train.meter import Line
+from sslbench.train.meter import LogRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Observer(Protocol):
         """Prepare for a run, before its first update."""
         return
 
-    def line(self, line: Line) -> None:
+    def line(self, line: LogRecord) -> None:
         """Handle a log record, every `log_every` updates."""
         return
 
@@ -53,7 +53,7 @@ class Observer(Protocol):
         return
 
 
-def scalars(line: Line) -> dict[str, float | int]:
+def scalars(line: LogRecord) -> dict[str, float | int]:
     """Return the values of a log record by name, without those that are None."""
     values: dict[str, float | int | None] = {
         "step": line.step,

@@ -3,7 +3,7 @@
 import logging
 
 from sslbench.distributed.collectives import world_size
-from sslbench.train.meter import Line
+from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo
 
 log = logging.getLogger("sslbench")
@@ -25,7 +25,7 @@ class Health(Observer):
         """Start counting."""
         self.run, self.step = run, run.start
 
-    def line(self, line: Line) -> None:
+    def line(self, line: LogRecord) -> None:
         """Check a log record."""
         if line.spread.collapsed and line.epoch >= 0.1 and not self.collapsed:
             self.collapsed = True

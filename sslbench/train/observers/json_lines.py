@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from sslbench.train.meter import Line
+from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo, scalars
 from sslbench.weights.save import new_file
 
@@ -24,7 +24,7 @@ class JsonLines(Observer):
         with new_file(self.path) as temporary:
             temporary.write_text("".join(map(_text, kept)), encoding="utf-8")
 
-    def line(self, line: Line) -> None:
+    def line(self, line: LogRecord) -> None:
         """Append an object with step, epoch, loss, lr, ..."""
         self._append(scalars(line))
 

@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 
 from sslbench.distributed.collectives import world_size
-from sslbench.train.meter import Line
+from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo
 
 log = logging.getLogger("sslbench")
@@ -21,7 +21,7 @@ class Origins(Observer):
         """Start counting."""
         self.run, self.first, self.step = run, run.start, run.start
 
-    def line(self, line: Line) -> None:
+    def line(self, line: LogRecord) -> None:
         """Add the images since the previous record."""
         self.shown.update(line.origins)
         if line.step // self.run.per_epoch > self.step // self.run.per_epoch:

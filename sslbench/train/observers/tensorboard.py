@@ -8,7 +8,7 @@ import torch
 
 from sslbench.distributed.collectives import world_size
 from sslbench.errors import UsageError
-from sslbench.train.meter import Line
+from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class TensorBoard(Observer):
         purge = run.start + 1 if run.start else None
         self.writer = SummaryWriter(str(self.folder), purge_step=purge)
 
-    def line(self, line: Line) -> None:
+    def line(self, line: LogRecord) -> None:
         """Write the scalars, and histograms with the first record of an epoch."""
         for tag, value in self._scalars(line).items():
             self.writer.add_scalar(tag, value, line.step)
@@ -66,7 +66,7 @@ class TensorBoard(Observer):
         """Close the event file."""
         self.writer.close()
 
-    def _scalars(self, line: Line) -> dict[str, float]:
+    def _scalars(self, line: LogRecord) -> dict[str, float]:
         processes = world_size()
         seconds = self.run.images_per_update / max(line.images_per_second, 1e-9)
         values: dict[str, float | None] = {

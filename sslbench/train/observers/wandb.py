@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sslbench.errors import UsageError
-from sslbench.train.meter import Line
+from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo, scalars
 
 
@@ -54,7 +54,7 @@ class Wandb(Observer):
         # wandb's own counter only increases; a run that continues repeats the updates after its checkpoint.
         self.session.define_metric("*", step_metric="step")
 
-    def line(self, line: Line) -> None:
+    def line(self, line: LogRecord) -> None:
         """Log the scalars of a record."""
         self.session.log(scalars(line))
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights import save
-from sslbench.weights.formats.tables import Table
+from sslbench.weights.formats.tables import FormatTable
 
 NOTE = "sslbench"  # key of the provenance, in layouts with entries beside the state dict
 
 
-def check_layout(path: Path, table: Table) -> None:
+def check_layout(path: Path, table: FormatTable) -> None:
     """Raise if files of the format do not exist in the container that the suffix of `path` selects.
 
     Raises:
@@ -39,7 +39,7 @@ def check_layout(path: Path, table: Table) -> None:
 
 def write(
     path: Path,
-    table: Table,
+    table: FormatTable,
     tensors: Mapping[str, Tensor],
     *,
     heads_beside: Mapping[str, Tensor],
@@ -78,7 +78,7 @@ def write(
 
 
 def _nested(
-    table: Table, tensors: Mapping[str, Any], heads: Mapping[str, Any], beside: Mapping[str, Any]
+    table: FormatTable, tensors: Mapping[str, Any], heads: Mapping[str, Any], beside: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the content of a file, with `tensors` at the first `state_dict` place of the table.
 

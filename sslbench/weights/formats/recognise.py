@@ -11,8 +11,8 @@ from torch import Tensor
 from sslbench import names
 from sslbench.errors import WeightsError
 from sslbench.weights.formats import schema
-from sslbench.weights.formats.schema import Input, Strides
-from sslbench.weights.formats.tables import Split, Table, load_networks, take_variant
+from sslbench.weights.formats.schema import InputImages, Strides
+from sslbench.weights.formats.tables import FormatTable, Split, load_networks, take_variant
 from sslbench.weights.reading.files import WeightsFile
 from sslbench.weights.save import CHECKPOINT_FORMAT
 
@@ -22,7 +22,7 @@ def unrecognised(
     tensors: Mapping[str, Tensor],
     *,
     where: str,
-    tries: Sequence[tuple[Table, Split]],
+    tries: Sequence[tuple[FormatTable, Split]],
     conflicts: Sequence[str],
     format: str | None,
 ) -> WeightsError:
@@ -75,7 +75,7 @@ def _prefix_hint(tensors: Mapping[str, Tensor]) -> str:
     return f"; all start with '{prefix}'" if prefix else ""
 
 
-def _claims(table: Table, tensors: Mapping[str, Tensor]) -> bool:
+def _claims(table: FormatTable, tensors: Mapping[str, Tensor]) -> bool:
     try:
         split = table.split(tensors)
     except WeightsError:
@@ -83,7 +83,7 @@ def _claims(table: Table, tensors: Mapping[str, Tensor]) -> bool:
     return bool(split.canonical) and not split.unknown and table.detected(tensors)
 
 
-def _closest(tries: Sequence[tuple[Table, Split]]) -> str:
+def _closest(tries: Sequence[tuple[FormatTable, Split]]) -> str:
     known = [(table, s) for table, s in tries if s.canonical and s.unknown and not table.file.fallback]
     if not known:
         return ""
@@ -153,7 +153,7 @@ class Recognised:
     note: str = ""
     variant: str = ""
     choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    input: Input | None = None
+    input: InputImages | None = None
     strides: Strides | None = None
     changes: tuple[str, ...] = ()
 
@@ -170,7 +170,7 @@ class Recognised:
 class _Match:
     """Table that accounts for every key of one dict in the file."""
 
-    table: Table
+    table: FormatTable
     where: str
     split: Split
 
@@ -219,12 +219,12 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
     return _result(matches[0], file)
 
 
-def _is_preferred(table: Table) -> bool:
+def _is_preferred(table: FormatTable) -> bool:
     network = table.file.networks.get(table.network)
     return network is not None and network.preferred
 
 
-def _has_marker(table: Table, file: WeightsFile) -> bool:
+def _has_marker(table: FormatTable, file: WeightsFile) -> bool:
     marker = table.file.marker
     if not marker or any(file.content.get(key) != value for key, value in marker.items()):
         return False
@@ -237,7 +237,7 @@ def _has_marker(table: Table, file: WeightsFile) -> bool:
 
 
 def _match(
-    table: Table, file: WeightsFile, expected: Shapes | None, conflicts: list[str], *, named: bool
+    table: FormatTable, file: WeightsFile, expected: Shapes | None, conflicts: list[str], *, named: bool
 ) -> _Match | None:
     """Return the match at the first dict whose every key the table accounts for; None if there is none.
 
@@ -263,13 +263,13 @@ def _match(
     return None
 
 
-def _is_usable(table: Table, file: WeightsFile, expected: Shapes | None) -> bool:
+def _is_usable(table: FormatTable, file: WeightsFile, expected: Shapes | None) -> bool:
     if table.file.marker and not _has_marker(table, file):
         return False
     return not table.file.needs_backbone or expected is not None
 
 
-def _best_try(table: Table, file: WeightsFile) -> Split | None:
+def _best_try(table: FormatTable, file: WeightsFile) -> Split | None:
     """Return the split of the dict in which the table accounts for most keys; None if its rules contradict."""
     best: Split | None = None
     for where in table.file.state_dict:
@@ -292,7 +292,7 @@ def tensors_at(content: Mapping[str, Any], where: str) -> dict[str, Tensor]:
     return {key: value for key, value in level.items() if isinstance(value, Tensor)}
 
 
-def _with_heads(table: Table, split: Split, file: WeightsFile) -> Split:
+def _with_heads(table: FormatTable, split: Split, file: WeightsFile) -> Split:
     found = {f"heads.{key}": t for where in table.file.heads_at for key, t in tensors_at(file.content, where).items()}
     if not found:
         return split
@@ -340,7 +340,9 @@ def _result(match: _Match, file: WeightsFile) -> Recognised:
     )
 
 
-def _variant(table: Table, canonical: Mapping[str, Tensor], file: WeightsFile) -> tuple[Table, dict[str, str]]:
+def _variant(
+    table: FormatTable, canonical: Mapping[str, Tensor], file: WeightsFile
+) -> tuple[FormatTable, dict[str, str]]:
     """Return the table of the variant detected in the file, and the variants to choose from if none is."""
     if table.variant or not table.file.variants:
         return table, {}
@@ -378,7 +380,7 @@ def refuse_undecided(found: Recognised, what: str) -> None:
     )
 
 
-def _other_networks(table: Table, file: WeightsFile) -> tuple[str, ...]:
+def _other_networks(table: FormatTable, file: WeightsFile) -> tuple[str, ...]:
     """Return the format's networks, besides the selected one, that have keys in the file."""
     found = []
     for name in table.file.networks:

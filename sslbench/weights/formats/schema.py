@@ -48,7 +48,7 @@ class Network:
 
 
 @dataclasses.dataclass(frozen=True)
-class Input:
+class InputImages:
     """Images that the networks of a format were trained on; empty entries default to the backbone's own.
 
     Attributes:
@@ -102,7 +102,7 @@ class Variant:
     title: str
     channels: int = 0
     marker: dict[str, str | bool] = dataclasses.field(default_factory=dict)
-    input: Input | None = None
+    input: InputImages | None = None
     strides: Strides | None = None
     rules: tuple[tuple[tuple[str, ...], ...], ...] = ()
     note: str = ""
@@ -156,7 +156,7 @@ class TableFile:
     fallback: bool = False
     needs_backbone: bool = False
     write: Write = dataclasses.field(default_factory=Write)
-    input: Input | None = None
+    input: InputImages | None = None
     strides: Strides | None = None
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)
     class_position: bool = True

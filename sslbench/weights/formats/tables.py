@@ -44,7 +44,7 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class FormatTable:
     """Rename table of one format, checked: every rule is invertible.
 
     Attributes:
@@ -218,7 +218,7 @@ class _Rename:
         return [(target.fill(self.values), piece) for target, piece in zip(targets, pieces, strict=True)]
 
 
-def load_table(name: str) -> Table:
+def load_table(name: str) -> FormatTable:
     """Return the table of a format name or of a path that ends in .yaml.
 
     'moco:key' selects the network 'key' of format moco, 'detectron2:msra' the variant 'msra' of format detectron2.
@@ -236,7 +236,7 @@ def load_table(name: str) -> Table:
     return next((table for table in tables if table.network == first), tables[0])
 
 
-def load_networks(name: str) -> list[Table]:
+def load_networks(name: str) -> list[FormatTable]:
     """Return the table once for each of its networks, preferred ones first, or only for the one after the colon.
 
     Raises:
@@ -257,31 +257,31 @@ def load_networks(name: str) -> list[Table]:
     return [take(table, network)]
 
 
-def take(table: Table, network: str) -> Table:
+def take(table: FormatTable, network: str) -> FormatTable:
     """Return the table restricted to one of its networks."""
     return dataclasses.replace(table, file=schema.take(table.file, network), network=network)
 
 
-def take_variant(table: Table, name: str) -> Table:
+def take_variant(table: FormatTable, name: str) -> FormatTable:
     """Return the table of one of its variants, with the variant's input, strides and rules."""
     file, rules = schema.take_variant(table.file, table.rules, name, where=f"format {table.name}")
     return dataclasses.replace(table, file=file, rules=rules, variant=name)
 
 
 @functools.lru_cache(maxsize=256)
-def _load(name: str, path: Path, _changed: int) -> Table:
+def _load(name: str, path: Path, _changed: int) -> FormatTable:
     """Load a table; cached, because recognising a file needs all tables."""
     return parse_table(name, read_yaml(path), where=str(path))
 
 
-def parse_table(name: str, values: Mapping[str, Any], *, where: str) -> Table:
+def parse_table(name: str, values: Mapping[str, Any], *, where: str) -> FormatTable:
     """Parse and check the content of a table's YAML.
 
     Raises:
         UsageError: it is not a valid table.
     """
     file, rules = schema.parse(values, where=where)
-    return Table(name, file, rules)
+    return FormatTable(name, file, rules)
 
 
 def _parse_all(texts: tuple[str, ...]) -> tuple[Pattern, ...]:

@@ -14,7 +14,7 @@ from sslbench.errors import DataError, UsageError
 if TYPE_CHECKING:
     from sslbench.data.checks.findings import Finding
     from sslbench.data.checks.near import Pair
-    from sslbench.data.checks.parts import Checked, Opened
+    from sslbench.data.checks.parts import CheckedParts, OpenedParts
     from sslbench.data.decode.handlers import Reading
     from sslbench.data.splits import TrainTest
 
@@ -217,7 +217,7 @@ def _reading(given: CheckFlags) -> tuple["Reading", int]:
     return Reading(names, given.max_pixels or MAX_PIXELS), workers
 
 
-def _check(ctx: click.Context, given: CheckFlags) -> "Checked":
+def _check(ctx: click.Context, given: CheckFlags) -> "CheckedParts":
     """Check images or boxes."""
     from sslbench.data.checks.parts import check_parts
 
@@ -237,7 +237,7 @@ def _check(ctx: click.Context, given: CheckFlags) -> "Checked":
     return found.with_near(*_near(search, given, opened.data, workers=workers, reading=reading))
 
 
-def _open(given: CheckFlags) -> "Opened":
+def _open(given: CheckFlags) -> "OpenedParts":
     from sslbench.data.checks.parts import open_parts, open_with_boxes
 
     if given.boxes:

@@ -12,14 +12,14 @@ from sslbench.text import csv_text
 
 if TYPE_CHECKING:
     from sslbench.data.checks.findings import Finding
-    from sslbench.data.checks.parts import Checked
+    from sslbench.data.checks.parts import CheckedParts
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _ALL, _END = 12, 5  # up to 12 classes are listed; of more, the 5 largest and 5 smallest
 _CLASSES, _EACH = 60, 8  # classes on the sheet, examples of each
 
 
-def show(checked: "Checked") -> None:
+def show(checked: "CheckedParts") -> None:
     """Print the splits, the counts and the findings."""
     for line in _about(checked):
         echo(line)
@@ -35,7 +35,7 @@ def show_findings(findings: Sequence["Finding"]) -> None:
         echo("no errors found")
 
 
-def _about(checked: "Checked") -> list[str]:
+def _about(checked: "CheckedParts") -> list[str]:
     lines = []
     for name, part in checked.parts.items():
         kind = "no labels" if part.labels.kind == "none" else f"{part.labels.kind} label"
@@ -48,7 +48,7 @@ def _about(checked: "Checked") -> list[str]:
     return lines
 
 
-def _show_counts(checked: "Checked") -> None:
+def _show_counts(checked: "CheckedParts") -> None:
     names = _names(checked)
     if not names:
         return
@@ -66,11 +66,11 @@ def _show_counts(checked: "Checked") -> None:
             echo(f"{name[:width]:{width}}  {train.get(name, 0):>9,}  {test.get(name, 0):>9,}")
 
 
-def _names(checked: "Checked") -> list[str]:
+def _names(checked: "CheckedParts") -> list[str]:
     return list(dict.fromkeys(name for column in checked.counts.values() for name in column))
 
 
-def as_json(checked: "Checked") -> str:
+def as_json(checked: "CheckedParts") -> str:
     """Return the whole check as JSON."""
     found: dict[str, Any] = {
         "data": checked.opened.spec,
@@ -94,7 +94,7 @@ def failed(data: str, message: str) -> str:
 
 
 def write_files(
-    checked: "Checked", *, csv: Path | None, sheet: Path | None, html: Path | None, pairs: Path | None = None
+    checked: "CheckedParts", *, csv: Path | None, sheet: Path | None, html: Path | None, pairs: Path | None = None
 ) -> None:
     """Write the given files; each appears complete or not at all."""
     if csv is not None:
@@ -131,7 +131,7 @@ def write_files(
         echo(f"wrote {html}", err=True)
 
 
-def _write_csv(checked: "Checked", path: Path) -> None:
+def _write_csv(checked: "CheckedParts", path: Path) -> None:
     rows = [[name, *(column.get(name, 0) for column in checked.counts.values())] for name in _names(checked)]
     _write_text(csv_text([["class", *checked.counts], *rows]), path)
 

@@ -11,7 +11,7 @@ from sslbench.cli.terminal import QUIET, ProgressLines, duration
 from sslbench.distributed import this_process
 
 if TYPE_CHECKING:
-    from sslbench.detection.log import Line
+    from sslbench.detection.log import DetectionLogLine
 
 
 class DetectionLines:
@@ -25,7 +25,7 @@ class DetectionLines:
         """Report `done` of `total` images."""
         self.images(what, done, total)
 
-    def line(self, line: "Line") -> None:
+    def line(self, line: "DetectionLogLine") -> None:
         """Report an iteration when it is time."""
         now = time.monotonic()
         if now - self.last >= QUIET or line.iteration == line.iterations:
@@ -53,7 +53,7 @@ class DetectionBars:
         """Move the bar of the images."""
         self._move(what, done, total, None)
 
-    def line(self, line: "Line") -> None:
+    def line(self, line: "DetectionLogLine") -> None:
         """Move the bar of the training."""
         self._move("training", line.iteration, line.iterations, _text(line, whole=False))
 
@@ -72,7 +72,7 @@ class DetectionBars:
         self.bars.stop()
 
 
-def _text(line: "Line", *, whole: bool) -> str:
+def _text(line: "DetectionLogLine", *, whole: bool) -> str:
     return line.summary(whole=whole) + (f"  {duration(line.left)} left" if line.iteration < line.iterations else "")
 
 

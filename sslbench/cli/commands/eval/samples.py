@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sslbench.cli.commands.eval.presets import ProtocolRun
     from sslbench.cli.words import Routed
     from sslbench.evaluation import Request, RunSettings, Task
-    from sslbench.evaluation.suite import Cell
+    from sslbench.evaluation.suite import SuiteCell
     from sslbench.library.benchmarks import Benchmark
 
 
@@ -31,7 +31,7 @@ class SamplesPlan:
     """
 
     requests: tuple["Request", ...]
-    cells: tuple["Cell", ...]
+    cells: tuple["SuiteCell", ...]
     run: "RunSettings"
     origins: dict[str, str]
     store: Path
@@ -73,7 +73,7 @@ def make_plan(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], val
     runs, routed, run, origins = _settings(ctx, chosen, names, values, benchmarks)
     weights = suite.expand(chosen.weights)
     requests: tuple[Request, ...] = ()
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[SuiteCell, ...] = ()
     if len(weights) > 1 or (weights and chosen.suite):
         cells = suite.make_cells(
             weights, benchmarks, chosen, lambda one, own, on: _requests(runs, on, routed, chosen, one, own)

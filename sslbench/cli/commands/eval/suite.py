@@ -18,7 +18,7 @@ from sslbench.text import visible
 if TYPE_CHECKING:
     from sslbench.cli.commands.eval.flags import EvalOptions
     from sslbench.evaluation import Request, RunSettings
-    from sslbench.evaluation.suite import Cell
+    from sslbench.evaluation.suite import SuiteCell
     from sslbench.library.benchmarks import Benchmark
     from sslbench.results.holes import Hole
 
@@ -75,7 +75,7 @@ def make_cells(
     benchmarks: Sequence["Benchmark"],
     chosen: "EvalOptions",
     requests: Callable[[str, str | None, list["Benchmark"]], tuple["Request", ...]],
-) -> tuple["Cell", ...]:
+) -> tuple["SuiteCell", ...]:
     """Return a cell for each of the weights on each benchmark, or on the protocols where no benchmark was named.
 
     Args:
@@ -84,11 +84,11 @@ def make_cells(
         chosen: the options.
         requests: from one of the weights, its --backbone and benchmarks to what to evaluate.
     """
-    from sslbench.evaluation.suite import Cell
+    from sslbench.evaluation.suite import SuiteCell
 
     problems = {benchmark.name: _problem(benchmark, chosen) for benchmark in benchmarks}
     cells = [
-        Cell(
+        SuiteCell(
             word,
             benchmark.name,
             requests(word, _backbone(word, chosen), [benchmark]) if problem is None else (),
@@ -100,7 +100,7 @@ def make_cells(
     ]
     for word in weights if not benchmarks else ():
         asked = requests(word, _backbone(word, chosen), [])
-        cells.append(Cell(word, " ".join(task.protocol for request in asked for task in request.tasks), asked))
+        cells.append(SuiteCell(word, " ".join(task.protocol for request in asked for task in request.tasks), asked))
     return tuple(cells)
 
 
@@ -123,7 +123,7 @@ def _problem(benchmark: "Benchmark", chosen: "EvalOptions") -> SslbenchError | N
     return None
 
 
-def run(cells: Sequence["Cell"], settings: "RunSettings", *, store: Path, out: Path, command: str) -> int:
+def run(cells: Sequence["SuiteCell"], settings: "RunSettings", *, store: Path, out: Path, command: str) -> int:
     """Evaluate the cells, print the table of their results and the holes.
 
     Returns:
@@ -159,7 +159,7 @@ def _print_holes(holes: Sequence["Hole"], n_cells: int, out: Path) -> None:
             echo(f"    {hole.remedy}", err=True)
 
 
-def dry_run(cells: Sequence["Cell"], settings: "RunSettings", origins: dict[str, str], store: Path) -> None:
+def dry_run(cells: Sequence["SuiteCell"], settings: "RunSettings", origins: dict[str, str], store: Path) -> None:
     """Print the plan of every cell, or the reason why it would be a hole."""
     from sslbench.cli.commands.eval.plan import print_plan
     from sslbench.evaluation import prepare

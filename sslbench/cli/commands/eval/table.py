@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sslbench.cli.echo import echo
-from sslbench.results import Metric, Result
+from sslbench.results import MetricValue, Result
 from sslbench.text import table_cell
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _number(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.2f}"
 
 
-def _interval(metric: Metric) -> str:
+def _interval(metric: MetricValue) -> str:
     return "" if metric.low is None or metric.high is None else f"{metric.low:.2f} .. {metric.high:.2f}"
 
 

@@ -8,7 +8,7 @@ from sslbench.cli.echo import echo
 from sslbench.cli.terminal import QUIET, duration
 
 if TYPE_CHECKING:
-    from sslbench.train.meter import Line
+    from sslbench.train.meter import LogRecord
     from sslbench.train.observers import RunInfo
 
 QUIET_AT_EPOCH = 2.0  # seconds; shorter epochs get no line of their own
@@ -33,7 +33,7 @@ class _Clock:
         return duration(time.monotonic() - self.began)
 
 
-def summary(line: "Line") -> str:
+def summary(line: "LogRecord") -> str:
     """Return a line such as 'loss 5.4321  lr 0.0300  310 images/s  1.2 GiB'."""
     parts = [f"loss {line.loss:.4f}", f"lr {line.lr:.3g}", *(f"{k} {v:.4g}" for k, v in line.parts.items())]
     parts.append(f"{line.images_per_second:.0f} images/s")
@@ -57,7 +57,7 @@ class TrainingLines:
         self.run, self.clock = run, _Clock(run)
         self.last, self.step = time.monotonic(), run.start
 
-    def line(self, line: "Line") -> None:
+    def line(self, line: "LogRecord") -> None:
         """Print a line if one is due."""
         quiet = time.monotonic() - self.last
         epoch_ended = line.step // self.run.per_epoch > self.step // self.run.per_epoch
@@ -103,7 +103,7 @@ class TrainingBar:
         self.task = self.bar.add_task(self._epoch(run.start), total=run.steps, completed=run.start, text="")
         self.bar.start()
 
-    def line(self, line: "Line") -> None:
+    def line(self, line: "LogRecord") -> None:
         """Advance the bar."""
         text = f"{summary(line)}  {self.clock.left(line.step)} left"
         self.bar.update(self.task, completed=line.step, text=text, description=self._epoch(line.step))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, Files
 
 if TYPE_CHECKING:
     from sslbench.data.decode.handlers import PictureDecoder
     from sslbench.data.decode.picture import Decoded
 
-Indices = npt.NDArray[np.int64]
 IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
 
@@ -48,10 +48,10 @@ class AssetImages:
     """
 
     files: Files
-    starts: Indices
-    kinds: Indices
+    starts: IntArray
+    kinds: IntArray
     about: tuple[BandMapping, ...]
-    sizes: Indices
+    sizes: IntArray
     channels: tuple[str, ...]
 
     def __len__(self) -> int:

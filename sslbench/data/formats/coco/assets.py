@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.data.formats.coco.asset_images import IDENTITY, AssetImages, BandMapping
 from sslbench.data.images import Files
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
-
-Indices = npt.NDArray[np.int64]
-
 
 _LONGEST_SIDE = 10**9
 
@@ -49,10 +46,10 @@ class Assets:
     names: dict[int, str]
     own: list[str]
     channels: dict[int, str]
-    sizes: Indices
-    images: Indices
+    sizes: IntArray
+    images: IntArray
     files: list[str]
-    kinds: Indices
+    kinds: IntArray
     about: list[tuple[str, str]]
 
     @property

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.data.booleans import marks
 from sslbench.data.containers.json_rows import NotAMappingError, json_rows
 from sslbench.data.formats.coco.assets import AssetCollector, Assets
@@ -28,7 +29,6 @@ INFO_TYPE = "sslbench"
 """Type of the entry in 'info' of such manifests."""
 GROUPED_KEY, CHANNELS_KEY = "grouped_by", "channels"
 """Keys of that entry: the attribute whose images belong together, and the channels that were chosen."""
-Indices = npt.NDArray[np.int64]
 Rows = dict[str, list[dict[str, Any]]]
 """Table -> its rows, as they stand in the manifest."""
 
@@ -55,15 +55,15 @@ class Columns:
         grouped_by: the attribute whose images belong together, '' if there is none.
     """
 
-    numbers: Indices
+    numbers: IntArray
     assets: Assets
     splits: list[str]
     own_ids: list[str]
     values: list[list[float] | None]
     attributes: dict[str, list[str]]
     keys: frozenset[str]
-    images: Indices
-    classes: Indices
+    images: IntArray
+    classes: IntArray
     marked: npt.NDArray[np.bool_]
     skipped: int
     names: list[str]
@@ -312,7 +312,7 @@ class _Collector:
         if twice:
             raise DataError(f"{self.spec}: the same {key} occurs twice in '{table}': {some(twice)}")
 
-    def _positions(self, key: str, table: str, used: Indices, known: Indices) -> Indices:
+    def _positions(self, key: str, table: str, used: IntArray, known: IntArray) -> IntArray:
         order = np.argsort(known, kind="stable")
         place = np.searchsorted(known, used, sorter=order)
         there = order[np.minimum(place, len(known) - 1)] if len(known) else np.zeros(len(used), dtype=np.int64)

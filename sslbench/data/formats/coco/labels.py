@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.formats.coco.columns import INFO_TYPE, Columns, Indices
+from sslbench.arrays import IntArray
+from sslbench.data.formats.coco.columns import INFO_TYPE, Columns
 from sslbench.data.labels import no_labels
 from sslbench.data.source import LabelKind, Labels
 from sslbench.data.wording import counted, some
@@ -56,7 +57,7 @@ def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Labels, tupl
     return Labels("single", tuple(names[i] for i in used), values), notes
 
 
-def _pairs(columns: Columns) -> tuple[Indices, Indices]:
+def _pairs(columns: Columns) -> tuple[IntArray, IntArray]:
     """Return pairs (n, 2) of image and class: with a clean annotation, and with marked annotations only."""
     width = max(len(columns.names), 1)
     keys = columns.images * width + columns.classes
@@ -65,7 +66,7 @@ def _pairs(columns: Columns) -> tuple[Indices, Indices]:
     return tuple(np.stack(np.divmod(found, width), axis=1) for found in (clean, only_marked))  # type: ignore[return-value]
 
 
-def _matrix(n: int, width: int, present: Indices, marked: Indices) -> npt.NDArray[np.int8]:
+def _matrix(n: int, width: int, present: IntArray, marked: IntArray) -> npt.NDArray[np.int8]:
     values: npt.NDArray[np.int8] = np.zeros((n, width), dtype=np.int8)
     values[tuple(marked.T)] = -1
     values[tuple(present.T)] = 1
@@ -85,7 +86,7 @@ def exported_as(info: Any) -> dict[str, ExportedLabels] | None:
         return None
 
 
-def labels_as_exported(columns: Columns, rows: Indices, kept: ExportedLabels) -> Labels | None:
+def labels_as_exported(columns: Columns, rows: IntArray, kept: ExportedLabels) -> Labels | None:
     """Restore the labels of some images; None if the manifest no longer agrees with the record of its export.
 
     Args:

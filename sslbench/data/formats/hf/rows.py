@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.cache.digests import remembered
+from sslbench.data.cache.digests import cached_digests
 from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.images import refuse_other_content
 from sslbench.data.regular import read_image
@@ -187,7 +187,7 @@ class Rows:
         order = np.lexsort((self.places[:, 1], self.places[:, 0]))
         object.__setattr__(self, "_digests", None)
         # The stamp of the container says nothing about a file that a row names: those are read again every time.
-        digests = remembered(
+        digests = cached_digests(
             order, self._key, lambda i: self.stamps[self.places[i, 0]], self.read, keep=lambda i: not self._cell(i)[1]
         )
         object.__setattr__(self, "_digests", digests.copy())

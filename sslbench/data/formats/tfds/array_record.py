@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.cache.digests import remembered
+from sslbench.data.cache.digests import cached_digests
 from sslbench.data.cache.index import Index
 from sslbench.data.formats.tfds.tfrecord import AGAIN, Keys, entry, index_of
 from sslbench.data.hashes import Stamp, check_unchanged
@@ -123,7 +123,7 @@ class ArrayRecords:
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
         order = np.lexsort((self.places[:, 1], self.places[:, 0]))
-        return remembered(order, self._key, lambda i: self.stamps[self.places[i, 0]], self.read)
+        return cached_digests(order, self._key, lambda i: self.stamps[self.places[i, 0]], self.read)
 
     def _key(self, index: int) -> str:
         return f"{os.path.abspath(self.containers[self.places[index, 0]])}\0{self.places[index, 1:].tolist()}"  # noqa: PTH100

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import ByteArray
 from sslbench.data.containers.hdf5 import Hdf5Images, open_hdf5
 from sslbench.data.containers.names import numbered_ids
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
@@ -26,8 +26,7 @@ PREFIX = "torchvision:"
 _IDX_FILES = {"train": "train", "test": "t10k"}
 """Split -> prefix of its files, in data sets with the layout of MNIST."""
 
-_Pixels = npt.NDArray[np.uint8]
-_Loaded = dict[str, tuple[_Pixels, list[int]]]
+_Loaded = dict[str, tuple[ByteArray, list[int]]]
 
 
 def recognises(spec: str) -> bool:
@@ -70,7 +69,9 @@ def all_sets() -> list[str]:
     return sorted([*_LOADERS, *FILE_SETS, "PCAM"])
 
 
-def _source(spec: str, name: str, split: str, pixels: _Pixels, targets: list[int], classes: tuple[str, ...]) -> Source:
+def _source(
+    spec: str, name: str, split: str, pixels: ByteArray, targets: list[int], classes: tuple[str, ...]
+) -> Source:
     labels = single_labels([classes[target] for target in targets], classes)
     return Source(f"{spec} ({split})", numbered_ids(len(pixels)), labels, Arrays(pixels, f"{name}-{split}"))
 
@@ -112,7 +113,7 @@ def _idx_file(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _read_idx(path: Path) -> _Pixels:
+def _read_idx(path: Path) -> ByteArray:
     """Read an idx array: two zero bytes, type 8 (uint8), the number of dimensions, big-endian sizes, data."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -168,7 +169,7 @@ def _load_fer(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
     file = next((f for f in (folder / "fer2013.csv", folder / "icml_face_data.csv") if f.is_file()), None)
     if file is None:
         raise _not_there(name, root, "", "fer2013.csv or icml_face_data.csv is missing")
-    pixels: dict[str, list[_Pixels]] = {"train": [], "test": []}
+    pixels: dict[str, list[ByteArray]] = {"train": [], "test": []}
     targets: dict[str, list[int]] = {"train": [], "test": []}
     try:
         with file.open(encoding="utf-8", newline="") as opened:
@@ -208,7 +209,7 @@ def _open_pcam(spec: str, root: Path) -> dict[str, Source]:
     return sources
 
 
-def _channels_last(pixels: _Pixels) -> _Pixels:
+def _channels_last(pixels: ByteArray) -> ByteArray:
     """Return (N, C, H, W) as a view (N, H, W, C): pixels are copied when an image is read."""
     return pixels.transpose(0, 2, 3, 1)
 
