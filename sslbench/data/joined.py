@@ -192,7 +192,7 @@ def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, t
     if "value" in kinds:
         return _numbers(labels, name), ()
     if "none" in kinds:
-        without = [key for key, part in labels.items() if part.kind == "none"]
+        without = [key for key, part in labels.items() if not part.labelled]
         others = [key for key in labels if key not in without]
         note = f"{' and '.join(without)} without labels, so those of {' and '.join(others)} are not used"
         return no_labels(sum(map(len, labels.values()))), (note,) if others else ()

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.source import Labels
+from sslbench.labels import LABELS
 
 SEPARATORS = (";", "|")
 """Separators of several labels in one cell of a table."""
@@ -13,7 +14,7 @@ SEPARATORS = (";", "|")
 
 def no_labels(n: int) -> Labels:
     """Return the labels of N unlabelled samples."""
-    return Labels("none", (), np.zeros((n, 0), dtype=np.int8))
+    return Labels("none", (), np.zeros((n, 0), dtype=LABELS["none"].dtype))
 
 
 def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) -> Labels:
@@ -29,7 +30,9 @@ def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) ->
     """
     ordered = tuple(sorted(set(names)) if classes is None else classes)
     number = {name: i for i, name in enumerate(ordered)}
-    return Labels("single", ordered, np.fromiter((number[name] for name in names), dtype=np.int64, count=len(names)))
+    return Labels(
+        "single", ordered, np.fromiter((number[name] for name in names), dtype=LABELS["single"].dtype, count=len(names))
+    )
 
 
 def multi_labels(

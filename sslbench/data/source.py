@@ -3,14 +3,13 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.wording import printable
-
-LabelKind = Literal["single", "multi", "value", "none"]
+from sslbench.labels import LabelKind
 
 ORIGIN = "origin"
 """Attribute of a joined source: the name of the source that each sample is from."""
@@ -38,6 +37,11 @@ class Labels:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def labelled(self) -> bool:
+        """True unless the samples are unlabelled."""
+        return self.kind != "none"
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Labels":
         """Return the labels of the samples at `indices`; the classes are unchanged."""

@@ -35,7 +35,7 @@ def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
     Classes: 'chance' is the chance level of each metric that states one as a floor. Single label: 'majority' predicts
     the most frequent classes of train. Numbers: 'chance' predicts the mean of train for every sample.
     """
-    if test.kind == "none":
+    if not test.labelled:
         return {}
     if test.kind == "value":
         errors = regression.Errors(test.values, np.broadcast_to(train.values.mean(axis=0), test.values.shape))

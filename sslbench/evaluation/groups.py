@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.features.array import Features
+from sslbench.labels import LABELS
 from sslbench.metrics import groups as group_metrics
 from sslbench.metrics.per_class import per_class
 from sslbench.metrics.summary import headline
@@ -15,7 +16,6 @@ from sslbench.results import GroupValue, MetricValue, Result, as_recorded, perce
 log = logging.getLogger("sslbench")
 
 UNNAMED = "(empty)"
-_HEADLINES = {"single": "top1", "multi": "mAP", "value": "r2"}
 _MOST = 1000
 _SAME = 0.001  # percent points
 
@@ -65,7 +65,7 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
         groups: column -> the group of each test sample; columns that the record has already are left as they are.
     """
     kind = result.data.labels
-    if kind not in _HEADLINES or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
+    if not LABELS[kind].metric or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
         return _without_groups(result, groups)
     if not result.per_class_metrics and kind != "value":
         threshold = 0.5 if result.probabilities == "scores" else 0.0
@@ -75,7 +75,7 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
     missing = {name: column for name, column in groups.items() if name not in result.groups}
     for name, column in missing.items():
         result = _with_groups(result, scores, name, column)
-    recorded = result.metrics.get(_HEADLINES[kind])
+    recorded = result.metrics.get(LABELS[kind].metric)
     own = percent(headline(kind, scores.labels, scores.scores))
     if missing and own is not None and recorded is not None and abs(own - (recorded.value or 0)) > _SAME:
         note = f"The numbers per group are of the per-sample scores beside this record, the first draw ({own:.2f})."

@@ -15,13 +15,13 @@ from sslbench.evaluation.prepare import Prepared, only_part
 from sslbench.evaluation.record import Encoded
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
+from sslbench.labels import LABELS
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import headline, one_measure, with_intervals
 from sslbench.results import MetricValue, Overlaps, Result, as_recorded, percent, records
 
 log = logging.getLogger("sslbench")
 
-_KINDS = {"single": "top1", "multi": "mAP", "value": "r2"}
 _SAME = 0.001  # percent points
 _RESAMPLES = 1000
 
@@ -141,7 +141,7 @@ def list_of(result: Result, out: Path) -> Path:
 def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[MetricValue | None, tuple[str, ...]]:
     """Return the headline metric, with its interval, of the samples that are not suspected."""
     kind = result.data.labels
-    if kind not in _KINDS or not scores.classes or scores.scores.shape[1] != len(scores.classes):
+    if not LABELS[kind].metric or not scores.classes or scores.scores.shape[1] != len(scores.classes):
         return None, ()
     kept = np.array([name not in out for name in scores.ids])
     labels, values = scores.labels[kept], scores.scores[kept]
@@ -163,7 +163,7 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
 def _first_draw(result: Result, scores: records.Scores) -> tuple[str, ...]:
     """Return a note where the record's number is a mean over draws and the one without suspects of the first draw."""
     kind = result.data.labels
-    recorded, own = result.metrics.get(_KINDS[kind]), percent(headline(kind, scores.labels, scores.scores))
+    recorded, own = result.metrics.get(LABELS[kind].metric), percent(headline(kind, scores.labels, scores.scores))
     if own is None or recorded is None or recorded.value is None or abs(own - recorded.value) <= _SAME:
         return ()
     return (f"The number without suspected overlaps is of the scores beside this record, the first draw ({own:.2f}).",)

@@ -24,6 +24,7 @@ from sslbench.evaluation import subset
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.features.array import Features
+from sslbench.labels import LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import OnFeatures, OnImages, OnObjects
@@ -130,7 +131,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     data = data if labels else without_useless_labels(data)
     findings = tuple(samples.check(data.train, data.test, labels=labels))
     samples.raise_on_errors(findings)
-    if labels or data.train.labels.kind != "none":
+    if labels or data.train.labels.labelled:
         train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
         data = dataclasses.replace(data, train=train, test=test)
     if data.whole is not None and all(only_part(task) for task in request.tasks):
@@ -151,7 +152,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
 
 
-def check_label_kind(task: Task, kind: str) -> None:
+def check_label_kind(task: Task, kind: LabelKind) -> None:
     """Refuse labels that are numbers where the protocol predicts classes.
 
     Raises:

@@ -186,7 +186,7 @@ def _write_index(
     rows: list[tuple[Any, ...]] = []
     for i, sample_id in enumerate(source.ids):
         if sample_id not in left_out:
-            label = source.labels.text(i) if source.labels.kind != "none" else ""
+            label = source.labels.text(i) if source.labels.labelled else ""
             own = (len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex())
             old = before.get(sample_id, {})
             rows.append((*own, *(old.get(name, "") for name in kept), *(column[i] for column in further.values())))

@@ -23,6 +23,7 @@ from sslbench.config import setting
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
+from sslbench.labels import LABELS
 from sslbench.metrics.clustering import NAMES, ContingencyTable, agreement, agreement_with_intervals, silhouette
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.protocol import OnFeatures, Protocol
@@ -54,9 +55,9 @@ def check(settings: Settings, train: Labels) -> None:
         DataError: labels that are not one per sample.
     """
     if train.kind != "single":
-        several = {"multi": "several labels each", "value": "numbers as labels", "none": "no labels"}[train.kind]
         raise DataError(
-            f"clustering: clusters are compared with one class per sample, and these samples have {several}",
+            "clustering: clusters are compared with one class per sample, "
+            f"and these samples have {LABELS[train.kind].text}",
             "The protocol geometry needs no labels.",
         )
     if len(set(settings.k)) < len(settings.k) or any(k < 1 for k in settings.k):

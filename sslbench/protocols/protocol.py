@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from sslbench.labels import LabelKind
+
 if typing.TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
-    from sslbench.data.source import LabelKind, Labels, Source
+    from sslbench.data.source import Labels, Source
     from sslbench.features.array import Features
     from sslbench.features.extract import ExtractSettings
     from sslbench.results import Outcome
@@ -22,9 +24,9 @@ S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
 Part = Literal["train", "test"]
 
-CLASSES: "frozenset[LabelKind]" = frozenset({"single", "multi"})
+CLASSES: frozenset[LabelKind] = frozenset({"single", "multi"})
 """Label kinds of a protocol that predicts classes."""
-ANY_LABELS: "frozenset[LabelKind]" = frozenset({"single", "multi", "value", "none"})
+ANY_LABELS: frozenset[LabelKind] = frozenset({"single", "multi", "value", "none"})
 """Label kinds of a protocol that needs no labels."""
 
 
@@ -89,7 +91,7 @@ class OnFeatures(Generic[S]):
 
     check: "Callable[[S, Labels], None]"
     run: RunOnFeatures[S]
-    label_kinds: "frozenset[LabelKind]" = CLASSES
+    label_kinds: frozenset[LabelKind] = CLASSES
     part: Callable[[S], Part | None] = both_parts
     class_subsets: bool = False
 
@@ -108,7 +110,7 @@ class OnImages(Generic[S]):
     check: "Callable[[S, Labels], None]"
     rows: Rows[S]
     run: RunOnImages[S]
-    label_kinds: "frozenset[LabelKind]" = CLASSES
+    label_kinds: frozenset[LabelKind] = CLASSES
 
 
 @dataclasses.dataclass(frozen=True)

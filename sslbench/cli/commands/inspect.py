@@ -110,7 +110,7 @@ def _data(what: str) -> None:
 
     for split, source in open_data(what).items():
         echo(f"{split}: {len(source)} images, {source.labels.kind} label, {len(source.labels.classes)} classes")
-        if source.labels.kind != "none":
+        if source.labels.labelled:
             counts = class_counts(source.labels)
             shown = [f"{name} {count}" for name, count in zip(source.labels.classes, counts, strict=True)]
             echo("  " + ", ".join(shown[:20]) + (f", ... {len(shown) - 20} more" if len(shown) > 20 else ""))

@@ -85,7 +85,7 @@ def _duplicates(source: Source, contents: _Contents) -> list[Finding]:
 
 def _pairs(source: Source, pairs: list[tuple[int, int]]) -> str:
     def show(index: int) -> str:
-        label = f" ({source.labels.text(index)})" if source.labels.kind != "none" else ""
+        label = f" ({source.labels.text(index)})" if source.labels.labelled else ""
         return source.images.path(index) + label
 
     named = [f"{show(a)} = {show(b)}" for a, b in pairs[:3]]

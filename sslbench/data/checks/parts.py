@@ -17,6 +17,7 @@ from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, train_test
 from sslbench.data.splits.objects import TrainTestObjects, split_objects
+from sslbench.labels import LABELS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,7 @@ def check_parts(
         findings = check_objects(objects.train, objects.test, copies=copies)
         tallies = [part.counts().tolist() for part in (objects.train, objects.test)]
     else:
-        unlabelled = both.train.labels.kind == both.test.labels.kind == "none"
+        unlabelled = not (both.train.labels.labelled or both.test.labels.labelled)
         findings = check(both.train, both.test, labels=not unlabelled, copies=copies)
         if unlabelled:
             findings.append(Finding("note", "no labels: usable for pretraining and extraction, not for evaluation"))
@@ -150,7 +151,7 @@ def check_parts(
 
 
 def _counts(part: Source) -> list[int]:
-    return class_counts(part.labels).tolist() if part.labels.kind in ("single", "multi") else []
+    return class_counts(part.labels).tolist() if LABELS[part.labels.kind].classes else []
 
 
 def spread(n: int, wanted: int | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -38,7 +38,7 @@ def check(train: Source, test: Source, *, labels: bool = True, copies: bool = Tr
     problems = [Finding("error", problem) for problem in (label_problems(train, test) if labels else ())]
     findings = [*problems, *(exact_copies(train, test) if copies else ())]
     for part in (train, test):
-        findings += [*_case(part)] if part.labels.kind != "none" else []
+        findings += [*_case(part)] if part.labels.labelled else []
     if labels and not problems:
         findings += _classes(train, test)
         findings += _LABEL_CHECKS[train.labels.kind](train, test)

@@ -12,6 +12,7 @@ from sslbench.data.decode.handlers import PictureDecoder, Reading, make_decoder
 from sslbench.data.decode.picture import UnreadableImage, Wanted
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
+from sslbench.labels import LABELS
 from sslbench.weights.save import new_file
 
 _GAP, _NAME = 4, 180
@@ -47,7 +48,7 @@ def chosen_by_class(source: Source, *, classes: int, each: int, seed: int = 0) -
     """
     rng = np.random.default_rng(seed)
     labels = source.labels
-    if labels.kind in ("none", "value"):
+    if not LABELS[labels.kind].classes:
         return {"": _some(np.arange(len(source)), each * min(classes, 4), rng)}
     kept = np.unique(np.linspace(0, len(labels.classes) - 1, min(classes, len(labels.classes))).astype(int))
     members = {
@@ -106,7 +107,7 @@ def _thumbnail(
     for box in () if boxes is None else boxes.tolist():
         left, top, right, bottom = (value * factor for value in box)
         draw.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=_BOX)
-    text = source.labels.text(row) if source.labels.kind != "none" else ""
+    text = source.labels.text(row) if source.labels.labelled else ""
     return Thumbnail(small, source.images.path(row), text)
 
 

@@ -10,6 +10,7 @@ from sslbench.arrays import IntArray
 from sslbench.data.sharded import WINDOW
 from sslbench.data.source import ORIGIN, Source
 from sslbench.errors import UsageError
+from sslbench.labels import LABELS
 from sslbench.names import did_you_mean
 
 SamplerName = Literal["shuffled", "balanced", "stratified", "weighted", "shards"]
@@ -58,8 +59,8 @@ def check_sampler(sampler: str, source: Source) -> SamplerName:
         )
     if sampler in ("balanced", "stratified") and source.labels.kind != "single":
         raise UsageError(
-            f"sampler={sampler} needs images with one class each, and {source.name} has "
-            + ("none" if source.labels.kind == "none" else f"labels of the kind '{source.labels.kind}'"),
+            f"sampler={sampler} needs images with one class each, and those of {source.name} have "
+            f"{LABELS[source.labels.kind].text}",
             "Without sampler=, every image is shown once per epoch, in random order.",
         )
     return known

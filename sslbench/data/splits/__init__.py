@@ -15,6 +15,7 @@ from sslbench.data.source import ORIGIN, Labels, Source
 from sslbench.data.splits.stratify import choose
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
+from sslbench.labels import LABELS
 from sslbench.names import did_you_mean
 
 
@@ -100,7 +101,7 @@ def _from_one(spec: str, sources: dict[str, Source], seed: int, test_fraction: f
             "Give the parts with --data and --test-data.",
         )
     notes: list[str] = []
-    if train.labels.kind != "none" and len(candidates) > 1 and sources["test"].labels.kind == "none":
+    if train.labels.labelled and len(candidates) > 1 and not sources["test"].labels.labelled:
         notes.append(f"{sources['test'].name} has no labels, so val is scored")
         candidates.remove("test")
     chosen = candidates[0]
@@ -124,7 +125,7 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
             f"{source.name} has {len(source)} images, too few of each class to split into train and test",
             "A class needs two images to be on both sides; or give the test images with --test-data.",
         )
-    kind = "random" if source.labels.kind in ("none", "value") else "stratified"
+    kind = "stratified" if LABELS[source.labels.kind].classes else "random"
     percent = round(100 * len(held) / len(source))
     by = f" by {source.grouped_by}" if groups is not None else ""
     how = f"seeded {kind} split{by}: {100 - percent} % train, {percent} % test (seed {seed})"
@@ -248,7 +249,7 @@ def name_numbered(train: Source, test: Source) -> Source:
 
 def label_problems(train: Source, test: Source) -> list[str]:
     """Return the reasons, one sentence each, why train's labels cannot be scored against test's; empty if they can."""
-    unlabelled = [part.name for part in (train, test) if part.labels.kind == "none"]
+    unlabelled = [part.name for part in (train, test) if not part.labels.labelled]
     if unlabelled:
         verb = "has" if len(unlabelled) == 1 else "have"
         remedy = "give a folder with a sub-folder per class, or a table or manifest with labels"

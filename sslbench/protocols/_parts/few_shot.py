@@ -19,6 +19,7 @@ from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
+from sslbench.labels import LABELS
 from sslbench.metrics.intervals import Units, student_half_width
 from sslbench.metrics.summary import headline, one_measure, summarise
 from sslbench.protocols._parts.selection import class_sizes, folds_of
@@ -266,7 +267,7 @@ def leading_metric(asked: str, labels: Labels) -> str:
     Raises:
         UsageError: samples of several classes have no top-1 accuracy.
     """
-    usual = "top1" if labels.kind == "single" else "mAP"
+    usual = LABELS[labels.kind].metric
     if asked == "top1" and usual != "top1":
         raise UsageError("metric=top1 is for single labels, and these samples have several", "Leave metric out.")
     return usual if asked == "auto" else asked
@@ -378,7 +379,7 @@ def check_labels(protocol: str, labels: Labels) -> None:
     """
     from sslbench.protocols._parts.few_shot import present
 
-    if labels.kind == "none":
+    if not labels.labelled:
         raise DataError(
             f"{protocol}: the train samples have no labels to draw samples per class by",
             "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",

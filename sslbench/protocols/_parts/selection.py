@@ -20,7 +20,7 @@ def check_features(train: Features, test: Features) -> None:
         DataError: no labels, no samples, two widths, or features that are NaN or infinite (with the first ids).
     """
     for name, part in (("train", train), ("test", test)):
-        if part.labels.kind == "none":
+        if not part.labels.labelled:
             raise DataError(
                 f"the {name} samples have no labels, and this protocol scores features against labels",
                 "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
+from sslbench.labels import LABELS
 from sslbench.protocols.linear_online.settings import Settings
 from sslbench.protocols.protocol import OnImages, Protocol
 from sslbench.results import Outcome
@@ -34,10 +35,9 @@ def check(settings: Settings, train: Labels) -> None:
     from sslbench.protocols.linear_online.plan import check_settings
 
     check_settings(settings)
-    if train.kind not in ("single", "multi"):
-        what = "have no labels" if train.kind == "none" else "are labelled with numbers"
+    if not LABELS[train.kind].classes:
         raise DataError(
-            f"the train samples {what}, and linear-online trains classifiers",
+            f"the train samples have {LABELS[train.kind].text}, and linear-online trains classifiers",
             "Give data with classes: a folder per class, a table with a label column, or a manifest with categories.",
         )
 

@@ -38,7 +38,7 @@ def show_findings(findings: Sequence["Finding"]) -> None:
 def _about(checked: "CheckedParts") -> list[str]:
     lines = []
     for name, part in checked.parts.items():
-        kind = "no labels" if part.labels.kind == "none" else f"{part.labels.kind} label"
+        kind = "no labels" if not part.labels.labelled else f"{part.labels.kind} label"
         if checked.opened.objects is not None:
             kind = f"{sum(checked.counts[name].values()):,} boxes"
         lines.append(f"{part.name}: {len(part):,} images, {len(part.labels.classes)} classes ({kind})")

@@ -9,8 +9,9 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.data.formats.coco.columns import INFO_TYPE, Columns
 from sslbench.data.labels import no_labels
-from sslbench.data.source import LabelKind, Labels
+from sslbench.data.source import Labels
 from sslbench.data.wording import counted, some
+from sslbench.labels import LabelKind
 
 
 @dataclasses.dataclass(frozen=True)
