@@ -28,6 +28,10 @@ class Composed:
     origins: dict[str, str]
 
 
+_UNCHECKED = (ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError, RecursionError)
+"""Errors of Hydra about a list `defaults` that holds something else than names and mappings of them."""
+
+
 def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """configs/CONFIG.yaml with the files of its groups; a user's folders come before the built-in one.
 
@@ -65,7 +69,7 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
         chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
         own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         values = OmegaConf.to_container(own, resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, *_UNCHECKED) as error:
         with_choices = " ".join(f"{group}={name}" for group, name in choices.items())
         message = " ".join(str(error).split())
         raise UsageError(f"configs/{config}.yaml {with_choices}".rstrip() + f": {message}") from error
