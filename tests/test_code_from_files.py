@@ -42,8 +42,7 @@ PLACES = {
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location
     "data/format.py": {"find_module"},
     # a method: the user's word; recipes go through recipes._mark_code
-    "pretraining/networks.py": {"find_module"},
-    "cli/commands/pretrain/plan.py": {"find_module"},
+    "train/method.py": {"find_module"},
     # a protocol: the user's word; benchmarks and presets go through names.without_code
     "evaluation/record.py": {"find_module"},
     "protocols/__init__.py": {"find_module"},

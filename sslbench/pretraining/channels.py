@@ -47,7 +47,7 @@ def views_for(
         return augment, {}
     if "augment.views" in request.chosen:
         raise UsageError(
-            f"augment.views: {', '.join(dropped)}: for red, green and blue alone; {backbone.name} takes images of "
+            f"augment.views: {', '.join(dropped)}: for RGB images only; {backbone.name} takes images of "
             f"{_channels(channels)}",
             "Leave them out: brightness, contrast, blur and solarize work for any channels.",
         )

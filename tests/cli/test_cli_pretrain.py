@@ -125,7 +125,7 @@ def test_a_method_of_the_users_own_needs_no_recipe(tmp_path, sslbench, monkeypat
     (tmp_path / "my_ssl_of_the_tests.py").write_text(
         "import dataclasses\nfrom sslbench.config import setting\nfrom sslbench.methods import simclr\n"
         "@dataclasses.dataclass(frozen=True)\nclass Config(simclr.Config):\n    extra: int = setting(1, 'unused')\n"
-        "Method = simclr.Method\n"
+        "class Method(simclr.Method):\n    config_type = Config\n"
     )
     (tmp_path / "my_ssl_of_the_tests_pkg").mkdir()
     (tmp_path / "my_ssl_of_the_tests_pkg" / "__init__.py").write_text("")

@@ -74,7 +74,7 @@ def test_maps_are_checked_only_where_that_is_meant(check, data, tmp_path):
     code, out = check(tmp_path / "photos", "--label-maps")
     assert code == 2 and "has no label maps" in out
     code, out = check(data, "--label-maps", "--boxes")
-    assert code == 2 and "--label-maps and --boxes do not go together" in out
+    assert code == 2 and "--boxes does not go with label maps" in out
 
 
 def test_workers_find_the_same(data, capsys):

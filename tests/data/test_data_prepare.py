@@ -259,7 +259,7 @@ class TestCommand:
         (["imagenet"], "or 'imagenet1k'?"),
         (["imagenet1k"], "not given: ILSVRC2012_img_train.tar"),
         (["imagenet1k", "--archive", "nowhere.tar"], "there is no nowhere.tar"),
-        (["--no-verify"], "which data set"),
+        (["--no-verify"], "NAME is missing"),
     ])  # fmt: skip
     def test_mistakes(self, words, message):
         error = CliRunner().invoke(command, ["prepare", *words]).exception

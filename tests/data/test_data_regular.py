@@ -134,7 +134,7 @@ def deep(tmp_path):
 
 
 def test_folders_may_lie_in_each_other_at_any_depth(deep):
-    found = folder._Found()
+    found = folder._FolderContent()
     folder._walk(str(deep / "images"), found)
     assert found.images == ["d/" * 200 + "1.png"]
 

@@ -157,7 +157,7 @@ def test_waiting_for_images_is_told_once_when_it_lasts(tmp_path, caplog):
 def test_replaced_images_are_told_as_a_rate_per_epoch(tmp_path, caplog):
     lines = [line(5, replaced=2), line(10, replaced=1), line(15), line(20), line(25, replaced=8)]
     told = warnings(caplog, lines, info(tmp_path))
-    assert [text.split(" could")[0] for text in told] == [
+    assert [text.split(" were")[0] for text in told] == [
         "3 of the last 640 images (0.47%)",
         "8 of the last 320 images (2.50%)",
     ]
