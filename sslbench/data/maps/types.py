@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.maps.sizes import check_same_size, upright_size
 from sslbench.data.source import Images
 from sslbench.data.wording import some
 from sslbench.errors import DataError
@@ -198,8 +199,6 @@ class LabelMapSource:
             UnreadableImage: there is no complete map.
             DataError: it is of another size than the image, has a value that is no class, or contradicts its manifest.
         """
-        from sslbench.data.maps.sizes import check_same_size, upright_size
-
         raw, path = self.maps.read(index, max_pixels), self.maps.path(index)
         if raw.broken:
             raise DataError(f"{self.name}: {path}: {'; '.join(raw.broken)}")
