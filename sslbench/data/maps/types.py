@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.maps.sizes import check_same_size, upright_size
+from sslbench.data.maps.sizes import check_same_size, size_and_turn
 from sslbench.data.source import Images
 from sslbench.data.wording import some
 from sslbench.errors import DataError
@@ -202,7 +202,7 @@ class LabelMapSource:
         raw, path = self.maps.read(index, max_pixels), self.maps.path(index)
         if raw.broken:
             raise DataError(f"{self.name}: {path}: {'; '.join(raw.broken)}")
-        if found := check_same_size(raw.values, size or upright_size(self.images, index)[0]):
+        if found := check_same_size(raw.values, size or size_and_turn(self.images, index)[0]):
             raise DataError(f"{self.name}: {path}: {found}")
         semantic = self.coding.positions(raw.values)
         if (semantic == UNKNOWN).any():

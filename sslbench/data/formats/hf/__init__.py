@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sslbench.config import setting
-from sslbench.data.cache.index import stamp_of
+from sslbench.data.cache.index import container_stamp
 from sslbench.data.containers.members import safe_name
 from sslbench.data.containers.names import by_split, split_name
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
@@ -76,7 +76,7 @@ def open(
 
 
 def _source(name: str, split: str, paths: Sequence[Path], image: str | None, label: str | None) -> Source:
-    stamps = [stamp_of(path) for path in paths]
+    stamps = [container_stamp(path) for path in paths]
     opened = [open_row_file(path) for path in paths]
     features = _features(paths[0], opened[0])
     columns = opened[0].schema.names
