@@ -282,7 +282,7 @@ def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> flo
     return float(values[measure.names.index(metric)])
 
 
-class Curve:
+class LearningCurve:
     """Learning curve over the number of training samples; the last point added is the headline."""
 
     def __init__(self, test: Features, train_ids: Sequence[str], metric: str = "auto") -> None:
