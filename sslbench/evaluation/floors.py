@@ -172,8 +172,8 @@ def _folder() -> Path:
     return paths.cache_dir() / "floors"
 
 
-def write(result: Result, scores: records.Scores, folder: Path) -> Path:
-    """Write a record with its scores, and give its path."""
+def write(result: Result, scores: records.Scores, folder: Path) -> Result:
+    """Write a record with its scores; return it as written."""
     further: dict[str, Any] = {"groups": scores.groups, "draws": scores.draws, "places": scores.places}
     return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
 

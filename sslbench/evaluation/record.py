@@ -275,8 +275,7 @@ def finish(
         log.warning(warning)
         notes.append(warning)
     result = dataclasses.replace(result, floors=beside, missing_floors=dict(missing), notes=tuple(notes))
-    path = floors.write(result, scores, out)
-    return dataclasses.replace(result, file=path)
+    return floors.write(result, scores, out)
 
 
 def _protocol(task: Task) -> ProtocolUsed:

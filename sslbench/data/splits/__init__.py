@@ -32,6 +32,7 @@ class TrainTest:
         how: origin of the two parts, for messages and results: 'train/ against val/'.
         notes: surprising facts about the parts, one sentence each.
         whole: the source that both were cut from, if any: its features serve both, at any seed of the split.
+        seeded: the parts were drawn with a seed.
     """
 
     train: Source
@@ -39,6 +40,7 @@ class TrainTest:
     how: str
     notes: tuple[str, ...] = ()
     whole: Source | None = None
+    seeded: bool = False
 
 
 def train_test(
@@ -152,7 +154,8 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     how = f"seeded {kind} split{by}: {100 - percent} % train, {percent} % test (seed {seed})"
     train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
     test = source.select(held, f"{source.name} (test, {percent} %)")
-    return TrainTest(train, test, how, torn_classes(source, test, grouped=groups is not None), whole=source)
+    torn = torn_classes(source, test, grouped=groups is not None)
+    return TrainTest(train, test, how, torn, whole=source, seeded=True)
 
 
 def holdout(labels: Labels, fraction: float, seed: int, *, groups: IntArray | None = None) -> tuple[IntArray, IntArray]:

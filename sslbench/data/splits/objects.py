@@ -23,12 +23,14 @@ class TrainTestObjects:
         test: to score on.
         how: origin of the two parts, for messages and results.
         notes: surprising facts about the parts, one sentence each, beside the notes of the sources.
+        seeded: the parts were drawn with a seed.
     """
 
     train: ObjectSource
     test: ObjectSource
     how: str
     notes: tuple[str, ...] = ()
+    seeded: bool = False
 
 
 def split_objects(
@@ -99,7 +101,8 @@ def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObject
     by = source.grouped_by if grouped else "image"
     how = f"seeded split by {by}: {100 - percent} % train, {percent} % test (seed {seed})"
     train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
-    return TrainTestObjects(train, source.select(held, f"{source.name} (test, {percent} %)"), how)
+    test = source.select(held, f"{source.name} (test, {percent} %)")
+    return TrainTestObjects(train, test, how, seeded=True)
 
 
 def _matched(parts: TrainTestObjects) -> TrainTestObjects:
