@@ -17,40 +17,12 @@ _NEWTON_UP_TO = 12288  # axes: the memory for turning the features grows with th
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
-    """One binary SVM: (D,) weight, bias, and whether the solver reached its tolerance."""
-
-    weight: FloatArray
-    bias: float
-    converged: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Choice:
     """Cost per class, the record of the choice, and notes."""
 
     costs: list[float]
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-
-class Solver:
-    """Solver of single SVMs, by the settings."""
-
-    def __init__(self, settings: Settings, seed: int) -> None:
-        self._settings, self._seed = settings, seed
-
-    def fit(self, x: FloatArray, target: Int8Array, cost: float) -> Model:
-        """Return one binary SVM.
-
-        Args:
-            x: (N, D).
-            target: (N,), 1 or -1, both present.
-            cost: scikit-learn's C.
-        """
-        settings = dataclasses.replace(self._settings, costs=(cost,))
-        models = make_solver(np.asarray(x, dtype=np.float64), settings, self._seed)[0].fit(target[:, None], [cost])
-        return Model(models.weight[0], float(models.bias[0]), bool(models.converged[0]))
 
 
 def make_solver(x: FloatArray, settings: Settings, seed: int) -> tuple[svm.SvmSolver, list[str]]:
