@@ -90,7 +90,7 @@ def floor_backbones(backbone: Backbone, *, is_floor: bool) -> FloorBackbones:
         backbone: the one that is evaluated.
         is_floor: it is itself untrained, or the pixels; then only what it is not is returned.
     """
-    if backbone.builder == "pixels":
+    if backbone.kind.pixels:
         return FloorBackbones({}, {})
     found = {"pixels": _pixels_like(backbone)}
     if is_floor:
@@ -110,7 +110,7 @@ def in_memory(backbone: Backbone) -> str:
 
 def untrained_like(backbone: Backbone) -> Backbone | None:
     """Return the same architecture untrained, for the same images; None for modules that cannot be built anew."""
-    if backbone.builder == "memory":
+    if backbone.kind.in_memory:
         return untrained_copy(backbone, UNTRAINED_SEED)
     untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
     return dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
