@@ -275,7 +275,4 @@ def _copied(model: nn.Module, request: dict[str, Any]) -> Backbone:
 
 
 def _record(result: str | Path | Result) -> Result:
-    """Return a record as read from its file, which knows the per-sample scores beside it."""
-    if isinstance(result, Result):
-        return result if result.file is None else records.read(result.file)
-    return records.read(Path(result))
+    return result if isinstance(result, Result) else records.read(Path(result))

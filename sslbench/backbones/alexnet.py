@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from sslbench.preprocessing import LIGHTNESS_MEAN, LIGHTNESS_STD, Preprocessing
 
-CONVOLUTIONS = (0, 4, 8, 11, 14)  # features.N.weight
 LAYERS = {"conv1": 2, "pool1": 3, "conv2": 6, "pool2": 7, "conv3": 10, "conv4": 13, "conv5": 16, "pool5": 17}
 _TORCHVISION_LAYERS = {"conv1": 1, "pool1": 2, "conv2": 4, "pool2": 5, "conv3": 7, "conv4": 9, "conv5": 11, "pool5": 12}
 

@@ -71,7 +71,7 @@ def resolve_layers(backbone: Backbone, specs: Sequence[str]) -> tuple[Layer, ...
         UsageError: the pool is not one.
     """
     layers = {layer.text: layer for layer in (_resolve(backbone, spec) for spec in specs or [backbone.default_layer])}
-    if backbone.builder in ("module", "memory") and any(layer.path == "" for layer in layers.values()):
+    if backbone.kind.users and any(layer.path == "" for layer in layers.values()):
         _warn_about_logits(backbone)
     return tuple(layers.values())
 

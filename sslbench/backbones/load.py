@@ -105,7 +105,7 @@ def load_file(
                 f"Leave it out: --backbone {plain}.",
             )
         built = build(backbone, seed=seed)
-        if built.builder == "pixels":
+        if built.kind.pixels:
             raise UsageError(f"the backbone '{backbone}' has no weights", f"Leave the file out: --weights {backbone}.")
         recognised = recognise(file, expected=_shapes(built.module.state_dict()), format=format)
         built = _with_trained_strides(built, backbone, recognised, weights, seed)
@@ -158,9 +158,9 @@ def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, w
     """
     strides = recognised.strides or Strides()
     name = with_strides(named, last=strides.last, in_1x1=strides.bottleneck == "1x1")
-    if built.builder == "resnet" and name != built.name:
+    if "last_stride" in built.kind.options and name != built.name:
         return build(name, seed=seed)
-    if strides != Strides() and built.builder == "timm":
+    if strides != Strides() and built.kind.tags:
         raise BackboneError(
             f"{weights}: the network was trained with its strides in the {strides.bottleneck} convolutions and stride "
             f"{strides.last} in the last stage, which {built.name} does not have",

@@ -62,7 +62,7 @@ def identify(module: nn.Module, preprocessing: Preprocessing, name: str) -> dict
     if reason:
         return _unknown(name, reason)
     try:
-        structure = user_code.Description().of([[path, *_state(part)] for path, part in module.named_modules()])
+        structure = user_code.ContentDigests().of([[path, *_state(part)] for path, part in module.named_modules()])
     except RecursionError:
         return _unknown(name, "its attributes lie too deep inside each other to be compared")
     return {

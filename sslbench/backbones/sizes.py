@@ -35,7 +35,7 @@ def built_for(backbone: Backbone, size: tuple[int, int] | None) -> Backbone:
         return backbone
     given = "images of their own sizes" if size is None else f"images of {size[0]}x{size[1]}"
     problem = f"{backbone.name} takes images of {built[0]}x{built[1]}, and the preprocessing gives {given}"
-    if backbone.builder != "timm" or size is None or size[0] != size[1]:
+    if "img_size" not in backbone.kind.options or size is None or size[0] != size[1]:
         raise UsageError(problem, f"Give --crop {built[0]}, or a backbone that takes others: dynamic_img_size=True.")
     architecture, *options = backbone.name.split(",")
     name = ",".join([architecture, *(option for option in options if not option.startswith("img_size="))])

@@ -145,7 +145,7 @@ def fit_stem(
             raise UsageError(
                 f"--stem: '{name}' of {backbone.name} is for {own.shape[1]} channels, its images have {wanted}",
                 "Of a network of your own, give its attribute 'preprocessing' one mean and std per channel."
-                if backbone.builder == "module"
+                if backbone.kind.users
                 else "It does not see the image itself: leave --stem out.",
             )
         if has == wanted and rule.name != "bands":

@@ -11,12 +11,17 @@ import timm
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
-from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.backbone import Backbone, Kind
+from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
+from sslbench.weights.formats.schema import InputImages
 
 log = logging.getLogger("sslbench")
+
+_VIT_INPUT = InputImages("RGB", resize=256, interpolation="bicubic")
+"""Images that self-supervised vision transformers are trained on; timm's default belongs to its own AugReg weights."""
 
 
 def is_timm_name(name: str) -> bool:
@@ -66,9 +71,10 @@ def build_timm(name: str) -> Backbone:
             raise
         given = ",".join(f"{key}={value}" for key, value in options.items())
         raise UsageError(f"timm cannot build {name} with {given}: {error}") from error
+    shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     return Backbone(
         name=",".join((f"timm:{name}", *(f"{key}={value}" for key, value in options.items()))),
-        builder="timm",
+        kind=Kind(options=frozenset({"in_chans", "img_size"}), tags=True),
         module=module,
         preprocessing=timm_preprocessing(module, channels=options.get("in_chans")),
         aliases=_aliases(module),
@@ -76,6 +82,7 @@ def build_timm(name: str) -> Backbone:
         versions={"timm": timm.__version__},
         heads=_recorded_paths(module, "classifier"),
         stems=_recorded_paths(module, "first_conv"),
+        usual_input=_VIT_INPUT if recognise_vit(shapes) is not None else None,
     )
 
 

@@ -90,7 +90,7 @@ def floor_backbones(backbone: Backbone, *, is_floor: bool) -> FloorBackbones:
         backbone: the one that is evaluated.
         is_floor: it is itself untrained, or the pixels; then only what it is not is returned.
     """
-    if backbone.builder == "pixels":
+    if backbone.kind.pixels:
         return FloorBackbones({}, {})
     found = {"pixels": _pixels_like(backbone)}
     if is_floor:
@@ -110,7 +110,7 @@ def in_memory(backbone: Backbone) -> str:
 
 def untrained_like(backbone: Backbone) -> Backbone | None:
     """Return the same architecture untrained, for the same images; None for modules that cannot be built anew."""
-    if backbone.builder == "memory":
+    if backbone.kind.in_memory:
         return untrained_copy(backbone, UNTRAINED_SEED)
     untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
     return dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
@@ -172,8 +172,8 @@ def _folder() -> Path:
     return paths.cache_dir() / "floors"
 
 
-def write(result: Result, scores: records.Scores, folder: Path) -> Path:
-    """Write a record with its scores, and give its path."""
+def write(result: Result, scores: records.Scores, folder: Path) -> Result:
+    """Write a record with its scores; return it as written."""
     further: dict[str, Any] = {"groups": scores.groups, "draws": scores.draws, "places": scores.places}
     return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
 

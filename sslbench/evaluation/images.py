@@ -132,7 +132,7 @@ class _ImageEvaluation:
         Heads from the cache where they are there; trained only when that was asked for.
         """
         backbone, run = self.prepared.backbone, self.prepared.run
-        if not run.floors or backbone.builder == "pixels":
+        if not run.floors or backbone.kind.pixels:
             return {}, {}
         missing = {"pixels": f"{task.protocol} trains on views of images; its floor is the untrained backbone"}
         if self.prepared.request.weights == "random":

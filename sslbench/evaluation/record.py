@@ -275,8 +275,7 @@ def finish(
         log.warning(warning)
         notes.append(warning)
     result = dataclasses.replace(result, floors=beside, missing_floors=dict(missing), notes=tuple(notes))
-    path = floors.write(result, scores, out)
-    return dataclasses.replace(result, file=path)
+    return floors.write(result, scores, out)
 
 
 def _protocol(task: Task) -> ProtocolUsed:
@@ -292,7 +291,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     """Return the description of a backbone (the evaluated one, or a floor) on the data at one layer."""
     request = prepared.request
     own = backbone is prepared.backbone
-    given = request.weights if own else ("pixels" if backbone.builder == "pixels" else "random")
+    given = request.weights if own else ("pixels" if backbone.kind.pixels else "random")
     weights = weights_used(backbone, given)
     data = prepared.data
     parts = [
@@ -329,12 +328,12 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
 
 def weights_used(backbone: Backbone, given: str) -> WeightsUsed:
     """Return the weights of a backbone as a record holds them; `given` is the value of --weights."""
-    trained = backbone.builder != "pixels" and given != "random"
+    trained = not backbone.kind.pixels and given != "random"
     total = len(backbone.module.state_dict())
     name = Path(given).name if trained else f"{backbone.name} untrained" if given == "random" else backbone.name
     return WeightsUsed(
         name=name,
-        path=str(Path(given).resolve()) if trained and backbone.builder != "memory" else None,
+        path=str(Path(given).resolve()) if trained and not backbone.kind.in_memory else None,
         sha256=backbone.weights_sha256,
         format=backbone.format or given,
         backbone=backbone.name,

@@ -14,6 +14,7 @@ from sslbench import names, protocols
 from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
+from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols import OnFeatures
 from sslbench.results import Outcome
 
@@ -70,8 +71,6 @@ def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *
         UsageError: the protocol's metrics are not those of its scores (a mean over draws is not), so they cannot be
             restricted afterwards.
     """
-    from sslbench.metrics.summary import headline, summarise
-
     whole = widened(train, test).labels
     value = outcome.metrics[outcome.headline][0]
     if outcome.scores.shape != (len(test), len(train.classes)) or not np.isclose(

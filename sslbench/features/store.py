@@ -15,7 +15,6 @@ import contextlib
 import csv
 import dataclasses
 import functools
-import io
 import json
 import logging
 import os
@@ -34,6 +33,7 @@ from sslbench.errors import StoreError
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.partial import naming
 from sslbench.identity import FeatureKey, digest
+from sslbench.text import csv_text
 
 INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
 SKIPPED = "skipped.csv"
@@ -190,7 +190,7 @@ def _write_index(
             own = (len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex())
             old = before.get(sample_id, {})
             rows.append((*own, *(old.get(name, "") for name in kept), *(column[i] for column in further.values())))
-    write_text(entry.folder / "index.csv", csv_text((*INDEX_COLUMNS, *kept, *further), rows))
+    write_text(entry.folder / "index.csv", csv_text([(*INDEX_COLUMNS, *kept, *further), *rows], escape=False))
     return len(rows)
 
 
@@ -293,16 +293,8 @@ def write_text(path: Path, text: str) -> None:
 def write_skipped(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Write skipped.csv: id, path and reason of the unreadable images left out."""
     columns = ("id", "path", "reason")
-    write_text(folder / SKIPPED, csv_text(columns, [tuple(row[column] for column in columns) for row in rows]))
-
-
-def csv_text(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    """Return a table as CSV."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return buffer.getvalue()
+    lines = [tuple(row[column] for column in columns) for row in rows]
+    write_text(folder / SKIPPED, csv_text([columns, *lines], escape=False))
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -12,14 +12,12 @@ import numpy.typing as npt
 from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
 from sslbench.leaderboard.flags import is_floor
-from sslbench.leaderboard.grouping import groups_of, newest_of_each
+from sslbench.leaderboard.grouping import UNSET, groups_of, newest_of_each
 from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import Predictions, difference, holm
 from sslbench.names import did_you_mean
 from sslbench.results import Result
 from sslbench.results.records import Scores, read_scores, scores_path
-
-_UNSET = "unset"
 
 
 def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str, str, str]]:
@@ -60,7 +58,7 @@ def _data(name: str, fingerprint: str) -> str:
 
 def _settings(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     return [
-        (f"setting {name}", _text(one.get(name, _UNSET)), _text(other.get(name, _UNSET)))
+        (f"setting {name}", _text(one.get(name, UNSET)), _text(other.get(name, UNSET)))
         for name in sorted({*one, *other})
     ]
 

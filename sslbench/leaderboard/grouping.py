@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from sslbench.identity import Comparability, comparability_key, row_key
 from sslbench.results import Result
 
+UNSET = "unset"
+"""Text for a setting that the other record has and this one lacks."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ColumnKey:

@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sslbench.identity import digest
-from sslbench.leaderboard.grouping import ColumnKey
+from sslbench.leaderboard.grouping import UNSET, ColumnKey
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from sslbench.results import Result
-
-_UNSET = "unset"
 
 
 def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey, str]:
@@ -66,7 +64,7 @@ def _differences(groups: Sequence[ColumnKey]) -> dict[ColumnKey, list[str]]:
     parts: dict[ColumnKey, list[str]] = {group: [] for group in groups}
     settings = {group: json.loads(group.key.settings) for group in groups}
     texts: list[dict[ColumnKey, str]] = [
-        {group: f"{name}={_short(settings[group].get(name, _UNSET))}" for group in groups}
+        {group: f"{name}={_short(settings[group].get(name, UNSET))}" for group in groups}
         for name in sorted({name for values in settings.values() for name in values})
     ]
     texts += [{group: text(group) for group in groups} for text in _PARTS]

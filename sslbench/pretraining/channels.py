@@ -110,7 +110,7 @@ def _check_images(source: Source, reading: Reading, backbone: Backbone) -> None:
         return
     path, has = other
     remedy = "A function of yours makes other channels of them: decoder=my_module.my_function."
-    if backbone.builder in ("resnet", "timm"):
+    if "in_chans" in backbone.kind.options:
         remedy = f"--backbone {with_channels(backbone.name, has)} takes them (--stem maps the stem of --init). {remedy}"
     raise UsageError(f"{path} has {_channels(has)}, and {backbone.name} takes {channels}", remedy)
 

@@ -167,7 +167,6 @@ def _outcome(
         selected=selected,
         converged=best.settled,
         notes=tuple(notes),
-        absolute=frozenset({"silhouette"}),
     )
 
 

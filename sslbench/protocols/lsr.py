@@ -27,7 +27,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_accuracy
 from sslbench.protocols._parts import few_shot
-from sslbench.protocols._parts.few_shot import Curve, Draw, Fitted, check_labels, usable_k
+from sslbench.protocols._parts.few_shot import Draw, Fitted, LearningCurve, check_labels, usable_k
 from sslbench.protocols._parts.selection import check_features, for_all_classes, is_better
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
@@ -94,7 +94,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     most, why = few_shot.largest_k(train.labels)
     ks, notes = usable_k("lsr", settings.k, _DEFAULT_K, most, why)
     seeds = few_shot.seeds(seed, settings.draws)
-    curve = Curve(test, train.ids)
+    curve = LearningCurve(test, train.ids)
     for k in ks:
         draws = [
             few_shot.k_per_class(train.labels, k, each, np.random.default_rng(each), groups=train.groups)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sslbench.config import setting
+from sslbench.distributed.parallel import zero_optimizer
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 from sslbench.train.lars import LARC, LARS
@@ -205,9 +206,6 @@ def make_optimizer(
     """
     options = _options(settings)
     if zero:
-        # Only runs of several processes need torch's sharding, whose import takes a moment.
-        from sslbench.distributed.parallel import zero_optimizer
-
         optimizer = zero_optimizer(_CLASSES[settings.name], groups, **options)
     else:
         if settings.name in ("sgd", "adamw"):

@@ -3,6 +3,7 @@
 import click
 import pytest
 
+from sslbench.cli import options
 from sslbench.cli.commands.eval import command, detection, samples
 from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.words import split_words
@@ -124,7 +125,15 @@ def test_an_option_that_one_of_several_protocols_uses_is_not_refused(monkeypatch
 
 
 def test_the_options_have_a_field_each():
-    assert {parameter.name for parameter in command.params} == set(EvalOptions.__dataclass_fields__)
+    shared = {
+        "network": options.WeightsFlags,
+        "data": options.DataFlags,
+        "preprocessing": options.PreprocessingFlags,
+        "run": options.RunFlags,
+    }
+    names = [*(set(EvalOptions.__dataclass_fields__) - {"weights", *shared})]
+    names += [name for flags in shared.values() for name in flags.__dataclass_fields__]
+    assert sorted(names) == sorted(parameter.name for parameter in command.params)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -138,8 +138,8 @@ def drawn(name, folder, rights, **changes):
     result = change(result, metrics={"top1": MetricValue(value=100.0 * float(np.mean(rights)), n=200)})
     places = np.where(np.asarray(rights), 0, 2).astype(np.uint16)
     kept = changes.pop("kept", True)
-    path = records.write(result, scores[0], IDS, LABELS, folder, draws=scores if kept else (), places=places)
-    return records.read(path)
+    kept_draws = scores if kept else ()
+    return records.read(records.write(result, scores[0], IDS, LABELS, folder, draws=kept_draws, places=places).file)
 
 
 def test_means_over_draws_are_compared_by_all_draws(tmp_path):
@@ -164,7 +164,7 @@ def test_draws_whose_scores_were_not_kept_are_refused_and_not_compared_by_the_fi
     right = RIGHT[None].repeat(3, axis=0)
     old = drawn("old", tmp_path, right)
     scores = records.read_scores(old.file)
-    old = records.read(records.write(old, scores.scores, scores.ids, scores.labels, tmp_path))
+    old = records.read(records.write(old, scores.scores, scores.ids, scores.labels, tmp_path).file)
     with pytest.raises(ResultError, match="a mean over 3 draws, and the scores beside it are those of the first only"):
         compare(old, drawn("new", tmp_path, right))
     assert [row.cells[0].tied for row in table([old, drawn("new", tmp_path, right)]).rows] == [True, None]
@@ -211,7 +211,7 @@ def test_groups_are_kept_together_and_must_be_the_same(tmp_path):
 
     def grouped(name, right, of):
         scores = np.eye(3, dtype=np.float32)[np.where(right, LABELS, (LABELS + 1) % 3)]
-        return records.read(records.write(make(name), scores, IDS, LABELS, tmp_path / name, groups=of))
+        return records.read(records.write(make(name), scores, IDS, LABELS, tmp_path / name, groups=of).file)
 
     a, b = grouped("a", np.ones(200, bool), groups), grouped("b", lost, groups)
     np.testing.assert_array_equal(records.read_scores(a.file).groups, groups)

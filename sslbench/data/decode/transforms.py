@@ -171,11 +171,6 @@ def lightness(images: torch.Tensor) -> torch.Tensor:
     return found if images.is_floating_point() else found.round()
 
 
-def equal_size(preprocessing: Preprocessing) -> bool:
-    """Return whether all pictures get the same size, so that they can be batched."""
-    return output_size(preprocessing) is not None
-
-
 def output_size(preprocessing: Preprocessing) -> tuple[int, int] | None:
     """Return (height, width) of every picture; None if it depends on the picture."""
     resize = preprocessing.resize if isinstance(preprocessing.resize, tuple) else None

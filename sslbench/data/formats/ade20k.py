@@ -23,6 +23,7 @@ from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, 
 from sslbench.data.maps.pairs import find_places, paired
 from sslbench.data.maps.types import Coding, Grid, LabelMapSource, RawMap
 from sslbench.errors import DataError
+from sslbench.preprocessing import MAX_PIXELS
 
 _INFO = "objectInfo150.txt"
 _SEG = "_seg"
@@ -170,8 +171,6 @@ def _names_in_json(spec: str, splits: dict[str, Pairs]) -> tuple[Coding, list[st
 
 
 def _numbers(splits: dict[str, Pairs]) -> list[int]:
-    from sslbench.preprocessing import MAX_PIXELS
-
     found: set[int] = set()
     for pairs in splits.values():
         maps = FullMaps(pairs.maps)

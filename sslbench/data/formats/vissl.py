@@ -18,6 +18,8 @@ from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted, printable
 from sslbench.errors import DataError, UsageError, WeightsError
+from sslbench.weights.reading.pickled import resolve
+from sslbench.weights.reading.unpickle import RestrictedPickle
 
 PREFIX = "vissl:"
 _SUFFIXES = (".npy", ".pkl")
@@ -132,9 +134,6 @@ def _ids(name: str, paths: Sequence[str], folder: Path) -> tuple[list[str], tupl
 
 def _read(path: Path) -> Any:
     """Read an array or list without running anything in the file."""
-    from sslbench.weights.reading.pickled import resolve
-    from sslbench.weights.reading.unpickle import RestrictedPickle
-
     try:
         with path.open("rb") as file:
             if path.suffix.lower() == ".npy":

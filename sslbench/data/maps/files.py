@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from sslbench.data.decode.picture import UnreadableImage, check_size, declared_too_large
 from sslbench.data.decode.pillow import strict_and_silent
-from sslbench.data.images import Files
+from sslbench.data.images import DIGEST_BYTES, Files, digest
 from sslbench.data.maps.types import Grid, RawMap
 from sslbench.preprocessing import MAX_PIXELS
 
@@ -206,7 +206,6 @@ def joined_digests(files: Files, others: Files | None) -> npt.NDArray[np.uint8]:
     first = files.digests()
     if others is None:
         return first
-    from sslbench.data.images import DIGEST_BYTES, digest
 
     pairs = np.concatenate([first, others.digests()], axis=1)
     joined = b"".join(digest(row.tobytes()) for row in pairs)

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.maps.sizes import check_same_size, size_and_turn
 from sslbench.data.source import Images
 from sslbench.data.wording import some
 from sslbench.errors import DataError
@@ -198,12 +199,10 @@ class LabelMapSource:
             UnreadableImage: there is no complete map.
             DataError: it is of another size than the image, has a value that is no class, or contradicts its manifest.
         """
-        from sslbench.data.maps.sizes import check_same_size, upright_size
-
         raw, path = self.maps.read(index, max_pixels), self.maps.path(index)
         if raw.broken:
             raise DataError(f"{self.name}: {path}: {'; '.join(raw.broken)}")
-        if found := check_same_size(raw.values, size or upright_size(self.images, index)[0]):
+        if found := check_same_size(raw.values, size or size_and_turn(self.images, index)[0]):
             raise DataError(f"{self.name}: {path}: {found}")
         semantic = self.coding.positions(raw.values)
         if (semantic == UNKNOWN).any():

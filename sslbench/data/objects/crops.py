@@ -3,22 +3,20 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.config import setting
+from sslbench.data.decode.handlers import PictureDecoder, picture_decoder, picture_of
+from sslbench.data.decode.picture import Decoded, UnreadableImage
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST
 from sslbench.data.labels import single_labels
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Images, Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from sslbench.data.decode.handlers import PictureDecoder
-    from sslbench.data.decode.picture import Decoded
 
 IMAGE = "image"
 """Attribute with the image of a crop."""
@@ -77,15 +75,13 @@ class Crops:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def decoded(self, index: int, decoder: "PictureDecoder") -> "Decoded":
+    def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
         """Decode the whole image and cut out the box with its margin, clipped to the image.
 
         Raises:
             UnreadableImage: the image cannot be decoded, or is of another size than its boxes are for.
             OSError: its file cannot be read.
         """
-        from sslbench.data.decode.picture import UnreadableImage
-
         whole = self._whole(int(self.rows[index]), decoder)
         height, width = whole.image.shape[1:]
         said = tuple(self.sizes[index].tolist())
@@ -97,10 +93,8 @@ class Crops:
         part = whole.image[:, top:bottom, left:right].permute(1, 2, 0).contiguous().permute(2, 0, 1)
         return dataclasses.replace(whole, image=part)
 
-    def _whole(self, row: int, decoder: "PictureDecoder") -> "Decoded":
+    def _whole(self, row: int, decoder: PictureDecoder) -> Decoded:
         """Return the whole image at full size: boxes are in its pixels."""
-        from sslbench.data.decode.handlers import picture_of
-
         full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))
         known = self._last.known
         if known is None or known[0] != row or not known[1].same_as(full):
@@ -115,8 +109,6 @@ class Crops:
             UnreadableImage: as for `decoded`.
             OSError: as there.
         """
-        from sslbench.data.decode.handlers import picture_decoder
-
         crop = self.decoded(index, picture_decoder(None, self.images)).image
         return np.ascontiguousarray(crop.permute(1, 2, 0).numpy(), dtype=np.uint8)
 

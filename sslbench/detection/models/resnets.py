@@ -39,7 +39,7 @@ def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
     """
     network = copied(backbone.module)
     if not isinstance(network, ResNet):
-        other = "vit_fpn is for vision transformers of timm." if backbone.builder == "timm" else ""
+        other = "vit_fpn is for vision transformers of timm." if backbone.kind.tags else ""
         raise UsageError(
             f"architecture={recipe.architecture} needs a ResNet of sslbench, and the backbone is {backbone.name}",
             f"Take resnet18 to resnet200, wide or grouped ones. {other}".strip(),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
+from sslbench.backbones.resnet import ResNet
 from sslbench.detection.models.fpn import coarsest
 from sslbench.detection.models.layers import Conv, Norm, freeze, make_norm
 from sslbench.detection.recipe import DetectionRecipe
@@ -64,8 +65,8 @@ def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe) -> SimplePyramid
     Raises:
         UsageError: the backbone is no plain vision transformer of timm.
     """
-    if backbone.builder != "timm" or not isinstance(backbone.module, VisionTransformer):
-        other = " architecture=fpn and c4 are for ResNets." if backbone.builder == "resnet" else ""
+    if backbone.kind.users or not isinstance(backbone.module, VisionTransformer):
+        other = " architecture=fpn and c4 are for ResNets." if isinstance(backbone.module, ResNet) else ""
         raise UsageError(
             f"architecture=vit_fpn needs a vision transformer of timm, and the backbone is {backbone.name}",
             f"Take one such as timm:vit_base_patch16_224.{other}",

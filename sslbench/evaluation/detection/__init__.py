@@ -204,8 +204,7 @@ def evaluate_detection(
         result = compared(own, beside, prepared.data.test.truth(), request.recipe, seed=prepared.run.seed)
         if not beside and not result.weights.untrained:
             result = dataclasses.replace(result, missing_floors={"untrained": _NO_BASELINE})
-        path = records.write_without_scores(result, out)
-        return [*(other.result for other in beside), dataclasses.replace(result, file=path)]
+        return [*(other.result for other in beside), records.write_without_scores(result, out)]
 
 
 def _log_line(line: DetectionLogLine) -> None:
@@ -256,8 +255,7 @@ def _measure(
     result = dataclasses.replace(
         result, references=compare_references(prepared.request.benchmark, result.weights, result.metrics)
     )
-    path = records.write_without_scores(result, out)
-    return DetectorResult(dataclasses.replace(result, file=path), ran.found)
+    return DetectorResult(records.write_without_scores(result, out), ran.found)
 
 
 def _workers(run: RunSettings) -> int:

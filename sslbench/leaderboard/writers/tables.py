@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.columns import COLUMNS, extra_texts
-from sslbench.leaderboard.model import Board, Cell, Row, shown, value
+from sslbench.leaderboard.model import Board, Cell, Published, Row, shown, value
 from sslbench.results.records import replace_file
 from sslbench.text import csv_text, table_cell, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sslbench.leaderboard.model import Published
 
 LEGEND = (
     "In brackets: 95 % interval. "
@@ -122,7 +121,7 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         yield common | entry
 
 
-def _source(published: "Published") -> str:
+def _source(published: Published) -> str:
     return f"{published.source}: {published.where}"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
+from sslbench.data.groups import choose_groups
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -171,8 +172,6 @@ def share(labels: Labels, fraction: float, seed: int, *, stratified: bool, group
 
 def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, stratified: bool) -> IntArray:
     """Return the rows of about n samples; at least of one group."""
-    from sslbench.data.groups import choose_groups
-
     if stratified and (chosen := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
         return np.flatnonzero(chosen)
     names, place, sizes = np.unique(groups, return_inverse=True, return_counts=True)
@@ -283,7 +282,7 @@ def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> flo
     return float(values[measure.names.index(metric)])
 
 
-class Curve:
+class LearningCurve:
     """Learning curve over the number of training samples; the last point added is the headline."""
 
     def __init__(self, test: Features, train_ids: Sequence[str], metric: str = "auto") -> None:
@@ -377,8 +376,6 @@ def check_labels(protocol: str, labels: Labels) -> None:
     Raises:
         DataError: there are none, or fewer than two classes of single labels.
     """
-    from sslbench.protocols._parts.few_shot import present
-
     if not labels.labelled:
         raise DataError(
             f"{protocol}: the train samples have no labels to draw samples per class by",

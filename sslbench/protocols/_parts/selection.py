@@ -1,11 +1,13 @@
 """Checks of features, hold-outs, folds and score arrays of protocols on features."""
 
 import math
+import warnings
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
+from sslbench.data.groups import group_folds
 from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.features.array import Features
@@ -101,13 +103,9 @@ def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | N
         number: of folds.
         groups: (N,) group numbers: the samples of one group are in one fold; or None.
     """
-    import warnings
-
     from sklearn.model_selection import StratifiedKFold
 
     if groups is not None:
-        from sslbench.data.groups import group_folds
-
         names = tuple(map(str, range(int(classes.max()) + 1)))
         return group_folds(Labels("single", names, classes), groups, number).astype(np.int16)
     folds = np.empty(len(classes), np.int16)

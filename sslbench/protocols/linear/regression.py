@@ -32,7 +32,6 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
         train=headline("value", train.labels.values, model.predict(on_train, alpha)),
         selected={"alpha": alpha} | selected,
         notes=notes,
-        absolute=frozenset({"mae", "rmse"}),
     )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +25,10 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.selection import holdout_rows, no_holdout
 from sslbench.protocols.linear_online.heads import Bank, Head, Heads, Norm
 from sslbench.protocols.linear_online.inputs import Input, block_inputs, layer_inputs
+from sslbench.protocols.linear_online.settings import Settings
 from sslbench.runtime.workers import StartMethod
 from sslbench.train import schedules
 from sslbench.train.optimizers import OptimizerSettings
-
-if TYPE_CHECKING:
-    from sslbench.protocols.linear_online.settings import Settings
 
 _SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine": {"name": "cosine", "start": 1.0, "end": 0.0},
@@ -48,7 +46,7 @@ class BankPlan:
     row: str
 
 
-def check_settings(settings: "Settings") -> None:
+def check_settings(settings: Settings) -> None:
     """Refuse settings that are not possible, whatever the data and the backbone.
 
     Raises:
@@ -85,7 +83,7 @@ def _check(right: bool, message: str) -> None:
         raise UsageError(f"linear-online: {message}")
 
 
-def optimizer_settings(settings: "Settings") -> OptimizerSettings:
+def optimizer_settings(settings: Settings) -> OptimizerSettings:
     """Return the optimizer settings that all heads share; each head has its own learning rate and weight decay.
 
     Raises:
@@ -105,7 +103,7 @@ def optimizer_settings(settings: "Settings") -> OptimizerSettings:
     )
 
 
-def schedule(settings: "Settings", epochs: float) -> schedules.Schedule:
+def schedule(settings: Settings, epochs: float) -> schedules.Schedule:
     """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
 
     Args:
@@ -128,7 +126,7 @@ def schedule(settings: "Settings", epochs: float) -> schedules.Schedule:
     return lambda where: factor(math.floor(where * epochs + 1e-6) / epochs)
 
 
-def view(settings: "Settings", size: int) -> View:
+def view(settings: Settings, size: int) -> View:
     """Return the recipe of the augmented view of an image.
 
     Raises:
@@ -142,7 +140,7 @@ def view(settings: "Settings", size: int) -> View:
 def make_batches(
     source: Source,
     preprocessing: Preprocessing,
-    settings: "Settings",
+    settings: Settings,
     *,
     seed: int,
     piece: int,
@@ -217,7 +215,7 @@ def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
     return int(image.shape[1]), int(image.shape[2])
 
 
-def planned(backbone: Backbone, layers: Sequence[Layer], settings: "Settings") -> tuple[BankPlan, ...]:
+def planned(backbone: Backbone, layers: Sequence[Layer], settings: Settings) -> tuple[BankPlan, ...]:
     """Return the banks of heads, in the order of the results.
 
     Raises:
@@ -243,12 +241,12 @@ def planned(backbone: Backbone, layers: Sequence[Layer], settings: "Settings") -
     return tuple(plans)
 
 
-def has_choice(plans: Sequence[BankPlan], settings: "Settings") -> bool:
+def has_choice(plans: Sequence[BankPlan], settings: Settings) -> bool:
     """Return True if a row has several heads, of which one must be chosen."""
     return len(settings.lr) * len(settings.weight_decay) > 1 or len({plan.row for plan in plans}) < len(plans)
 
 
-def split(train: Source, plans: Sequence[BankPlan], settings: "Settings", seed: int) -> tuple[Source, Source | None]:
+def split(train: Source, plans: Sequence[BankPlan], settings: Settings, seed: int) -> tuple[Source, Source | None]:
     """Return the training part and the part held out for the choice; None where nothing is chosen on train."""
     if settings.select_on == "test" or not has_choice(plans, settings):
         return train, None
@@ -266,7 +264,7 @@ def make_heads(
     plans: Sequence[BankPlan],
     widths: dict[str, tuple[int, int]],
     classes: int,
-    settings: "Settings",
+    settings: Settings,
     *,
     seed: int,
     device: torch.device,

@@ -4,7 +4,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +18,10 @@ from sslbench.metrics.summary import Probabilities, summarise
 from sslbench.protocols.linear_online import plan as planning
 from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.protocols.linear_online.scoring import Chosen, Scored, candidates, choose, score
+from sslbench.protocols.linear_online.settings import Settings
 from sslbench.protocols.linear_online.training import Training, train, unreadable_images
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, stage_progress
-
-if TYPE_CHECKING:
-    from sslbench.protocols.linear_online.settings import Settings
 
 log = logging.getLogger("sslbench")
 
@@ -32,7 +30,7 @@ def run(
     backbone: Backbone,
     layers: Sequence[Layer],
     parts: tuple[Source, Source],
-    settings: "Settings",
+    settings: Settings,
     *,
     seed: int,
     engine: ExtractSettings,
@@ -105,7 +103,7 @@ def _outcome(
     on_test: Scored,
     on_train: Scored,
     test: Source,
-    settings: "Settings",
+    settings: Settings,
     seed: int,
     notes: Sequence[str],
 ) -> Outcome:
@@ -134,7 +132,7 @@ def _outcome(
     )
 
 
-def _notes(chosen: Chosen, settings: "Settings") -> list[str]:
+def _notes(chosen: Chosen, settings: Settings) -> list[str]:
     """Return the notes on the choice of a head."""
     notes = []
     if chosen.on == "test":

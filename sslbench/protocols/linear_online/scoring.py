@@ -5,7 +5,6 @@ Shapes: N samples, C classes.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +20,8 @@ from sslbench.protocols._parts.selection import is_better, percent
 from sslbench.protocols.linear_online.heads import Heads
 from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.protocols.linear_online.plan import BankPlan
+from sslbench.protocols.linear_online.settings import Settings
 from sslbench.protocols.linear_online.training import unreadable_images
-
-if TYPE_CHECKING:
-    from sslbench.protocols.linear_online.settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +146,7 @@ class Chosen:
     score: float = float("nan")
 
 
-def candidates(plans: Sequence[BankPlan], settings: "Settings", alive: Sequence[bool]) -> list[Candidate]:
+def candidates(plans: Sequence[BankPlan], settings: Settings, alive: Sequence[bool]) -> list[Candidate]:
     """Return all heads in the order of `Heads.all_heads`."""
     found: list[Candidate] = []
     for plan in plans:
@@ -164,7 +161,7 @@ def candidates(plans: Sequence[BankPlan], settings: "Settings", alive: Sequence[
 
 
 def choose(
-    found: Sequence[Candidate], settings: "Settings", score: Score, *, test: Source, held: Source | None
+    found: Sequence[Candidate], settings: Settings, score: Score, *, test: Source, held: Source | None
 ) -> dict[str, Chosen]:
     """Return the chosen head of each row, of equal scores the first one; rows whose heads all diverged are left out.
 

@@ -28,7 +28,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.protocols._parts import few_shot
-from sslbench.protocols._parts.few_shot import Curve, Draw, check_labels, leading, leading_metric, usable_k
+from sslbench.protocols._parts.few_shot import Draw, LearningCurve, check_labels, leading, leading_metric, usable_k
 from sslbench.protocols._parts.selection import check_features, is_better, percent
 from sslbench.protocols.low_shot.models import Classifier, Logistic, Svm
 from sslbench.protocols.low_shot.settings import DEFAULT_K, Settings
@@ -87,7 +87,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     seeds = few_shot.seeds(seed, settings.draws)
     learner: Classifier = Svm(test.x, settings, seed) if settings.classifier == "svm" else Logistic(test.x, settings)
     strengths = settings.costs if settings.classifier == "svm" else settings.c
-    curve, on_test = Curve(test, train.ids, settings.metric), {}
+    curve, on_test = LearningCurve(test, train.ids, settings.metric), {}
     for point in points:
         draws = [point.draw(train, each, settings) for each in seeds]
         used: Sequence[float] = strengths

@@ -13,12 +13,13 @@ from sslbench.metrics import ranking
 from sslbench.metrics.summary import headline
 from sslbench.protocols._parts.few_shot import Fitted, leading, stratified_folds
 from sslbench.protocols._parts.selection import class_sizes, folds_of_class, for_all_classes, signed_targets
+from sslbench.protocols.low_shot.settings import Settings
+from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
+from sslbench.protocols.svm.settings import Settings as SvmSettings
+from sslbench.solvers.svm import SvmSolver
 
 if TYPE_CHECKING:
-    from sslbench.protocols.low_shot.settings import Settings
-    from sslbench.protocols.svm.settings import Settings as SvmSettings
     from sslbench.solvers.logistic import Fit, Problem
-    from sslbench.solvers.svm import SvmSolver
 
 
 class Classifier(Protocol):
@@ -39,14 +40,12 @@ class Classifier(Protocol):
 class Svm:
     """One linear SVM per class, as in the SVM protocol; labels -1 are left out."""
 
-    def __init__(self, test: Matrix, settings: "Settings", seed: int) -> None:
+    def __init__(self, test: Matrix, settings: Settings, seed: int) -> None:
         self._settings, self._seed = settings, seed
         self._test = _unit(test)
 
     def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
         """Fit one draw, see `Classifier`. With several labels per sample the cost is chosen per class."""
-        from sslbench.protocols.svm.choice import make_solver
-
         x = _unit(x)
         targets, learned = _targets(labels)
         names = [labels.classes[c] for c in learned]
@@ -59,9 +58,7 @@ class Svm:
         train = leading(self._settings.metric, labels, for_all_classes(models.decide(x), learned, labels))
         return Fitted(scores, train, strength, bool(models.converged.all()), (*notes, *searched))
 
-    def _as_svm(self, strengths: Sequence[float]) -> "SvmSettings":
-        from sslbench.protocols.svm.settings import Settings as SvmSettings
-
+    def _as_svm(self, strengths: Sequence[float]) -> SvmSettings:
         s = self._settings
         return SvmSettings(
             costs=tuple(strengths),
@@ -73,7 +70,7 @@ class Svm:
 
     def _choose(
         self,
-        solver: "SvmSolver",
+        solver: SvmSolver,
         targets: npt.NDArray[np.int8],
         names: list[str],
         kind: str,
@@ -81,8 +78,6 @@ class Svm:
         groups: IntArray | None,
     ) -> tuple[float | dict[str, float], list[float], tuple[str, ...]]:
         """Return the cost for the record, the cost of every class, and notes; without folds the fixed cost."""
-        from sslbench.protocols.svm.choice import choose_each, choose_one
-
         fixed = self._settings.fixed_cost if len(strengths) > 1 else strengths[0]
         fewest = np.array([_fewest(column, groups) for column in targets.T])
         # Classes with one sample are never right when it is held out, and would have a say in the one cost for all.
@@ -101,7 +96,7 @@ class Svm:
 class Logistic:
     """Logistic regression on features standardised by the draw: multinomial, or one per class (multi-label)."""
 
-    def __init__(self, test: Matrix, settings: "Settings") -> None:
+    def __init__(self, test: Matrix, settings: Settings) -> None:
         self._settings, self._test = settings, test
 
     def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:

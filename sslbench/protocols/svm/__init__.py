@@ -19,8 +19,10 @@ from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features, for_all_classes, signed_targets
 from sslbench.protocols.protocol import OnFeatures, Protocol
+from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
 from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
+from sslbench.solvers.svm import relative_gaps
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -46,9 +48,6 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         DataError: features that are not finite, no labels, or nothing to learn in train.
         UsageError: settings that are not possible.
     """
-    from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
-    from sslbench.solvers.svm import relative_gaps
-
     check_features(train, test)
     check(settings, train.labels)
     x = _prepare(train.x, settings.normalise)

@@ -2,29 +2,18 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sslbench.arrays import FloatArray, Int8Array, Int16Array, IntArray
 from sslbench.metrics import ranking
 from sslbench.protocols._parts.selection import class_sizes, folds_of, folds_of_class
+from sslbench.protocols.svm.liblinear import Liblinear
+from sslbench.protocols.svm.settings import Settings
 from sslbench.solvers import svm
 
-if TYPE_CHECKING:
-    from sslbench.protocols.svm.settings import Settings
-
-
 _NEWTON_UP_TO = 12288  # axes: the memory for turning the features grows with their square, the time with their cube
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """One binary SVM: (D,) weight, bias, and whether the solver reached its tolerance."""
-
-    weight: FloatArray
-    bias: float
-    converged: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,33 +25,13 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-class Solver:
-    """Solver of single SVMs, by the settings."""
-
-    def __init__(self, settings: "Settings", seed: int) -> None:
-        self._settings, self._seed = settings, seed
-
-    def fit(self, x: FloatArray, target: Int8Array, cost: float) -> Model:
-        """Return one binary SVM.
-
-        Args:
-            x: (N, D).
-            target: (N,), 1 or -1, both present.
-            cost: scikit-learn's C.
-        """
-        settings = dataclasses.replace(self._settings, costs=(cost,))
-        models = make_solver(np.asarray(x, dtype=np.float64), settings, self._seed)[0].fit(target[:, None], [cost])
-        return Model(models.weight[0], float(models.bias[0]), bool(models.converged[0]))
-
-
-def make_solver(x: FloatArray, settings: "Settings", seed: int) -> tuple[svm.SvmSolver, list[str]]:
+def make_solver(x: FloatArray, settings: Settings, seed: int) -> tuple[svm.SvmSolver, list[str]]:
     """Return the solver of the settings for features (N, D), with a note where 'auto' chose the slow one."""
     axes = min(x.shape[0], x.shape[1] + 1)
     if settings.solver == "newton" or (settings.solver == "auto" and axes <= _NEWTON_UP_TO):
         from sslbench.protocols.svm.newton import Newton
 
         return Newton(x, settings), []
-    from sslbench.protocols.svm.liblinear import Liblinear
 
     because = f"liblinear was used, because {axes} axes are many for the solver that takes all classes together."
     return Liblinear(x, settings, seed), [because[0].upper() + because[1:]] if settings.solver == "auto" else []
@@ -72,7 +41,7 @@ def choose_each(
     solver: svm.SvmSolver,
     targets: Int8Array,
     classes: Sequence[str],
-    settings: "Settings",
+    settings: Settings,
     groups: IntArray | None = None,
 ) -> Choice:
     """Return a cost per class: the first with the highest mean average precision over the folds.
@@ -114,9 +83,7 @@ def choose_each(
     return Choice(chosen, selected, notes)
 
 
-def choose_one(
-    solver: svm.SvmSolver, targets: Int8Array, settings: "Settings", groups: IntArray | None = None
-) -> Choice:
+def choose_one(solver: svm.SvmSolver, targets: Int8Array, settings: Settings, groups: IntArray | None = None) -> Choice:
     """Return one cost for all classes: the first with the highest accuracy over the folds.
 
     Args:

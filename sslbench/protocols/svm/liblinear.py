@@ -4,21 +4,19 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sslbench.arrays import FloatArray, Int8Array, Int16Array
+from sslbench.protocols.svm.settings import Settings
 from sslbench.solvers.svm import HeldOut, Models, no_model
-
-if TYPE_CHECKING:
-    from sslbench.protocols.svm.settings import Settings
 
 
 class Liblinear:
     """All models of one data set."""
 
-    def __init__(self, x: FloatArray, settings: "Settings", seed: int) -> None:
+    def __init__(self, x: FloatArray, settings: Settings, seed: int) -> None:
         self._x, self._settings, self._seed = x, settings, seed
 
     def held_out(self, targets: Int8Array, folds: Int16Array) -> Iterator[HeldOut]:

@@ -1,19 +1,15 @@
 """SVM protocol by `solvers.svm.squared_hinge`: blocks of problems, along the costs, in bounded memory."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from sslbench.arrays import FloatArray, Int8Array, Int16Array
+from sslbench.protocols.svm.settings import Settings
 from sslbench.solvers.svm import HeldOut, Models, no_model
 from sslbench.solvers.svm.features import rotate
 from sslbench.solvers.svm.squared_hinge import Solutions, solve
-
-if TYPE_CHECKING:
-    from sslbench.protocols.svm.settings import Settings
-
 
 _BLOCK_BYTES = 2**30
 _SEARCH = 10  # factor of the tolerance while costs are compared: still 1e-6 of the objective
@@ -24,7 +20,7 @@ _ARRAYS = 24  # float64 arrays per problem, each as long as the samples or the a
 class Newton:
     """All models of one data set."""
 
-    def __init__(self, x: FloatArray, settings: "Settings", block_bytes: int = _BLOCK_BYTES) -> None:
+    def __init__(self, x: FloatArray, settings: Settings, block_bytes: int = _BLOCK_BYTES) -> None:
         """Rotate the features (N, D), once for all models."""
         self._settings = settings
         self._features = rotate(x, settings.intercept_scaling)

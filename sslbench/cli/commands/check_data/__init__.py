@@ -230,7 +230,7 @@ def _check(ctx: click.Context, given: CheckFlags) -> "CheckedParts":
         options.refuse(ctx, used=used - {"store"}, what=f"--near-copies {search}")
     if search == "none":
         options.refuse(ctx, used=used - {"near_threshold"}, what="--near-copies none")
-    if not opened.data.how.startswith("seeded"):
+    if not opened.data.seeded:
         options.refuse(ctx, used=used - {"seed", "test_fraction"}, what=f"data with a test split: {opened.data.how}")
     copies = given.look_for_copies(images)
     found = check_parts(opened, copies=copies, decode=given.decode, workers=workers, reading=reading)

@@ -47,8 +47,8 @@ class EvalCommand(click.Command):
     help="Published settings of a protocol: dino, knn/dino (sslbench list presets).",
 )
 @click.option("--suite", help="List of benchmarks (sslbench list suites); one that cannot be run leaves a hole.")
-@options.weights_flags
-@options.data_flags
+@options.weights_options
+@options.data_options
 @click.option(
     "--test-classes",
     type=click.Choice(["same", "subset", "numbers"]),
@@ -60,8 +60,8 @@ class EvalCommand(click.Command):
 @click.option("--labels", help="Labels of --features: a .csv with a column 'label', one line per row; ?group=COLUMN.")
 @click.option("--test-features", help="Embeddings of the test part.")
 @click.option("--test-labels", help="Labels of --test-features.")
-@options.preprocessing_flags
-@options.run_flags
+@options.preprocessing_options
+@options.run_options
 @click.option("--max-memory", help="Memory of the kNN search: 8GB, 500MB; the same as max_memory=8.")
 @click.option("--no-floors", is_flag=True, help="Skip chance, pixels and the untrained backbone.")
 @click.option("--no-overlaps", is_flag=True, help="Skip the search for test images that are in train too.")

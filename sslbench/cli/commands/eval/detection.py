@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 TOY = "detection/toy"
 _D2 = "d2."
 """Prefix of key=value for Detectron2's own configuration."""
-_FLAGS = ("device", "workers", "seed", "decoder", "max_pixels", "start_method")
-_RUN = (*_FLAGS, "test_fraction", "machine")
+_RUN = ("device", "workers", "seed", "decoder", "max_pixels", "start_method", "test_fraction", "machine")
 _REASONS = {
     **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "Detection trains on images."),
     **dict.fromkeys(("resize", "crop", "interpolation"), "Sizes are min_size_test=800, min_sizes_train=[640,800]."),
@@ -114,9 +113,7 @@ def make_plan(
         if key not in (*known, *_RUN):
             raise UsageError(f"detection has no setting '{key}'", did_you_mean(key, (*known, *_RUN)))
     of_run = {key: value for key, value in plain.items() if key in _RUN}
-    settings, origins = resolve(
-        RunSettings, compose_run(of_run, {k: v for k, v in chosen.named(_FLAGS).items() if v is not None})
-    )
+    settings, origins = resolve(RunSettings, compose_run(of_run, chosen.run.settings()))
     recipe = {key: value for key, value in plain.items() if key not in _RUN}
     request = _request(recipe, chosen, benchmarks, d2)
     check_backend(request)
@@ -162,8 +159,8 @@ def _request(
             "Give a checkpoint; 'random' with --backbone is an untrained network.",
         )
     benchmark = _benchmark(chosen, benchmarks)
-    data = chosen.data or benchmark.data
-    if not chosen.data:
+    data = chosen.data.data or benchmark.data
+    if not chosen.data.data:
         refuse_location(data, f"the benchmark {benchmark.name}: data")
     if not data:
         raise UsageError(
@@ -171,19 +168,25 @@ def _request(
             "Give a COCO or kwcoco manifest, or a Pascal VOC tree (two as VOC2007+VOC2012).",
         )
     baselines = chosen.baselines
-    if not chosen.data and data == DEFAULT_OBJECTS and this_process().rank == 0:
+    if not chosen.data.data and data == DEFAULT_OBJECTS and this_process().rank == 0:
         echo(f"no --data: using drawn toy shapes ({DEFAULT_OBJECTS})", err=True)
-    if not (baselines or chosen.data or benchmarks or chosen.no_floors):
+    if not (baselines or chosen.data.data or benchmarks or chosen.no_floors):
         baselines = ("random",)  # what the toys can show: whether the weights are better than none
         if this_process().rank == 0 and chosen.weights != ("random",):
             echo("also the untrained backbone is trained, to stand beside (--no-floors leaves it out)", err=True)
     recipe, origins, used = make_recipe(values, benchmark, limit_iterations=chosen.limit_iters)
     if used is not None and d2:
         used = dataclasses.replace(used, modified=True)
-    common = chosen.named(("backbone", "format", "allow_partial", "trust_pickle", "stem", "test_data"))
-    common |= {"baselines": baselines, "backend": chosen.backend or "torchvision", "d2": d2}
     return DetectionRequest(
-        **common, weights=chosen.weights[0], data=data, recipe=recipe, origins=origins, benchmark=used
+        **chosen.network.loading(),
+        data=data,
+        test_data=chosen.data.test_data,
+        recipe=recipe,
+        origins=origins,
+        benchmark=used,
+        baselines=baselines,
+        backend=chosen.backend or "torchvision",
+        d2=d2,
     )
 
 
@@ -193,7 +196,7 @@ def _benchmark(chosen: EvalOptions, names: Sequence[str]) -> "Benchmark":
 
     if len(names) > 1:
         raise UsageError(f"detection takes one --benchmark at a time, not {', '.join(names)}")
-    if not names and chosen.data:
+    if not names and chosen.data.data:
         there = ", ".join(name for name in list_names("benchmark") if name.startswith("detection/"))
         raise UsageError(
             "which recipe? --benchmark is missing",

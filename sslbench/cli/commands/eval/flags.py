@@ -17,24 +17,21 @@ Backend = Literal["torchvision", "detectron2"]
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions:
-    """Values of the command line: a field for each parameter of the command, under its name."""
+    """Values of the command line: the flags that several commands share, and a field for each other parameter.
+
+    Attributes:
+        weights: all values of --weights; `network.weights` is the first of them.
+    """
 
     words: tuple[str, ...]
     benchmarks: tuple[str, ...]
     presets: tuple[str, ...]
     suite: str | None
     weights: tuple[str, ...]
-    backbone: str | None
-    format: str | None
-    allow_partial: bool
-    stem: str | None
-    trust_pickle: bool
-    layers: str | None
-    data: str | None
-    test_data: str | None
-    image_column: str | None
-    label_column: str | None
-    limit: int | None
+    network: options.WeightsFlags
+    data: options.DataFlags
+    preprocessing: options.PreprocessingFlags
+    run: options.RunFlags
     test_classes: TestClasses | None
     value_columns: str | None
     groups: tuple[str, ...]
@@ -42,22 +39,6 @@ class EvalOptions:
     labels: str | None
     test_features: str | None
     test_labels: str | None
-    resize: str | None
-    crop: str | None
-    interpolation: str | None
-    mean: str | None
-    std: str | None
-    device: str | None
-    precision: str | None
-    feature_dtype: str | None
-    batch_size: int | None
-    workers: int | None
-    seed: int | None
-    on_error: str | None
-    decoder: list[str] | None
-    max_pixels: int | None
-    start_method: str | None
-    store: str | None
     max_memory: str | None
     no_floors: bool
     no_overlaps: bool
@@ -70,21 +51,21 @@ class EvalOptions:
     @classmethod
     def of(cls, ctx: click.Context) -> "EvalOptions":
         """Return the options of a parsed command; --weights may have had several values."""
-        return cls(**{**ctx.params, "weights": tuple(ctx.meta["weights"])})
+        values = dict(ctx.params)
+        network, data = options.take(options.WeightsFlags, values), options.take(options.DataFlags, values)
+        preprocessing, run = options.take(options.PreprocessingFlags, values), options.take(options.RunFlags, values)
+        weights = tuple(ctx.meta["weights"])
+        return cls(weights=weights, network=network, data=data, preprocessing=preprocessing, run=run, **values)
 
     def numbers(self) -> tuple[str, ...]:
         """Return the columns in --value-col."""
         return tuple(name.strip() for name in (self.value_columns or "").split(",") if name.strip())
 
-    def named(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return some of the options, name -> value."""
-        return {name: getattr(self, name) for name in names}
-
-    def run_settings(self, names: Sequence[str] = options.RUN_KEYS) -> dict[str, Any]:
-        """Return the settings of the run among the options that were given."""
-        found = {name: value for name, value in self.named(names).items() if value is not None}
-        found |= {"floors": False} if self.no_floors else {}
-        return found | ({"overlaps": False} if self.no_overlaps else {})
+    def run_settings(self) -> dict[str, Any]:
+        """Return the given options as fields of `RunSettings`."""
+        floors = {"floors": False} if self.no_floors else {}
+        overlaps = {"overlaps": False} if self.no_overlaps else {}
+        return self.run.settings() | floors | overlaps
 
 
 _OF_A_FILE = frozenset({"format", "allow_partial", "trust_pickle"})

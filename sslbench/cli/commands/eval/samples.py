@@ -79,10 +79,8 @@ def make_plan(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], val
             weights, benchmarks, chosen, lambda one, own, on: _requests(runs, on, routed, chosen, one, own)
         )
     else:
-        requests = _requests(runs, benchmarks, routed, chosen, weights[0] if weights else None, chosen.backbone)
-    return SamplesPlan(
-        requests, cells, run, origins, options.store_folder(chosen.store), Path(chosen.out), chosen.dry_run
-    )
+        requests = _requests(runs, benchmarks, routed, chosen, weights[0] if weights else None, chosen.network.backbone)
+    return SamplesPlan(requests, cells, run, origins, chosen.run.store_folder(), Path(chosen.out), chosen.dry_run)
 
 
 def run(plan: SamplesPlan, command: str) -> int | None:
@@ -127,7 +125,7 @@ def plan_embeddings(
         Path(chosen.labels) if chosen.labels else None,
         Path(chosen.test_features) if chosen.test_features else None,
         Path(chosen.test_labels) if chosen.test_labels else None,
-        chosen.label_column,
+        chosen.data.label_column,
         chosen.numbers(),
         chosen.groups,
         Path(chosen.out),
@@ -223,16 +221,24 @@ def _requests(
             "which weights? --weights is missing",
             "Give a checkpoint; 'random' with --backbone is an untrained network, 'pixels' the images themselves.",
         )
-    keys = ("format", "allow_partial", "trust_pickle", "stem", "image_column", "label_column", "limit", "groups")
-    common = {**chosen.named(keys), "weights": weights, "backbone": backbone, "value_columns": chosen.numbers()}
-    layers = tuple(split_layers(chosen.layers)) if chosen.layers else ()
-    preprocessing = options.preprocessing_values(chosen.named(("resize", "crop", "interpolation", "mean", "std")))
+    common = {
+        **chosen.network.loading(),
+        "weights": weights,
+        "backbone": backbone,
+        "image_column": chosen.data.image_column,
+        "label_column": chosen.data.label_column,
+        "limit": chosen.data.limit,
+        "groups": chosen.groups,
+        "value_columns": chosen.numbers(),
+    }
+    layers = tuple(split_layers(chosen.network.layers)) if chosen.network.layers else ()
+    preprocessing = chosen.preprocessing.values()
     requests: list[Request] = []
     every: Sequence[Benchmark | None] = benchmarks or [None]
     for benchmark in every:
-        data, common["test_data"] = chosen.data, chosen.test_data
+        data, common["test_data"] = chosen.data.data, chosen.data.test_data
         if benchmark is not None:
-            data, common["test_data"] = data_of(benchmark, data, chosen.test_data)
+            data, common["test_data"] = data_of(benchmark, data, chosen.data.test_data)
         elif data is None:
             data = options.default_data()
         common["test_classes"] = chosen.test_classes or (benchmark.test_classes if benchmark else "same")

@@ -106,7 +106,7 @@ def make_cells(
 
 def _backbone(weights: str, chosen: "EvalOptions") -> str | None:
     """Return the --backbone of one of several weights; 'pixels' are a backbone themselves and have none."""
-    return None if weights.partition(":")[0] == "pixels" else chosen.backbone
+    return None if weights.partition(":")[0] == "pixels" else chosen.network.backbone
 
 
 def _problem(benchmark: "Benchmark", chosen: "EvalOptions") -> SslbenchError | None:
@@ -117,7 +117,7 @@ def _problem(benchmark: "Benchmark", chosen: "EvalOptions") -> SslbenchError | N
         remedy = f"Run it alone: sslbench eval detection --benchmark {benchmark.name}"
         return UsageError(f"{benchmark.name} trains a detector, which a suite does not", remedy)
     try:
-        data_of(benchmark, chosen.data, chosen.test_data)
+        data_of(benchmark, chosen.data.data, chosen.data.test_data)
     except UsageError as error:
         return error
     return None

@@ -52,7 +52,8 @@ class PretrainFlags:
     def settings(self) -> dict[str, Any]:
         """Return the given flags that are keys of configs/pretrain.yaml."""
         keys = ("backbone", "epochs", "batch_size", "device", "precision", "workers", "seed")
-        return options.given(dataclasses.asdict(self), keys)
+        values = dataclasses.asdict(self)
+        return {key: values[key] for key in keys if values[key] is not None}
 
     def check(self) -> None:
         """Refuse flags that depend on another one that is not given.

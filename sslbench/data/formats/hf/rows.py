@@ -123,7 +123,7 @@ class _RowFiles:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rows:
+class ColumnImages:
     """Encoded images in a column of Parquet or Arrow files.
 
     Attributes:
@@ -197,7 +197,7 @@ class Rows:
         container, row = self.places[index].tolist()
         return f"{os.path.abspath(self.containers[container])}\0bytes of {self.column}[{row}]"  # noqa: PTH100
 
-    def select(self, indices: npt.NDArray[np.int64]) -> "Rows":
+    def select(self, indices: npt.NDArray[np.int64]) -> "ColumnImages":
         """Return the images at `indices`, in that order."""
         chosen = dataclasses.replace(self, places=self.places[np.asarray(indices, dtype=np.int64)])
         if self._digests is not None:
