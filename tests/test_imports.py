@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent / "sslbench"
 
 # A part is a module or package directly below sslbench; it imports from rows above its own, and from itself.
 ROWS = (
-    {"errors", "paths", "names", "text", "labels"},
+    {"arrays", "errors", "paths", "names", "text", "labels"},
     {"config", "preprocessing", "metrics", "results", "identity", "user_code", "library", "weights", "solvers"},
     {"distributed", "runtime"},
     {"data", "backbones"},
@@ -130,6 +130,14 @@ def test_every_part_has_its_place():
     assert found <= set(LEVEL), f"no row for {sorted(found - set(LEVEL))}: see DESIGN section 2"
     assert {"errors", "config", "results", "data", "features", "protocols", "leaderboard", "cli"} <= found
     assert "utils" not in {file.stem for file in modules()} | {file.parent.name for file in modules()}
+
+
+def test_the_table_in_contributing_has_the_same_rows():
+    rows = [set() for _ in ROWS]
+    for line in (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines():
+        if found := re.match(r"\| (\d) \| ([^|]+)\|", line):
+            rows[int(found[1])] |= set(re.findall(r"`(\w+)`", found[2]))
+    assert rows == list(ROWS)
 
 
 def test_imports_point_upwards():
