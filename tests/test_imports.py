@@ -137,6 +137,14 @@ def test_every_part_has_its_place():
     assert "utils" not in {file.stem for file in modules()} | {file.parent.name for file in modules()}
 
 
+def test_the_table_in_contributing_has_the_same_rows():
+    rows = [set() for _ in ROWS]
+    for line in (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines():
+        if found := re.match(r"\| (\d) \| ([^|]+)\|", line):
+            rows[int(found[1])] |= set(re.findall(r"`(\w+)`", found[2]))
+    assert rows == list(ROWS)
+
+
 def test_imports_point_upwards():
     wrong = [
         f"{file.relative_to(ROOT)} ({part_of(file)}, row {LEVEL[part_of(file)]}) imports {part} (row {LEVEL[part]})"

@@ -22,8 +22,6 @@ VALUES = {
     "decoder": "fast",
     "device": "cpu",
     "feature_dtype": "float16",
-    "limit": "7",
-    "limit_iters": "7",
     "max_memory": "7GB",
     "max_pixels": "777",
     "mean": "0.1,0.2,0.3",
@@ -31,11 +29,8 @@ VALUES = {
     "precision": "bf16",
     "resize": "32",
     "crop": "32",
-    "seed": "7",
     "start_method": "spawn",
     "std": "0.1,0.2,0.3",
-    "workers": "7",
-    "batch_size": "7",
     "backend": "detectron2",
     "test_classes": "subset",
 }
@@ -57,7 +52,10 @@ def plan(words):
 
 
 def typed(option):
-    return [option.opts[0]] if option.is_flag else [option.opts[0], VALUES.get(option.name, "something")]
+    if option.is_flag:
+        return [option.opts[0]]
+    usual = "7" if isinstance(option.type, click.types.IntParamType) else "something"
+    return [option.opts[0], VALUES.get(option.name, usual)]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Options of `sslbench eval`, and the cases in which each has an effect."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +67,17 @@ class EvalOptions:
         overlaps = {"overlaps": False} if self.no_overlaps else {}
         return self.run.settings() | floors | overlaps
 
+    def protocol_settings(self) -> dict[str, Any]:
+        """Return the settings of protocols among the options that were given."""
+        typed = {name: vars(self)[name] for name in _PROTOCOL_SETTINGS}
+        return {name: _PROTOCOL_SETTINGS[name](value) for name, value in typed.items() if value is not None}
+
+
+_PROTOCOL_SETTINGS: Mapping[str, Callable[[Any], Any]] = {"max_memory": options.gigabytes}
+"""Options that change a protocol setting of the same name -> conversion of the typed value.
+
+They have an effect on the protocols with that setting.
+"""
 
 _OF_A_FILE = frozenset({"format", "allow_partial", "trust_pickle"})
 """Options about a file of weights."""
@@ -82,7 +93,8 @@ ON_IMAGES = _NETWORK | {
     *("resize", "crop", "interpolation", "mean", "std", "precision", "batch_size", "on_error"),
 }
 """Options with an effect on a protocol on images."""
-ON_FEATURES = ON_IMAGES | {"feature_dtype", "store", "no_overlaps"}
+_SHARED = (options.WeightsFlags, options.DataFlags, options.PreprocessingFlags, options.RunFlags)
+ON_FEATURES = ON_IMAGES | {"no_overlaps"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
 """Options with an effect on a protocol on features."""
 EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps"}
 """Options with an effect on embeddings made elsewhere."""
@@ -125,15 +137,15 @@ def refuse_unused(ctx: click.Context, chosen: EvalOptions, names: Sequence[str])
         UsageError: an option was typed that none of them uses.
     """
     found = [protocols.find(name) for name in names]
-    searches = any("max_memory" in {f.name for f in dataclasses.fields(each.settings)} for each in found)
-    memory = {"max_memory"} if searches else set()
+    of_protocols = {field.name for each in found for field in dataclasses.fields(each.settings)}
+    settings = of_protocols & _PROTOCOL_SETTINGS.keys()
     if chosen.features is not None:
         used, what = (
             (LABELLED_EMBEDDINGS, "--features") if chosen.labels else (EMBEDDINGS, "--features without --labels")
         )
-        options.refuse(ctx, used=used | memory, what=what, reasons={**_REASONS, **_EMBEDDING_REASONS})
+        options.refuse(ctx, used=used | settings, what=what, reasons={**_REASONS, **_EMBEDDING_REASONS})
         return
-    used = frozenset(memory)
+    used = frozenset(settings)
     used = used.union(*(ON_FEATURES for each in found if isinstance(each.kind, OnFeatures)))
     used = used.union(*(ON_IMAGES for each in found if isinstance(each.kind, OnImages)))
     options.refuse(ctx, used=used, what=" ".join(dict.fromkeys(names)), reasons=_REASONS)

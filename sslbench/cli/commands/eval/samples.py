@@ -174,9 +174,8 @@ def _settings(
     runs = presets.runs(names, chosen.presets, benchmarks)
     used = list(dict.fromkeys(each.protocol for each in runs))
     refuse_unused(ctx, chosen, used)
-    memory = {"max_memory": options.gigabytes(chosen.max_memory)} if chosen.max_memory else {}
     run_keys = [f.name for f in dataclasses.fields(RunSettings)] + ["machine"]
-    routed = words.route({**values, **memory}, run_keys, used)
+    routed = words.route({**values, **chosen.protocol_settings()}, run_keys, used)
     run, origins = resolve(RunSettings, words.compose_run(routed.run, chosen.run_settings()))
     return runs, routed, run, origins
 
