@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.containers.names import split_name
 from sslbench.data.groups import group_numbers
-from sslbench.data.labels import no_labels, single_labels
+from sslbench.data.labels import among_classes, has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels
 from sslbench.data.splits import holdout
 from sslbench.errors import DataError, UsageError
@@ -70,9 +71,9 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
 
     Args:
         features: .npy (N, D), or .npz with one such array or one named 'features'.
-        labels: .csv with a header and one line per row: the label column, and optionally 'id' and 'split' ('train' or
-            'test'). A suffix '?group=COLUMN' names the column of groups (see `Features.groups`); each empty cell is a
-            group of its own.
+        labels: .csv with a header and one line per row: the label column ('cat;dog' has several), and optionally 'id'
+            and 'split' ('train' and 'test', otherwise 'val'). A suffix '?group=COLUMN' names the column of groups (see
+            `Features.groups`); each empty cell is a group of its own.
         test_features: features of the test part, if in a file of its own.
         test_labels: labels of the test part.
         label_column: name of the label column; None: 'label', 'class' or 'target'.
@@ -110,18 +111,13 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
         how = f"{features.name} against {test_features.name}"
         parts = [(x, table, np.arange(len(x))), (test_x, test_table, np.arange(len(test_x)))]
     else:
+        test_table = table
         fit, held, how = _split(table, test_fraction, seed)
         parts = [(x, table, fit), (x, table, held)]
-    unknown = set[str]() if value_columns else set(parts[1][1].label) - set(parts[0][1].label)
-    if unknown:
-        raise DataError(
-            f"the test part has labels that the train part lacks: {', '.join(sorted(unknown)[:5])}",
-            did_you_mean(min(unknown), set(parts[0][1].label)),
-        )
-    classes = tuple(value_columns) or single_labels(parts[0][1].label).classes
-    train, test = (_features(array, rows, indices, classes) for array, rows, indices in parts)
-    split = test_features is None and not _has_parts(table)
-    whole = _features(x, table, np.arange(len(x)), classes) if split else None
+    matched = _matched(table, test_table, tuple(value_columns))
+    train, test = (_features(*part, labels) for part, labels in zip(parts, matched, strict=True))
+    split = test_features is None and not _parts(table)
+    whole = _features(x, table, np.arange(len(x)), matched[0]) if split else None
     return FeaturePair(train, test, how, (_fingerprint(train), _fingerprint(test)), features.name, whole)
 
 
@@ -236,39 +232,73 @@ def _numbers(path: Path, names: Sequence[str], lines: Sequence[Mapping[str, str]
     return values
 
 
-def _has_parts(table: _Table) -> bool:
-    return set(table.split) >= {"train", "test"}
+def _labels(texts: Sequence[str], *, several: bool) -> Labels:
+    """Return the labels of the cells of a column; with `several`, a cell may hold any number of them."""
+    if not several:
+        return single_labels(texts)
+    present, ignored = zip(*map(split_cell, texts), strict=True)
+    return multi_labels(present, ignored)
+
+
+def _matched(train: _Table, test: _Table, numbers: tuple[str, ...]) -> tuple[Labels, Labels]:
+    """Return the labels of both tables over the classes of train; a class that a test table does not list is ignored.
+
+    Raises:
+        DataError: test has a class that train lacks.
+    """
+    if train.values is not None and test.values is not None:
+        return Labels("value", numbers, train.values), Labels("value", numbers, test.values)
+    several = any(map(has_separator, (*train.label, *test.label)))
+    fitted, scored = (_labels(table.label, several=several) for table in (train, test))
+    unknown = set(scored.classes) - set(fitted.classes)
+    if unknown:
+        raise DataError(
+            f"the test part has labels that the train part lacks: {', '.join(sorted(unknown)[:5])}",
+            did_you_mean(min(unknown), fitted.classes),
+        )
+    number = {name: i for i, name in enumerate(fitted.classes)}
+    columns = np.array([number[name] for name in scored.classes], dtype=np.int64)
+    if several:
+        return fitted, Labels("multi", fitted.classes, among_classes(scored.values, columns, len(number)))
+    return fitted, Labels("single", fitted.classes, columns[scored.values])
+
+
+def _parts(table: _Table) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the rows of each part that the column 'split' names; none where it names fewer than two."""
+    names = np.array([split_name(cell) or cell for cell in table.split])
+    parts = {str(name): np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
+    return parts if len(parts) > 1 else {}
 
 
 def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]:
-    splits = np.array(table.split)
-    if _has_parts(table):
-        return np.flatnonzero(splits == "train"), np.flatnonzero(splits == "test"), "the split column of the labels"
-    labels = single_labels(table.label) if table.values is None else Labels("value", (), table.values)
+    if parts := _parts(table):
+        scored = next((name for name in ("test", "val") if name in parts), None)
+        if scored is None or "train" not in parts:
+            listed = ", ".join(name or "(empty)" for name in parts)
+            raise DataError(f"the column 'split' of the labels names the parts {listed}", "It needs train and test.")
+        unused = [f"{name or '(empty)'} ({len(rows):,} rows)" for name, rows in parts.items()]
+        unused = [text for text, name in zip(unused, parts, strict=True) if name not in ("train", scored)]
+        how = "the split column of the labels" + (" (val is scored)" if scored == "val" else "")
+        return parts["train"], parts[scored], "; not used: ".join([how, *([", ".join(unused)] if unused else [])])
+    labels = _matched(table, table, ())[0]
     fit, held = holdout(labels, fraction, seed, groups=table.groups)
     if table.groups is not None and not (len(fit) and len(held)):
         raise DataError(
             f"the {len(table.label)} rows cannot be split without separating those of one {table.grouped_by}",
             "Every class of the test part needs two groups; or add a column 'split' with train and test.",
         )
-    kind, share = "stratified" if table.values is None else "random", len(held) / max(1, len(splits))
+    kind, share = "stratified" if table.values is None else "random", len(held) / max(1, len(table.label))
     share = fraction if table.groups is None else share
     by = "" if table.groups is None else f" by {table.grouped_by}"
     return fit, held, f"seeded {kind} split{by}: {1 - share:.0%} train, {share:.0%} test (seed {seed})"
 
 
-def _features(
-    x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.int64], classes: tuple[str, ...]
-) -> Features:
+def _features(x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.int64], labels: Labels) -> Features:
     order = rows[np.argsort(np.array([table.id[i] for i in rows]), kind="stable")]
     ids = tuple(table.id[i] for i in order)
     attributes = {name: tuple(column[i] for i in order) for name, column in table.attributes.items()}
     groups = None if table.groups is None else table.groups[order]
-    if table.values is not None:
-        return Features(x[order], Labels("value", classes, table.values[order]), ids, attributes, groups)
-    number = {name: i for i, name in enumerate(classes)}
-    values = np.array([number[table.label[i]] for i in order], dtype=np.int64)
-    return Features(x[order], Labels("single", classes, values), ids, attributes, groups)
+    return Features(x[order], labels.select(order), ids, attributes, groups)
 
 
 def _fingerprint(features: Features) -> str:

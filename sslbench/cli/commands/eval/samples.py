@@ -118,6 +118,8 @@ def plan_embeddings(
     if not chosen.labels and any(evaluation.needs_labels(task) for task in tasks):
         text = "--features needs --labels: a .csv with a column 'label', one line per row of the features"
         raise UsageError(text, "Protocols that need none: geometry.")
+    if chosen.test_features:
+        _refuse_unscored_test("--test-features", tasks)
     return EmbeddingsPlan(
         tasks,
         run,
@@ -248,8 +250,26 @@ def _requests(
             of_images = layers_and_preprocessing(run, layers, preprocessing, benchmark)
             task = make_task(run.protocol, routed.protocols[run.protocol], benchmark, run.preset)
             tasks.append((mark_changes(task, *of_images), of_images))
+        if chosen.test_data:
+            _refuse_unscored_test("--test-data", [task for task, _ in tasks])
         requests += grouped(common, data, tasks)
     return tuple(requests)
+
+
+def _refuse_unscored_test(option: str, tasks: Sequence["Task"]) -> None:
+    """Refuse a test part where every protocol, with these settings, scores train alone.
+
+    Raises:
+        UsageError: they do.
+    """
+    from sslbench.evaluation.prepare import only_part
+
+    if tasks and all(only_part(task) == "train" for task in tasks):
+        named = " and ".join(dict.fromkeys(task.protocol for task in tasks))
+        raise UsageError(
+            f"{option} has no effect: {named}, with these settings, scores the training samples only",
+            f"Leave {option} out, or change the settings (leave_one_out=false, part=test).",
+        )
 
 
 def _print(plan: SamplesPlan) -> None:
