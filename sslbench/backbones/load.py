@@ -19,7 +19,7 @@ from sslbench.backbones.vit.positions import fit_positions
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.names import from_file
-from sslbench.preprocessing import MAX_PIXELS, Preprocessing
+from sslbench.preprocessing import LARGEST_SIDE, MAX_PIXELS, Preprocessing
 from sslbench.weights import save
 from sslbench.weights.fill import LoadReport, fill
 from sslbench.weights.formats.recognise import Recognised, recognise, refuse_undecided
@@ -196,9 +196,8 @@ def check_recorded_preprocessing(found: Preprocessing, where: str) -> Preprocess
     Raises:
         WeightsError: a size, mean or std makes no sense.
     """
-    sizes = [size for value in (found.resize, found.crop, found.squash) for size in _sizes(value)]
-    if not all(0 < size <= _LARGEST_IMAGE for size in sizes) or not 0 < found.max_pixels <= MAX_PIXELS * 100:
-        raise WeightsError(f"{where}: sizes should be from 1 to {_LARGEST_IMAGE:,} pixels, not {sizes}")
+    if not all(0 < size <= LARGEST_SIDE for size in found.sizes) or not 0 < found.max_pixels <= MAX_PIXELS * 100:
+        raise WeightsError(f"{where}: sizes should be from 1 to {LARGEST_SIDE:,} pixels, not {found.sizes}")
     numbers = (*found.mean, *found.std)
     if (
         len(found.mean) != len(found.std)
@@ -208,13 +207,6 @@ def check_recorded_preprocessing(found: Preprocessing, where: str) -> Preprocess
     ):
         raise WeightsError(f"{where}: mean and std should be one finite number per channel, std positive")
     return dataclasses.replace(found, decoder=tuple(from_file(found.decoder, f"{where}.decoder", "--decoder {}")))
-
-
-_LARGEST_IMAGE = 16_384
-
-
-def _sizes(value: int | tuple[int, int] | None) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else value or ()
 
 
 def mapped_stem(

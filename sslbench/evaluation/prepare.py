@@ -26,7 +26,7 @@ from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.features.array import Features
 from sslbench.labels import LabelKind
 from sslbench.library.benchmarks import Benchmark
-from sslbench.preprocessing import Preprocessing
+from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
 from sslbench.protocols import OnFeatures, OnImages, OnObjects
 
 
@@ -252,6 +252,8 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
             f"{backbone.preprocessing.channels} channels",
             "Give one mean and one positive std per channel.",
         )
+    if wrong := [size for size in used.sizes if not 0 < size <= LARGEST_SIDE]:
+        raise UsageError(f"preprocessing: sizes should be from 1 to {LARGEST_SIDE:,} pixels, not {str(wrong[0])[:20]}")
     if "resize" in changed and "crop" not in changed:
         used.refuse_unfilled_crop()
     return dataclasses.replace(backbone, preprocessing=used), origins
