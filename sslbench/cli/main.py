@@ -120,7 +120,7 @@ def _run(words: list[str]) -> int:
         return error.exit_code
     except click.exceptions.Abort as error:  # click raises it for Ctrl-C and for EOFError
         if isinstance(error.__cause__, EOFError):
-            return _fail(f"a file ends before it should: {error.__cause__}", 1)
+            return _fail(f"a file ends too early: {error.__cause__}", 1)
         return _fail(": ".join(["interrupted", *map(str, getattr(error.__cause__, "args", ()))]), 130)
     except click.ClickException as error:
         where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""

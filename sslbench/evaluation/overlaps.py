@@ -33,7 +33,7 @@ class SuspectedOverlaps:
     Attributes:
         suspects: one per image of test.
         by: what the images were compared by.
-        problem: why images that are nearly the same were not looked for.
+        problem: reason that near duplicates were not searched.
         seconds: that the search took.
     """
 

@@ -89,12 +89,12 @@ def test_without_data_the_untrained_backbone_stands_beside(world, sslbench, monk
     words = ("--weights", "w.pth", "--device", "cpu", *SMALLER)
     code, out, err = sslbench("eval", "detection", *words)
     assert code == 0, err
-    assert "no --data: using drawn toy shapes" in err and "also the untrained" in err
+    assert "no --data: using kwcoco's toy shapes" in err and "also trained from the untrained" in err
     assert re.search(r"^w.pth: AP .* of resnet18w0.125 untrained, trained alike", out, re.MULTILINE)
     code, out, err = sslbench("eval", "detection", *words, "--no-floors", "--dry-run")
     assert code == 0 and "baseline" not in out
     code, out, err = sslbench("eval", "detection", *words, "--dry-run")
-    assert code == 0 and re.search(r"random +resnet18w0.125, to stand beside +\[baseline\]", out)
+    assert code == 0 and re.search(r"random +resnet18w0.125, for comparison +\[baseline\]", out)
 
 
 def test_a_suite_with_detection_runs_it_alone_or_says_how(world, sslbench):

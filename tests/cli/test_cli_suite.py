@@ -63,7 +63,7 @@ def test_patterns_are_expanded_and_nothing_is_named_twice(tmp_path):
     first = str(tmp_path / "a" / "w[1].torch")
     assert expand([pattern, "random", first]) == [first, str(tmp_path / "b" / "w[1].torch"), "random"]
     assert expand([first]) == [first]
-    with pytest.raises(UsageError, match="no file fits this pattern"):
+    with pytest.raises(UsageError, match="no file matches this pattern"):
         expand([f"{tmp_path}/*.pth"])
 
 

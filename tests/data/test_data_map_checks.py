@@ -179,7 +179,7 @@ def test_copies_between_splits_and_with_another_map(check, data):
     code, out = check(data)
     assert code == 0 and "1 of 2 images of " in out and "also in " in out
     assert "1 copy of an image with another label: " in out
-    assert "not looked for" in check(data, "--no-copies")[1]
+    assert "not searched" in check(data, "--no-copies")[1]
 
 
 def test_a_sample_is_read_unless_all_are_asked_for(check, data):

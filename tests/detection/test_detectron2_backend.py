@@ -76,7 +76,7 @@ def test_its_keys_and_its_name_belong_to_detection(capsys, tmp_path, monkeypatch
     code, _, err = sslbench(capsys, "eval", "detection", "--weights", "w.pth", "d2.SOLVER.BASE_LR=0.1")
     assert code == 2 and "d2.SOLVER.BASE_LR is for Detectron2" in err and "Add --backend detectron2" in err
     code, _, err = sslbench(capsys, "eval", "knn", "--weights", "w.pth", "--backend", "detectron2")
-    assert code == 2 and "--backend is for detection" in err
+    assert code == 2 and "Only detection has --backend" in err
 
 
 # With it --------------------------------------------------------------------------------------------------------------

@@ -102,7 +102,11 @@ def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_v
 
     terminal.show_messages()
     if name is None:
-        options.refuse(click.get_current_context(), used=(), what="a list of data sets: NAME is missing")
+        options.refuse(
+            click.get_current_context(),
+            used=(),
+            what="a list of data sets (NAME is missing)",
+        )
         for line in prepared.described():
             click.echo(line)
         return

@@ -80,7 +80,7 @@ def _weights(path: Path, backbone: str | None, format_: str | None, as_json: boo
     from sslbench.weights.reading.files import read
 
     file = read(path, trust_pickle=trust_pickle)
-    # Tensors at the top of a detector's file are its backbone; a checkpoint of its training has none to load.
+    # Top-level tensors of a detector file are its backbone; a detector's training checkpoint has no loadable ones.
     if file.content.keys() & {"detector", "about"} and not _detector(file, path, as_json) and not (backbone or format_):
         return 0
     known = describe(file, backbone=backbone, format=format_)

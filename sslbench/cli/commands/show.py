@@ -55,7 +55,7 @@ def _show_resolved(name: str) -> None:
     content = {
         key: value for key, value in plain(load_benchmark(name)).items() if value not in (None, "", 0, [], {}, False)
     }
-    echo("\n# with what it extends:")
+    echo("\n# merged with the file that it extends:")
     echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).rstrip())
 
 

@@ -111,7 +111,7 @@ def check_maps(
     findings += [Finding("error", f"{path}: {reason}") for path, reason in unreadable]
     findings += [*_across(parts, counts), *(_copies(parts) if copies else ())]
     if not copies:
-        findings.append(Finding("note", "duplicate images were not looked for (--copies)"))
+        findings.append(Finding("note", "duplicate images were not searched (--copies)"))
     return CheckedMaps(
         spec, dict(parts), counts, present, tuple(by_level(findings)), tuple(unreadable), copies, reading
     )

@@ -264,7 +264,7 @@ def _near(
     threshold = THRESHOLD if given.near_threshold is None else given.near_threshold
     if search == "none" or not len(data.train) or not len(data.test):
         n = len(data.train) + len(data.test)
-        message = f"images that are nearly the same were not looked for: {n:,} would be decoded (--near-copies pixels)"
+        message = f"near duplicates were not searched: {n:,} images would be decoded (--near-copies pixels)"
         unasked = search == "none" and given.near_copies is None
         return [Finding("note", message)] if unasked else [], ()
     if search == "pixels":

@@ -11,7 +11,7 @@ from sslbench.text import csv_text
 if TYPE_CHECKING:
     from sslbench.data.checks.maps import CheckedMaps
 
-_ALL, _END = 24, 8  # up to 24 classes are listed; of more, the 8 largest and 8 smallest
+_ALL, _END = 24, 8  # up to 24 classes are listed; beyond that, the 8 largest and the 8 smallest
 _CLASSES, _EACH = 40, 4  # classes on the sheet, examples of each
 
 

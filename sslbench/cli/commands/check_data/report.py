@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sslbench.data.checks.parts import CheckedParts
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
-_ALL, _END = 12, 5  # up to 12 classes are listed; of more, the 5 largest and 5 smallest
+_ALL, _END = 12, 5  # up to 12 classes are listed; beyond that, the 5 largest and the 5 smallest
 _CLASSES, _EACH = 60, 8  # classes on the sheet, examples of each
 
 

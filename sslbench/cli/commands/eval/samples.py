@@ -194,13 +194,11 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
     suite = load_suite(chosen.suite) if chosen.suite else ()
     benchmarks = [load_benchmark(name) for name in [*chosen.benchmarks, *suite]]
     if not benchmarks and not names and not chosen.presets:
-        raise UsageError(
-            "what should be evaluated? Name a protocol, a --preset or a --benchmark", did_you_mean("", known)
-        )
+        raise UsageError("no protocol is named: give a protocol, a --preset or a --benchmark", did_you_mean("", known))
     if benchmarks and names:
         benchmarks = [b for b in benchmarks if b.protocol in names]
         if not benchmarks:
-            raise UsageError(f"no benchmark that was asked for uses the protocol {' or '.join(names)}")
+            raise UsageError(f"none of the requested benchmarks uses the protocol {' or '.join(names)}")
     return benchmarks
 
 
@@ -220,8 +218,8 @@ def _requests(
 
     if not weights:
         raise UsageError(
-            "which weights? --weights is missing",
-            "Give a checkpoint; 'random' with --backbone is an untrained network, 'pixels' the images themselves.",
+            "--weights is missing",
+            "Give a weights file; 'random' with --backbone for an untrained network; 'pixels' for raw pixels.",
         )
     keys = ("format", "allow_partial", "trust_pickle", "stem", "image_column", "label_column", "limit", "groups")
     common = {**chosen.named(keys), "weights": weights, "backbone": backbone, "value_columns": chosen.numbers()}

@@ -65,7 +65,7 @@ class PretrainFlags:
         if self.eval_test_data and not self.eval_data:
             raise UsageError("--eval-test-data needs --eval-data")
         if self.histograms and not self.tensorboard:
-            raise UsageError("--histograms are written for TensorBoard", "Add --tensorboard.")
+            raise UsageError("--histograms needs TensorBoard", "Add --tensorboard.")
         if self.resume_from and not self.resume:
             raise UsageError("--resume-from and --no-resume exclude each other")
 
@@ -180,7 +180,7 @@ def _method(names: Sequence[str], values: dict[str, Any]) -> tuple[str, dict[str
         raise UsageError("METHOD is missing", did_you_mean("", known))
     if len(names) > 1:
         raise UsageError(
-            f"one method at a time, not {' and '.join(names)}", "Settings are written as key=value, flags with --."
+            f"give one method, not {' and '.join(names)}", "Settings are written as key=value, flags with --."
         )
     return names[0], values
 
@@ -277,7 +277,7 @@ def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: 
     from sslbench.config import build
 
     settings = build(slurm.Slurm, launcher, "launcher")
-    _checked(composed, method)  # a mistake is reported before the job is queued
+    _checked(composed, method)  # report mistakes before the job is queued
     out = given.folder(method, composed.values["backbone"])
     typed = shlex.split(str(click.get_current_context().find_root().obj))[1:]
     job = slurm.submit([*without_launcher(typed), "--launcher", "local"], settings, out)
