@@ -33,7 +33,7 @@ from sslbench.runtime.progress import Progress
 log = logging.getLogger("sslbench")
 
 
-_NO_BASELINE = "baseline=true trains on the untrained backbone too, in twice the time"
+_NO_BASELINE = "baseline=true also trains on the untrained backbone, in twice the time"
 
 
 def evaluate_on_images(
@@ -72,7 +72,7 @@ def row_names(prepared: Prepared, task: Task, backbone: Backbone) -> tuple[str, 
 def _kind(task: Task) -> OnImages[Any]:
     kind = protocols.find(task.protocol).kind
     if not isinstance(kind, OnImages):
-        raise TypeError(f"{task.protocol} takes no images")
+        raise TypeError(f"{task.protocol} does not run on images")
     return kind
 
 
@@ -85,7 +85,7 @@ class _ImageEvaluation:
         found = [self._readable(part) for part in (prepared.data.train, prepared.data.test)]
         self.train, self.test = found[0][0], found[1][0]
         self.unreadable = found[0][1] + found[1][1]
-        self._known: dict[int, Subject] = {}  # by the backbone's place in memory; both live as long as this
+        self._known: dict[int, Subject] = {}  # keyed by the backbone's id(); both live as long as this object
 
     @functools.cached_property
     def untrained(self) -> Backbone | None:
@@ -143,7 +143,7 @@ class _ImageEvaluation:
         rows = row_names(self.prepared, task, untrained)
         data = self._described(untrained, rows[0]).data
         found = {row: floors.cached(self._id(untrained, row, task), data) for row in rows}
-        # The first process decides for all: the others may see another cache, or the one that it has just written.
+        # The first process decides for all: others may have a different cache, or see the entry that it just wrote.
         complete = gather_objects(all(each is not None for each in found.values()))[0]
         known = {row: each for row, each in found.items() if each is not None}
         if not complete and not run.baseline:
@@ -177,7 +177,7 @@ class _ImageEvaluation:
         if id(backbone) not in self._known:
             work = backbone is self.prepared.backbone
             costs = encoding_costs(backbone, decoded=0, seconds=0.0, stage=Stage(seconds=0.0), work=work)
-            # Images are encoded while the heads are trained: there is no stage of its own.
+            # Images are encoded while the heads are trained, so encoding has no stage of its own.
             costs = dataclasses.replace(costs, stages={})
             used = Encoded(
                 {"": _without_columns(self.train)}, {"": _without_columns(self.test)}, self.unreadable, 0.0, 0, costs

@@ -22,7 +22,7 @@ from sslbench.results import MetricValue, Overlaps, Result, as_recorded, percent
 
 log = logging.getLogger("sslbench")
 
-_SAME = 0.001  # percent points
+_SAME = 0.001  # percentage points
 _RESAMPLES = 1000
 
 
@@ -85,9 +85,9 @@ def _near(train: Features, test: Features, run: RunSettings) -> tuple[NearDuplic
 
 def _log_summary(found: SuspectedOverlaps, n: int) -> SuspectedOverlaps:
     if found.problem:
-        log.info(f"images nearly the same in train and test cannot be told by {found.by}: {found.problem}")
+        log.info(f"near duplicates of train and test cannot be found by {found.by}: {found.problem}")
     if found.suspects:
-        log.warning(f"{len(found.suspects):,} of {n:,} test images are suspected to be in train too, by {found.by}")
+        log.warning(f"{len(found.suspects):,} of {n:,} test images are suspected to occur in train too, by {found.by}")
     return found
 
 
@@ -166,4 +166,4 @@ def _first_draw(result: Result, scores: records.Scores) -> tuple[str, ...]:
     recorded, own = result.metrics.get(LABELS[kind].metric), percent(headline(kind, scores.labels, scores.scores))
     if own is None or recorded is None or recorded.value is None or abs(own - recorded.value) <= _SAME:
         return ()
-    return (f"The number without suspected overlaps is of the scores beside this record, the first draw ({own:.2f}).",)
+    return (f"The score without suspected overlaps is that of the stored scores, the first draw ({own:.2f}).",)

@@ -162,8 +162,8 @@ def check_label_kind(task: Task, kind: LabelKind) -> None:
         return
     able = [name for name in names.list_names("protocol") if _predicts_numbers(name)]
     raise DataError(
-        f"{task.protocol} predicts classes, and these samples are labelled with numbers",
-        f"Protocols for numbers: {', '.join(able)}. For classes name the column with --label-col.",
+        f"{task.protocol} predicts classes, but these samples are labelled with numbers",
+        f"Protocols for numbers: {', '.join(able)}. For classes, name their column with --label-col.",
     )
 
 
@@ -239,7 +239,7 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
     hints = typing.get_type_hints(Preprocessing)
     for key in values:
         if key not in fields:
-            raise UsageError(f"preprocessing has no '{key}'", names.did_you_mean(key, fields))
+            raise UsageError(f"preprocessing has no parameter '{key}'", names.did_you_mean(key, fields))
     changed = {key: convert(value, hints[key], f"preprocessing: {key}") for key, value in values.items()}
     if "decoder" in changed:
         changed["decoder"] = identified(changed["decoder"])

@@ -168,7 +168,7 @@ def recorded(
             f"{len(part):,} {name} samples of {len(part) if n is None else n:,} groups"
             for part, name, n in zip((train, test), ("train", "test"), numbers, strict=True)
         )
-        note = f"Groups stay together in choices and intervals: {written}."
+        note = f"Groups are kept together in selections and intervals: {written}."
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, note))
     for note in outcome.notes:
         log.info(f"{task.protocol}: {note}")
@@ -232,7 +232,7 @@ def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outco
     """Return the protocol's outcome; with a subset of classes in test no other class can be predicted."""
     kind, device = sample_kind(task.protocol), str(run.torch_device())
     if isinstance(kind, OnImages):
-        raise UsageError(f"{task.protocol} trains on images, and these are features")
+        raise UsageError(f"{task.protocol} trains on images and cannot run on features")
     if not subset.is_subset(train.labels, test.labels):
         return kind.run(train, test, task.settings, seed=run.seed, device=device)
     widened = subset.widened(train.labels, test)
@@ -246,7 +246,9 @@ def _with_headline(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
     if not wanted or wanted == outcome.headline:
         return outcome
     if benchmark is not None and wanted not in outcome.metrics:
-        raise UsageError(f"{benchmark.name}: there is no metric '{wanted}'", did_you_mean(wanted, outcome.metrics))
+        raise UsageError(
+            f"{benchmark.name}: no result has the metric '{wanted}'", did_you_mean(wanted, outcome.metrics)
+        )
     return dataclasses.replace(outcome, headline=wanted, train=float("nan"))
 
 

@@ -76,7 +76,7 @@ def describe_embeddings(
         weights=weights,
         layer="features",
         preprocessing={},
-        precision="unknown",  # the arrays do not say
+        precision="unknown",  # arrays have no such information
         feature_dtype=str(train.x.dtype),
         data=data,
         run=run,
@@ -222,8 +222,8 @@ def evaluate_features(
         check_label_kind(task, pair.train.labels.kind)
         if is_on_images(task):
             raise UsageError(
-                f"{task.protocol} trains on images, and these are features",
-                "Give --weights and --data, or take a protocol on features: linear.",
+                f"{task.protocol} trains on images and cannot run on features",
+                "Give --weights and --data, or use a protocol on features, such as linear.",
             )
     suspected = overlaps.find_among_features(pair.train, pair.test, run)
     results = []
@@ -257,7 +257,7 @@ def _extract(
         rate = extraction.decoded / max(extraction.seconds, 1e-9)
         log.info(f"{what}: {extraction.decoded} images in {extraction.seconds:.1f} s ({rate:.0f} images/s)")
     else:
-        log.info(f"{what}: features were stored, no image decoded")
+        log.info(f"{what}: features found in the store, no image decoded")
     for conversion, count in sorted(extraction.conversions.items()):
         log.info(f"{source.name}: {count} images: {conversion}")
     if extraction.unreadable:

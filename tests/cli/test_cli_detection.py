@@ -77,7 +77,7 @@ def test_a_detector_is_trained_scored_and_recorded(world, sslbench):
     assert "the direction of AP is not known" not in out + err
 
     code, _, err = sslbench("eval", "detection", *NET, *QUICK)
-    assert code == 0 and "trained already: " in err and "iteration 2 of 2: loss" not in err
+    assert code == 0 and "already trained: " in err and "iteration 2 of 2: loss" not in err
     again = only_record()
     assert again.id == result.id and again.metrics == result.metrics
     assert any("trained in an earlier run" in note for note in again.notes)

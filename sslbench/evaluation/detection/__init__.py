@@ -47,7 +47,7 @@ __all__ = [
 
 log = logging.getLogger("sslbench")
 
-_SAVE_EVERY = 500  # iterations, at most
+_SAVE_EVERY = 500  # upper bound, in iterations
 _NO_BASELINE = "--baseline random trains the same detector from the untrained backbone"
 
 
@@ -72,8 +72,8 @@ def prepare_detection(
         log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")
     if backbone.preprocessing.channels != 3:
         raise UsageError(
-            f"a detector sees images as RGB, and {backbone.name} takes {backbone.preprocessing.channels} channels",
-            "Detection on other channels is not there. --backbone NAME without in_chans takes three.",
+            f"detectors take RGB images, and {backbone.name} takes {backbone.preprocessing.channels} channels",
+            "Detection supports three channels only: give --backbone NAME without in_chans.",
         )
     check_weights(backbone, request.recipe, request.weights)
     backend = try_backend(request, run, backbone)
@@ -91,8 +91,8 @@ def _decoding(run: RunSettings) -> dict[str, Any]:
     """Return the settings of decoding that differ from the default."""
     if "fast" in run.decoder:
         raise UsageError(
-            "--decoder fast decodes to fewer pixels, and boxes belong to the whole picture",
-            "Leave it out; JPEGs are decoded by libjpeg-turbo in any case.",
+            "--decoder fast decodes at a reduced size, and boxes refer to the full image",
+            "Leave it out; detection decodes JPEGs by libjpeg-turbo anyway.",
         )
     return run.decoding()
 
@@ -136,7 +136,7 @@ def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[
         if other.name != backbone.name:
             raise UsageError(
                 f"--baseline {given} is a {other.name}, and --weights {request.weights} a {backbone.name}",
-                "Beside each other they would say more of the architectures than of the weights.",
+                "Compare weights of one architecture, so that the difference is due to the weights.",
             )
         check_weights(other, request.recipe, given)
         used = backbone.preprocessing
@@ -149,8 +149,8 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
         for part in (data.train, data.test):
             if not part.has_masks:
                 raise DataError(
-                    f"masks=true, and {part.name} has objects without a mask",
-                    "Give masks=false, or data with segmentations.",
+                    f"masks=true, but {part.name} has objects without a mask",
+                    "Set masks=false, or give data with segmentations.",
                 )
     benchmark = request.benchmark
     if benchmark is None:
@@ -162,7 +162,7 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
     if benchmark.classes and len(data.train.classes) != benchmark.classes:
         raise DataError(
             f"{benchmark.name} has {benchmark.classes} classes, this data has {len(data.train.classes)}",
-            "For other data copy the benchmark and change its 'classes'.",
+            "To use other data, copy the benchmark and change its 'classes'.",
         )
 
 

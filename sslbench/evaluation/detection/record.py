@@ -110,7 +110,7 @@ def finished(
     """
     trained, notes = ran.trained, [*blank.notes, *ran.notes]
     if trained.resumed_from is not None and trained.iterations:
-        notes.append(f"Training was continued after iteration {trained.resumed_from}; its time is that of the rest.")
+        notes.append(f"Training was resumed after iteration {trained.resumed_from}; the time covers the rest only.")
     return dataclasses.replace(
         blank,
         metrics={
@@ -154,10 +154,10 @@ def run_exported(
     if prepared.request.backend != "torchvision" or not from_first(path.is_file):
         return None
     detector, about = read_detector(path, training.device)
-    log.info(f"trained already: {path}")
+    log.info(f"already trained: {path}")
     began = time.perf_counter()
     found = detect(detector, prepared.data.test, workers=training.workers, progress=progress)
-    notes = ("The detector was trained in an earlier run; this one only scored it.",)
+    notes = ("The detector was trained in an earlier run; this run only scored it.",)
     return DetectorRun(
         detector, Trained(0.0, 0, about.recipe.iterations), found, time.perf_counter() - began, notes=notes
     )
