@@ -41,14 +41,15 @@ _PUBLISHED_L2 = 1024.0
 class Settings:
     """Settings of few-shot least squares."""
 
-    k: tuple[int, ...] = setting(_DEFAULT_K, "samples per class; the largest leads")
-    draws: int = setting(3, "independent draws; that of number i has the seed: seed of the run x draws + i")
+    k: tuple[int, ...] = setting(_DEFAULT_K, "samples per class; the largest gives the leading metric")
+    draws: int = setting(3, "independent draws; draw i has the seed (seed of the run) x draws + i")
     l2: tuple[float, ...] = setting(
-        (_PUBLISHED_L2,), "strengths of the regularisation to choose from; one value is used as it is"
+        (_PUBLISHED_L2,), "candidates of the regularisation; a single value needs no selection"
     )
     folds: int = setting(3, "folds of the cross-validation inside a draw, if several l2 are given")
     select: Literal["train", "test"] = setting(
-        "train", "what l2 is chosen on, if several are given; test: the highest mean on test, and the row is marked"
+        "train",
+        "split on which l2 is selected, if several are given; test: the highest mean on test, and the row is marked",
     )
 
 
@@ -68,7 +69,7 @@ def check(settings: Settings, train: Labels) -> None:
     check_labels("lsr", train)
     if train.kind != "single":
         raise DataError(
-            "lsr: it draws samples per class and predicts one class, and these samples have several labels each",
+            "lsr needs one label per sample, and these samples have several",
             "Use low-shot, svm or linear for multi-label data.",
         )
     most, why = few_shot.largest_k(train)

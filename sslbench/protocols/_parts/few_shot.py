@@ -269,7 +269,7 @@ def leading_metric(asked: str, labels: Labels) -> str:
     """
     usual = LABELS[labels.kind].metric
     if asked == "top1" and usual != "top1":
-        raise UsageError("metric=top1 is for single labels, and these samples have several", "Leave metric out.")
+        raise UsageError("metric=top1 needs one label per sample, and these samples have several", "Leave out metric=.")
     return usual if asked == "auto" else asked
 
 
@@ -312,7 +312,7 @@ class Curve:
     def outcome(self, *, seed: int, selected: dict[str, Any], seeds: Sequence[int], notes: Sequence[str]) -> Outcome:
         """Return the outcome, with the last point as headline; `seed` is that of the half-samples."""
         kind, classes, values = self._test.kind, self._test.classes, self._test.values
-        # All draws together get the resamples of one result: it is the mean of their half widths that is used.
+        # All draws share the resamples of one result: the interval uses the mean of their half widths.
         resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / len(self._last)))
         each = [
             summarise(kind, classes, values, one.scores, seed=seed, resamples=resamples, groups=self._groups)
@@ -325,7 +325,7 @@ class Curve:
         return Outcome(
             metrics=metrics,
             headline=self._metric,
-            # Of the first draw and not an average of all, which would be another and better classifier.
+            # Scores of the first draw: their average over draws would be a different, better classifier.
             scores=scores[0],
             draws=tuple(scores) if len(scores) > 1 else (),
             per_class=per_class,
@@ -356,19 +356,19 @@ def usable_k(
         DataError: none of the defaults fits.
     """
     if min(asked, default=1) < 1 or len(set(asked)) < len(asked):
-        raise UsageError(f"{protocol}: k should be one or several different numbers from 1 on, not {list(asked)}")
+        raise UsageError(f"{protocol}: k should be one or several different numbers of at least 1, not {list(asked)}")
     fitting, dropped = [k for k in sorted(asked) if k <= most], [k for k in sorted(asked) if k > most]
     if not dropped:
         return fitting, []
     if asked != default:
         raise UsageError(
-            f"{protocol}: k={dropped[0]} is more than train has samples for: {why}",
-            f"Give a k of at most {most}." if most else None,
+            f"{protocol}: train has too few samples for k={dropped[0]}: {why}",
+            f"The largest possible k is {most}." if most else None,
         )
     if not fitting:
         raise DataError(f"{protocol}: train is too small to draw {dropped[0]} samples per class: {why}")
     names = ", ".join(map(str, dropped))
-    return fitting, [f"Train is too small for these default values of k ({why}): {names}."]
+    return fitting, [f"Default values of k were left out because train is too small ({why}): {names}."]
 
 
 def check_labels(protocol: str, labels: Labels) -> None:
@@ -381,8 +381,8 @@ def check_labels(protocol: str, labels: Labels) -> None:
 
     if not labels.labelled:
         raise DataError(
-            f"{protocol}: the train samples have no labels to draw samples per class by",
+            f"{protocol}: the train samples have no labels, so none can be drawn per class",
             "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
         )
     if len(present(labels)) < (2 if labels.kind == "single" else 1):
-        raise DataError(f"{protocol}: train should have at least two classes")
+        raise DataError(f"{protocol} needs at least two classes in train")

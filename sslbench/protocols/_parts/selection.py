@@ -10,7 +10,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 
-_ROWS = 4096  # rows looked at together, so that memory-mapped features are never copied whole
+_ROWS = 4096  # rows per block, so that memory-mapped features are never copied whole
 
 
 def check_features(train: Features, test: Features) -> None:
@@ -22,7 +22,7 @@ def check_features(train: Features, test: Features) -> None:
     for name, part in (("train", train), ("test", test)):
         if not part.labels.labelled:
             raise DataError(
-                f"the {name} samples have no labels, and this protocol scores features against labels",
+                f"the {name} samples have no labels, which this protocol needs",
                 "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
             )
         if not len(part):
@@ -48,7 +48,7 @@ def check_finite(part: Features, name: str) -> None:
         more = f" and {count - len(bad)} more" if count > len(bad) else ""
         raise DataError(
             f"the features of {count} of {len(part)} {name} samples are not finite numbers: {', '.join(bad)}{more}",
-            "The backbone overflowed or its weights are damaged; try --precision fp32, or look at the weights.",
+            "The backbone overflowed or its weights are damaged: try --precision fp32, or check them with sslbench inspect.",
         )
 
 
@@ -74,11 +74,11 @@ def holdout_rows(
 def no_holdout(groups: IntArray | None) -> str:
     """Return the reason why `holdout_rows` gave None, as the beginning of a sentence."""
     if groups is None:
-        return "Train is too small to hold out a part of it"
+        return "Train is too small for a hold-out"
     number = len(np.unique(groups))
     if number < 2:
-        return "All training samples belong to one group, so that none can be held out"
-    return f"The training samples belong to {number} groups, and holding out one of them would take away a class"
+        return "All training samples belong to one group, so no group can be held out"
+    return f"The training samples belong to {number} groups, and holding out any of them would remove a class"
 
 
 def class_sizes(classes: npt.NDArray[np.integer], groups: IntArray | None) -> IntArray:
@@ -112,7 +112,7 @@ def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | N
         return group_folds(Labels("single", names, classes), groups, number).astype(np.int16)
     folds = np.empty(len(classes), np.int16)
     with warnings.catch_warnings():
-        # Classes with fewer samples than folds are absent from some folds; the solvers know what to do.
+        # Classes with fewer samples than folds are absent from some folds; the solvers handle that.
         warnings.simplefilter("ignore", UserWarning)
         for fold, (_, held) in enumerate(StratifiedKFold(number).split(classes, classes)):
             folds[held] = fold

@@ -75,7 +75,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     scores = _scores(model, on_test, usable, test.labels)
     train_scores = _scores(model, x, usable, train.labels)
     kind, classes = test.labels.kind, test.labels.classes
-    # A class that train has no example of has no probability either.
+    # A class without an example in train gets no probability.
     logits = kind == "single" and len(usable) == len(classes)
     how: Literal["softmax"] | None = "softmax" if logits else None
     metrics, name, per_class = summarise(
@@ -85,8 +85,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     if not model.converged:
         bound = f"{model.gap:.2g}" if np.isfinite(model.gap) else "not known"
         notes.append(
-            f"The solver did not converge in {model.iterations} steps: the largest possible distance of the objective "
-            f"to its lowest value is {bound}, relative to that; the tolerance is {settings.tolerance:.2g}."
+            f"The solver did not converge in {model.iterations} steps: the objective exceeds its "
+            f"minimum by at most {bound}, relative to that minimum; the tolerance is {settings.tolerance:.2g}."
         )
     return Outcome(
         metrics=metrics,
@@ -120,13 +120,13 @@ def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
     if labels.kind == "single":
         usable = np.unique(values).astype(np.int64)
         if len(usable) < 2:
-            raise DataError(f"all training samples are of one class, '{labels.classes[int(usable[0])]}'")
+            raise DataError(f"all training samples belong to one class, '{labels.classes[int(usable[0])]}'")
     else:
         usable = np.flatnonzero((values > 0).any(axis=0) & (values == 0).any(axis=0))
         if not len(usable):
-            raise DataError("no class is both present and absent in train, so there is nothing to learn")
+            raise DataError("no class has both positive and negative training samples, so nothing can be learned")
     left_out = [name for c, name in enumerate(labels.classes) if c not in usable]
-    notes = [f"Classes that train gives no examples of were left out: {', '.join(left_out)}."] if left_out else []
+    notes = [f"Classes without an example in train were left out: {', '.join(left_out)}."] if left_out else []
     return usable, notes
 
 
@@ -172,7 +172,7 @@ def _choose(
         parts = holdout_rows(labels, settings.holdout, seed, train.groups)
         if parts is None:
             middle = grid[len(grid) // 2]
-            note = f"{no_holdout(train.groups)} to choose c on; {middle:g} was used."
+            note = f"{no_holdout(train.groups)} to select c on; {middle:g} was used."
             return _Choice(middle, notes=(note,))
         on, fitted = f"held-out {percent(settings.holdout)} of train", parts[0]
         held, held_labels = x[parts[1]], labels.select(parts[1])
@@ -199,10 +199,10 @@ def _choose(
     within = max(settings.tolerance, TOLERANCE)
     unconverged = sum(not point.fit.converged for point in tried)
     if unconverged:
-        notes.append(f"While c was chosen, {unconverged} of {len(tried)} fits did not come within {within:.2g}.")
+        notes.append(f"During the selection of c, {unconverged} of {len(tried)} fits did not converge to {within:.2g}.")
     if best.c <= grid[0] or best.c >= grid[-1]:
         end = "smallest" if best.c <= grid[0] else "largest"
-        notes.append(f"The chosen c={best.c:g} is the {end} of those tried; the best may lie beyond.")
+        notes.append(f"The selected c={best.c:g} is the {end} value tried; the best may lie beyond.")
     selected = {"c": best.c, "on": on, "score": best.score, "tried": len(tried), "seed": seed}
     selected["gap_while_choosing"] = max(point.fit.gap for point in tried)
     same = len(learned) == len(_usable_classes(labels)[0])

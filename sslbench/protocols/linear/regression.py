@@ -49,7 +49,7 @@ def _choose(
         parts = holdout_rows(train.labels, settings.holdout, seed, train.groups)
         if parts is None:
             middle = grid[len(grid) // 2]
-            note = f"{no_holdout(train.groups)} to choose alpha on; {middle:g} was used."
+            note = f"{no_holdout(train.groups)} to select alpha on; {middle:g} was used."
             return middle, {}, (note,)
         on, labels = f"held-out {percent(settings.holdout)} of train", train.labels.select(parts[1])
         tried = fit_regression(
@@ -63,7 +63,7 @@ def _choose(
     notes: tuple[str, ...] = ()
     if best in (0, len(grid) - 1):
         end = "largest" if best == 0 else "smallest"
-        notes = (f"The chosen alpha={grid[best]:g} is the {end} of those tried; the best may lie beyond.",)
+        notes = (f"The selected alpha={grid[best]:g} is the {end} value tried; the best may lie beyond.",)
     return grid[best], {"on": on, "score": scores[best], "seed": seed}, notes
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812  the name everyone uses
+import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor, nn
 
 from sslbench.distributed.collectives import sum_
@@ -22,7 +22,7 @@ Norm = Literal["none", "batch", "affine"]
 Init = Literal["normal", "zeros", "uniform"]
 
 _STD = 0.01
-_MOMENTUM = 0.1  # of the running statistics, torch's own
+_MOMENTUM = 0.1  # momentum of the running statistics, torch's default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Bank(nn.Module):
         if self.norm != "none":
             x = self._normalised(x, total)
         if self.norm == "affine":
-            # Folded into the head: scaling its weights is the same as scaling what it sees, for all heads at once.
+            # Scaling a head's weights equals scaling its input, and does so for all heads at once.
             repeats = weight.shape[2] // self.channels
             bias = bias + (weight @ self.shift.repeat_interleave(repeats, dim=1)[:, :, None]).squeeze(2)
             weight = weight * self.scale.repeat_interleave(repeats, dim=1)[:, None, :]
@@ -121,7 +121,7 @@ class Bank(nn.Module):
 
 
 def _initial(classes: int, width: int, init: Init, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    if init == "uniform":  # nn.Linear's own
+    if init == "uniform":  # as nn.Linear initialises
         bound = 1 / math.sqrt(width)
         values = torch.rand((classes, width + 1), generator=generator) * 2 * bound - bound
         return values[:, :-1], values[:, -1]

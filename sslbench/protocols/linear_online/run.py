@@ -77,7 +77,7 @@ def run(
         return score(heads, encode, source, backbone.preprocessing, engine, wanted=wanted, progress=report)
 
     found = candidates(plans, settings, heads.finite())
-    chosen = choose(found, settings, functools.partial(scored, what="choosing heads on"), test=test, held=held)
+    chosen = choose(found, settings, functools.partial(scored, what="selecting heads on"), test=test, held=held)
     numbers = [each.head.number for each in chosen.values()]
     on_test = scored(test, numbers, "scoring")
     sample = _sample(fit, len(test), seed)
@@ -85,11 +85,11 @@ def run(
     if rank() != 0:
         return {}
     for row in dict.fromkeys(each.row for each in found if each.row not in chosen):
-        log.warning(f"{row}: every head diverged, so there is no result; try lower learning rates")
+        log.warning(f"{row}: every head diverged; try lower learning rates")
     trained = f"Trained for {batches.batch_size * updates / len(fit):.3g} epochs" + (
         f" on {len(fit):,} of {len(whole):,} train samples; the others chose the head." if held is not None else "."
     )
-    notes = [trained, f"The train score is that of {len(sample):,} samples with the evaluation transform."]
+    notes = [trained, f"The train score is measured on {len(sample):,} samples with the evaluation transform."]
     return {row: _outcome(each, on_test, on_train, test, settings, seed, notes) for row, each in chosen.items()}
 
 
@@ -119,7 +119,7 @@ def _outcome(
     if chosen.on:
         selected = {**chosen.head.choice, "on": chosen.on, "score": chosen.score}
         selected |= {} if chosen.on == "test" else {"seed": seed}
-    # What the other heads score on test, for information; several labels would need the scores of every head.
+    # Test scores of the other heads, for information; multi-label data would need the scores of every head.
     variants = {} if kind == "multi" else {each.text: {name: on_test.headlines[each.number]} for each in chosen.others}
     return Outcome(
         metrics=metrics,
@@ -140,13 +140,13 @@ def _notes(chosen: Chosen, settings: "Settings") -> list[str]:
     if chosen.on == "test":
         heads = len(chosen.others) + 1
         notes.append(
-            f"The best of {heads} heads was chosen on the test samples that are reported: the score is too high."
+            f"The best of {heads} heads was selected on the reported test samples, so the score is optimistic."
         )
     lost = [each.text for each in chosen.others if not each.alive]
     if lost:
-        notes.append(f"Heads that diverged were left out: {'; '.join(lost)}.")
+        notes.append(f"Diverged heads were left out: {'; '.join(lost)}.")
     lr, tried = chosen.head.choice["lr"], sorted(settings.lr)
     if len(tried) > 2 and lr in (tried[0], tried[-1]):
         end = "smallest" if lr == tried[0] else "largest"
-        notes.append(f"The chosen lr={lr:g} is the {end} of those tried; the best may lie beyond.")
+        notes.append(f"The selected lr={lr:g} is the {end} value tried; the best may lie beyond.")
     return notes

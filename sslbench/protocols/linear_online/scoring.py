@@ -181,7 +181,7 @@ def choose(
     part = held if held is not None else test if any(len(row) > 1 for row in rows.values()) else None
     values: Mapping[int, float] = {}
     if part is not None:
-        # mAP needs the scores of all heads; for top-1 right answers are counted on the way.
+        # mAP needs the scores of all heads; top-1 only counts correct predictions.
         wanted = [each.number for each in found] if part.labels.kind == "multi" else []
         values = dict(enumerate(score(part, wanted).headlines))
     on = "test" if held is None else f"held-out {percent(settings.holdout)} of train"

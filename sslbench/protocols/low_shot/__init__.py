@@ -137,7 +137,7 @@ def _points(settings: Settings, labels: Labels) -> tuple[list[_Point], list[str]
     missing = sorted(set(range(len(labels.classes))) - set(few_shot.present(labels).tolist()))
     if missing:
         names = ", ".join(labels.classes[c] for c in missing)
-        notes.append(f"Classes that train gives no examples of were left out: {names}.")
+        notes.append(f"Classes without an example in train were left out: {names}.")
     shares = [_Point(percent(fraction), fraction=fraction) for fraction in sorted(settings.fractions)]
     return [*shares, *(_Point(f"k={k}", k=k) for k in ks)], notes
 

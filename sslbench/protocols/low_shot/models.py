@@ -85,7 +85,7 @@ class Svm:
 
         fixed = self._settings.fixed_cost if len(strengths) > 1 else strengths[0]
         fewest = np.array([_fewest(column, groups) for column in targets.T])
-        # Classes with one sample are never right when it is held out, and would have a say in the one cost for all.
+        # A class with one sample is never predicted when that is held out, and would bias the shared cost.
         folds = min(self._settings.folds, int(np.median(fewest) if kind == "single" else fewest.max()))
         if len(strengths) == 1 or folds < 2:
             return fixed, [fixed] * len(names), ()
@@ -166,20 +166,20 @@ def _unit(x: Matrix) -> FloatArray:
 
 def _targets(labels: Labels) -> tuple[npt.NDArray[np.int8], IntArray]:
     targets, learned = signed_targets(labels)
-    return np.ascontiguousarray(targets), learned  # the order of the memory decides the rounding of products
+    return np.ascontiguousarray(targets), learned  # memory order determines the rounding of products
 
 
 def _nothing(n: int, labels: Labels) -> Fitted:
     """Return the result of a draw of one class (a small share of train), from which nothing can be learned."""
     scores = np.full((n, len(labels.classes)), np.nan if labels.kind == "multi" else 0.0)
-    return Fitted(scores, float("nan"), {}, True, ("A draw had samples of one class only, so nothing was learned.",))
+    return Fitted(scores, float("nan"), {}, True, ("A draw contained one class only, so nothing was learned.",))
 
 
 def _problem(x: Matrix, labels: Labels, targets: npt.NDArray[np.int8], learned: IntArray) -> "Problem":
     from sslbench.solvers.logistic import Problem
 
     if labels.kind == "multi":
-        # There -1 is to be ignored and 0 a negative.
+        # In multi-label targets -1 is ignored and 0 is a negative.
         return Problem(x, np.where(targets == 0, -1, targets > 0).astype(np.int8), len(learned))
     if len(learned) == 2:
         return Problem(x, (targets[:, 1:] > 0).astype(np.int8), 1)

@@ -67,8 +67,8 @@ class Liblinear:
     def _map(self, function: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Any]:
         from sklearn.exceptions import ConvergenceWarning
 
-        # Threads help because liblinear lets go of the interpreter.
+        # Threads help because liblinear releases the interpreter lock.
         with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            # Said once, in the result's notes, in place of once per model.
+            # Reported once, in the result's notes, instead of once per model.
             warnings.simplefilter("ignore", ConvergenceWarning)
             yield from pool.map(function, jobs)

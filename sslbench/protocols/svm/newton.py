@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 _BLOCK_BYTES = 2**30
-_SEARCH = 10  # factor of the tolerance while costs are compared: still 1e-6 of the objective
+_SEARCH = 10  # looser tolerance while costs are compared: still 1e-6 of the objective
 _INTERMEDIATE = 100  # factor of the tolerance at the smaller costs on the path to the final one
-_ARRAYS = 24  # float64 arrays per problem, each as long as the samples or the axes
+_ARRAYS = 24  # float64 arrays per problem, each of the length of the samples or the axes
 
 
 class Newton:
