@@ -54,7 +54,7 @@ def read_unlabelled(features: Path) -> FeaturePair:
     return FeaturePair(whole, whole, f"all of {features.name}", (_fingerprint(whole),) * 2, features.name)
 
 
-def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of them
+def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
     features: Path,
     labels: Path,
     test_features: Path | None,
@@ -148,9 +148,9 @@ def _read_array(path: Path) -> npt.NDArray[np.floating]:
     except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
         raise UsageError(f"{path} cannot be read as a NumPy array: {error}") from error
     if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
-        raise UsageError(f"{path}: should be a float array (N, D), is {content.dtype} {content.shape}")
+        raise UsageError(f"{path}: should be a float array (N, D), not {content.dtype} {content.shape}")
     if not content.size:
-        raise UsageError(f"{path}: there is nothing in an array of {content.shape[0]} x {content.shape[1]}")
+        raise UsageError(f"{path}: the array of {content.shape[0]} x {content.shape[1]} is empty")
     features: npt.NDArray[np.floating] = content
     return features if features.dtype in (np.float16, np.float32) else features.astype(np.float32)
 
@@ -176,9 +176,9 @@ def _read_labels(
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is no table in UTF-8: {error}", "Save it as CSV in UTF-8.") from error
+        raise DataError(f"{path} is not a table in UTF-8: {error}", "Save it as CSV in UTF-8.") from error
     if numbers and column:
-        raise UsageError("--label-col names classes and --value-col numbers: give one of them")
+        raise UsageError("--label-col names classes and --value-col numbers: give only one")
     candidates = list(numbers) or ([column] if column else [c for c in ("label", "class", "target") if c in header])
     if not candidates or candidates[0] not in header:
         wanted = column or "label"
@@ -207,7 +207,9 @@ def _without_group(given: Path) -> tuple[Path, str]:
     if given.is_file() or not mark:
         return given, ""
     if key != "group" or not column:
-        raise UsageError(f"--labels {given}: '?{option}' is no option of a table of labels", "It knows ?group=COLUMN.")
+        raise UsageError(
+            f"--labels {given}: '?{option}' is not an option of a table of labels", "The only option is ?group=COLUMN."
+        )
     return given.with_name(name), column
 
 
@@ -232,7 +234,7 @@ def _numbers(path: Path, names: Sequence[str], lines: Sequence[Mapping[str, str]
             except (TypeError, ValueError):
                 values[row, c] = np.nan
             if not np.isfinite(values[row, c]):
-                raise DataError(f"{path}: the column '{name}' holds no number in line {row + 2} ({line[name]!r})")
+                raise DataError(f"{path}: the column '{name}' has no number in line {row + 2} ({line[name]!r})")
     return values
 
 
@@ -248,8 +250,8 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
     fit, held = holdout(labels, fraction, seed, groups=table.groups)
     if table.groups is not None and not (len(fit) and len(held)):
         raise DataError(
-            f"the {len(table.label)} rows cannot be split without separating those of one {table.grouped_by}",
-            "Every class of the test part needs two groups; or add a column 'split' with train and test.",
+            f"the {len(table.label)} rows cannot be split without separating a {table.grouped_by}",
+            "Every class of test needs two groups; or add a column 'split' with train and test.",
         )
     kind, share = "stratified" if table.values is None else "random", len(held) / max(1, len(splits))
     share = fraction if table.groups is None else share

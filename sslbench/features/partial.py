@@ -185,7 +185,7 @@ def create(complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating])
         StoreError: there is not enough disk space.
     """
     rows, progress = rows_file(complete), progress_file(complete)
-    progress.unlink(missing_ok=True)  # first, since it would apply to the new rows
+    progress.unlink(missing_ok=True)  # removed first, since it would apply to the new rows
     temporary = rows.with_name(rows.name + ".tmp")
     _allocate(temporary, shape, dtype)
     temporary.replace(rows)
@@ -233,9 +233,9 @@ def naming(file: Path, needed: int = 0) -> Iterator[None]:
         bytes_needed = f"{needed:,} bytes are needed" if needed else "more bytes are needed"
         free = shutil.disk_usage(file.parent).free
         raise StoreError(
-            f"no room for {file}: {bytes_needed}, {free:,} are free ({error.strerror})",
-            "Make room, or give a folder on another disk with --store. What was extracted is kept, and the same "
-            "command continues.",
+            f"not enough disk space for {file}: {bytes_needed}, {free:,} are free ({error.strerror})",
+            "Free disk space, or give a folder on another disk with --store. Extracted features are "
+            "kept; the same command continues.",
         ) from error
 
 

@@ -78,11 +78,11 @@ class StoreEntry:
         elif dtype is not None and features.dtype.name != dtype:
             problem = f"holds {features.dtype.name}, its meta.json says {dtype}"
         elif not features.flags.c_contiguous:
-            problem = "holds its rows in another order than they were written in"
-        elif isinstance(checksums, dict) and path.name in checksums:  # older stores have none
+            problem = "holds its rows in an order other than the written one"
+        elif isinstance(checksums, dict) and path.name in checksums:  # absent from older stores
             stat = path.stat()
             if _checksum(path, features.offset, stat.st_ino, stat.st_size, stat.st_mtime_ns) != checksums[path.name]:
-                problem = "is damaged: its rows are not those that were written"
+                problem = "is damaged: its rows differ from the written ones"
         if problem:
             raise StoreError(f"{path} {problem}", f"Delete the folder {self.folder}.")
         return features
@@ -93,7 +93,7 @@ class StoreEntry:
 
     def unreadable(self) -> list[dict[str, str]]:
         """Return id, path and reason of the samples left out as unreadable."""
-        former = read_csv(self.folder / "unreadable.csv")  # its name in stores of version 0.1.0
+        former = read_csv(self.folder / "unreadable.csv")  # the name in stores of version 0.1.0
         return read_csv(self.folder / SKIPPED) or former
 
     def meta(self) -> dict[str, Any]:
@@ -111,7 +111,9 @@ def _checksum(path: Path, start: int, inode: int, size: int, modified: int) -> i
     result = 0
     with path.open("rb") as file:
         file.seek(start)
-        while block := file.read(1 << 24):  # not through the memory map, whose pages would count as this process's
+        while block := file.read(
+            1 << 24
+        ):  # not through the memory map, whose pages would count as this process's memory
             result = zlib.crc32(block, result)
     return result
 
@@ -152,8 +154,8 @@ def write_description(
     """
     if entry.layers() and {row["id"] for row in skipped} != {row["id"] for row in entry.unreadable()}:
         raise StoreError(
-            f"the layers stored in {entry.folder} left out {len(entry.unreadable())} images, this run {len(skipped)}",
-            "Another version of a decoder may read other images. Delete the folder and run again.",
+            f"the layers stored in {entry.folder} skip {len(entry.unreadable())} images, this run {len(skipped)}",
+            "The decoder's version may have changed. Delete the folder and run again.",
         )
     entry.folder.mkdir(parents=True, exist_ok=True)
     left_out = {row["id"] for row in skipped}
@@ -268,7 +270,7 @@ def locked(entry: StoreEntry) -> Iterator[None]:
     entry.folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
-    except ImportError:  # Windows: concurrent runs both extract, and write the same values
+    except ImportError:  # Windows has no fcntl: concurrent runs both extract, and write the same values
         yield
         return
     with (entry.folder / "lock").open("w") as handle:
