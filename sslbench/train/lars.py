@@ -72,7 +72,7 @@ class LARS(torch.optim.Optimizer):
         if lr < 0 or momentum < 0 or weight_decay < 0 or trust_coefficient <= 0:
             raise ValueError("lr, momentum and weight_decay must be at least 0, trust_coefficient above 0")
         if nesterov and momentum == 0:
-            raise ValueError("nesterov needs a momentum")
+            raise ValueError("nesterov needs momentum above 0")
         defaults = {
             "lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
             "trust_coefficient": trust_coefficient, "denominator": denominator, "eps": eps, "clip": clip,

@@ -70,7 +70,7 @@ def _choose(folder: Path, given: Path | None) -> tuple[Path, str] | None:
 
 def _read_same(path: Path, digest: str) -> dict[str, Any]:
     """Return the content of a checkpoint, if its digest is that of the first process."""
-    remedy = "All processes have to see the same --out, on a file system that their machines share."
+    remedy = "All processes must see the same --out, on a file system shared by their machines."
     who = f"process {rank()} on {socket.gethostname()}"
     try:
         own = digest if rank() == 0 else checkpoints.check(path)

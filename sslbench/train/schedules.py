@@ -25,7 +25,7 @@ log = logging.getLogger("sslbench")
 Schedule = Callable[[float], float]
 Scaling = Literal["rescaled", "fixed"]
 
-# Progress is a quotient of whole numbers: 30/90 may lie a rounding error below a third and still means a third.
+# Progress is a quotient of integers: 30/90 may be a rounding error below a third and still means a third.
 _EPSILON = 1e-6
 _LENGTH_TOLERANCE = 1e-3
 
@@ -247,7 +247,7 @@ def _arguments(
 def _epochs_for(milestones: tuple[float, ...], where: str, epochs: float | None) -> float:
     """Return the epochs of the training; warn about milestones after its end."""
     if epochs is None:
-        raise UsageError(f"{where}: milestones are epochs, and their number is not known here", "Use 'step' instead.")
+        raise UsageError(f"{where}: milestones are in epochs, whose number is not known here", "Use 'step' instead.")
     late = [milestone for milestone in milestones if milestone >= epochs]
     if late:
         listed = ", ".join(f"{milestone:g}" for milestone in late)
@@ -293,7 +293,7 @@ def build_with_warmup(
     left = epochs
     for name, length in (("freeze_epochs", freeze_epochs), ("warmup_epochs", warmup_epochs)):
         if not 0 <= length <= left:
-            before = "" if left == epochs else f" after {freeze_epochs:g} at 0"
+            before = "" if left == epochs else f" after {freeze_epochs:g} frozen ones"
             what = f"schedule.{name} {length:g} does not fit into {epochs:g} epochs{before}"
             raise UsageError(what, f"Give schedule.{name}=... or more epochs.")
         left -= length

@@ -38,7 +38,7 @@ def curve(metrics: Path, target: Path) -> None:
     found = [(key, label, [(r["epoch"], r[key]) for r in records if key in r]) for key, label in rows]
     drawn = [(key, label, points) for key, label, points in found if points]
     if not drawn:
-        raise ValueError(f"{metrics} has nothing to draw")
+        raise ValueError(f"{metrics} has no values to plot")
     figure = Figure(figsize=(7, 2.2 * len(drawn) + 0.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
