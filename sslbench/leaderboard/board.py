@@ -60,7 +60,7 @@ def table(
     body.sort(key=lambda row: _sort_key(row, columns))
     notes += _disagreements(body, columns)
     notes += [
-        f"{c.name}: the direction of {c.metric} is not known, so none is marked as best."
+        f"{c.name}: the direction of {c.metric} is unknown, so no best value is marked."
         for c in columns
         if find(c.metric).direction == 0
     ]
@@ -161,7 +161,7 @@ def _refuse_mixture(columns: Sequence[Column]) -> None:
             described = [f"{c.metric} of {c.name} ({m.text})" for c, m in ((first, one), (column, other))]
             raise UsageError(
                 f"{' and '.join(described)} cannot be averaged",
-                "Name one metric that all columns have (--metric top1), or leave the records of others out.",
+                "Name a metric that all columns have (--metric top1), or leave out the other records.",
             )
 
 

@@ -49,7 +49,7 @@ def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str
     if a.benchmark is not None and b.benchmark is not None:
         first, second = a.benchmark, b.benchmark
         found.append(("benchmark", f"{first.name} v{first.version}", f"{second.name} v{second.version}"))
-    # Names of data may differ where the data do not, and the other way round: the fingerprints decide.
+    # Names of data are unreliable in both directions: the fingerprints decide.
     same = {"train data": one.train == other.train, "test data": one.test == other.test}
     return [(key, str(x), str(y)) for key, x, y in found if not same.get(key, x == y)]
 
@@ -150,7 +150,7 @@ def compare_all(
     for result, each in others:
         if not same_samples(scores, each):
             raise ResultError(
-                f"the scores beside {_called(first)} and {_called(result)} are not of the same test samples and groups"
+                f"the stored scores of {_called(first)} and {_called(result)} are of different test samples or groups"
             )
     kind, labels = first.data.labels, scores.labels
     answers = [Predictions.together([_answers(*one) for one in each]) for each in (a, b)]
@@ -181,8 +181,8 @@ def _answers(result: Result, scores: Scores) -> Predictions:
     drawn = result.protocol.settings.get("draws", 1)
     if drawn > 1 and not scores.draws and scores.places is None:
         raise ResultError(
-            f"{_called(result)} is a mean over {drawn} draws, and the scores beside it are those of the first only: an "
-            "older sslbench wrote it",
+            f"{_called(result)} is a mean over {drawn} draws, but only the scores of the first are stored: "
+            "it was written by an older sslbench",
             "Evaluate both again.",
         )
     return Predictions.of(result.seed, scores.scores, scores.draws, scores.places, result.probabilities)
@@ -191,9 +191,9 @@ def _answers(result: Result, scores: Scores) -> Predictions:
 def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
     if scores.places is not None and not scores.draws and metric in result.metrics:
         return ResultError(
-            f"{_called(result)}: '{metric}' of all draws cannot be computed, because the scores of so many draws, "
-            "samples and classes were too large to be kept",
-            "Compare by top1 or top5.",
+            f"{_called(result)}: '{metric}' over all draws cannot be computed, because "
+            "their scores were too large to store",
+            "Give --metric top1 or top5.",
         )
     known = (name for name in result.metrics if not name.startswith("worst_group("))
     return ResultError(
@@ -224,7 +224,7 @@ def _scores(result: Result) -> Scores:
     path = scores_path(result)
     if path is None:
         raise ResultError(
-            f"{_called(result)} has no per-sample scores beside it, which a paired comparison needs",
+            f"{_called(result)} has no stored per-sample scores, which a paired comparison needs",
             "`sslbench eval` writes them for every protocol on features (not for detection).",
         )
     return read_scores(path)

@@ -7,8 +7,8 @@ from sslbench.leaderboard.model import Cell, Column
 from sslbench.metrics.catalog import find
 from sslbench.results import Result
 
-_LEARNED = 90.0  # percent of train right, below which an unconverged probe is underfitted
-_OVERLAP = 0.01  # of the test images; fewer hardly change a number, and stand in its provenance only
+_LEARNED = 90.0  # train accuracy in percent below which an unconverged probe is underfitted
+_OVERLAP = 0.01  # share of the test images; smaller overlaps hardly change a number and appear only in its provenance
 
 
 def row_flags(members: Sequence[Result], columns: Sequence[Column], cells: Sequence[Cell | None]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import TOP_K
 from sslbench.results.records import read_scores, scores_path
 
-_FEWER = 300  # half-samples for metrics without a closed form: mAP of VOC07 takes a second a row
+_FEWER = 300  # number of half-samples for metrics without a closed form: mAP on VOC07 takes a second per row
 
 
 def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> list[Row]:

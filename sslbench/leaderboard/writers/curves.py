@@ -57,7 +57,7 @@ def data_efficiency(results: Iterable[Result], path: Path) -> None:
     ]
     if not panels:
         raise ResultError(
-            "no result has scores for several numbers of training samples", "`sslbench eval low-shot lsr` makes them."
+            "no result has scores for several numbers of training samples", "Run `sslbench eval low-shot lsr`."
         )
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)

@@ -16,7 +16,7 @@ def how_made(row: Row, cell: Cell) -> list[Lines]:
         found = cell.published
         return [[("published in", found.source), ("where", found.where), ("protocol", found.protocol)]]
     if not cell.records:
-        return [[("floor", f"{row.label}: as the records of this column name it")]]
+        return [[("floor", f"{row.label}: the records' own name")]]
     return [_record(record) for record in cell.records]
 
 
@@ -86,7 +86,7 @@ def _overlaps(found: Overlaps, headline: str) -> str:
         text += f" ({found.exact:,} with the same content), listed in {found.pairs_file}"
     if found.without is not None:
         text += f"; {headline} without them {_metric(found.without)}, n {found.without.n}"
-    return f"{text}; images that look alike were not judged: {found.problem}" if found.problem else text
+    return f"{text}; near duplicates were not searched: {found.problem}" if found.problem else text
 
 
 def _costs(costs: Costs) -> str:

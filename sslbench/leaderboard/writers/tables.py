@@ -93,7 +93,7 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         "test_fingerprint": key.test,
         "flags": "; ".join(row.flags),
     }
-    if cell.published is not None:  # the column's data and settings are ours, not theirs
+    if cell.published is not None:  # a published number has its own data and settings, not the column's
         ours = ("protocol_version", "settings", "n_train", "train_fingerprint", "test_fingerprint")
         common |= dict.fromkeys(ours, "") | {"protocol": cell.published.protocol, "source": _source(cell.published)}
         common |= {"benchmark": cell.published.benchmark}
@@ -108,7 +108,7 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         if first.preset is not None:
             modified = any(r.preset.modified for r in cell.records if r.preset is not None)
             common |= {"preset": first.preset.name, "modified": int(modified or common.get("modified", 0))}
-        # A row of the long table is one cell: costs of the backbone come from the cell's own records.
+        # A row of the long table is one cell, whose records give the costs of the backbone.
         further = {column.name: number(column.value(cell.records)) for column in COLUMNS}
         common |= {column.name: further[column.name] for column in COLUMNS if not column.headline_only}
     for name in sorted(cell.metrics, key=lambda name: (name != column.metric, name)):
