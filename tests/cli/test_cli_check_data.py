@@ -163,7 +163,7 @@ def test_unlabelled_data_are_fine_to_pretrain_on(check, photos):
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        (lambda i: f"{i:02d}", "24 of 24 labels are the file's own name"),
+        (lambda i: f"{i:02d}", "24 of 24 labels equal the file's name"),
         (lambda i: f"id{i // 2 if i < 6 else i}", "classes for 24 images: are they ids, and not classes?"),
     ],
 )

@@ -76,7 +76,7 @@ def test_what_is_no_number_to_predict_is_said(table, sslbench, column, message):
 
 def test_only_tables_have_such_columns_and_classes_exclude_them(table, sslbench):
     code, _, err = sslbench("eval", "linear", *RUN[:-1], "photos", "--value-col", "brightness")
-    assert code == 2 and "it is no table" in err
+    assert code == 2 and "it is not a table" in err
     code, _, err = sslbench("eval", "linear", *RUN, "--value-col", "size", "--label-col", "site")
     assert code == 2 and "give only one" in err
 

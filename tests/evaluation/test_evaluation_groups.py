@@ -110,7 +110,7 @@ def test_what_is_no_column_is_refused_before_any_image_is_decoded(photos, monkey
         evaluate(photos, "all.kwcoco.json", groups=("sight",))
     with pytest.raises(DataError, match="40 different values among 40 samples"):
         evaluate(photos, groups=("path",))
-    with pytest.raises(UsageError, match="no table and no manifest"):
+    with pytest.raises(UsageError, match="neither a table nor a manifest"):
         open_data("sklearn:digits", attribute_columns=("site",))
 
 

@@ -27,7 +27,7 @@ def upright_size(images: Images, index: int) -> tuple[tuple[int, int] | None, bo
         if isinstance(data, np.ndarray):
             return (data.shape[0], data.shape[1]), False
         with strict_and_silent(2**40), Image.open(io.BytesIO(data)) as image:
-            said = image.format != "PNG" or any(mark in data for mark in _EXIF)  # for a PNG, getexif decodes it all
+            said = image.format != "PNG" or any(mark in data for mark in _EXIF)  # getexif would decode all of a PNG
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if said else 1
             size = (image.width, image.height) if orientation in _ROTATED else (image.height, image.width)
             return size, orientation in UPRIGHT
@@ -42,5 +42,5 @@ def check_same_size(values: npt.NDArray[np.integer], size: Sequence[int] | None)
         return None
     message = f"the map is {width} x {height} pixels, but its image {size[1]} x {size[0]}"
     if tuple(size) == (width, height):
-        return f"{message}: it seems to be made on the image before its EXIF rotation"
+        return f"{message}: it was probably drawn on the image before its EXIF rotation"
     return message

@@ -48,7 +48,7 @@ def check_finite(part: Features, name: str) -> None:
         more = f" and {count - len(bad)} more" if count > len(bad) else ""
         raise DataError(
             f"the features of {count} of {len(part)} {name} samples are not finite numbers: {', '.join(bad)}{more}",
-            "The backbone overflowed or its weights are damaged: try --precision fp32, or check them with sslbench inspect.",
+            "The backbone overflowed (try --precision fp32) or its weights are damaged (see sslbench inspect).",
         )
 
 

@@ -203,7 +203,7 @@ def _stop_diverged(features: dict[str, Tensor], done: int) -> None:
         if not torch.isfinite(values).all():
             raise DataError(
                 f"the features of layer '{name}' are not finite numbers (update {done})",
-                "The backbone overflowed or its weights are damaged: try --precision fp32, or check them with sslbench inspect.",
+                "The backbone overflowed (try --precision fp32) or its weights are damaged (see sslbench inspect).",
             )
     raise NotFiniteError(
         f"all heads diverged: each loss was NaN or infinite by update {done}",
