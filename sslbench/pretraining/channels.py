@@ -36,8 +36,8 @@ def views_for(
     for name in _wrong_lengths(augment, channels):
         if channels == 3 or f"augment.{name}" in request.chosen:
             raise UsageError(
-                f"augment.{name} has {len(getattr(augment, name))} values; {backbone.name} takes images of "
-                f"{_channels(channels)}",
+                f"augment.{name} has {len(getattr(augment, name))} values, but {backbone.name} "
+                f"takes images of {_channels(channels)}",
                 "Give one per channel" + (", or none: then they are measured." if channels != 3 else "."),
             )
     if channels == 3:
@@ -109,7 +109,7 @@ def _check_images(source: Source, reading: Reading, backbone: Backbone) -> None:
     if other is None:
         return
     path, has = other
-    remedy = "A function of yours makes other channels of them: decoder=my_module.my_function."
+    remedy = "Or convert the channels by your own decoder=my_module.my_function."
     if backbone.builder in ("resnet", "timm"):
         remedy = f"--backbone {with_channels(backbone.name, has)} takes them (--stem maps the stem of --init). {remedy}"
     raise UsageError(f"{path} has {_channels(has)}, and {backbone.name} takes {channels}", remedy)

@@ -147,7 +147,7 @@ MISTAKES = {
     "typo": (["batchsize=4"], "no setting 'batchsize'\n  Did you mean 'batch_size'", 2),
     "value": (["lr=fast"], "lr: should be a number", 2),
     "flag": (["--batch-size", "4"], "--batch-size does not go with detection", 2),
-    "device": (["--device", "cuda"], "torch finds no CUDA GPU here", 2),
+    "device": (["--device", "cuda"], "torch finds no CUDA GPU on this machine", 2),
     "two": (["knn"], "detection trains a network and cannot go together with knn", 2),
     "masks": (["masks=true"], "has objects without a mask", 1),
 }

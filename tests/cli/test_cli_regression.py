@@ -65,7 +65,7 @@ def test_protocols_of_classes_refuse_numbers_before_any_image_is_decoded(table, 
     ("column", "message"),
     [
         ("brightnes", "has no column 'brightnes'"),
-        ("site", "the column 'site' holds no number in line 2 (a)"),
+        ("site", "the column 'site' has no number in line 2 (a)"),
         ("size", "every image has the same value of size"),
     ],
 )
