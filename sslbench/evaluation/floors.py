@@ -124,20 +124,20 @@ def _pixels_like(backbone: Backbone) -> Backbone:
     return dataclasses.replace(pixels, preprocessing=own)
 
 
-def cached(wanted: str, data: DataUsed) -> tuple[Result, records.Scores] | None:
+def cached(key: str, data: DataUsed) -> tuple[Result, records.Scores] | None:
     """Return a floor's result from an earlier evaluation; one that is damaged is passed over.
 
     Args:
-        wanted: `identity.record_id` of what it should have measured.
+        key: `identity.record_id` of the floor.
         data: on what; images that could not be read then may be readable now.
     """
-    for path in sorted(_folder().glob(f"*/*-{wanted}.json")):
+    for path in sorted(_folder().glob(f"*/*-{key}.json")):
         try:
             result, scores = records.read(path), records.read_scores(path)
         except ResultError as error:
             log.warning(f"a stored floor is computed again: {error.message}")
             continue
-        if not result.id == record_id(result) == wanted:
+        if not result.id == record_id(result) == key:
             log.warning(f"a stored floor is computed again: {path} holds a measurement other than its name says")
         elif {row.id for row in result.data.unreadable} != {row.id for row in data.unreadable}:
             log.info(f"a stored floor is computed again: the readable images differ from those of {path}")
@@ -161,10 +161,10 @@ def show(result: Result, scores: records.Scores, out: Path) -> None:
     """
     try:
         found = records.read(records.path_of(result, out))
-        there = found.asked if records.scores_path(found) is not None else None
+        stored = found.asked if records.scores_path(found) is not None else None
     except ResultError:
-        there = None
-    if there is None or result.asked is None or there.groups != result.asked.groups:
+        stored = None
+    if stored is None or result.asked is None or stored.groups != result.asked.groups:
         write(result, scores, out)
 
 

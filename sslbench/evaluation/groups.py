@@ -106,7 +106,7 @@ def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequ
         )
     except KeyError:
         return _without_groups(result, {name: tuple(column)})
-    made = tuple(
+    groups = tuple(
         GroupValue(
             name=group.name,
             metric=MetricValue(
@@ -120,7 +120,7 @@ def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequ
         log.warning(warning)
     return dataclasses.replace(
         result,
-        groups={**result.groups, name: made},
-        metrics={**result.metrics, f"worst_group({name}).{metric}": made[0].metric},
+        groups={**result.groups, name: groups},
+        metrics={**result.metrics, f"worst_group({name}).{metric}": groups[0].metric},
         notes=(*result.notes, *([warning] if warning else [])),
     )

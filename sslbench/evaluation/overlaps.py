@@ -111,8 +111,8 @@ def with_overlaps(
         if found is None or only_part(task):
             file.unlink(missing_ok=True)
             return result
-        there = set(scores.ids)
-        pairs = [one for one in found.suspects if one.test in there]
+        scored = set(scores.ids)
+        pairs = [one for one in found.suspects if one.test in scored]
         if pairs:
             records.replace_file(file, as_csv(pairs).encode())
         else:
@@ -143,13 +143,13 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
     kind = result.data.labels
     if not LABELS[kind].metric or not scores.classes or scores.scores.shape[1] != len(scores.classes):
         return None, ()
-    kept = np.array([name not in out for name in scores.ids])
-    labels, values = scores.labels[kept], scores.scores[kept]
+    remaining = np.array([name not in out for name in scores.ids])
+    labels, values = scores.labels[remaining], scores.scores[remaining]
     if not len(labels):
         return None, ()
     name = result.headline
     try:
-        units = Units.of(len(labels), None if scores.groups is None else scores.groups[kept])
+        units = Units.of(len(labels), None if scores.groups is None else scores.groups[remaining])
         measure = one_measure(name, kind, labels, values, units, result.probabilities)
     except KeyError:
         return None, ()

@@ -76,8 +76,8 @@ def one_part_of_features(
     part = only_part(task)
     if part is None:
         return train, test
-    chosen = whole if whole is not None else train if part == "train" else test
-    return chosen, chosen
+    features = whole if whole is not None else train if part == "train" else test
+    return features, features
 
 
 def _unlabelled(source: Source) -> Source:
@@ -210,8 +210,8 @@ def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     if request.limit >= max(len(data.train), len(data.test)):
         return data
     train, test = (limit(part, request.limit, run.seed) for part in (data.train, data.test))
-    how = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
-    return dataclasses.replace(data, train=train, test=test, how=how, whole=None)
+    description = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
+    return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
 
 
 def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple[Backbone, dict[str, str]]:

@@ -224,8 +224,8 @@ def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:
 
 
 def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
-    known = subject.costs or Costs()
-    return dataclasses.replace(known, stages={**known.stages, task.protocol: stage})
+    costs = subject.costs or Costs()
+    return dataclasses.replace(costs, stages={**costs.stages, task.protocol: stage})
 
 
 def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outcome:
@@ -242,14 +242,14 @@ def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outco
 
 def _with_headline(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
     """Return the outcome with the benchmark's metric first; the score on train is known for the usual one only."""
-    wanted = benchmark.metric if benchmark is not None else ""
-    if not wanted or wanted == outcome.headline:
+    metric = benchmark.metric if benchmark is not None else ""
+    if not metric or metric == outcome.headline:
         return outcome
-    if benchmark is not None and wanted not in outcome.metrics:
+    if benchmark is not None and metric not in outcome.metrics:
         raise UsageError(
-            f"{benchmark.name}: no result has the metric '{wanted}'", did_you_mean(wanted, outcome.metrics)
+            f"{benchmark.name}: no result has the metric '{metric}'", did_you_mean(metric, outcome.metrics)
         )
-    return dataclasses.replace(outcome, headline=wanted, train=float("nan"))
+    return dataclasses.replace(outcome, headline=metric, train=float("nan"))
 
 
 def finish(
@@ -268,15 +268,15 @@ def finish(
         missing: name of a floor that there is none of -> the reason.
         out: folder of the records.
     """
-    beside = dict(result.floors.items())
-    beside |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
+    floors_ = dict(result.floors.items())
+    floors_ |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
     notes = list(result.notes)
     if "untrained" in floor_results and (
         warning := floors.warn_if_at_floor(result, floor_results["untrained"], scores)
     ):
         log.warning(warning)
         notes.append(warning)
-    result = dataclasses.replace(result, floors=beside, missing_floors=dict(missing), notes=tuple(notes))
+    result = dataclasses.replace(result, floors=floors_, missing_floors=dict(missing), notes=tuple(notes))
     path = floors.write(result, scores, out)
     return dataclasses.replace(result, file=path)
 

@@ -91,7 +91,7 @@ def encode(
     backbone, _ = for_request(load(request, run), request, run)
     layers = resolve_layers(backbone, request.layers or _named_layers(backbone))
     images = _images(request, run) if source is None else source
-    what = f"{backbone.name} on {images.name}"
+    title = f"{backbone.name} on {images.name}"
     found = extract(
         backbone,
         images,
@@ -99,9 +99,9 @@ def encode(
         run.extract_settings(),
         root=store,
         split="all",
-        progress=stage_progress(progress, what),
+        progress=stage_progress(progress, title),
     )
-    log.info(f"{what}: {'features were stored' if not found.decoded else f'{found.decoded} images encoded'}")
+    log.info(f"{title}: {'features were stored' if not found.decoded else f'{found.decoded} images encoded'}")
     ids = next(iter(found.features.values())).ids
     name = backbone.name if request.weights == "random" else Path(request.weights).name
     return LayerFeatures(name, {layer: each.x for layer, each in found.features.items()}, ids), images

@@ -81,10 +81,10 @@ def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *
         raise _refused(protocol)
     scores = outcome.scores[:, _columns(train, test.labels)]
     # A subset of logits is still logits; a subset of probabilities must be normalised again.
-    how: Literal["softmax"] | None = "softmax" if outcome.probabilities == "softmax" else None
+    probabilities: Literal["softmax"] | None = "softmax" if outcome.probabilities == "softmax" else None
     kind, classes, values = test.labels.kind, test.labels.classes, test.labels.values
     metrics, name, per_class = summarise(
-        kind, classes, values, scores, seed=seed, probabilities=how, groups=test.groups
+        kind, classes, values, scores, seed=seed, probabilities=probabilities, groups=test.groups
     )
     n = len(test.labels.classes)
     note = f"Only the {n:,} of {len(train.classes):,} classes of train that test contains could be predicted."
@@ -97,7 +97,7 @@ def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *
         scores=scores,
         variants={},
         notes=(*outcome.notes, note),
-        probabilities=how,
+        probabilities=probabilities,
     )
 
 

@@ -107,11 +107,11 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         )
         if test_x.shape[1] != x.shape[1]:
             raise DataError(f"{features} has {x.shape[1]} features per row, {test_features} has {test_x.shape[1]}")
-        how = f"{features.name} against {test_features.name}"
+        description = f"{features.name} against {test_features.name}"
         parts = [(x, table, np.arange(len(x))), (test_x, test_table, np.arange(len(test_x)))]
     else:
-        fit, held, how = _split(table, test_fraction, seed)
-        parts = [(x, table, fit), (x, table, held)]
+        fit, held_out, description = _split(table, test_fraction, seed)
+        parts = [(x, table, fit), (x, table, held_out)]
     unknown = set[str]() if value_columns else set(parts[1][1].label) - set(parts[0][1].label)
     if unknown:
         raise DataError(
@@ -122,7 +122,7 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
     train, test = (_features(array, rows, indices, classes) for array, rows, indices in parts)
     split = test_features is None and not _has_parts(table)
     whole = _features(x, table, np.arange(len(x)), classes) if split else None
-    return FeaturePair(train, test, how, (_fingerprint(train), _fingerprint(test)), features.name, whole)
+    return FeaturePair(train, test, description, (_fingerprint(train), _fingerprint(test)), features.name, whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,9 +181,10 @@ def _read_labels(
         raise UsageError("--label-col names classes and --value-col numbers: give only one")
     candidates = list(numbers) or ([column] if column else [c for c in ("label", "class", "target") if c in header])
     if not candidates or candidates[0] not in header:
-        wanted = column or "label"
+        label_column = column or "label"
         raise UsageError(
-            f"{path} has no column '{wanted}'; its columns: {', '.join(header)}", did_you_mean(wanted, header)
+            f"{path} has no column '{label_column}'; its columns: {', '.join(header)}",
+            did_you_mean(label_column, header),
         )
     if len(lines) != rows:
         raise DataError(f"{path} has {len(lines)} lines, {features} has {rows} rows")
@@ -200,17 +201,17 @@ def _read_labels(
     return _Table(labels, values, ids, [line.get("split") or "" for line in lines], attributes, groups, grouped_by)
 
 
-def _without_group(given: Path) -> tuple[Path, str]:
+def _without_group(path: Path) -> tuple[Path, str]:
     """Split '?group=COLUMN' off the path, and return the file and the column ('' without one)."""
-    name, mark, option = given.name.partition("?")
+    name, mark, option = path.name.partition("?")
     key, _, column = option.partition("=")
-    if given.is_file() or not mark:
-        return given, ""
+    if path.is_file() or not mark:
+        return path, ""
     if key != "group" or not column:
         raise UsageError(
-            f"--labels {given}: '?{option}' is not an option of a table of labels", "The only option is ?group=COLUMN."
+            f"--labels {path}: '?{option}' is not an option of a table of labels", "The only option is ?group=COLUMN."
         )
-    return given.with_name(name), column
+    return path.with_name(name), column
 
 
 def _column(path: Path, name: str, header: Sequence[str], lines: Sequence[Mapping[str, str]]) -> list[str]:
@@ -247,16 +248,16 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
     if _has_parts(table):
         return np.flatnonzero(splits == "train"), np.flatnonzero(splits == "test"), "the split column of the labels"
     labels = single_labels(table.label) if table.values is None else Labels("value", (), table.values)
-    fit, held = holdout(labels, fraction, seed, groups=table.groups)
-    if table.groups is not None and not (len(fit) and len(held)):
+    fit, held_out = holdout(labels, fraction, seed, groups=table.groups)
+    if table.groups is not None and not (len(fit) and len(held_out)):
         raise DataError(
             f"the {len(table.label)} rows cannot be split without separating a {table.grouped_by}",
             "Every class of test needs two groups; or add a column 'split' with train and test.",
         )
-    kind, share = "stratified" if table.values is None else "random", len(held) / max(1, len(splits))
+    kind, share = "stratified" if table.values is None else "random", len(held_out) / max(1, len(splits))
     share = fraction if table.groups is None else share
     by = "" if table.groups is None else f" by {table.grouped_by}"
-    return fit, held, f"seeded {kind} split{by}: {1 - share:.0%} train, {share:.0%} test (seed {seed})"
+    return fit, held_out, f"seeded {kind} split{by}: {1 - share:.0%} train, {share:.0%} test (seed {seed})"
 
 
 def _features(

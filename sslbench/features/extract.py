@@ -141,15 +141,15 @@ class ExtractionJob:
             self._check_hashed(batch)
             again = {index for index in batch.unread if self.digests[index].any()}
             unread += [row for row in batch.unreadable if row[0] in again]
-            lost = [row for row in batch.unreadable if row[0] not in again]
-            if lost and self.settings.on_error == "stop":
-                raise self._all_unreadable(lost)
+            unreadable = [row for row in batch.unreadable if row[0] not in again]
+            if unreadable and self.settings.on_error == "stop":
+                raise self._all_unreadable(unreadable)
             if len(batch.indices):
                 for partial, rows in zip(partials, self._features(batch.images), strict=True):
                     partial.write(batch.indices, rows)
-            if lost:
+            if unreadable:
                 for partial in partials:
-                    partial.skip(np.array([index for index, *_ in lost]))
+                    partial.skip(np.array([index for index, *_ in unreadable]))
             conversions.update(batch.conversions)
             done += len(batch.indices) + len(batch.unreadable)
             self._check_others()
@@ -179,9 +179,9 @@ class ExtractionJob:
     def _verify(self, partials: Sequence[PartialLayer], rows: npt.NDArray[np.int64]) -> None:
         """Mark damaged rows of an earlier run as pending."""
         for partial in partials:
-            if lost := partial.verify(rows):
+            if damaged := partial.verify(rows):
                 log.warning(
-                    f"{partial.complete.name}: {lost:,} rows of the previous run are damaged and are computed again"
+                    f"{partial.complete.name}: {damaged:,} rows of the previous run are damaged and are computed again"
                 )
 
     def finish(self, key: FeatureKey, split: str) -> None:
@@ -472,7 +472,7 @@ def _log_reason(root: Path, entry: store.StoreEntry, key: FeatureKey, source: So
 
 def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadable: list[dict[str, str]]) -> Features:
     left_out = {row["id"] for row in unreadable}
-    kept = source
+    readable = source
     if left_out:
-        kept = source.select([i for i, sample_id in enumerate(source.ids) if sample_id not in left_out])
-    return Features(entry.read(layer.text), kept.labels, kept.ids, groups=source_groups(kept))
+        readable = source.select([i for i, sample_id in enumerate(source.ids) if sample_id not in left_out])
+    return Features(entry.read(layer.text), readable.labels, readable.ids, groups=source_groups(readable))

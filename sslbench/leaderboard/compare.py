@@ -178,10 +178,10 @@ def compare_all(
 
 
 def _answers(result: Result, scores: Scores) -> Predictions:
-    drawn = result.protocol.settings.get("draws", 1)
-    if drawn > 1 and not scores.draws and scores.places is None:
+    draws = result.protocol.settings.get("draws", 1)
+    if draws > 1 and not scores.draws and scores.places is None:
         raise ResultError(
-            f"{_called(result)} is a mean over {drawn} draws, but only the scores of the first are stored: "
+            f"{_called(result)} is a mean over {draws} draws, but only the scores of the first are stored: "
             "it was written by an older sslbench",
             "Evaluate both again.",
         )
@@ -195,9 +195,9 @@ def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
             "their scores were too large to store",
             "Give --metric top1 or top5.",
         )
-    known = (name for name in result.metrics if not name.startswith("worst_group("))
+    metrics = (name for name in result.metrics if not name.startswith("worst_group("))
     return ResultError(
-        f"{_called(result)}: '{metric}' cannot be computed from its per-sample scores", did_you_mean(metric, known)
+        f"{_called(result)}: '{metric}' cannot be computed from its per-sample scores", did_you_mean(metric, metrics)
     )
 
 
@@ -238,10 +238,10 @@ def with_holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons with p values corrected for their number (Holm 1979); one needs no correction."""
     if len(comparisons) < 2:
         return list(comparisons)
-    given = [math.nan if one.p_mcnemar is None else one.p_mcnemar for one in comparisons]
+    p_values = [math.nan if one.p_mcnemar is None else one.p_mcnemar for one in comparisons]
     return [
         dataclasses.replace(one, p_holm=None if math.isnan(p) else p)
-        for one, p in zip(comparisons, holm(given), strict=True)
+        for one, p in zip(comparisons, holm(p_values), strict=True)
     ]
 
 
@@ -252,15 +252,15 @@ def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None 
     list has anything else.
     """
     found = []
-    ours, theirs = (_without_floors(newest_of_each(side, groups_of(side, metric))) for side in (first, second))
-    for a in ours:
-        alike = [b for b in theirs if b.seed == a.seed and a.id != b.id and not differing(a, b, metric)]
+    results_a, results_b = (_without_floors(newest_of_each(side, groups_of(side, metric))) for side in (first, second))
+    for a in results_a:
+        alike = [b for b in results_b if b.seed == a.seed and a.id != b.id and not differing(a, b, metric)]
         same_layer = [b for b in alike if b.layer == a.layer]
-        only_one = sum(not differing(a, other, metric) and other.seed == a.seed for other in ours) == 1
+        only_one = sum(not differing(a, other, metric) and other.seed == a.seed for other in results_a) == 1
         found += [(a, b) for b in (same_layer or (alike if len(alike) == 1 and only_one else []))]
     return found
 
 
 def _without_floors(results: Sequence[Result]) -> list[Result]:
-    kept = [result for result in results if not is_floor(result)]
-    return kept or list(results)
+    others = [result for result in results if not is_floor(result)]
+    return others or list(results)

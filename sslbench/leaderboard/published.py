@@ -60,10 +60,10 @@ def with_published(board: Board, published: Iterable[Published]) -> Board:
     They have no interval and no per-sample scores, and their protocols are the sources' own: they are never marked as
     best or tied, count in no average, and stand in a block of their own.
     """
-    known = {(c.group.benchmark.rpartition(" v")[0], c.metric): i for i, c in enumerate(board.columns)}
+    positions = {(c.group.benchmark.rpartition(" v")[0], c.metric): i for i, c in enumerate(board.columns)}
     cells: dict[tuple[str, str, str], dict[int, Published]] = {}
     for row in published:
-        position = known.get((row.benchmark, row.metric))
+        position = positions.get((row.benchmark, row.metric))
         if position is not None:
             cells.setdefault((row.weights, row.backbone, row.source), {})[position] = row
     rows = [_as_row(found, len(board.columns)) for found in cells.values()]

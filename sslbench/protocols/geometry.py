@@ -75,23 +75,21 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         DataError: features that are not finite, or fewer than two samples.
         UsageError: settings that are not possible.
     """
-    looked_at = train if settings.part == "train" else test
+    part = train if settings.part == "train" else test
     check(settings, train.labels)
-    if len(looked_at) < _FEWEST:
-        raise DataError(
-            f"geometry: there are {len(looked_at)} {settings.part} samples, and at least {_FEWEST} are needed"
-        )
+    if len(part) < _FEWEST:
+        raise DataError(f"geometry: there are {len(part)} {settings.part} samples, and at least {_FEWEST} are needed")
     check_finite(train, "train")
     check_finite(test, "test")
     notes = []
-    if len(looked_at) > settings.samples:
-        notes.append(f"Measured on a random subset of {settings.samples} of {len(looked_at)} samples.")
-        rows = np.random.default_rng(seed).choice(len(looked_at), settings.samples, replace=False)
-        looked_at = looked_at.select(np.sort(rows))
-    width = looked_at.x.shape[1]
-    if len(looked_at) < width:
-        notes.append(f"There are fewer samples ({len(looked_at)}) than features ({width}), which limits the ranks.")
-    metrics = _metrics(looked_at, settings)
+    if len(part) > settings.samples:
+        notes.append(f"Measured on a random subset of {settings.samples} of {len(part)} samples.")
+        rows = np.random.default_rng(seed).choice(len(part), settings.samples, replace=False)
+        part = part.select(np.sort(rows))
+    width = part.x.shape[1]
+    if len(part) < width:
+        notes.append(f"There are fewer samples ({len(part)}) than features ({width}), which limits the ranks.")
+    metrics = _metrics(part, settings)
     return Outcome(
         metrics=metrics,
         headline="rankme",
@@ -102,18 +100,18 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     )
 
 
-def _metrics(given: Features, settings: Settings) -> dict[str, tuple[float, float, float]]:
-    centred = spectrum.spectrum(given.x, centred=True, groups=given.groups)
+def _metrics(features: Features, settings: Settings) -> dict[str, tuple[float, float, float]]:
+    centred = spectrum.spectrum(features.x, centred=True, groups=features.groups)
     metrics = {
-        "rankme": spectrum.rankme(spectrum.spectrum(given.x, centred=False, groups=given.groups)),
+        "rankme": spectrum.rankme(spectrum.spectrum(features.x, centred=False, groups=features.groups)),
         "effective_rank": spectrum.effective_rank(centred),
         "alpha_req": spectrum.alpha_req(centred, settings.alpha_ranks),
     }
-    unit = spectrum.unit_length(given.x)
-    metrics["uniformity"] = spectrum.uniformity(unit, groups=given.groups)
-    metrics["feature_std"] = spectrum.feature_std(unit, groups=given.groups)
-    if given.labels.kind == "single":
-        metrics["alignment"] = spectrum.alignment(unit, given.labels.values, groups=given.groups)
+    unit = spectrum.unit_length(features.x)
+    metrics["uniformity"] = spectrum.uniformity(unit, groups=features.groups)
+    metrics["feature_std"] = spectrum.feature_std(unit, groups=features.groups)
+    if features.labels.kind == "single":
+        metrics["alignment"] = spectrum.alignment(unit, features.labels.values, groups=features.groups)
     return metrics
 
 

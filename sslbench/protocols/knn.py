@@ -216,9 +216,9 @@ def _select(
     left_out[parts[1]] = True
     # Train may be larger than memory, so held-out rows are masked, not copied.
     found = _search(train, train, fitting[-1], settings, device, Scope(parts[1], left_out))
-    held = train.labels.select(parts[1])
+    held_out_labels = train.labels.select(parts[1])
     best, best_score = _best_k(
-        fitting, functools.partial(_headline, found, train=train.labels, test=held, settings=settings)
+        fitting, functools.partial(_headline, found, train=train.labels, test=held_out_labels, settings=settings)
     )
     selected = {"k": best, "on": f"held-out {percent(_HOLDOUT)} of train", "score": best_score, "seed": seed}
     return best, selected, []
@@ -240,13 +240,13 @@ def _choose_by_the_other_half(
     halves = holdout_rows(labels, 0.5, seed, train.groups)
     if halves is None:
         return found.vote(ks[0], labels, settings), {}
-    scores, chosen = np.empty((len(labels), len(labels.classes))), []
+    scores, best_ks = np.empty((len(labels), len(labels.classes))), []
     for scored, other in (halves, halves[::-1]):
-        there, own = found.of(other), labels.select(other)
-        k, _ = _best_k(ks, functools.partial(_headline, there, train=labels, test=own, settings=settings))
+        other_scores, own = found.of(other), labels.select(other)
+        k, _ = _best_k(ks, functools.partial(_headline, other_scores, train=labels, test=own, settings=settings))
         scores[scored] = found.of(scored).vote(k, labels, settings)
-        chosen.append(k)
-    return scores, {"k": chosen[0], "k of the other half": chosen[1], "on": "the other half of train", "seed": seed}
+        best_ks.append(k)
+    return scores, {"k": best_ks[0], "k of the other half": best_ks[1], "on": "the other half of train", "seed": seed}
 
 
 def weights(similarity: FloatArray, settings: Settings) -> FloatArray:
@@ -286,10 +286,10 @@ def vote(similarity: FloatArray, neighbours: IntArray, labels: Labels, settings:
     step = max(1, 4_000_000 // (neighbours.shape[1] * max(1, n_classes)))
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        given = labels.values[neighbours[part]]
-        present = np.einsum("mk,mkc->mc", weight[part], (given > 0).astype(np.float64))
-        known = np.einsum("mk,mkc->mc", weight[part], (given >= 0).astype(np.float64))
-        np.divide(present, known, out=scores[part], where=known > 0)
+        neighbour_labels = labels.values[neighbours[part]]
+        present = np.einsum("mk,mkc->mc", weight[part], (neighbour_labels > 0).astype(np.float64))
+        labelled_weight = np.einsum("mk,mkc->mc", weight[part], (neighbour_labels >= 0).astype(np.float64))
+        np.divide(present, labelled_weight, out=scores[part], where=labelled_weight > 0)
     return scores
 
 

@@ -116,11 +116,11 @@ def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: S
     learned = few_shot.present(train.labels)
     models = [_model(train, draw, learned) for draw in draws]
     if settings.select == "test" and len(settings.l2) > 1:
-        chosen = [_best_on_test(models, test, learned, settings.l2)] * len(draws)
+        strengths = [_best_on_test(models, test, learned, settings.l2)] * len(draws)
     else:
-        chosen = [_inside(train, draw, learned, settings) for draw in draws]
+        strengths = [_inside(train, draw, learned, settings) for draw in draws]
     fitted = []
-    for model, draw, l2 in zip(models, draws, chosen, strict=True):
+    for model, draw, l2 in zip(models, draws, strengths, strict=True):
         own = model.decide(train.x[draw.rows], l2)
         score = top_k_accuracy(np.searchsorted(learned, draw.labels.values), own)
         fitted.append(Fitted(for_all_classes(model.decide(test.x, l2), learned, test.labels), score, l2))
@@ -146,10 +146,10 @@ def _inside(train: Features, draw: Draw, learned: IntArray, settings: Settings) 
     own = np.searchsorted(learned, draw.labels.values)
     right = np.zeros(len(settings.l2))
     for fold in range(int(folds.max()) + 1):
-        held = folds == fold
-        model = _model(train, draw, learned, ~held)
+        held_out = folds == fold
+        model = _model(train, draw, learned, ~held_out)
         for i, l2 in enumerate(settings.l2):
-            right[i] += np.sum(np.argmax(model.decide(train.x[draw.rows[held]], l2), axis=1) == own[held])
+            right[i] += np.sum(np.argmax(model.decide(train.x[draw.rows[held_out]], l2), axis=1) == own[held_out])
     return settings.l2[int(np.argmax(right))]
 
 

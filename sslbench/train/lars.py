@@ -150,9 +150,9 @@ def _parts(group: dict[str, Any]) -> Iterator[_Part]:
     params = [p for p in group["params"] if p.grad is not None]
     excluded = [group["exclude_1d"] and p.dim() <= 1 for p in params]
     for adapted in (True, False):
-        chosen = [p for p, out in zip(params, excluded, strict=True) if out is not adapted]
-        if chosen:
-            yield _Part(group, chosen, adapted)
+        part = [p for p, out in zip(params, excluded, strict=True) if out is not adapted]
+        if part:
+            yield _Part(group, part, adapted)
 
 
 def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:

@@ -39,10 +39,10 @@ def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
     if a.is_file() and b.is_file():
         found = [compare(read(a), read(b), metric=metric)]
     else:
-        ours, theirs = read_tree(a), read_tree(b)
-        matched = pairs(ours, theirs, metric)
+        results_a, results_b = read_tree(a), read_tree(b)
+        matched = pairs(results_a, results_b, metric)
         if not matched:
-            raise _nothing(a, b, ours, theirs)
+            raise _nothing(a, b, results_a, results_b)
         found = with_holm([compare(one, other, metric=metric) for one, other in matched])
     if as_json:
         echo(_json(found))
@@ -50,15 +50,15 @@ def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
         _print(found)
 
 
-def _nothing(a: Path, b: Path, ours: "Sequence[Result]", theirs: "Sequence[Result]") -> Exception:
+def _nothing(a: Path, b: Path, results_a: "Sequence[Result]", results_b: "Sequence[Result]") -> Exception:
     """Return the error for results without a comparable pair; it lists the differences of the most similar two."""
     from sslbench.errors import ResultError
     from sslbench.leaderboard.compare import differing
 
-    options = [(differing(x, y), x, y) for x in ours for y in theirs]
+    options = [(differing(x, y), x, y) for x in results_a for y in results_b]
     if not options:
         return ResultError(
-            f"there are no result records below {a if not ours else b}", "`sslbench eval` writes result records."
+            f"there are no result records below {a if not results_a else b}", "`sslbench eval` writes result records."
         )
     nearest, x, y = min(options, key=lambda option: len(option[0]))
     if not nearest:

@@ -125,23 +125,23 @@ def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[
     Raises:
         UsageError: one is of another architecture.
     """
-    for given in dict.fromkeys(request.baselines):
-        if given == request.weights:
+    for weights in dict.fromkeys(request.baselines):
+        if weights == request.weights:
             continue
-        if given == "random":
+        if weights == "random":
             other = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
-            yield given, dataclasses.replace(other, preprocessing=backbone.preprocessing)
+            yield weights, dataclasses.replace(other, preprocessing=backbone.preprocessing)
             continue
-        other = load_backbone(given, backbone=request.backbone, trust_pickle=request.trust_pickle, as_stored=True)
+        other = load_backbone(weights, backbone=request.backbone, trust_pickle=request.trust_pickle, as_stored=True)
         if other.name != backbone.name:
             raise UsageError(
-                f"--baseline {given} is a {other.name}, and --weights {request.weights} a {backbone.name}",
+                f"--baseline {weights} is a {other.name}, and --weights {request.weights} a {backbone.name}",
                 "Compare weights of one architecture, so that the difference is due to the weights.",
             )
-        check_weights(other, request.recipe, given)
+        check_weights(other, request.recipe, weights)
         used = backbone.preprocessing
         read = dataclasses.replace(other.preprocessing, decoder=used.decoder, max_pixels=used.max_pixels)
-        yield given, dataclasses.replace(other, preprocessing=read)
+        yield weights, dataclasses.replace(other, preprocessing=read)
 
 
 def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
@@ -197,15 +197,17 @@ def evaluate_detection(
     with process_group(prepared.run.torch_device()):
         parts = prepared.data.train, prepared.data.test
         check_readable(parts, workers=_workers(prepared.run), progress=progress)
-        beside = [_measure(prepared, other, given, out, command, progress, says) for given, other in prepared.baselines]
+        baselines = [
+            _measure(prepared, other, weights, out, command, progress, says) for weights, other in prepared.baselines
+        ]
         own = _measure(prepared, prepared.backbone, request.weights, out, command, progress, says)
         if rank() != 0:
             return []
-        result = compared(own, beside, prepared.data.test.truth(), request.recipe, seed=prepared.run.seed)
-        if not beside and not result.weights.untrained:
+        result = compared(own, baselines, prepared.data.test.truth(), request.recipe, seed=prepared.run.seed)
+        if not baselines and not result.weights.untrained:
             result = dataclasses.replace(result, missing_floors={"untrained": _NO_BASELINE})
         path = records.write_without_scores(result, out)
-        return [*(other.result for other in beside), dataclasses.replace(result, file=path)]
+        return [*(other.result for other in baselines), dataclasses.replace(result, file=path)]
 
 
 def _log_line(line: DetectionLogLine) -> None:
@@ -215,7 +217,7 @@ def _log_line(line: DetectionLogLine) -> None:
 def _measure(
     prepared: PreparedDetection,
     backbone: Backbone,
-    given: str,
+    weights: str,
     out: Path,
     command: str,
     progress: Progress | None,
@@ -223,9 +225,9 @@ def _measure(
 ) -> DetectorResult:
     """Train and score one detector and write its record; the main one is written again with the baselines."""
     recipe, run, data = prepared.request.recipe, prepared.run, prepared.data
-    blank = blank_result(prepared, backbone, given, command)
+    blank = blank_result(prepared, backbone, weights, command)
     stem = records.path_of(blank, out).with_suffix("")
-    about = describe(prepared, backbone, given, blank.id)
+    about = describe(prepared, backbone, weights, blank.id)
     training = TrainingRun(
         run.seed,
         run.torch_device(),

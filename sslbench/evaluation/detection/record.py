@@ -62,11 +62,11 @@ def _frozen(recipe: DetectionRecipe) -> tuple[str, ...]:
 
 def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
     """Return the parts of the backbone's preprocessing that a detector uses; the sizes stand in its recipe."""
-    given = backbone.preprocessing
-    reading = {key: value for key, value in given.values().items() if key in ("decoder", "max_pixels")}
+    preprocessing = backbone.preprocessing
+    reading = {key: value for key, value in preprocessing.values().items() if key in ("decoder", "max_pixels")}
     if recipe.pixel_mean:
         return {**reading, "mean": recipe.pixel_mean, "std": recipe.pixel_std, "origin": "recipe"}
-    return {**reading, "mean": given.mean, "std": given.std, "origin": given.origin}
+    return {**reading, "mean": preprocessing.mean, "std": preprocessing.std, "origin": preprocessing.origin}
 
 
 def _part(source: ObjectSource) -> DataPart:
@@ -74,7 +74,7 @@ def _part(source: ObjectSource) -> DataPart:
     return DataPart(name=source.name, fingerprint=source.fingerprint(), n=n, n_used=n, classes=source.classes)
 
 
-def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measurement: str) -> DetectorDescription:
+def describe(prepared: PreparedDetection, backbone: Backbone, weights: str, measurement: str) -> DetectorDescription:
     """Return the provenance of a detector, for its file and its checkpoints."""
     request, data = prepared.request, prepared.data
     return DetectorDescription(
@@ -82,7 +82,7 @@ def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measur
         classes=data.train.classes,
         backbone=backbone.name,
         preprocessing=backbone.preprocessing,
-        weights=given,
+        weights=weights,
         data=data.train.name,
         benchmark="" if request.benchmark is None else request.benchmark.name,
         measurement=measurement,

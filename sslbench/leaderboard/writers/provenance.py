@@ -50,8 +50,8 @@ def _record(record: Result) -> Lines:
         lines.append(("overlaps of train and test", _overlaps(record.overlaps, record.headline)))
     if record.selected:
         lines.append(("selected", _pairs(record.selected)))
-    known = {name: values.get(record.headline) for name, values in record.floors.items()}
-    lines.append(("floors", ", ".join(f"{name} {value:.2f}" for name, value in known.items() if value is not None)))
+    floors = {name: values.get(record.headline) for name, values in record.floors.items()}
+    lines.append(("floors", ", ".join(f"{name} {value:.2f}" for name, value in floors.items() if value is not None)))
     lines += [(f"no floor: {name}", reason) for name, reason in record.missing_floors.items()]
     lines += [("note", note) for note in record.notes]
     lines += [

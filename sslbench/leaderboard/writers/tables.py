@@ -62,9 +62,9 @@ def _wide(board: Board) -> Iterator[list[Any]]:
     for position, row in enumerate(board.rows):
         values = [number(value(row, i, board.columns)) for i in range(len(board.columns))]
         named = [getattr(row, name) for name in fixed[1:]]
-        beside = [number(extra.values[position]) for extra in board.extras]
+        extras = [number(extra.values[position]) for extra in board.extras]
         mean = [number(row.average)] if average else []
-        yield [row.label, *named, *values, *mean, *beside, "; ".join(row.flags)]
+        yield [row.label, *named, *values, *mean, *extras, "; ".join(row.flags)]
 
 
 def _long(board: Board) -> Iterator[list[Any]]:
@@ -94,8 +94,11 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         "flags": "; ".join(row.flags),
     }
     if cell.published is not None:  # a published number has its own data and settings, not the column's
-        ours = ("protocol_version", "settings", "n_train", "train_fingerprint", "test_fingerprint")
-        common |= dict.fromkeys(ours, "") | {"protocol": cell.published.protocol, "source": _source(cell.published)}
+        own_columns = ("protocol_version", "settings", "n_train", "train_fingerprint", "test_fingerprint")
+        common |= dict.fromkeys(own_columns, "") | {
+            "protocol": cell.published.protocol,
+            "source": _source(cell.published),
+        }
         common |= {"benchmark": cell.published.benchmark}
     if cell.records:
         first = cell.records[0]
@@ -190,8 +193,8 @@ def markdown(board: Board) -> str:
         texts = [cell_text(board, row, i) for i in range(len(board.columns))]
         cells = [f"**{text}**" if leads(cell) else text for text, cell in zip(texts, row.cells, strict=True)]
         average = [f"{row.average:.2f}" if row.average is not None else ""] if board.averaged else []
-        beside = [*cells, *average, *extra_texts(board, row)]
-        lines.append(_markdown([row.label, *([row.layer] if layer else []), *beside, "; ".join(row.flags)]))
+        cells_of_row = [*cells, *average, *extra_texts(board, row)]
+        lines.append(_markdown([row.label, *([row.layer] if layer else []), *cells_of_row, "; ".join(row.flags)]))
     return "\n".join([*lines, "", LEGEND, *(f"\n{note}" for note in board.notes)]) + "\n"
 
 

@@ -173,12 +173,12 @@ def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, strati
     """Return the rows of about n samples; at least of one group."""
     from sslbench.data.groups import choose_groups
 
-    if stratified and (chosen := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
-        return np.flatnonzero(chosen)
+    if stratified and (mask := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
+        return np.flatnonzero(mask)
     names, place, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     order = np.random.RandomState(seed).permutation(len(names))
-    taken = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), n, side="right")))]
-    return np.flatnonzero(np.isin(place, taken))
+    selected = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), n, side="right")))]
+    return np.flatnonzero(np.isin(place, selected))
 
 
 def _draw(labels: Labels, rows: IntArray, seed: int, groups: IntArray | None = None) -> Draw:
@@ -232,28 +232,28 @@ class Fitted:
 
 def statistics(values: Sequence[float]) -> dict[str, float]:
     """Return mean, min, max, std (R - 1) and the 95 % interval of the mean; NaN where one draw is too few."""
-    known = _known(values)
-    if not len(known):
+    finite = _finite_values(values)
+    if not len(finite):
         return dict.fromkeys(("mean", "min", "max", "std", "low", "high"), math.nan)
     half = student_half_width(values)
-    low, high = _cut(float(known.mean()) - half, float(known.mean()) + half)
+    low, high = _cut(float(finite.mean()) - half, float(finite.mean()) + half)
     return {
-        "mean": float(known.mean()),
-        "min": float(known.min()),
-        "max": float(known.max()),
-        "std": float(known.std(ddof=1)) if len(known) > 1 else math.nan,
+        "mean": float(finite.mean()),
+        "min": float(finite.min()),
+        "max": float(finite.max()),
+        "std": float(finite.std(ddof=1)) if len(finite) > 1 else math.nan,
         "low": low,
         "high": high,
     }
 
 
-def _known(values: Sequence[float]) -> FloatArray:
+def _finite_values(values: Sequence[float]) -> FloatArray:
     return np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
 
 
 def _mean(values: Sequence[float]) -> float:
-    known = _known(values)
-    return float(known.mean()) if len(known) else math.nan
+    finite = _finite_values(values)
+    return float(finite.mean()) if len(finite) else math.nan
 
 
 def _cut(low: float, high: float) -> tuple[float, float]:
@@ -261,16 +261,16 @@ def _cut(low: float, high: float) -> tuple[float, float]:
     return (low if math.isnan(low) else max(low, 0.0)), (high if math.isnan(high) else min(high, 1.0))
 
 
-def leading_metric(asked: str, labels: Labels) -> str:
+def leading_metric(metric: str, labels: Labels) -> str:
     """Return the metric that leads; 'auto' is top-1 of single labels and mAP of several.
 
     Raises:
         UsageError: samples of several classes have no top-1 accuracy.
     """
     usual = LABELS[labels.kind].metric
-    if asked == "top1" and usual != "top1":
+    if metric == "top1" and usual != "top1":
         raise UsageError("metric=top1 needs one label per sample, and these samples have several", "Leave out metric=.")
-    return usual if asked == "auto" else asked
+    return usual if metric == "auto" else metric
 
 
 def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> float:

@@ -67,8 +67,8 @@ def holdout_rows(
 
     if not 0 < fraction < 1 or len(labels) < 2:
         return None
-    fit, held = holdout(labels, fraction, seed, groups=groups)
-    return (fit, held) if len(fit) and len(held) else None
+    fit, held_out = holdout(labels, fraction, seed, groups=groups)
+    return (fit, held_out) if len(fit) and len(held_out) else None
 
 
 def no_holdout(groups: IntArray | None) -> str:
@@ -114,8 +114,8 @@ def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | N
     with warnings.catch_warnings():
         # Classes with fewer samples than folds are absent from some folds; the solvers handle that.
         warnings.simplefilter("ignore", UserWarning)
-        for fold, (_, held) in enumerate(StratifiedKFold(number).split(classes, classes)):
-            folds[held] = fold
+        for fold, (_, held_out) in enumerate(StratifiedKFold(number).split(classes, classes)):
+            folds[held_out] = fold
     return folds
 
 
@@ -161,13 +161,13 @@ def signed_targets(labels: Labels, *, ignore: bool = True) -> tuple[npt.NDArray[
 
 
 def folds_of_class(
-    positive: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_], number: int, groups: IntArray | None
+    positive: npt.NDArray[np.bool_], labelled: npt.NDArray[np.bool_], number: int, groups: IntArray | None
 ) -> npt.NDArray[np.int16]:
     """Return (N,) stratified folds of one class, as many as its positives and negatives allow.
 
     Samples that are not known have -1; all have where there are too few for two folds.
     """
-    rows = np.flatnonzero(known)
+    rows = np.flatnonzero(labelled)
     classes, own = positive[rows].astype(np.int64), None if groups is None else groups[rows]
     sizes = class_sizes(classes, own)
     number = min(number, *sizes) if len(sizes) == 2 else 0

@@ -77,9 +77,9 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     kind, classes = test.labels.kind, test.labels.classes
     # A class without an example in train gets no probability.
     logits = kind == "single" and len(usable) == len(classes)
-    how: Literal["softmax"] | None = "softmax" if logits else None
+    probabilities: Literal["softmax"] | None = "softmax" if logits else None
     metrics, name, per_class = summarise(
-        kind, classes, test.labels.values, scores, seed=seed, probabilities=how, groups=test.groups
+        kind, classes, test.labels.values, scores, seed=seed, probabilities=probabilities, groups=test.groups
     )
     notes += choice.notes
     if not model.converged:
@@ -97,7 +97,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         selected=choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations},
         converged=model.converged,
         notes=tuple(notes),
-        probabilities=how,
+        probabilities=probabilities,
     )
 
 
@@ -167,7 +167,7 @@ def _choose(
     labels, grid = train.labels, sorted(settings.c)
     if len(grid) == 1:
         return _Choice(grid[0])
-    on, fitted, (held, held_labels) = "test", np.arange(len(x)), test
+    on, fitted, (held_out, held_labels) = "test", np.arange(len(x)), test
     if settings.select_on == "train":
         parts = holdout_rows(labels, settings.holdout, seed, train.groups)
         if parts is None:
@@ -175,13 +175,13 @@ def _choose(
             note = f"{no_holdout(train.groups)} to select c on; {middle:g} was used."
             return _Choice(middle, notes=(note,))
         on, fitted = f"held-out {percent(settings.holdout)} of train", parts[0]
-        held, held_labels = x[parts[1]], labels.select(parts[1])
+        held_out, held_labels = x[parts[1]], labels.select(parts[1])
     inside = labels.select(fitted)
     learned, _ = _usable_classes(inside)
-    scored = _problem_of_held(held, held_labels, learned)
+    scored = _held_out_problem(held_out, held_labels, learned)
 
     def judge(model: "Fit") -> tuple[float, float]:
-        score = headline(labels.kind, held_labels.values, _scores(model, held, learned, labels))
+        score = headline(labels.kind, held_labels.values, _scores(model, held_out, learned, labels))
         return score, scored.loss(model.decide(scored.x)) if len(scored.x) else float("nan")
 
     problem = _problem(x if len(fitted) == len(x) else x[fitted], inside, learned)
@@ -209,10 +209,10 @@ def _choose(
     return _Choice(best.c, selected, tuple(notes), best.fit if same else None)
 
 
-def _problem_of_held(held: Matrix, labels: Labels, learned: IntArray) -> "Problem":
+def _held_out_problem(held_out: Matrix, labels: Labels, learned: IntArray) -> "Problem":
     """Return the problem of the samples whose class was learned, to compute a loss on."""
-    rows = np.arange(len(held)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
-    return _problem(held[rows], labels.select(rows), learned)
+    rows = np.arange(len(held_out)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
+    return _problem(held_out[rows], labels.select(rows), learned)
 
 
 PROTOCOL = Protocol(

@@ -44,7 +44,7 @@ def _choose(
     if len(grid) == 1:
         return grid[0], {}, ()
     if settings.select_on == "test":
-        on, labels, tried, held = "test", test.labels, model, on_test
+        on, labels, tried, held_out = "test", test.labels, model, on_test
     else:
         parts = holdout_rows(train.labels, settings.holdout, seed, train.groups)
         if parts is None:
@@ -55,8 +55,8 @@ def _choose(
         tried = fit_regression(
             train.x[parts[0]], train.labels.values[parts[0]], standardise=settings.scale == "standard"
         )
-        held = tried.axes.project(train.x[parts[1]])
-    scores = [_score(tried, held, alpha, labels) for alpha in grid]
+        held_out = tried.axes.project(train.x[parts[1]])
+    scores = [_score(tried, held_out, alpha, labels) for alpha in grid]
     best = 0
     for i, score in enumerate(scores):
         best = i if is_better(score, scores[best]) else best

@@ -151,9 +151,9 @@ class Heads(nn.Module):
             labels: int64 (B,) classes, or int8 (B, C) with 1 present, 0 absent, -1 ignore.
             total: images of the batch, of all processes together.
         """
-        known = sum_((labels >= 0).sum(0)) if labels.ndim == 2 else None
+        labelled = sum_((labels >= 0).sum(0)) if labels.ndim == 2 else None
         return torch.cat(
-            [head_losses(bank(features[bank.input], total), labels, total, known) for bank in self.all_banks()]
+            [head_losses(bank(features[bank.input], total), labels, total, labelled) for bank in self.all_banks()]
         )
 
     def groups(self, settings: OptimizerSettings, batch_size: int) -> list[dict[str, Any]]:
@@ -220,7 +220,7 @@ def _group(
     }
 
 
-def head_losses(logits: Tensor, labels: Tensor, total: int, known: Tensor | None) -> Tensor:
+def head_losses(logits: Tensor, labels: Tensor, total: int, labelled: Tensor | None) -> Tensor:
     """Return (H,) cross-entropy; for several labels binary cross-entropy, mean over known labels, sum over classes.
 
     The latter is VISSL's (`bce_logits_multiple_output_single_target`): each class is a problem of its own, to which
@@ -230,12 +230,12 @@ def head_losses(logits: Tensor, labels: Tensor, total: int, known: Tensor | None
         logits: (B, H, C).
         labels: int64 (B,), or int8 (B, C) with 1 present, 0 absent, -1 ignore.
         total: images of the batch, of all processes together.
-        known: (C,), of those images the ones whose label is known; None for one label per image.
+        labelled: (C,), the number of those images whose label is known; None for one label per image.
     """
     heads = logits.shape[1]
-    if known is None:
+    if labelled is None:
         targets = labels[:, None].expand(-1, heads).reshape(-1)
         return F.cross_entropy(logits.flatten(0, 1), targets, reduction="none").view(-1, heads).sum(0) / total
     targets = labels.clamp(min=0).to(logits.dtype)[:, None, :].expand_as(logits)
     each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    return ((each * (labels >= 0)[:, None, :]).sum(0) / known.clamp(min=1)).sum(1)
+    return ((each * (labels >= 0)[:, None, :]).sum(0) / labelled.clamp(min=1)).sum(1)

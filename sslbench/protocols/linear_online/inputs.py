@@ -57,9 +57,9 @@ def block_inputs(backbone: Backbone, counts: Sequence[int], means: Sequence[bool
         UsageError: the backbone has no such blocks, or fewer.
         BackboneError: its tokens have no class token.
     """
-    there = {name for name, _ in backbone.module.named_modules()}
-    total = next(i for i in range(len(there) + 1) if f"blocks.{i}" not in there)
-    if not total or _NORM not in there:
+    modules = {name for name, _ in backbone.module.named_modules()}
+    total = next(i for i in range(len(modules) + 1) if f"blocks.{i}" not in modules)
+    if not total or _NORM not in modules:
         raise UsageError(
             f"blocks={list(counts)} needs a vision transformer; {backbone.name} has no modules blocks.0, ..., norm",
             "Leave out blocks=, and name layers with --layers.",

@@ -125,7 +125,7 @@ def schedule(settings: "Settings", epochs: float) -> schedules.Schedule:
     )
     if settings.schedule_per == "update":
         return factor
-    return lambda where: factor(math.floor(where * epochs + 1e-6) / epochs)
+    return lambda progress: factor(math.floor(progress * epochs + 1e-6) / epochs)
 
 
 def view(settings: "Settings", size: int) -> View:
@@ -169,13 +169,13 @@ def make_batches(
             "Use a protocol on features, such as linear.",
         )
     size = settings.size or evaluation_side(source, preprocessing)
-    how: View | Callable[[Tensor], Tensor] = view(settings, size)
+    transform: View | Callable[[Tensor], Tensor] = view(settings, size)
     if settings.augment == "none":
-        how = evaluation_view(preprocessing, settings.flip)
+        transform = evaluation_view(preprocessing, settings.flip)
     process = this_process()
     return EpochBatches(
         source,
-        how,
+        transform,
         size=size,
         batch_size=settings.batch_size,
         piece=piece,

@@ -166,14 +166,14 @@ class _HeadTraining:
     def _line(self, values: Tensor, done: int) -> str:
         left = values.nan_to_num(nan=float("inf"), posinf=float("inf"))
         best, count = int(left.argmin()), len(values)
-        lost = int((~torch.isfinite(values)).sum())
+        diverged = int((~torch.isfinite(values)).sum())
         rates = [group["lr"] for group in self.optimizer.param_groups if "weight" in group["names"]]
         epochs = self.plan.updates / self.data.steps_per_epoch
         return (
             f"epoch {done / self.data.steps_per_epoch:.3g} of {epochs:.3g}, update {done} of {self.plan.updates}: "
             + (f"lowest loss of {count} heads" if count > 1 else "loss")
             + f" {float(values[best]):.4g}, lr {rates[best]:.3g}"
-            + (f"; {lost} diverged" if lost else "")
+            + (f"; {diverged} diverged" if diverged else "")
         )
 
     def save(self, done: int, *, now: bool) -> None:

@@ -101,8 +101,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         selected = {"on": _chosen_on(settings), name: curve.strengths}
     if on_test:
         selected["mean on test"] = on_test
-    what = f"{points[-1].name} images per class".replace("k=", "") if points[-1].k else f"{points[-1].name} of train"
-    notes = [f"The metrics are means over {settings.draws} draws of {what}.", *notes]
+    condition = (
+        f"{points[-1].name} images per class".replace("k=", "") if points[-1].k else f"{points[-1].name} of train"
+    )
+    notes = [f"The metrics are means over {settings.draws} draws of {condition}.", *notes]
     return curve.outcome(seed=seed, selected=selected, seeds=seeds, notes=notes)
 
 

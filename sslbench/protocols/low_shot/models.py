@@ -141,7 +141,7 @@ class Logistic:
         if folds is None:
             return len(x) / self._settings.fixed_lambda
         grid = sorted(strengths)
-        held = np.full((len(grid), len(x), len(labels.classes)), np.nan)
+        held_out_scores = np.full((len(grid), len(x), len(labels.classes)), np.nan)
         for fold in range(int(folds.max()) + 1):
             rows = folds == fold
             inside, rest = _without(x, labels, rows)
@@ -152,8 +152,8 @@ class Logistic:
                 model, learned = self._fit(inside, rest, variance, c, model, TOLERANCE)
                 decided = _decide(model, x, learned, labels)
                 mask = rows if rows.ndim == 2 else rows[:, None]
-                held[i] = np.where(mask, decided, held[i])
-        scores = [_held_out_score(labels, folds, part) for part in held]
+                held_out_scores[i] = np.where(mask, decided, held_out_scores[i])
+        scores = [_held_out_score(labels, folds, part) for part in held_out_scores]
         return grid[int(np.argmax(np.nan_to_num(scores, nan=-1.0)))]
 
 
@@ -200,29 +200,29 @@ def _fewest(target: npt.NDArray[np.int8], groups: IntArray | None) -> int:
     return int(sizes.min()) if len(sizes) == 2 else 0
 
 
-def _folds(labels: Labels, wanted: int, groups: IntArray | None) -> npt.NDArray[np.int16] | None:
+def _folds(labels: Labels, number: int, groups: IntArray | None) -> npt.NDArray[np.int16] | None:
     """Return (N,) folds of single labels, (N, C) of several with -1 for samples left out; None where k is 1."""
     if labels.kind == "single":
-        return stratified_folds(labels.values, wanted, groups)
-    columns = [folds_of_class(column > 0, column >= 0, wanted, groups) for column in labels.values.T]
+        return stratified_folds(labels.values, number, groups)
+    columns = [folds_of_class(column > 0, column >= 0, number, groups) for column in labels.values.T]
     folds = np.stack(columns, axis=1)
     return folds if folds.max() > 0 else None
 
 
-def _without(x: Matrix, labels: Labels, held: npt.NDArray[np.bool_]) -> tuple[Matrix, Labels]:
+def _without(x: Matrix, labels: Labels, held_out: npt.NDArray[np.bool_]) -> tuple[Matrix, Labels]:
     """Return the training part of a fold: rows are removed, or with several labels per sample marked as unknown."""
-    if held.ndim == 1:
-        rows = np.flatnonzero(~held)
+    if held_out.ndim == 1:
+        rows = np.flatnonzero(~held_out)
         return x[rows], labels.select(rows)
-    return x, dataclasses.replace(labels, values=np.where(held, -1, labels.values).astype(np.int8))
+    return x, dataclasses.replace(labels, values=np.where(held_out, -1, labels.values).astype(np.int8))
 
 
-def _held_out_score(labels: Labels, folds: npt.NDArray[np.int16], held: FloatArray) -> float:
+def _held_out_score(labels: Labels, folds: npt.NDArray[np.int16], scores: FloatArray) -> float:
     """Return accuracy, or the mean over classes and folds of the non-interpolated average precision."""
     if folds.ndim == 1:
-        return headline("single", labels.values, np.where(np.isnan(held), -np.inf, held))
+        return headline("single", labels.values, np.where(np.isnan(scores), -np.inf, scores))
     values = [
-        ranking.single_class(ranking.non_interpolated, labels.values[rows, c], held[rows, c])
+        ranking.single_class(ranking.non_interpolated, labels.values[rows, c], scores[rows, c])
         for c in range(folds.shape[1])
         for fold in range(int(folds[:, c].max()) + 1)
         if len(rows := np.flatnonzero(folds[:, c] == fold))

@@ -96,22 +96,22 @@ def choose_each(
             k = validated[part.column]
             means[k, part.place] = _average_precision(targets[:, k], folds[:, k], part.decision)
             unconverged += part.unconverged
-    chosen = [_first_best(costs, row) for row in means]
+    best_costs = [_first_best(costs, row) for row in means]
     few = [name for name, n in zip(classes, number, strict=True) if n < settings.folds]
     notes = _search_notes(unconverged)
     if few:
         note = (
-            f"Classes with fewer than {settings.folds} positive (or negative) {_what(groups)} were "
+            f"Classes with fewer than {settings.folds} positive (or negative) {_samples_in_words(groups)} were "
             f"cross-validated in fewer folds, with a single one not at all: {', '.join(few)}."
         )
         notes = (note, *notes)
     best = [np.nan if np.isnan(row).all() else np.nanmax(row) for row in means]
     selected = {
-        "cost": dict(zip(classes, chosen, strict=True)),
+        "cost": dict(zip(classes, best_costs, strict=True)),
         "on": f"{settings.folds}-fold cross-validation on train, per class",
         "score": ranking.mean_over_classes(np.asarray(best)),
     }
-    return Choice(chosen, selected, notes)
+    return Choice(best_costs, selected, notes)
 
 
 def choose_one(
@@ -154,7 +154,7 @@ def _search_notes(unconverged: int) -> tuple[str, ...]:
     return (f"During the selection of the cost, {unconverged} of the SVMs did not converge.",) if unconverged else ()
 
 
-def _what(groups: IntArray | None) -> str:
+def _samples_in_words(groups: IntArray | None) -> str:
     return "training samples" if groups is None else "groups with training samples"
 
 

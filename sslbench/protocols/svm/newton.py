@@ -40,10 +40,10 @@ class Newton:
 
     def _held_out_block(self, targets: Int8Array, folds: Int16Array, first: int, number: int) -> Iterator[HeldOut]:
         """Yield the decision values of a block of classes; its problems are the folds of each class."""
-        held = (folds.T[:, None] == np.arange(number)[:, None]) & (targets.T[:, None] != 0)
-        signs = np.where(held, 0, targets.T[:, None]).reshape(-1, len(targets))
+        held_out = (folds.T[:, None] == np.arange(number)[:, None]) & (targets.T[:, None] != 0)
+        signs = np.where(held_out, 0, targets.T[:, None]).reshape(-1, len(targets))
         constant = no_model(signs)
-        learn = np.isnan(constant) & held.any(axis=2).ravel()
+        learn = np.isnan(constant) & held_out.any(axis=2).ravel()
         costs = self._settings.costs
         decision = np.repeat(constant[:, None], len(targets), axis=1)
         start: Solutions | None = None
@@ -53,9 +53,9 @@ class Newton:
                 start = self._solve(signs[learn], np.full(int(learn.sum()), costs[place]), start, _SEARCH)
                 decision[learn] = start.decision.numpy()
                 unconverged[learn] = ~start.converged.numpy()
-            for i, (where, values) in enumerate(zip(held, decision.reshape(held.shape), strict=True)):
+            for i, (mask, values) in enumerate(zip(held_out, decision.reshape(held_out.shape), strict=True)):
                 failed = int(unconverged.reshape(-1, number)[i].sum())
-                yield HeldOut(first + i, int(place), np.where(where, values, 0).sum(axis=0), failed)
+                yield HeldOut(first + i, int(place), np.where(mask, values, 0).sum(axis=0), failed)
 
     def fit(self, targets: Int8Array, costs: Sequence[float]) -> Models:
         """Return the final models; see `Solver`."""
@@ -69,9 +69,9 @@ class Newton:
 
     def _along_costs(self, signs: Int8Array, costs: FloatArray) -> Solutions:
         """Solve each problem at its own cost, by way of the smaller ones: a tenth of the steps of a start from 0."""
-        known = {cost for cost in self._settings.costs if cost < costs.max()}
+        candidates = {cost for cost in self._settings.costs if cost < costs.max()}
         found: Solutions | None = None
-        for cost in [*sorted(known), costs.max()]:
+        for cost in [*sorted(candidates), costs.max()]:
             found = self._solve(signs, np.minimum(costs, cost), found, 1 if cost == costs.max() else _INTERMEDIATE)
         if found is None:
             raise ValueError("no problems")

@@ -90,13 +90,13 @@ class PretrainCommand(click.Command):
         """Write the named recipes, or the names of all."""
         from sslbench.cli.commands.pretrain.help import write_method
 
-        known = list_names("method")
-        named = [word for word in ctx.meta.get("words", []) if word in known]
+        methods = list_names("method")
+        named = [word for word in ctx.meta.get("words", []) if word in methods]
         for name in named:
             write_method(name, formatter)
         if not named:
             with formatter.section("Methods"):
-                formatter.write_text(", ".join(known))
+                formatter.write_text(", ".join(methods))
             formatter.write_paragraph()
             formatter.write_text("Settings of a method and its recipe: sslbench pretrain simclr --help")
 
@@ -175,9 +175,9 @@ def command(words: tuple[str, ...], **flags: Any) -> None:
 
 
 def _method(names: Sequence[str], values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    known = list_names("method")
+    methods = list_names("method")
     if not names:
-        raise UsageError("METHOD is missing", did_you_mean("", known))
+        raise UsageError("METHOD is missing", did_you_mean("", methods))
     if len(names) > 1:
         raise UsageError(
             f"give one method, not {' and '.join(names)}", "Settings are written as key=value, flags with --."
@@ -185,11 +185,11 @@ def _method(names: Sequence[str], values: dict[str, Any]) -> tuple[str, dict[str
     return names[0], values
 
 
-def _compose(method: str, values: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple["Composed", dict[str, Any]]:
+def _compose(method: str, values: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple["Composed", dict[str, Any]]:
     """Return the composed settings without the launcher's, and the launcher's."""
     from sslbench.library.recipes import Composed, compose_pretraining
 
-    composed = compose_pretraining(method, values, asked)
+    composed = compose_pretraining(method, values, flags)
     rest = {key: value for key, value in composed.values.items() if key != "launcher"}
     return Composed(rest, composed.origins), composed.values["launcher"]
 
@@ -287,11 +287,11 @@ def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: 
 
 def without_launcher(words: Sequence[str]) -> list[str]:
     """Return the words of a command without the launcher and its settings."""
-    kept: list[str] = []
+    words_left: list[str] = []
     skip = False
     for word in words:
         if skip or word == "--launcher":
             skip = not skip
         elif not re.match(r"(--launcher=|launcher[.=])", word):
-            kept.append(word)
-    return kept
+            words_left.append(word)
+    return words_left
