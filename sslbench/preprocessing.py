@@ -91,7 +91,7 @@ class Preprocessing:
             raise UsageError(
                 f"preprocessing: images resized to {height}x{width} do not fill the centre crop of {crop} "
                 f"({self.origin})",
-                f"Add --crop none (crop: None) to take the whole image (--crop {crop} pads it with black).",
+                f"Add --crop none (crop: None) to use the whole image (--crop {crop} pads it with black).",
             )
 
     def values(self) -> dict[str, object]:

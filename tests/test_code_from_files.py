@@ -131,7 +131,7 @@ def refused(bomb, *args, flag):
     code, said = command(*args)
     assert not bomb.exists(), "it ran"
     assert code in (1, 2), said
-    assert "bomb.code" in said and "not run because a file says so" in said and flag in said, said
+    assert "bomb.code" in said and "code named in a file is not run" in said and flag in said, said
 
 
 def runs(bomb, *args):

@@ -66,7 +66,7 @@ SPECS: Mapping[str, AlexNetSpec] = {
         local_norm="before",
         pools=_STANDARD_POOLS,
     ),
-    # Noroozi and Favaro 2016; Goyal et al. 2019: stride 2, since patches are small
+    # Noroozi and Favaro 2016; Goyal et al. 2019: stride 2, for small patches
     "alexnet_jigsaw": AlexNetSpec(
         _SQUASHED_227,
         groups=2,
@@ -133,7 +133,7 @@ def _layers(spec: AlexNetSpec, channels: int) -> list[nn.Module]:
         stride = spec.stride if number == 0 else 1
         layers.append(nn.Conv2d(channels, width, kernel, stride=stride, padding=padding, groups=groups))
         layers.append(nn.BatchNorm2d(width) if spec.norms[number] else nn.Identity())
-        layers.append(nn.ReLU())  # not in place: the layers before are read
+        layers.append(nn.ReLU())  # not in place, since earlier layers are read
         if number in (0, 1, 4):
             layers.append(_pool(spec.local_norm if number < 2 else ""))
         channels = width

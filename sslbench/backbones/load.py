@@ -29,7 +29,7 @@ from sslbench.weights.reading import files
 Shapes = dict[str, tuple[int, ...]]
 log = logging.getLogger("sslbench")
 
-ASSUMED_CIFAR = "a 3x3 stem is taken for CIFAR's: stride 1, no max-pooling (neither shows in the tensors)"
+ASSUMED_CIFAR = "a 3x3 stem is assumed to be CIFAR's: stride 1, no max-pooling (neither is visible in the tensors)"
 
 
 def load_backbone(
@@ -71,14 +71,14 @@ def load_backbone(
     rule = parse_rule(stem) if stem is not None else None
     pixels = weights.partition(":")[0] == "pixels" and not Path(weights).exists()
     if rule is not None and (weights == "random" or pixels):
-        raise UsageError(f"--stem maps the stem of a weights file; '{weights}' is none", "Leave it out.")
+        raise UsageError(f"--stem maps the stem of a weights file, which '{weights}' is not", "Leave it out.")
     if weights == "random":
         if backbone is None:
-            raise UsageError("random weights of which backbone?", "Name it: --backbone resnet50.")
+            raise UsageError("--weights random needs --backbone", "Name it: --backbone resnet50.")
         return build(backbone, seed=seed)
     if pixels:
         if backbone not in (None, weights):
-            raise UsageError(f"the weights '{weights}' are a backbone of their own, and --backbone is {backbone}")
+            raise UsageError(f"--weights {weights} fixes the backbone, but --backbone is {backbone}")
         return build(weights)
     file = files.read(Path(weights), trust_pickle=trust_pickle)
     return load_file(
@@ -101,7 +101,7 @@ def load_file(
     if backbone is not None:
         if (plain := without_initialisation(backbone)) != backbone:
             raise UsageError(
-                f"zero_init_residual says how random weights begin, and {weights} holds weights",
+                f"zero_init_residual sets random initial weights, but {weights} holds trained ones",
                 f"Leave it out: --backbone {plain}.",
             )
         built = build(backbone, seed=seed)
@@ -120,8 +120,8 @@ def load_file(
         refuse_undecided(recognised, weights)
     if stem is not None and recognised.input is not None and recognised.input.space == "lightness":
         raise UsageError(
-            f"--stem {stem.name}: {weights} is a network for lightness (L of CIE Lab), whose channel is no colour",
-            "Leave it out: RGB images are turned into lightness.",
+            f"--stem {stem.name}: {weights} is a network for lightness (L of CIE Lab), whose channel is not a colour",
+            "Leave it out: RGB images are converted to lightness.",
         )
     tensors, ignored = _tensors_for(built, recognised)
     tensors, mapped, random = fit_stem(tensors, built, stem, what=weights)
@@ -230,10 +230,10 @@ def mapped_stem(
     """
     stem = parse_rule(rule)
     if stem.name == "random":
-        raise UsageError("--stem random: a converted file holds the numbers of another, not new ones")
+        raise UsageError("--stem random does not apply to convert, which adds no new values")
     channels = 1 if stem.name == "sum" and channels is None else channels
     if channels is None:
-        raise UsageError(f"--stem {rule}: for images of how many channels?", "Say it: --in-chans 4.")
+        raise UsageError(f"--stem {rule} needs --in-chans, the number of channels", "For example --in-chans 4.")
     name = with_channels(backbone or architecture(recognised, weights), channels)
     if backbone is None:
         check_recorded(name, weights, numbers=sum(tensor.numel() for tensor in recognised.canonical.values()))
@@ -307,6 +307,6 @@ def architecture(recognised: Recognised, weights: str) -> str:
         hint = f" It looks like a ResNet with another stem: {kernel}; torchvision's is 7x7, that for CIFAR 3x3."
     raise BackboneError(
         f"{weights}: format {recognised.format} with {len(recognised.canonical)} tensors ({', '.join(shown)}, ...); "
-        f"the architecture does not show in them.{hint}",
+        f"the architecture cannot be recognised.{hint}",
         "Name it: --backbone timm:NAME (any timm model) or --backbone module:callable (your own).",
     )

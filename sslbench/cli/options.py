@@ -120,7 +120,7 @@ class RunFlags:
 
 def _warn_in_red(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     if value:
-        message = "--trust-pickle: a weights file that asks for it may run any program on this machine, as you."
+        message = "--trust-pickle: a weights file may run any program on this machine with your rights."
         echo(before=click.style(f"warning: {visible(message)}", fg="red", bold=True), err=True)
     return value
 
@@ -176,16 +176,16 @@ _RUN = [
     click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: auto."),
     click.option("--precision", help="Precision of the forward pass: fp32, bf16, fp16. Default: fp32."),
     click.option("--feature-dtype", help="Dtype of stored features: float32, float16. Default: float32."),
-    click.option("--batch-size", type=int, help="Images per forward pass."),
+    click.option("--batch-size", type=int, help="Number of images per forward pass."),
     click.option("--workers", type=int, help="Processes that decode images; 0 decodes in the main process."),
     click.option("--seed", type=int, help="Seed of splits, hold-outs, untrained weights and bootstrap. Default: 0."),
     click.option("--on-error", help="Unreadable images: stop (list them all) or skip (leave them out). Default: stop."),
     click.option(
         "--decoder",
         callback=_split_names,
-        help="Decoder: reference; fast (large JPEGs at reduced size); my_module.my_function (asked first).",
+        help="Decoder: reference; fast (large JPEGs at reduced size); my_module.my_function (tried first).",
     ),
-    click.option("--max-pixels", type=int, help="Largest picture that is decoded, in pixels. Default: 178956970."),
+    click.option("--max-pixels", type=int, help="Largest image that is decoded, in pixels. Default: 178956970."),
     click.option("--start-method", help="Start method of the decoding processes: auto, fork, spawn, forkserver."),
     click.option("--store", help="Folder of the feature store. Default: in the user's cache folder."),
 ]
@@ -207,7 +207,7 @@ def _as_one(name: str, flags: type[Any], options: list[Callable[[F], F]]) -> Cal
 
         for option in reversed(options):
             command = option(command)  # type: ignore[arg-type]
-        return command  # type: ignore[return-value]
+        return command
 
     return decorate
 

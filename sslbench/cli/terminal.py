@@ -40,15 +40,15 @@ class ProgressLines:
         self.started: dict[str, float] = {}
         self.last = 0.0
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, title: str, done: int, total: int) -> None:
         """Report `done` of `total` images of one job."""
         now = time.monotonic()
-        started = self.started.setdefault(what, now)
+        started = self.started.setdefault(title, now)
         if done < total and now - self.last < 10:
             return
         self.last = now
         rate = f", {done / (now - started):.0f} images/s" if now > started else ""
-        echo(f"{what}: {done} of {total}{rate}", err=True)
+        echo(f"{title}: {done} of {total}{rate}", err=True)
 
 
 @contextmanager
@@ -89,15 +89,15 @@ class ProgressBars:
         self.bars = make_bars(24, time_left=True)
         self.tasks: dict[str, tuple[int, float]] = {}
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, title: str, done: int, total: int) -> None:
         """Report `done` of `total` images of one job."""
         from rich.progress import TaskID
 
         if not self.tasks:
             self.bars.start()
-        if what not in self.tasks:
-            self.tasks[what] = (self.bars.add_task(what, total=total, text=""), time.monotonic())
-        task, started = self.tasks[what]
+        if title not in self.tasks:
+            self.tasks[title] = (self.bars.add_task(title, total=total, text=""), time.monotonic())
+        task, started = self.tasks[title]
         elapsed = time.monotonic() - started
         text = f"{done / elapsed:.0f} img/s" if elapsed > 0.5 else ""
         self.bars.update(TaskID(task), completed=done, text=text)

@@ -76,8 +76,8 @@ def one_part_of_features(
     part = only_part(task)
     if part is None:
         return train, test
-    chosen = whole if whole is not None else train if part == "train" else test
-    return chosen, chosen
+    features = whole if whole is not None else train if part == "train" else test
+    return features, features
 
 
 def _unlabelled(source: Source) -> Source:
@@ -162,8 +162,8 @@ def check_label_kind(task: Task, kind: LabelKind) -> None:
         return
     able = [name for name in names.list_names("protocol") if _predicts_numbers(name)]
     raise DataError(
-        f"{task.protocol} predicts classes, and these samples are labelled with numbers",
-        f"Protocols for numbers: {', '.join(able)}. For classes name the column with --label-col.",
+        f"{task.protocol} predicts classes, but these samples are labelled with numbers",
+        f"Protocols for numbers: {', '.join(able)}. For classes, name their column with --label-col.",
     )
 
 
@@ -210,8 +210,8 @@ def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     if request.limit >= max(len(data.train), len(data.test)):
         return data
     train, test = (limit(part, request.limit, run.seed) for part in (data.train, data.test))
-    how = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
-    return dataclasses.replace(data, train=train, test=test, how=how, whole=None)
+    description = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
+    return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
 
 
 def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple[Backbone, dict[str, str]]:
@@ -239,7 +239,7 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
     hints = typing.get_type_hints(Preprocessing)
     for key in values:
         if key not in fields:
-            raise UsageError(f"preprocessing has no '{key}'", names.did_you_mean(key, fields))
+            raise UsageError(f"preprocessing has no parameter '{key}'", names.did_you_mean(key, fields))
     changed = {key: convert(value, hints[key], f"preprocessing: {key}") for key, value in values.items()}
     if "decoder" in changed:
         changed["decoder"] = identified(changed["decoder"])

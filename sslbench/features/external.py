@@ -55,7 +55,7 @@ def read_unlabelled(features: Path) -> FeaturePair:
     return FeaturePair(whole, whole, f"all of {features.name}", (_fingerprint(whole),) * 2, features.name)
 
 
-def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of them
+def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
     features: Path,
     labels: Path,
     test_features: Path | None,
@@ -108,17 +108,17 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
         )
         if test_x.shape[1] != x.shape[1]:
             raise DataError(f"{features} has {x.shape[1]} features per row, {test_features} has {test_x.shape[1]}")
-        how = f"{features.name} against {test_features.name}"
+        description = f"{features.name} against {test_features.name}"
         parts = [(x, table, np.arange(len(x))), (test_x, test_table, np.arange(len(test_x)))]
     else:
         test_table = table
-        fit, held, how = _split(table, test_fraction, seed)
-        parts = [(x, table, fit), (x, table, held)]
+        fit, held_out, description = _split(table, test_fraction, seed)
+        parts = [(x, table, fit), (x, table, held_out)]
     matched = _matched(table, test_table, tuple(value_columns))
     train, test = (_features(*part, labels) for part, labels in zip(parts, matched, strict=True))
     split = test_features is None and not _parts(table)
     whole = _features(x, table, np.arange(len(x)), matched[0]) if split else None
-    return FeaturePair(train, test, how, (_fingerprint(train), _fingerprint(test)), features.name, whole)
+    return FeaturePair(train, test, description, (_fingerprint(train), _fingerprint(test)), features.name, whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,9 +144,9 @@ def _read_array(path: Path) -> npt.NDArray[np.floating]:
     except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
         raise UsageError(f"{path} cannot be read as a NumPy array: {error}") from error
     if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
-        raise UsageError(f"{path}: should be a float array (N, D), is {content.dtype} {content.shape}")
+        raise UsageError(f"{path}: should be a float array (N, D), not {content.dtype} {content.shape}")
     if not content.size:
-        raise UsageError(f"{path}: there is nothing in an array of {content.shape[0]} x {content.shape[1]}")
+        raise UsageError(f"{path}: the array of {content.shape[0]} x {content.shape[1]} is empty")
     features: npt.NDArray[np.floating] = content
     return features if features.dtype in (np.float16, np.float32) else features.astype(np.float32)
 
@@ -172,14 +172,15 @@ def _read_labels(
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is no table in UTF-8: {error}", "Save it as CSV in UTF-8.") from error
+        raise DataError(f"{path} is not a table in UTF-8: {error}", "Save it as CSV in UTF-8.") from error
     if numbers and column:
-        raise UsageError("--label-col names classes and --value-col numbers: give one of them")
+        raise UsageError("--label-col names classes and --value-col numbers: give only one")
     candidates = list(numbers) or ([column] if column else [c for c in ("label", "class", "target") if c in header])
     if not candidates or candidates[0] not in header:
-        wanted = column or "label"
+        label_column = column or "label"
         raise UsageError(
-            f"{path} has no column '{wanted}'; its columns: {', '.join(header)}", did_you_mean(wanted, header)
+            f"{path} has no column '{label_column}'; its columns: {', '.join(header)}",
+            did_you_mean(label_column, header),
         )
     if len(lines) != rows:
         raise DataError(f"{path} has {len(lines)} lines, {features} has {rows} rows")
@@ -196,15 +197,17 @@ def _read_labels(
     return _Table(labels, values, ids, [line.get("split") or "" for line in lines], attributes, groups, grouped_by)
 
 
-def _without_group(given: Path) -> tuple[Path, str]:
+def _without_group(path: Path) -> tuple[Path, str]:
     """Split '?group=COLUMN' off the path, and return the file and the column ('' without one)."""
-    name, mark, option = given.name.partition("?")
+    name, mark, option = path.name.partition("?")
     key, _, column = option.partition("=")
-    if given.is_file() or not mark:
-        return given, ""
+    if path.is_file() or not mark:
+        return path, ""
     if key != "group" or not column:
-        raise UsageError(f"--labels {given}: '?{option}' is no option of a table of labels", "It knows ?group=COLUMN.")
-    return given.with_name(name), column
+        raise UsageError(
+            f"--labels {path}: '?{option}' is not an option of a table of labels", "The only option is ?group=COLUMN."
+        )
+    return path.with_name(name), column
 
 
 def _column(path: Path, name: str, header: Sequence[str], lines: Sequence[Mapping[str, str]]) -> list[str]:
@@ -228,7 +231,7 @@ def _numbers(path: Path, names: Sequence[str], lines: Sequence[Mapping[str, str]
             except (TypeError, ValueError):
                 values[row, c] = np.nan
             if not np.isfinite(values[row, c]):
-                raise DataError(f"{path}: the column '{name}' holds no number in line {row + 2} ({line[name]!r})")
+                raise DataError(f"{path}: the column '{name}' has no number in line {row + 2} ({line[name]!r})")
     return values
 
 
@@ -278,19 +281,20 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
             raise DataError(f"the column 'split' of the labels names the parts {listed}", "It needs train and test.")
         unused = [f"{name or '(empty)'} ({len(rows):,} rows)" for name, rows in parts.items()]
         unused = [text for text, name in zip(unused, parts, strict=True) if name not in ("train", scored)]
-        how = "the split column of the labels" + (" (val is scored)" if scored == "val" else "")
-        return parts["train"], parts[scored], "; not used: ".join([how, *([", ".join(unused)] if unused else [])])
+        description = "the split column of the labels" + (" (val is scored)" if scored == "val" else "")
+        description = "; not used: ".join([description, *([", ".join(unused)] if unused else [])])
+        return parts["train"], parts[scored], description
     labels = _matched(table, table, ())[0]
-    fit, held = holdout(labels, fraction, seed, groups=table.groups)
-    if table.groups is not None and not (len(fit) and len(held)):
+    fit, held_out = holdout(labels, fraction, seed, groups=table.groups)
+    if table.groups is not None and not (len(fit) and len(held_out)):
         raise DataError(
-            f"the {len(table.label)} rows cannot be split without separating those of one {table.grouped_by}",
-            "Every class of the test part needs two groups; or add a column 'split' with train and test.",
+            f"the {len(table.label)} rows cannot be split without separating a {table.grouped_by}",
+            "Every class of test needs two groups; or add a column 'split' with train and test.",
         )
-    kind, share = "stratified" if table.values is None else "random", len(held) / max(1, len(table.label))
+    kind, share = "stratified" if table.values is None else "random", len(held_out) / max(1, len(table.label))
     share = fraction if table.groups is None else share
     by = "" if table.groups is None else f" by {table.grouped_by}"
-    return fit, held, f"seeded {kind} split{by}: {1 - share:.0%} train, {share:.0%} test (seed {seed})"
+    return fit, held_out, f"seeded {kind} split{by}: {1 - share:.0%} train, {share:.0%} test (seed {seed})"
 
 
 def _features(x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.int64], labels: Labels) -> Features:

@@ -49,8 +49,8 @@ def newest_of_each(results: Sequence[Result], groups: Mapping[str, ColumnKey]) -
         key = (row_key(result), result.weights.sha256, groups[result.id], result.seed)
         if key not in newest or newest[key].created <= result.created:
             newest[key] = result
-    kept = {result.id for result in newest.values()}
-    return [result for result in results if result.id in kept]
+    ids = {result.id for result in newest.values()}
+    return [result for result in results if result.id in ids]
 
 
 def _benchmark(result: Result) -> str:

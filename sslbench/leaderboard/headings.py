@@ -92,8 +92,8 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 def _unique(names: dict[ColumnKey, str]) -> dict[ColumnKey, str]:
     """Return the names, with a digest appended to those that shortening made equal."""
-    taken = list(names.values())
-    return {group: name if taken.count(name) == 1 else f"{name} #{_digits(group)}" for group, name in names.items()}
+    headings = list(names.values())
+    return {group: name if headings.count(name) == 1 else f"{name} #{_digits(group)}" for group, name in names.items()}
 
 
 def _digits(group: ColumnKey) -> str:
@@ -143,8 +143,8 @@ def preprocessing_text(values: Mapping[str, Any]) -> str:
     for key, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
         if isinstance(values.get(key), list | tuple) and tuple(values[key]) != usual:
             words.append(f"{key} {'/'.join(map(_plain, values[key]))}")
-    known = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
-    words += [f"{key} {_short(item)}" for key, item in values.items() if key not in known]
+    parameters = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
+    words += [f"{key} {_short(item)}" for key, item in values.items() if key not in parameters]
     return ", ".join(words)
 
 

@@ -27,7 +27,7 @@ OVERLAPS = ".overlaps.csv"
 """Suffix of the list of suspected overlaps beside a record."""
 PREDICTIONS = ".predictions.json"
 """Suffix of a detector's COCO result file beside its record; `read_tree` skips it."""
-_COMPRESSED_UP_TO = 64_000_000  # bytes of scores
+_COMPRESSED_UP_TO = 64_000_000  # largest size of stored scores, in bytes
 _DRAWS_UP_TO = 256_000_000  # bytes of the scores of all draws: 5 of 50,000 samples and 256 classes
 _RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm")
 
@@ -97,7 +97,7 @@ def write(
         raise ValueError(f"scores {scores.shape}, but those of a draw or the groups have another shape")
     stem = path_of(result, folder).stem
 
-    # Zeros and names compress well; dense scores of a thousand classes hardly do, and would take a quarter of a minute.
+    # Zeros and names compress well; dense scores of a thousand classes hardly do, in 15 seconds.
     kept = draws if sum(draw.nbytes for draw in draws) <= _DRAWS_UP_TO else ()
     save = np.savez_compressed if scores.nbytes * max(1, len(kept)) < _COMPRESSED_UP_TO else np.savez
 
@@ -129,7 +129,7 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
     path = path_of(result, folder)
     target = path.parent
     content = plain(result)
-    # A record that cannot be read back is not written.
+    # refuses a record that could not be read back
     config.build(Result, content, path.stem)
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:

@@ -160,7 +160,7 @@ def test_changed_source_changes_the_identity(nets, tmp_path):
         ("needs_arguments", BackboneError, "TypeError.*missing 1 required positional argument: 'width'"),
         ("returns_text", BackboneError, "returned a str, not a torch.nn.Module"),
         ("number", UsageError, "is a int, not a function"),
-        ("instance", UsageError, "is a module already"),
+        ("instance", UsageError, "is a module, not a function"),
         ("nett", UsageError, "Did you mean 'net'"),
     ],
 )

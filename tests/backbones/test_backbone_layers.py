@@ -123,7 +123,7 @@ def test_hooks_are_removed_even_after_an_error(small, images):
 
 @pytest.mark.parametrize(
     ("spec", "says"),
-    [("res6", "Did you mean .*'res5'"), ("layer3.9", "no layer 'layer3.9'"), ("output@input", "images themselves")],
+    [("res6", "Did you mean .*'res5'"), ("layer3.9", "no layer 'layer3.9'"), ("output@input", "input image itself")],
 )
 def test_an_unknown_layer_is_refused_with_the_nearest_ones(small, spec, says):
     with pytest.raises(BackboneError, match=f"(?s){says}"):

@@ -47,7 +47,7 @@ def test_values_are_those_of_a_singular_value_decomposition(blobs):
 def test_of_many_samples_some_are_drawn_and_it_is_said(blobs):
     _, test = blobs(10, 90)
     outcome = geometry.run(test, test, Settings(samples=40), seed=0)
-    assert outcome.notes == ("40 of 90 samples were drawn and looked at.",)
+    assert outcome.notes == ("Measured on a random subset of 40 of 90 samples.",)
     assert outcome.metrics != geometry.run(test, test, Settings(samples=40), seed=1).metrics
     assert geometry.run(test, test, Settings(samples=90), seed=0).notes == ()
 

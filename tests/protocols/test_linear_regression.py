@@ -68,7 +68,7 @@ def test_chosen_on_test_only_if_asked_for_and_said():
 
 def test_an_end_of_the_path_is_said_and_impossible_settings_are_refused():
     train, test = sample(100)
-    assert "smallest of those tried" in linear.run(train, test, linear.Settings(alpha=(1.0, 1e6)), seed=0).notes[0]
+    assert "smallest value tried" in linear.run(train, test, linear.Settings(alpha=(1.0, 1e6)), seed=0).notes[0]
     with pytest.raises(UsageError, match="alpha should be"):
         linear.run(train, test, linear.Settings(alpha=(0.0,)), seed=0)
 

@@ -99,7 +99,7 @@ def test_the_curve_is_drawn_from_one_point_on(tmp_path, steps):
 
 
 def test_a_curve_of_nothing_is_refused_and_a_run_with_nothing_left_draws_none(tmp_path):
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(ValueError, match="no values to plot"):
         curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
     for observer in (JsonLines(tmp_path / "metrics.jsonl"), CurvePlot()):
         drive(observer, info(tmp_path, start=40), [])

@@ -26,7 +26,8 @@ def _build(spec: str) -> Backbone:
 def _call(spec: str, target: Callable[[], Any]) -> nn.Module:
     if isinstance(target, nn.Module):
         raise UsageError(
-            f"'{spec}' is a module already", f"Give a function that returns it: lambda: {spec.split(':')[1]}"
+            f"'{spec}' is a module, not a function that builds one",
+            f"Give a function that returns it: lambda: {spec.split(':')[1]}",
         )
     try:
         module = target()
@@ -41,8 +42,8 @@ def _call(spec: str, target: Callable[[], Any]) -> nn.Module:
 
 def _check_recorded(name: str, where: str) -> None:
     raise BackboneError(
-        f"{where} names the Python code '{name}', which is not run because a file says so",
-        f"If you trust it, name it yourself: --backbone {name}",
+        f"{where} names the Python code '{name}'; code named in a file is not run",
+        f"If you trust it, give it on the command line: --backbone {name}",
     )
 
 

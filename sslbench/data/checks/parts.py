@@ -141,7 +141,7 @@ def check_parts(
     total = len(both.train) + len(both.test)
     findings += [Finding("error", f"{path}: {reason}") for _, path, reason in unreadable]
     if not copies:
-        message = f"duplicate images were not looked for: {total:,} files would be read (--copies)"
+        message = f"duplicate images were not searched: {total:,} files would be read (--copies)"
         findings.append(Finding("note", message))
     named = {
         name: dict(zip(part.labels.classes, tally, strict=False))

@@ -53,7 +53,7 @@ def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S
     stamp = container_stamp(path)
     if stamp[0] < LARGE:
         return build()
-    # The name is a part of the key, since messages and the names of sources contain it.
+    # The name is part of the key, since messages and the names of sources contain it.
     key = json.dumps([_VERSION, kind, arguments, spec, os.path.abspath(path)])  # noqa: PTH100 - links stay as they are
     name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     folder = paths.cache_dir() / "manifests" / f"{name}-{hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]}"

@@ -166,7 +166,7 @@ def _names_in_json(spec: str, splits: dict[str, Pairs]) -> tuple[Coding, list[st
         pairs = [(value, f"{name} ({value})" if name in twice else name) for value, name in sorted(names.items())]
         return make_coding(spec, pairs), []
     numbers = _numbers(splits)
-    note = f"{spec}: no JSON files beside the images name the classes, so they are called by their numbers"
+    note = f"{spec}: no JSON files with class names lie beside the images, so classes are named by number"
     return dataclasses.replace(make_coding(spec, [(n, str(n)) for n in numbers]), named=False), [note]
 
 

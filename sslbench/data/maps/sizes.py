@@ -24,8 +24,8 @@ def size_and_turn(images: Images, index: int) -> tuple[tuple[int, int] | None, b
         if isinstance(data, np.ndarray):
             return (data.shape[0], data.shape[1]), False
         with strict_and_silent(2**40), Image.open(io.BytesIO(data)) as image:
-            said = image.format != "PNG" or any(mark in data for mark in _EXIF)  # for a PNG, getexif decodes it all
-            turn = orientation(image) if said else 1
+            tagged = image.format != "PNG" or any(mark in data for mark in _EXIF)  # getexif would decode all of a PNG
+            turn = orientation(image) if tagged else 1
             return upright_size(image, turn), turn in UPRIGHT
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None, False
@@ -38,5 +38,5 @@ def check_same_size(values: npt.NDArray[np.integer], size: Sequence[int] | None)
         return None
     message = f"the map is {width} x {height} pixels, but its image {size[1]} x {size[0]}"
     if tuple(size) == (width, height):
-        return f"{message}: it seems to be made on the image before its EXIF rotation"
+        return f"{message}: it was probably drawn on the image before its EXIF rotation"
     return message

@@ -208,8 +208,8 @@ class LabelMapSource:
         if (semantic == UNKNOWN).any():
             values = [self.coding.text(value) for value in np.unique(raw.values[semantic == UNKNOWN]).tolist()]
             raise DataError(
-                f"{self.name}: {path} has values that are no class: {some(values, 8)}",
-                "List them among the classes, or leave them out: PLACE?ignore=255 (several with commas).",
+                f"{self.name}: {path} has values without a class: {some(values, 8)}",
+                "Add them to the classes, or ignore them: DATA?ignore=255 (several with commas).",
             )
         return LabelMap(semantic, raw.instances)
 

@@ -39,12 +39,12 @@ class BoxIssues:
         if self.clipped:
             hint = ""
             if len(self.clipped) > self.total / 4:
-                hint = " (so many: are the boxes x, y, width, height, and the sizes those of the images?)"
+                hint = " (check that boxes are x, y, width, height and that sizes are those of the images)"
             found.append(f"{counted(len(self.clipped), 'box')} clipped to the image: {some(self.clipped)}{hint}")
         if self.unmasked:
             many = counted(len(self.unmasked), "mask")
             found.append(
-                f"{many} without area (less than three corners), which nothing can match: {some(self.unmasked)}"
+                f"{many} without area (fewer than three corners), which no prediction can match: {some(self.unmasked)}"
             )
         return tuple(f"{spec}: {sentence}" for sentence in found)
 

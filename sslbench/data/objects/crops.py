@@ -28,7 +28,7 @@ class CropOptions:
 
     unit: Literal["image", "annotation"] = setting("image", "unit of a sample: an image, or the crop of each box")
     classes: Literal["category", "supercategory"] = setting("category", "level of the classes")
-    margin: float = setting(0.1, "of a crop, on each side, as a share of the box's side")
+    margin: float = setting(0.1, "margin of a crop on each side, as a share of the box's side")
     min_size: float = setting(8.0, "boxes with a shorter side are left out", unit="pixels")
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Crops:
             reason = f"is {width} x {height} pixels, but its boxes are for {said[1]} x {said[0]}"
             raise UnreadableImage(self.path(index), reason)
         left, top, right, bottom = _grown(self.boxes[index], self.margin, height, width)
-        # Channels interleaved in memory, as decoders give them and resizing is fast with.
+        # Interleaved channels, the memory layout of decoders, make resizing fast.
         part = whole.image[:, top:bottom, left:right].permute(1, 2, 0).contiguous().permute(2, 0, 1)
         return dataclasses.replace(whole, image=part)
 
@@ -202,7 +202,7 @@ def _crops(
                 kept.append((f"{sample}#{k:04d}", row, k))
                 found.append(((x1, y1, x2, y2), int(objects.classes[k]), int(numbers[k])))
     if not kept:
-        raise DataError(f"{source.name} has no box that can be a sample: of {crowds + ignored + small}, all left out")
+        raise DataError(f"{source.name} has no box that can be a sample: all {crowds + ignored + small} were left out")
     order = sorted(range(len(kept)), key=kept.__getitem__)
     ids, rows_, ks = zip(*(kept[i] for i in order), strict=True)
     boxes, classes, numbers_ = zip(*(found[i] for i in order), strict=True)

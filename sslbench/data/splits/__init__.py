@@ -139,7 +139,7 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     fit, held = holdout(source.labels, test_fraction, seed, groups=groups)
     if groups is not None and not (len(fit) and len(held)):
         raise DataError(
-            f"{source.name}: its {len(source)} images cannot be split without separating those of one "
+            f"{source.name}: its {len(source)} images cannot be split without separating one "
             f"{source.grouped_by} (of these it has {groups.max() + 1:,})",
             "Every class of the test part needs two groups; or give the test images with --test-data.",
         )
@@ -234,7 +234,7 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     known = {name: i for i, name in enumerate(train.labels.classes)}
     values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
     if train.labels.kind == "single":
-        # A class that test lists but has no sample of may be unknown to train: its number is never looked up.
+        # A class listed by test without samples may be unknown to train: its number is never used.
         numbers = np.array([known.get(name, -1) for name in test.labels.classes], dtype=np.int64)
         values = numbers[test.labels.values]
     else:
@@ -265,7 +265,7 @@ def name_numbered(train: Source, test: Source) -> Source:
     if odd or len({int(name) for name in test.labels.classes}) < len(test.labels.classes):
         raise DataError(
             f"the classes of {test.name} should be numbers from 0 to {len(ordered) - 1}, each once: {some(odd)}",
-            f"They stand for the classes of {train.name} in the order of their names.",
+            f"They number the classes of {train.name}, sorted by name.",
         )
     names = tuple(ordered[int(name)] for name in test.labels.classes)
     return dataclasses.replace(test, labels=dataclasses.replace(test.labels, classes=names))
@@ -278,7 +278,7 @@ def label_problems(train: Source, test: Source) -> list[str]:
         verb = "has" if len(unlabelled) == 1 else "have"
         remedy = "give a folder with a sub-folder per class, or a table or manifest with labels"
         if ORIGIN in train.attributes:
-            remedy = "several sources have labels only if each of them has; sslbench check-data names those without"
+            remedy = "joined sources have labels only if each has; sslbench check-data lists those without"
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
     if train.labels.kind != test.labels.kind:
         return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]
@@ -323,7 +323,7 @@ def not_listed(train: Source, test: Source) -> str | None:
     unlisted = [name for name in train.labels.classes if name not in listed]
     if test.labels.kind != "multi" or not unlisted:
         return None
-    return f"{test.name} does not list {some(unlisted, 5)}, so its images count neither for nor against that"
+    return f"{test.name} does not list {some(unlisted, 5)}, so its images are ignored for these classes"
 
 
 def _present(source: Source) -> list[str]:

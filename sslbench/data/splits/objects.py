@@ -94,7 +94,7 @@ def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObject
     if min(len(fit), len(held)) < _FEWEST:
         raise DataError(
             f"{source.name} has {counted(len(source), 'image')}, too few to split into train and test"
-            + (f" without separating those of one {source.grouped_by}" if grouped else ""),
+            + (f" without separating one {source.grouped_by}" if grouped else ""),
             "Both parts need two images or more; or give the test images with --test-data.",
         )
     percent = round(100 * len(held) / len(source))
@@ -116,10 +116,10 @@ def _matched(parts: TrainTestObjects) -> TrainTestObjects:
         if len(part) < _FEWEST:
             raise DataError(
                 f"{part.name} has {counted(len(part), 'image')}; detection needs two or more",
-                "Average precision on a single image says nothing, and neither does training on one.",
+                "Neither training nor average precision is meaningful with one image.",
             )
         if not part.counts().any():
-            raise DataError(f"{part.name} has no objects (crowds apart)", "Detection needs boxes on both sides.")
+            raise DataError(f"{part.name} has no objects (crowds apart)", "Detection needs boxes in both parts.")
     there = {name for name, n in zip(train.classes, train.counts(), strict=True) if n}
     tested = {name for name, n in zip(test.classes, test.counts(crowds=True), strict=True) if n}
     unknown = sorted(tested - there)
@@ -136,7 +136,7 @@ def _matched(parts: TrainTestObjects) -> TrainTestObjects:
     notes = parts.notes
     if absent:
         notes = (*notes, f"{counted(len(absent), 'class')} of train without an object in test: {some(absent, 5)}")
-    # Result files name a class as test's manifest does.
+    # Result files use the class names of test's manifest.
     numbers_of_test = dict(zip(test.classes, test.class_numbers, strict=True))
     own = tuple(numbers_of_test.get(name, number) for name, number in zip(names, numbers, strict=True))
     return dataclasses.replace(

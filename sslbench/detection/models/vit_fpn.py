@@ -66,15 +66,15 @@ def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe) -> SimplePyramid
         UsageError: the backbone is no plain vision transformer of timm.
     """
     if backbone.kind.users or not isinstance(backbone.module, VisionTransformer):
-        other = " architecture=fpn and c4 are for ResNets." if isinstance(backbone.module, ResNet) else ""
+        other = " For ResNets use architecture=fpn or c4." if isinstance(backbone.module, ResNet) else ""
         raise UsageError(
-            f"architecture=vit_fpn needs a vision transformer of timm, and the backbone is {backbone.name}",
-            f"Take one such as timm:vit_base_patch16_224.{other}",
+            f"architecture=vit_fpn needs a vision transformer of timm, but the backbone is {backbone.name}",
+            f"For example timm:vit_base_patch16_224.{other}",
         )
     net = build(f"{backbone.name},dynamic_img_size=True").module
     net.load_state_dict(backbone.module.state_dict())
     if not isinstance(net, VisionTransformer):
-        raise UsageError(f"{backbone.name} is no vision transformer when built for images of any size")
+        raise UsageError(f"{backbone.name} cannot be built for images of any size")
     patch = int(net.patch_embed.patch_size[0])
     if patch not in (8, 16):
         log.warning(f"{backbone.name}: its patches of {patch} pixels are resampled to 16 for detection")

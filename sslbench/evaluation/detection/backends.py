@@ -57,7 +57,7 @@ def check_backend(request: DetectionRequest) -> None:
     elif request.d2:
         key = next(iter(request.d2))
         raise UsageError(
-            f"d2.{key} is for Detectron2, and the backend is {request.backend}", "Add --backend detectron2."
+            f"d2.{key} is a setting of Detectron2, but the backend is {request.backend}", "Add --backend detectron2."
         )
 
 

@@ -54,7 +54,7 @@ def check_settings(settings: Settings) -> None:
     """
     for name in ("lr", "weight_decay", "patch_mean"):
         if not getattr(settings, name):
-            raise UsageError(f"linear-online: {name} is empty", f"Give one value or several: {name}=[...].")
+            raise UsageError(f"linear-online: {name} has no value", f"Give one or several values: {name}=[...].")
     _check(all(math.isfinite(lr) and lr > 0 for lr in settings.lr), f"lr should be above 0, not {list(settings.lr)}")
     decays = settings.weight_decay
     _check(all(math.isfinite(wd) and wd >= 0 for wd in decays), f"weight_decay should be 0 or more, not {list(decays)}")
@@ -123,7 +123,7 @@ def schedule(settings: Settings, epochs: float) -> schedules.Schedule:
     )
     if settings.schedule_per == "update":
         return factor
-    return lambda where: factor(math.floor(where * epochs + 1e-6) / epochs)
+    return lambda progress: factor(math.floor(progress * epochs + 1e-6) / epochs)
 
 
 def view(settings: Settings, size: int) -> View:
@@ -164,16 +164,16 @@ def make_batches(
     if preprocessing.channels not in (1, 3):
         raise UsageError(
             f"linear-online augments RGB images, and the backbone takes {preprocessing.channels} channels",
-            "Take a protocol on features: linear.",
+            "Use a protocol on features, such as linear.",
         )
     size = settings.size or evaluation_side(source, preprocessing)
-    how: View | Callable[[Tensor], Tensor] = view(settings, size)
+    transform: View | Callable[[Tensor], Tensor] = view(settings, size)
     if settings.augment == "none":
-        how = evaluation_view(preprocessing, settings.flip)
+        transform = evaluation_view(preprocessing, settings.flip)
     process = this_process()
     return EpochBatches(
         source,
-        how,
+        transform,
         size=size,
         batch_size=settings.batch_size,
         piece=piece,
@@ -194,8 +194,8 @@ def evaluation_side(source: Source, preprocessing: Preprocessing) -> int:
     height, width = _first(source, preprocessing) if size is None else size
     if height != width:
         raise UsageError(
-            f"linear-online takes square images, and the evaluation transform gives {height} x {width} pixels",
-            "Give --crop, or a --resize to a square.",
+            f"linear-online needs square images, but the evaluation transform gives {height} x {width} pixels",
+            "Give --crop, or --resize to a square.",
         )
     return int(height)
 
@@ -210,7 +210,7 @@ def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
         image = loader.read(source.images, 0, picture_decoder(preprocessing, source.images)).image
     except UnreadableImage as error:
         raise DataError(
-            f"the first image of {source.name} cannot be read, and its size decides that of all: {error.path}"
+            f"the first image of {source.name}, whose size fixes that of all, cannot be read: {error.path}"
         ) from error
     return int(image.shape[1]), int(image.shape[2])
 
@@ -230,9 +230,7 @@ def planned(backbone: Backbone, layers: Sequence[Layer], settings: Settings) -> 
     found = block_inputs(backbone, settings.blocks, settings.patch_mean) if settings.blocks else layer_inputs(layers)
     for name in settings.plain_layers:
         if name not in texts or settings.blocks:
-            raise UsageError(
-                f"plain_layers: '{name}' is not among the layers that are evaluated", did_you_mean(name, texts)
-            )
+            raise UsageError(f"plain_layers: '{name}' is not an evaluated layer", did_you_mean(name, texts))
     plans = []
     for each in found:
         plans.append(BankPlan(each, settings.norm, each.row))
@@ -254,7 +252,7 @@ def split(train: Source, plans: Sequence[BankPlan], settings: Settings, seed: in
     parts = holdout_rows(train.labels, settings.holdout, seed, groups)
     if parts is None:
         raise UsageError(
-            f"{train.name}: {no_holdout(groups)[0].lower()}{no_holdout(groups)[1:]} for the choice between heads",
+            f"{train.name}: {no_holdout(groups)[0].lower()}{no_holdout(groups)[1:]} for the selection of a head",
             f"Give one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}.",
         )
     return train.select(parts[0]), train.select(parts[1])

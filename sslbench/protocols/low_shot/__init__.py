@@ -101,8 +101,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         selected = {"on": _chosen_on(settings), name: curve.strengths}
     if on_test:
         selected["mean on test"] = on_test
-    what = f"{points[-1].name} images per class".replace("k=", "") if points[-1].k else f"{points[-1].name} of train"
-    notes = [f"The metrics are means over {settings.draws} draws of {what}.", *notes]
+    condition = (
+        f"{points[-1].name} images per class".replace("k=", "") if points[-1].k else f"{points[-1].name} of train"
+    )
+    notes = [f"The metrics are means over {settings.draws} draws of {condition}.", *notes]
     return curve.outcome(seed=seed, selected=selected, seeds=seeds, notes=notes)
 
 
@@ -137,7 +139,7 @@ def _points(settings: Settings, labels: Labels) -> tuple[list[_Point], list[str]
     missing = sorted(set(range(len(labels.classes))) - set(few_shot.present(labels).tolist()))
     if missing:
         names = ", ".join(labels.classes[c] for c in missing)
-        notes.append(f"Classes that train gives no examples of were left out: {names}.")
+        notes.append(f"Classes without an example in train were left out: {names}.")
     shares = [_Point(percent(fraction), fraction=fraction) for fraction in sorted(settings.fractions)]
     return [*shares, *(_Point(f"k={k}", k=k) for k in ks)], notes
 

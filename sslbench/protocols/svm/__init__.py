@@ -53,7 +53,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     x = _prepare(train.x, settings.normalise)
     targets, usable = _targets(train.labels, settings)
     left_out = [name for c, name in enumerate(train.labels.classes) if c not in usable]
-    notes = [f"Classes that train gives no examples of were left out: {', '.join(left_out)}."] if left_out else []
+    notes = [f"Classes without an example in train were left out: {', '.join(left_out)}."] if left_out else []
     solver, solver_notes = make_solver(x, settings, seed)
     if train.labels.kind == "single":
         choice = choose_one(solver, targets, settings, train.groups)
@@ -111,7 +111,7 @@ def _prepare(x: npt.NDArray[np.floating], normalise: bool) -> FloatArray:
 def _targets(labels: Labels, settings: Settings) -> tuple[npt.NDArray[np.int8], IntArray]:
     targets, usable = signed_targets(labels, ignore=settings.ignore_in_training == "drop")
     if not len(usable):
-        raise DataError("no class has both positive and negative training samples, so there is nothing to learn")
+        raise DataError("no class has both positive and negative training samples, so nothing can be learned")
     return targets, usable
 
 

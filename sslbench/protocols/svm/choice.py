@@ -13,7 +13,7 @@ from sslbench.protocols.svm.liblinear import Liblinear
 from sslbench.protocols.svm.settings import Settings
 from sslbench.solvers import svm
 
-_NEWTON_UP_TO = 12288  # axes: the memory for turning the features grows with their square, the time with their cube
+_NEWTON_UP_TO = 12288  # axes: memory of rotating the features grows with their square, time with their cube
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ def make_solver(x: FloatArray, settings: Settings, seed: int) -> tuple[svm.SvmSo
 
         return Newton(x, settings), []
 
-    because = f"liblinear was used, because {axes} axes are many for the solver that takes all classes together."
+    because = f"liblinear was used, because {axes} axes are too many for the joint solver."
     return Liblinear(x, settings, seed), [because[0].upper() + because[1:]] if settings.solver == "auto" else []
 
 
@@ -65,22 +65,22 @@ def choose_each(
             k = validated[part.column]
             means[k, part.place] = _average_precision(targets[:, k], folds[:, k], part.decision)
             unconverged += part.unconverged
-    chosen = [_first_best(costs, row) for row in means]
+    best_costs = [_first_best(costs, row) for row in means]
     few = [name for name, n in zip(classes, number, strict=True) if n < settings.folds]
     notes = _search_notes(unconverged)
     if few:
         note = (
-            f"Classes with fewer than {settings.folds} positive (or negative) {_what(groups)} were "
+            f"Classes with fewer than {settings.folds} positive (or negative) {_samples_in_words(groups)} were "
             f"cross-validated in fewer folds, with a single one not at all: {', '.join(few)}."
         )
         notes = (note, *notes)
     best = [np.nan if np.isnan(row).all() else np.nanmax(row) for row in means]
     selected = {
-        "cost": dict(zip(classes, chosen, strict=True)),
+        "cost": dict(zip(classes, best_costs, strict=True)),
         "on": f"{settings.folds}-fold cross-validation on train, per class",
         "score": ranking.mean_over_classes(np.asarray(best)),
     }
-    return Choice(chosen, selected, notes)
+    return Choice(best_costs, selected, notes)
 
 
 def choose_one(solver: svm.SvmSolver, targets: Int8Array, settings: Settings, groups: IntArray | None = None) -> Choice:
@@ -99,10 +99,10 @@ def choose_one(solver: svm.SvmSolver, targets: Int8Array, settings: Settings, gr
     number = min(settings.folds, int(max(class_sizes(own, groups))))
     if number < 2:
         one = "one training sample" if groups is None else "the training samples of one group"
-        note = f"Every class has {one}, so no cost could be chosen; {_middle(costs):g} was used."
+        note = f"Every class has {one}, so no cost could be selected; {_middle(costs):g} was used."
         return Choice([_middle(costs)] * classes, notes=(note,))
     folds = np.broadcast_to(folds_of(own, number, groups)[:, None], targets.shape)
-    # Only the best class so far is kept, of equals the first: all decision values would be costs x classes as many.
+    # Keeps only the best class so far (the first of equals): all of them would need costs x classes times the memory.
     best = np.full((len(costs), len(own)), -np.inf)
     predicted = np.full(best.shape, -1)
     unconverged = 0
@@ -112,16 +112,16 @@ def choose_one(solver: svm.SvmSolver, targets: Int8Array, settings: Settings, gr
         unconverged += part.unconverged
     accuracy = np.mean(predicted == own, axis=1)
     cost = _first_best(costs, accuracy)
-    fewer = (f"The cost was chosen in {number} folds, for lack of samples.",) if number < settings.folds else ()
+    fewer = (f"The cost was selected by {number} folds, for lack of samples.",) if number < settings.folds else ()
     selected = {"cost": cost, "on": f"{number}-fold cross-validation on train", "score": float(accuracy.max())}
     return Choice([cost] * classes, selected, fewer + _search_notes(unconverged))
 
 
 def _search_notes(unconverged: int) -> tuple[str, ...]:
-    return (f"While the cost was chosen, {unconverged} of the SVMs did not converge.",) if unconverged else ()
+    return (f"During the selection of the cost, {unconverged} of the SVMs did not converge.",) if unconverged else ()
 
 
-def _what(groups: IntArray | None) -> str:
+def _samples_in_words(groups: IntArray | None) -> str:
     return "training samples" if groups is None else "groups with training samples"
 
 

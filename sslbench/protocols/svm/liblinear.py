@@ -27,15 +27,15 @@ class Liblinear:
             k, place = job
             decision, unconverged = np.zeros(len(targets)), 0
             for fold in range(int(folds[:, k].max()) + 1):
-                held = (folds[:, k] == fold) & (targets[:, k] != 0)
-                sign = np.where(held, 0, targets[:, k])
+                held_out = (folds[:, k] == fold) & (targets[:, k] != 0)
+                sign = np.where(held_out, 0, targets[:, k])
                 constant = no_model(sign)
                 if np.isnan(constant):
                     model = self._fit(sign, self._settings.costs[place])
-                    decision[held] = model.decide(self._x[held])[:, 0]
+                    decision[held_out] = model.decide(self._x[held_out])[:, 0]
                     unconverged += int(not model.converged[0])
                 else:
-                    decision[held] = constant
+                    decision[held_out] = constant
             return HeldOut(k, place, decision, unconverged)
 
         yield from self._map(cross_validate, jobs)
@@ -65,8 +65,8 @@ class Liblinear:
     def _map(self, function: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Any]:
         from sklearn.exceptions import ConvergenceWarning
 
-        # Threads help because liblinear lets go of the interpreter.
+        # Threads help because liblinear releases the interpreter lock.
         with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            # Said once, in the result's notes, in place of once per model.
+            # Reported once, in the result's notes, instead of once per model.
             warnings.simplefilter("ignore", ConvergenceWarning)
             yield from pool.map(function, jobs)

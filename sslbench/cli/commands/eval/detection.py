@@ -27,17 +27,21 @@ _D2 = "d2."
 _RUN = ("device", "workers", "seed", "decoder", "max_pixels", "start_method", "test_fraction", "machine")
 _REASONS = {
     **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "Detection trains on images."),
-    **dict.fromkeys(("resize", "crop", "interpolation"), "Sizes are min_size_test=800, min_sizes_train=[640,800]."),
-    **dict.fromkeys(("image_column", "label_column", "value_columns"), "Boxes come from manifests and VOC trees."),
+    **dict.fromkeys(
+        ("resize", "crop", "interpolation"), "Set the sizes with min_size_test=800, min_sizes_train=[640,800]."
+    ),
+    **dict.fromkeys(
+        ("image_column", "label_column", "value_columns"), "Boxes are read from manifests and VOC trees only."
+    ),
     **dict.fromkeys(
         ("precision", "feature_dtype", "store", "max_memory"), "Detection stores no features and computes in fp32."
     ),
-    **dict.fromkeys(("mean", "std"), "Colours are normalised as the weights ask for it."),
-    "batch_size": "The images per update are batch_size=16, a setting of the recipe.",
+    **dict.fromkeys(("mean", "std"), "Mean and std belong to the weights' format."),
+    "batch_size": "Set the images per update with batch_size=16.",
     "groups": "Objects are not scored by groups of images.",
     "limit": "--limit-iters shortens the training.",
-    "no_overlaps": "Detection does not look for overlaps.",
-    "on_error": "All images are read first, and one that cannot be read stops it.",
+    "no_overlaps": "Detection does not search for overlaps.",
+    "on_error": "Detection reads all images first and stops if one is unreadable.",
     "presets": "Published recipes are benchmarks: --benchmark detection/NAME.",
     "test_classes": "The classes of train and test are the categories of the manifests.",
 }
@@ -56,7 +60,7 @@ def named_benchmarks(protocols: Sequence[str], benchmarks: Sequence[str], suite:
 
     of_suite = load_suite(suite) if suite else ()
     named = {name: load_benchmark(name).protocol for name in (*benchmarks, *of_suite)}
-    if protocols:  # they choose among the benchmarks of a suite
+    if protocols:  # they select benchmarks of a suite
         named = {name: protocol for name, protocol in named.items() if name in benchmarks or protocol in protocols}
     others = [name for name in protocols if name != "detection"]
     others += [name for name, protocol in named.items() if protocol != "detection"]
@@ -155,8 +159,8 @@ def _request(
 
     if not chosen.weights:
         raise UsageError(
-            "which weights? --weights is missing",
-            "Give a checkpoint; 'random' with --backbone is an untrained network.",
+            "--weights is missing",
+            "Give a weights file, or 'random' with --backbone for an untrained network.",
         )
     benchmark = _benchmark(chosen, benchmarks)
     data = chosen.data.data or benchmark.data
@@ -169,11 +173,14 @@ def _request(
         )
     baselines = chosen.baselines
     if not chosen.data.data and data == DEFAULT_OBJECTS and this_process().rank == 0:
-        echo(f"no --data: using drawn toy shapes ({DEFAULT_OBJECTS})", err=True)
+        echo(f"no --data: using kwcoco's toy shapes ({DEFAULT_OBJECTS})", err=True)
     if not (baselines or chosen.data.data or benchmarks or chosen.no_floors):
-        baselines = ("random",)  # what the toys can show: whether the weights are better than none
+        baselines = ("random",)  # toy shapes show only that the weights beat an untrained backbone
         if this_process().rank == 0 and chosen.weights != ("random",):
-            echo("also the untrained backbone is trained, to stand beside (--no-floors leaves it out)", err=True)
+            echo(
+                "the same detector is also trained from the untrained backbone, for comparison (--no-floors skips it)",
+                err=True,
+            )
     recipe, origins, used = make_recipe(values, benchmark, limit_iterations=chosen.limit_iters)
     if used is not None and d2:
         used = dataclasses.replace(used, modified=True)
@@ -199,8 +206,8 @@ def _benchmark(chosen: EvalOptions, names: Sequence[str]) -> "Benchmark":
     if not names and chosen.data.data:
         there = ", ".join(name for name in list_names("benchmark") if name.startswith("detection/"))
         raise UsageError(
-            "which recipe? --benchmark is missing",
-            f"detection/small is for a few hundred images on a processor, {TOY} for drawn shapes. There are: {there}.",
+            "--benchmark, the training recipe, is missing",
+            f"detection/small suits a few hundred images on a CPU, {TOY} the toy shapes. Benchmarks: {there}.",
         )
     return load_benchmark(names[0] if names else TOY)
 
@@ -210,7 +217,7 @@ def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> N
 
     request, backbone, data = prepared.request, prepared.backbone, prepared.data
     loaded = backbone.report.line() if backbone.report else "nothing loaded"
-    others = [(name, f"{other.name}, to stand beside", "baseline") for name, other in prepared.baselines]
+    others = [(name, f"{other.name}, for comparison", "baseline") for name, other in prepared.baselines]
     section("weights", [(request.weights, f"{backbone.name}: {loaded}", ""), *others])
     parts = [
         (part.name, f"{len(part)} images, {int(part.counts().sum())} objects, {len(part.classes)} classes", "")
@@ -239,7 +246,7 @@ def _print(results: list["Result"], out: Path) -> None:
         if result.file is not None:
             stem = result.file.with_suffix("")
             echo(f"predictions: {stem}{PREDICTIONS}\npictures: {stem}.png")
-            if Path(f"{stem}.detector.torch").is_file():  # not of a network that only Detectron2 has
+            if Path(f"{stem}.detector.torch").is_file():  # a network of Detectron2 alone has no detector file
                 echo(f"detector: {stem}.detector.torch")
         for note in result.notes:
             echo(note, err=not note.startswith(f"{result.weights.name}: AP "))

@@ -104,24 +104,24 @@ LABELLED_EMBEDDINGS = EMBEDDINGS | {
 """The same where the embeddings have labels."""
 
 _REASONS = {
-    "limit_iters": "--limit-iters is for detection.",
-    "baselines": "--baseline is for detection.",
-    "backend": "--backend is for detection.",
-    **dict.fromkeys(("labels", "test_features", "test_labels"), "It belongs to --features."),
+    "limit_iters": "Only detection has --limit-iters.",
+    "baselines": "Only detection has --baseline.",
+    "backend": "Only detection has --backend.",
+    **dict.fromkeys(("labels", "test_features", "test_labels"), "Use it together with --features."),
     **dict.fromkeys(("feature_dtype", "store"), "Protocols on images store no features."),
-    "no_overlaps": "Protocols on images do not look for overlaps.",
-    "max_memory": "It limits the search of neighbours: knn.",
+    "no_overlaps": "Protocols on images do not search for overlaps.",
+    "max_memory": "It limits the memory of the kNN search.",
 }
 _UNLABELLED = "It needs --labels: a .csv with a column 'label', one line per row of the features."
 _EMBEDDING_REASONS = {
     **{
-        name: f"--features and --{name} exclude each other: features made elsewhere need no {name}."
+        name: f"--features and --{name} exclude each other: --features replaces the images and the network."
         for name in ("weights", "data", "backbone", "layers")
     },
     **dict.fromkeys(("labels", "test_features", "test_labels", "groups", "label_column", "value_columns"), _UNLABELLED),
-    **dict.fromkeys(("store", "feature_dtype"), "The features are used as they are."),
-    "benchmarks": "A benchmark is a data set; name the protocol, or a --preset.",
-    "suite": "A suite is a list of data sets; name the protocols, or a --preset.",
+    **dict.fromkeys(("store", "feature_dtype"), "Features are used unchanged."),
+    "benchmarks": "A benchmark fixes the data; name the protocol, or a --preset.",
+    "suite": "A suite fixes the data; name the protocols, or a --preset.",
 }
 
 

@@ -193,13 +193,11 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
     suite = load_suite(chosen.suite) if chosen.suite else ()
     benchmarks = [load_benchmark(name) for name in [*chosen.benchmarks, *suite]]
     if not benchmarks and not names and not chosen.presets:
-        raise UsageError(
-            "what should be evaluated? Name a protocol, a --preset or a --benchmark", did_you_mean("", known)
-        )
+        raise UsageError("no protocol is named: give a protocol, a --preset or a --benchmark", did_you_mean("", known))
     if benchmarks and names:
         benchmarks = [b for b in benchmarks if b.protocol in names]
         if not benchmarks:
-            raise UsageError(f"no benchmark that was asked for uses the protocol {' or '.join(names)}")
+            raise UsageError(f"none of the requested benchmarks uses the protocol {' or '.join(names)}")
     return benchmarks
 
 
@@ -219,8 +217,8 @@ def _requests(
 
     if not weights:
         raise UsageError(
-            "which weights? --weights is missing",
-            "Give a checkpoint; 'random' with --backbone is an untrained network, 'pixels' the images themselves.",
+            "--weights is missing",
+            "Give a weights file; 'random' with --backbone for an untrained network; 'pixels' for raw pixels.",
         )
     common = {
         **chosen.network.loading(),
@@ -250,7 +248,7 @@ def _requests(
             of_images = layers_and_preprocessing(run, layers, preprocessing, benchmark)
             task = make_task(run.protocol, routed.protocols[run.protocol], benchmark, run.preset)
             tasks.append((mark_changes(task, *of_images), of_images))
-        if chosen.test_data:
+        if chosen.data.test_data:
             _refuse_unscored_test("--test-data", [task for task, _ in tasks])
         requests += grouped(common, data, tasks)
     return tuple(requests)

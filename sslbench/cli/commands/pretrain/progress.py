@@ -66,8 +66,8 @@ class TrainingLines:
             return
         self.last = time.monotonic()
         epochs = round(self.run.steps / self.run.per_epoch, 2)
-        where = f"epoch {line.epoch:.2f} of {epochs:g}  update {line.step} of {self.run.steps}"
-        echo(f"{where}  {summary(line)}  {self.clock.left(line.step)} left", err=True)
+        position = f"epoch {line.epoch:.2f} of {epochs:g}  update {line.step} of {self.run.steps}"
+        echo(f"{position}  {summary(line)}  {self.clock.left(line.step)} left", err=True)
 
     def evaluated(self, record: dict[str, float | int]) -> None:
         """Print the scores of an evaluation."""

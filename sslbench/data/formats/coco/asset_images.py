@@ -154,7 +154,7 @@ def placed(
     forward = np.array([*matrix, 0, 0, 1], dtype=np.float64).reshape(3, 3)
     smooth = bool(np.abs(np.linalg.svd(forward[:2, :2], compute_uv=False)).min() < 1)
     options = {"dsize": (width, height), "origin_convention": "corner", "antialias": smooth}
-    # The border is repeated, since a border of zeros would darken a rim as wide as half a pixel of the small picture.
+    # Repeats the border: a border of zeros would darken a rim of half a pixel of the small image.
     source = np.ascontiguousarray(pixels.astype(np.float32))
     warped = kwimage.warp_affine(source, forward, border_mode="replicate", **options)
     warped = np.where(_covered(forward, pixels.shape[:2], height, width), warped.reshape(height, width, -1), 0)

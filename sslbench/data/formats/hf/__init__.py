@@ -40,7 +40,7 @@ def recognises(spec: str) -> bool:
 class HubOptions:
     """Options behind a '?'."""
 
-    download: Literal[0, 1] = setting(0, "1: fetch the data set from the hub if it is not in the local cache")
+    download: Literal[0, 1] = setting(0, "1: download the data set from the hub if it is not in the local cache")
 
 
 def open(

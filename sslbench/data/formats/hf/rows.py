@@ -33,7 +33,7 @@ class RowFile:
 
         self._groups: dict[tuple[str, int], Any] = {}
         if path.endswith(".parquet"):
-            # One file and not a data set: a folder named split=train around it must not become a column.
+            # Read as a single file: a parent folder named split=train must not become a column.
             self._parquet = pyarrow.parquet.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
             self.schema = self._parquet.schema_arrow
             sizes = [self._parquet.metadata.row_group(i).num_rows for i in range(self._parquet.num_row_groups)]
@@ -186,7 +186,7 @@ class ColumnImages:
         """Return (N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
         order = np.lexsort((self.places[:, 1], self.places[:, 0]))
         object.__setattr__(self, "_digests", None)
-        # The stamp of the container says nothing about a file that a row names: those are read again every time.
+        # The stamp of the container does not cover files named in rows: those are read again every time.
         digests = cached_digests(
             order, self._key, lambda i: self.stamps[self.places[i, 0]], self.read, keep=lambda i: not self._cell(i)[1]
         )
