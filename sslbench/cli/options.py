@@ -206,8 +206,8 @@ def _as_one(name: str, flags: type[Any], options: list[Callable[[F], F]]) -> Cal
             return function(*args, **values, **{name: own})
 
         for option in reversed(options):
-            command = option(command)  # type: ignore[arg-type]
-        return command
+            command = option(command)
+        return command  # type: ignore[return-value]
 
     return decorate
 
