@@ -103,7 +103,7 @@ class Files:
         """Return the bytes of one file.
 
         Raises:
-            OSError: the file cannot be read, is no regular file, is too large, or has changed since it was hashed.
+            OSError: the file cannot be read, is not a regular file, is too large, or has changed since it was hashed.
         """
         with open_image(self._file(index)) as file:
             content = read_all(file)

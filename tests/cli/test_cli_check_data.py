@@ -164,7 +164,7 @@ def test_unlabelled_data_are_fine_to_pretrain_on(check, photos):
     ("label", "message"),
     [
         (lambda i: f"{i:02d}", "24 of 24 labels equal the file's name"),
-        (lambda i: f"id{i // 2 if i < 6 else i}", "classes for 24 images: are they ids, and not classes?"),
+        (lambda i: f"id{i // 2 if i < 6 else i}", "classes for 24 images: they look like ids, not classes"),
     ],
 )
 def test_a_column_of_ids_is_no_column_of_labels(check, photos, label, message):

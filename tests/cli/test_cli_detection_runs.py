@@ -42,7 +42,7 @@ def test_a_signal_saves_a_checkpoint_that_inspect_knows_and_the_same_command_con
 
     code, _, err = sslbench("eval", "detection", *NET, *QUICK)
     assert code == 0 and "continuing from" in err and "iteration 2 of 2: loss" in err
-    assert any("continued after iteration 1" in note for note in only_record().notes)
+    assert any("resumed after iteration 1" in note for note in only_record().notes)
 
 
 def test_a_loss_that_is_not_a_number_is_one_message_that_suggests_a_lower_rate(world, sslbench):
@@ -137,7 +137,7 @@ def test_images_and_strides_that_weights_were_not_made_for_are_refused(world, ss
     code, err = run("own.torch", "channel_order=BGR")
     assert code == 2 and "channel_order=BGR, but weights of format sslbench take RGB" in err
     code, err = run("own.torch", "stride_in_1x1=true")
-    assert code == 2 and "own.torch is of format sslbench, with its strides in the 3x3" in err
+    assert code == 2 and "own.torch is of format sslbench, with strides in the 3x3" in err
     code, err = run("msra.pth")
     assert code == 2 and "channel_order=RGB, but the pixel_mean in msra.pth is in the order BGR" in err
     assert run("msra.pth", "channel_order=BGR", "stride_in_1x1=true")[0] == 0

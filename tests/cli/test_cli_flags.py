@@ -1,6 +1,7 @@
 """Flags: a command uses every flag that it takes, or refuses it with its name and exit code 2."""
 
 import ast
+import dataclasses
 import importlib
 import inspect
 from pathlib import Path
@@ -92,7 +93,11 @@ def commands():
 
 @pytest.mark.parametrize("command", list(commands()), ids=lambda command: command.name)
 def test_every_flag_is_read(command):
-    """Each parameter's name is read in the modules of its command, as a variable or as a field of its flags."""
+    """Each parameter's name is read in the modules of its command, as a variable or as a field of its flags.
+
+    Shared flags that are handed on as a whole (`dataclasses.asdict(self)`) are read by `Request` and `RunSettings`, which have
+    no other fields.
+    """
     module = Path(inspect.getfile(inspect.unwrap(command.callback)))
     files = [*module.parent.glob("*.py")] if module.name == "__init__.py" else [module]
     read = set()
@@ -104,4 +109,7 @@ def test_every_flag_is_read(command):
                 read.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # keys of settings
                 read.add(node.value)
+    used = {shared for shared in (options.WeightsFlags, options.RunFlags) if shared.__name__ in read}
+    assert all("dataclasses.asdict(self)" in inspect.getsource(shared) for shared in used)
+    read |= {field.name for shared in used for field in dataclasses.fields(shared)}
     assert {p.name for p in command.params if isinstance(p, click.Option)} - read == set()

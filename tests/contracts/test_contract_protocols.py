@@ -63,7 +63,7 @@ def test_a_module_without_a_protocol_is_one_message(tmp_path, monkeypatch):
     (tmp_path / "pkg_of_protocols" / "__init__.py").write_text("")
     (tmp_path / "pkg_of_protocols" / "mine.py").write_text("VERSION = 1\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"'pkg_of_protocols.mine' .* is no protocol\nIt needs a line PROTOCOL"):
+    with pytest.raises(UsageError, match=r"'pkg_of_protocols.mine' .* is not a protocol\nAdd a line PROTOCOL"):
         find("pkg_of_protocols.mine")
 
 
@@ -84,7 +84,7 @@ def test_the_default_settings_pass_the_check(name):
 
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if "multi" not in ALL[name].kind.label_kinds])
 def test_what_needs_one_label_per_sample_says_so_before_any_work(name):
-    with pytest.raises(DataError, match="several labels"):
+    with pytest.raises(DataError, match="several"):
         ALL[name].kind.check(ALL[name].settings(), sample(80, 1, "multi").labels)
 
 

@@ -136,7 +136,7 @@ def test_smoothed_maps(check, data):
     small = Image.fromarray(halves(0, 200, side=12)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     mask(data / "masks" / "train" / "0.png", np.asarray(small))
     code, out = check(data)
-    assert code == 1 and "1 map with values in between along the borders" in out and "warning" in out
+    assert code == 1 and "1 map with mixed values along region borders" in out and "warning" in out
     (data / "classes.txt").unlink()
     code, out = check(data)
     assert code == 1 and "error: " in out and "resize maps by nearest neighbour" in out
@@ -254,7 +254,7 @@ def test_panoptic_findings(check, tmp_path):
     code, out = check(panoptic(tmp_path / "coco", segments, ids))
     assert code == 0 and "0 instances" in out
     assert "segments_info has segments that the PNG lacks: 77" in out
-    assert "segments of another area than segments_info says: 300 (area 5, 1,152 pixels)" in out
+    assert "segments whose area differs from segments_info: 300 (area 5, 1,152 pixels)" in out
     assert "1 crowd (iscrowd), counted for the class but not as instances" in out
     code, out = check(panoptic(tmp_path / "other", [{"id": 300, "category_id": 8}], ids, isthing=None))
     assert code == 1 and "the PNG has segments that segments_info lacks: 600 (1,152 pixels)" in out

@@ -110,7 +110,9 @@ def test_training_shows_every_image_once_and_resumes_in_the_middle(tmp_path, wor
 def test_without_shards_it_is_refused():
     arrays = Arrays(np.zeros((8, 9, 9, 3), dtype=np.uint8), "p")
     source = Source("pictures", tuple("abcdefgh"), no_labels(8), arrays)
-    with pytest.raises(UsageError, match=r"sampler=shards needs images in shards.*of pictures are not\nWithout"):
+    with pytest.raises(
+        UsageError, match=r"sampler=shards needs images in shards.*which pictures does not have\nLeave out"
+    ):
         TrainingData(source, VIEWS, batch_size=2, sampler="shards")
 
 

@@ -247,7 +247,7 @@ def test_multi_label_columns_are_matched_by_name():
     assert matched.labels.classes == ("c", "b", "a")
     assert matched.labels.values.tolist() == [[-1, 0, 1], [-1, 1, -1]], "val/ says nothing about c"
     assert matched.labels.values.dtype == np.int8
-    assert matched.notes[-1] == "val/ does not list c, so its images count neither for nor against that"
+    assert matched.notes[-1] == "val/ does not list c, so its images are ignored for these classes"
 
 
 def test_a_class_that_a_source_does_not_list_is_the_same_in_test_as_in_a_list_of_sources():

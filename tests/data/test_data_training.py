@@ -248,7 +248,7 @@ def test_an_unreadable_image_is_replaced_by_one_that_is_not_in_the_batch(world, 
     mine = {i for i in bad if i % world == world - 1}
     logged = [record.getMessage() for record in caplog.records]
     assert sorted(logged) == sorted(
-        2 * [f"cannot be read, another image stands in: photos/{i}.png: not an image (text)" for i in mine]
+        2 * [f"cannot be read and is replaced by another image: photos/{i}.png: not an image (text)" for i in mine]
     )
 
 
@@ -272,7 +272,9 @@ def test_when_nothing_can_be_read_the_first_files_are_named(workers):
 
 def test_when_too_few_can_be_read_for_a_batch_it_says_so():
     data = TrainingData(source(Broken(6, {4})), STILL, batch_size=6)
-    with pytest.raises(DataError, match=r"1 image tried for one batch cannot be read, and no other is left.*4\.png"):
+    with pytest.raises(
+        DataError, match=r"1 image tried for one batch cannot be read, and no replacement is left.*4\.png"
+    ):
         stream(data, 0, 1)
 
 
@@ -307,7 +309,7 @@ def test_a_mistake_in_a_source_names_the_file():
         ),
         (21, {"world": 3}, UsageError, ["7 for each of 3 processes", "at most 7 images per process, 21 in all"]),
         (21, {"batch_size": 0}, UsageError, ["a batch of 0 images"]),
-        (21, {"seed": -1}, UsageError, ["seed=-1"]),
+        (21, {"seed": -1}, UsageError, ["seed should not be negative, not -1"]),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(n, given, error, words):

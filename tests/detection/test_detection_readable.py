@@ -98,7 +98,7 @@ def test_the_usual_way_of_reading_leaves_records_as_they_were(manifest):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_decoder_that_gives_no_picture_is_named(workers, manifest):
     found = prepared(manifest, decoder=("decoders_of_detection_tests.no_picture",))
-    with pytest.raises(UsageError, match="no_picture gave a str") as caught:
+    with pytest.raises(UsageError, match="no_picture returned a str") as caught:
         check_readable((found.data.train,), workers=workers)
     assert "Traceback" not in str(caught.value)
 
@@ -107,7 +107,7 @@ def test_what_detection_cannot_do_is_refused_at_once(manifest):
     with pytest.raises(UsageError, match="fast decodes at a reduced size"):
         prepared(manifest, decoder=("fast",))
     for channels in (1, 4):
-        with pytest.raises(UsageError, match=f"sees images as RGB, and resnet.*takes {channels} channels"):
+        with pytest.raises(UsageError, match=f"take RGB images, and resnet.*takes {channels} channels"):
             prepared(manifest, f"resnet_basic_1-1-1-1w0.125,in_chans={channels}")
     with pytest.raises(UsageError, match="has no 'missing'"):
         prepared(manifest, decoder=("decoders_of_detection_tests.missing",))

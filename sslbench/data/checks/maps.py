@@ -149,7 +149,7 @@ def _damage(part: LabelMapSource, facts: Sequence[MapFacts]) -> list[Finding]:
     found = [
         *_listed(part, facts, "error", "of another size than the image", lambda fact: fact.size),
         *_listed(part, facts, "error", "that cannot be used", lambda fact: "; ".join(fact.broken)),
-        *_listed(part, facts, "warning", "that differ from segments_info", lambda fact: "; ".join(fact.odd)),
+        *_listed(part, facts, "warning", "that differ from segments_info", lambda fact: "; ".join(fact.contradictions)),
     ]
     found += _unknown(part, facts)
     smooth = [fact.path for fact in facts if fact.smooth]

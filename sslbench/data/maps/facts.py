@@ -32,7 +32,7 @@ class MapFacts:
         smooth: between its classes lie values in between, as when a picture is resized.
         size: difference to the size of its image.
         broken: see `RawMap`.
-        odd: see `RawMap`.
+        contradictions: see `RawMap`.
         crowds: see `RawMap`.
         instances: their number; None if nothing tells them apart.
         turned: the image is turned by EXIF.
@@ -47,7 +47,7 @@ class MapFacts:
     smooth: bool = False
     size: str | None = None
     broken: tuple[str, ...] = ()
-    odd: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
     crowds: int = 0
     instances: int | None = None
     turned: bool = False
@@ -96,7 +96,7 @@ def _facts(source: LabelMapSource, index: int, max_pixels: int) -> MapFacts:
         smooth=not source.coding.colours and is_smooth(raw.values),
         size=check_same_size(raw.values, size),
         broken=raw.broken,
-        odd=raw.odd,
+        contradictions=raw.contradictions,
         crowds=raw.crowds,
         instances=None if objects is None else int((objects > 0).sum()),
         turned=turned,

@@ -58,14 +58,14 @@ class RawMap:
         values: (H, W), the value of every pixel, not below -1.
         instances: as in `LabelMap`.
         broken: why it contradicts itself or its manifest, so that it cannot be used; one clause each.
-        odd: contradictions to the manifest that change no pixel.
+        contradictions: differences from the manifest that change no pixel.
         crowds: regions with many objects, which are no instances.
     """
 
     values: Grid
     instances: Grid | None = None
     broken: tuple[str, ...] = ()
-    odd: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
     crowds: int = 0
 
 

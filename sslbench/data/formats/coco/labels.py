@@ -44,10 +44,10 @@ def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Labels, tupl
         return no_labels(len(ids)), (*notes, f"{spec}: no image has a category, so there are no labels")
     counts = np.bincount(present[:, 0], minlength=len(ids))
     counts[marked[:, 0]] = 0
-    odd = np.flatnonzero(counts != 1)
-    if len(odd):
-        shown = some([ids[i] for i in odd])
-        note = f"{spec}: multi-label, since {counted(len(odd), 'image')} have not exactly one category: {shown}"
+    ambiguous = np.flatnonzero(counts != 1)
+    if len(ambiguous):
+        shown = some([ids[i] for i in ambiguous])
+        note = f"{spec}: multi-label, since {counted(len(ambiguous), 'image')} have not exactly one category: {shown}"
         return Labels("multi", tuple(names), _matrix(len(ids), len(names), present, marked)), (*notes, note)
     used = np.unique(present[:, 1])
     unused = [name for i, name in enumerate(names) if i not in set(used.tolist())]
