@@ -95,8 +95,8 @@ def commands():
 def test_every_flag_is_read(command):
     """Each parameter's name is read in the modules of its command, as a variable or as a field of its flags.
 
-    Shared flags that are handed on as a whole (`dataclasses.asdict(self)`) are read by `Request` and `RunSettings`, which have
-    no other fields.
+    Shared flags that are handed on as a whole (`dataclasses.asdict(self)`) are read by `Request` and `RunSettings`,
+    which have no other fields.
     """
     module = Path(inspect.getfile(inspect.unwrap(command.callback)))
     files = [*module.parent.glob("*.py")] if module.name == "__init__.py" else [module]

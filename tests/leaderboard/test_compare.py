@@ -165,7 +165,7 @@ def test_draws_whose_scores_were_not_kept_are_refused_and_not_compared_by_the_fi
     old = drawn("old", tmp_path, right)
     scores = records.read_scores(old.file)
     old = records.read(records.write(old, scores.scores, scores.ids, scores.labels, tmp_path).file)
-    with pytest.raises(ResultError, match="a mean over 3 draws, and the scores beside it are those of the first only"):
+    with pytest.raises(ResultError, match="is a mean over 3 draws, but only the scores of the first are stored"):
         compare(old, drawn("new", tmp_path, right))
     assert [row.cells[0].tied for row in table([old, drawn("new", tmp_path, right)]).rows] == [True, None]
 
@@ -217,7 +217,7 @@ def test_groups_are_kept_together_and_must_be_the_same(tmp_path):
     np.testing.assert_array_equal(records.read_scores(a.file).groups, groups)
     found = compare(a, b)
     assert found.verdict == "tied" and found.groups == 10 and found.p_mcnemar == 0.25
-    assert "belong to 10 groups" in run(a.file, b.file).output
+    assert "form 10 groups" in run(a.file, b.file).output
     alone = [grouped(f"{name} alone", right, None) for name, right in (("a", np.ones(200, bool)), ("b", lost))]
     assert compare(*alone).verdict == "A better"
     with pytest.raises(ResultError, match="different test samples or groups"):

@@ -117,4 +117,4 @@ def test_by_a_metric_of_unknown_direction_nothing_is_called_best():
     ]
     board = table(results)
     assert labels(board) == ["a", "b"] and not any(row.cells[0].best for row in board.rows)
-    assert "the direction of my_loss is not known" in board.notes[0]
+    assert "the direction of my_loss is unknown" in board.notes[0]

@@ -32,8 +32,7 @@ def test_the_log_says_how_many_images_of_each_source_were_shown(tmp_path, caplog
     told = next(text for text in caplog.messages if text.startswith("images shown in updates 1 to"))
     assert f"one {shown['one']} (" in told and f"two {shown['two']} (" in told
     assert (
-        "pretraining shows one 75.0%, two 25.0%, by their weights; everything else takes every image once"
-        in caplog.text
+        "pretraining draws one 75.0%, two 25.0%, by their weights; everything else uses every image once" in caplog.text
     )
 
 

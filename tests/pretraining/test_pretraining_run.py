@@ -338,7 +338,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         save(content, file)
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(SslbenchError, match=r"No space left(.|\n)*last whole checkpoint is .*step_000000002"):
+    with pytest.raises(SslbenchError, match=r"No space left(.|\n)*last complete checkpoint is .*step_000000002"):
         runs.run("simclr", tmp_path)
     monkeypatch.undo()
     left = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())

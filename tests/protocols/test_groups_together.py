@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol_samples import features
 
-from sslbench.data import groups as _group_split
 from sslbench.data import splits
+from sslbench.data.groups import group_folds as real_group_folds
 from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.protocols import clustering, geometry, knn, linear, low_shot, lsr, svm
-from sslbench.protocols._parts import few_shot
+from sslbench.protocols._parts import few_shot, selection
 from sslbench.protocols._parts.selection import folds_of, holdout_rows, no_holdout
 
 CASES = {
@@ -47,14 +47,14 @@ def test_every_choice_is_made_on_groups_that_were_not_learned_from(name, monkeyp
         assert not set(groups[fit]) & set(groups[held])
         return fit, held
 
-    def group_folds(labels, groups, number, _real=_group_split.group_folds):
+    def group_folds(labels, groups, number, _real=real_group_folds):
         seen.append(_real(labels, groups, number))
         for fold in range(number):
             assert not set(groups[seen[-1] == fold]) & set(groups[seen[-1] != fold])
         return seen[-1]
 
     monkeypatch.setattr(splits, "holdout", holdout)
-    monkeypatch.setattr(_group_split, "group_folds", group_folds)
+    monkeypatch.setattr(selection, "group_folds", group_folds)
     # Fewer groups than k of a class: some group is drawn from twice, and the folds must know it.
     n_groups = 9 if name.startswith(("low-shot", "lsr")) else 12
     module.run(grouped(n_groups), grouped(seed=1), chosen, seed=0)
@@ -118,7 +118,10 @@ def test_a_train_part_of_one_group_is_told(name, what):
     train = grouped()
     for groups, why in (
         (np.zeros(60, np.int64), "All training samples belong to one group, so no group can be held out"),
-        (train.labels.values, "The training samples belong to 3 groups, and holding out one of them would take away"),
+        (
+            train.labels.values,
+            "The training samples belong to 3 groups, and holding out any of them would remove a class",
+        ),
     ):
         notes = module.run(dataclasses.replace(train, groups=groups), grouped(seed=1), chosen, seed=0).notes
         assert any(why in note and what in note for note in notes)

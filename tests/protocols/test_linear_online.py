@@ -365,7 +365,7 @@ def test_one_of_several_numbers_of_blocks_is_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"lr": ()}, "lr is empty"),
+        ({"lr": ()}, "lr has no value"),
         ({"lr": (0.1, -1.0)}, "lr should be above 0"),
         ({"lr": (0.1, 0.1)}, "lr holds a value twice"),
         ({"epochs": 0.0}, "epochs should be above 0"),
@@ -489,5 +489,5 @@ def test_a_head_is_chosen_on_groups_that_were_not_trained_on():
     fit, held = planning.split(grouped, plans, settings, 0)
     assert not set(fit.attributes["video"]) & set(held.attributes["video"])
     one = dataclasses.replace(source, attributes={"video": ("a",) * 60}, grouped_by="video")
-    with pytest.raises(UsageError, match="all training samples belong to one group, so that none can be held out"):
+    with pytest.raises(UsageError, match="all training samples belong to one group, so no group can be held out"):
         planning.split(one, plans, settings, 0)

@@ -204,9 +204,9 @@ def test_what_is_not_at_the_optimum_is_not_called_converged(blobs):
     for steps in (1, 3, 6):
         outcome = linear.run(train, test, linear.Settings(c=(1e6,), max_iter=steps), seed=0)
         assert outcome.converged is False and outcome.selected["gap"] > 1e-10
-        assert "lowest value" in outcome.notes[0]
+        assert "exceeds its minimum" in outcome.notes[0]
     several = linear.run(train, test, linear.Settings(c=(1e5, 1e6), max_iter=3), seed=0)
-    assert any("2 of 2 fits did not come within 0.0001" in note for note in several.notes)
+    assert any("2 of 2 fits did not converge to 0.0001" in note for note in several.notes)
     assert several.selected["gap_while_choosing"] > 1e-4
 
 

@@ -265,7 +265,7 @@ def test_what_cannot_be_drawn_is_refused_before_any_work(blobs, make):
     train, _ = blobs()
     check = low_shot.check
     with pytest.raises(
-        UsageError, match=r"k=31 is more than train has samples for: 30 of class 'class0'\nGive a k of at"
+        UsageError, match=r"train has too few samples for k=31: 30 of class 'class0'\nThe largest possible k is"
     ):
         check(low_shot.Settings(k=(1, 31)), train.labels)
     few = make(np.zeros((12, 2)), np.r_[np.zeros(9), np.ones(3)], 2)

@@ -80,12 +80,10 @@ def test_weights_of_another_architecture_are_named():
 
 def test_a_forgotten_prefix_is_named(source):
     wrapped = {f"module.backbone.{key}": tensor for key, tensor in source.items()}
-    error = refused(
-        resnet(), wrapped, r"120 names in the file fit once 'module\.backbone\.' at their beginning is taken away"
-    )
+    error = refused(resnet(), wrapped, r"120 names in the file fit without the prefix 'module\.backbone\.'")
     assert "allow-partial" not in error.remedy
     inner = nn.ModuleDict({"trunk": resnet()})
-    refused(inner, source, r"120 names in the file fit once 'trunk\.' is put in front")
+    refused(inner, source, r"120 names in the file fit with the prefix 'trunk\.'")
 
 
 def test_the_closest_rename_is_named(source):

@@ -74,7 +74,10 @@ def test_a_file_of_a_format_without_heads_is_read_right_without_naming_it(canoni
 def test_a_file_that_goes_through_all_formats_comes_back_bit_for_bit(canonical, tmp_path):
     first = here = save(tmp_path / "start.pth", canonical, backbone="resnet50", metadata={})
     known = None  # a file of 'swav' without its head, for one, is not told from any other network
-    for name in [*FORMATS, "torchvision"]:
+    # The other formats cannot record the images that these networks expect, so `convert` refuses the pair.
+    of_one_kind = [name for name in FORMATS if not recognise(file_of(name, to(name, canonical)), format=name).choices]
+    assert len(of_one_kind) >= 20
+    for name in [*of_one_kind, "torchvision"]:
         there = tmp_path / f"{name}.next.pth"
         convert(here, there, to=name, format=known, overwrite=True)
         here, known = there, name

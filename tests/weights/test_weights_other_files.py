@@ -181,7 +181,7 @@ def test_a_missing_part_and_a_part_alone_are_named(tmp_path):
     with pytest.raises(WeightsError, match=r"1\.torch is one slice of a VISSL checkpoint, not the whole"):
         read(tmp_path / "model_layers" / "1.torch")
     (tmp_path / "model_layers" / "1.torch").unlink()
-    with pytest.raises(WeightsError, match=r"lists '.*1\.torch', which is neither there nor beside it"):
+    with pytest.raises(WeightsError, match=r"lists '.*1\.torch', which exists neither at that path nor beside it"):
         read(path)
 
 

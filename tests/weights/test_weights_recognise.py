@@ -161,7 +161,9 @@ def own_tables(tmp_path, monkeypatch):
 
 def test_two_formats_that_differ_are_an_error_and_the_user_decides(tmp_path, own_tables):
     content = {"student": {"net.w": torch.ones(2)}, "teacher": {"net.w": torch.zeros(2)}}
-    with pytest.raises(WeightsError, match=r"two ways that differ: student \(at student\) or teacher \(at teacher\)"):
+    with pytest.raises(
+        WeightsError, match=r"two formats that disagree: student \(at student\) or teacher \(at teacher\)"
+    ):
         recognise(file(tmp_path, content))
     assert recognise(file(tmp_path, content), format="teacher").canonical["w"].sum() == 0
     content["teacher"] = content["student"]

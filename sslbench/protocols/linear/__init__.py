@@ -83,10 +83,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     )
     notes += choice.notes
     if not model.converged:
-        bound = f"{model.gap:.2g}" if np.isfinite(model.gap) else "not known"
+        gap = f"by at most {model.gap:.2g} of that minimum" if np.isfinite(model.gap) else "by an unknown amount"
         notes.append(
-            f"The solver did not converge in {model.iterations} steps: the objective exceeds its "
-            f"minimum by at most {bound}, relative to that minimum; the tolerance is {settings.tolerance:.2g}."
+            f"The solver did not converge in {model.iterations} steps: the objective exceeds its minimum {gap}; "
+            f"the tolerance is {settings.tolerance:.2g}."
         )
     return Outcome(
         metrics=metrics,
