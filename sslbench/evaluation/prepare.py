@@ -148,7 +148,10 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
             subset.check(task.protocol)
         if isinstance(kind, OnImages):
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
-        _check_expected(task.benchmark, data)
+    counts = {"train": len(data.train), "test": len(data.test)}
+    classes = len(data.train.labels.classes)
+    tasks = [dataclasses.replace(task, benchmark=on_data(task.benchmark, counts, classes)) for task in request.tasks]
+    request = dataclasses.replace(request, tasks=tuple(tasks))
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
 
 
@@ -259,13 +262,28 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
     return dataclasses.replace(backbone, preprocessing=used), origins
 
 
-def _check_expected(benchmark: Benchmark | None, data: TrainTest) -> None:
+def on_data(
+    benchmark: Benchmark | None, counts: Mapping[str, int], classes: int, unit: str = "samples"
+) -> Benchmark | None:
+    """Return the benchmark as it is run on data: modified, with a warning, where the data are not as many as its own.
+
+    Args:
+        benchmark: named by the user, or None.
+        counts: number of samples of each split.
+        classes: number of classes.
+        unit: noun of the samples, for the warning.
+
+    Raises:
+        DataError: the number of classes is not the benchmark's.
+    """
     if benchmark is None:
-        return
-    found = {"train": len(data.train), "test": len(data.test)}
-    for split, n in benchmark.samples.items():
-        if found[split] != n:
-            log.warning(f"{benchmark.name} has {n} {split} samples, this data has {found[split]}")
-    if benchmark.classes and len(data.train.labels.classes) != benchmark.classes:
-        found_classes = len(data.train.labels.classes)
-        raise DataError(f"{benchmark.name} has {benchmark.classes} classes, this data has {found_classes}")
+        return None
+    if benchmark.classes and classes != benchmark.classes:
+        raise DataError(
+            f"{benchmark.name} has {benchmark.classes} classes, this data has {classes}",
+            "To use other data, copy the benchmark and change its 'classes'.",
+        )
+    others = {split: n for split, n in benchmark.samples.items() if counts[split] != n}
+    for split, n in others.items():
+        log.warning(f"{benchmark.name} has {n} {split} {unit}, this data has {counts[split]}: the result is marked")
+    return dataclasses.replace(benchmark, modified=True) if others else benchmark

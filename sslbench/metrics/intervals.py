@@ -222,8 +222,17 @@ def resample_counts(units: Units, resamples: int, seed: int, *, block: int = _BL
         yield units.weights(np.bincount(flat, minlength=rows * number).reshape(rows, number).astype(np.float64))
 
 
-def bootstrap(statistic: Statistic, units: Units, *, n: int = 1000, seed: int) -> tuple[FloatArray, FloatArray]:
-    """Return the 2.5 and 97.5 % points (M,) of statistics on bootstrap resamples (Efron 1979); NaN where there is none.
+@dataclasses.dataclass(frozen=True)
+class BootstrapResult:
+    """2.5 and 97.5 % points and standard deviations of M statistics on resamples, (M,); NaN where there is no value."""
+
+    low: FloatArray
+    high: FloatArray
+    errors: FloatArray
+
+
+def bootstrap(statistic: Statistic, units: Units, *, n: int = 1000, seed: int) -> BootstrapResult:
+    """Return the points and the standard errors of statistics from bootstrap resamples (Efron 1979).
 
     Args:
         statistic: see `Statistic`.
@@ -232,8 +241,9 @@ def bootstrap(statistic: Statistic, units: Units, *, n: int = 1000, seed: int) -
         seed: seed of the resamples.
     """
     values = np.concatenate([statistic(counts) for counts in resample_counts(units, n, seed)])
-    low, high = np.full(values.shape[1], np.nan), np.full(values.shape[1], np.nan)
+    low, high, errors = (np.full(values.shape[1], np.nan) for _ in range(3))
     some = ~np.all(np.isnan(values), axis=0)
     if some.any():
         low[some], high[some] = np.nanquantile(values[:, some], [1 - _CONFIDENCE, _CONFIDENCE], axis=0)
-    return low, high
+        errors[some] = np.nanstd(values[:, some], axis=0)
+    return BootstrapResult(low, high, errors)

@@ -21,8 +21,8 @@ from sslbench.weights.save import new_file, write_torch
 log = logging.getLogger("sslbench")
 
 
-def identity(request: PretrainRequest, source: Source, init_sha256: str | None) -> dict[str, Any]:
-    """Return the identity of a run, which its checkpoints contain: settings, data and initial weights.
+def identity(request: PretrainRequest, source: Source, init_sha256: str | None, code: str) -> dict[str, Any]:
+    """Return the identity of a run, which its checkpoints contain: settings, data, initial weights and the user's code.
 
     Images are identified by names and labels, since reading their content would take hours before the first update.
 
@@ -30,6 +30,7 @@ def identity(request: PretrainRequest, source: Source, init_sha256: str | None) 
         request: the run.
         source: training images.
         init_sha256: hash of the initial weights; None for random ones, which follow from the settings.
+        code: digest of the user's own backbone, method and decoders; empty if all are sslbench's or of libraries.
     """
     labels = hashlib.sha256("\n".join((source.labels.kind, *source.labels.classes)).encode())
     labels.update(np.ascontiguousarray(source.labels.values).tobytes())
@@ -42,6 +43,7 @@ def identity(request: PretrainRequest, source: Source, init_sha256: str | None) 
         "classes": len(source.labels.classes),
         "labels": labels.hexdigest()[:16],
         "init": init_sha256,
+        "code": code,
         **({"weights": dict(source.weights)} if source.weights else {}),
     }
 
@@ -100,12 +102,15 @@ def checkpoint_to_resume(request: PretrainRequest, now: Mapping[str, Any]) -> tu
         return None
     found = newest_whole(folder, given=None if request.resume == "auto" else Path(request.resume))
     if found is not None:
-        _same_run(*found, now)
+        _same_run(*found, now, named=request.resume != "auto")
     return found
 
 
-def _same_run(path: Path, content: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another run; warn if the run continues with other rounding."""
+def _same_run(path: Path, content: Mapping[str, Any], now: Mapping[str, Any], *, named: bool) -> None:
+    """Refuse a checkpoint of another run; warn if the run continues with other rounding, or other code.
+
+    A checkpoint that the user names continues with changed code: that is how a run goes on after a mistake in it.
+    """
     before = content["settings"]
     name, other = now["method"].get("name"), before["method"].get("name")
     if name != other:
@@ -115,7 +120,15 @@ def _same_run(path: Path, content: Mapping[str, Any], now: Mapping[str, Any]) ->
             f"{path} was written by an earlier version of sslbench, which did not record what it was trained on",
             "Finish that run with the earlier version, or start a new run in another --out.",
         )
-    if changed := differences(before, now, free=FREE):
+    before = {"code": now["code"], **before}  # earlier versions did not record it
+    if before["code"] != now["code"]:
+        if not named:
+            raise UsageError(
+                f"the code of your own backbone, method or decoder has changed since {path} was written",
+                f"Give another --out for a new run, or --resume-from {path} to continue with the changed code.",
+            )
+        log.warning("continuing with changed code of your own backbone, method or decoder")
+    if changed := differences(before, now, free=(*FREE, "code")):
         raise UsageError(
             f"{path} belongs to a run with other settings, data or weights: {_listed(changed)}",
             "Give another --out for a new run, or the same settings, data and weights to continue.",

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+from sslbench import user_code
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.sizes import accept_sizes, feature_dim
-from sslbench.data.decode.handlers import Reading
+from sslbench.data.decode.handlers import Reading, resolve
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data, refuse_label_maps
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
+from sslbench.names import find_object
 from sslbench.preprocessing import Preprocessing
 from sslbench.pretraining.channels import normalised, views_for
 from sslbench.pretraining.networks import (
@@ -62,6 +64,12 @@ class PreparedPretraining:
     plan: TrainingPlan
     init_sha256: str | None = None
     changes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def code(self) -> str:
+        """Return a digest of the user's own backbone, method and decoders; empty if there are none."""
+        name = self.backbone.name
+        builder = [find_object(name)] if self.backbone.kind.users else []
+        return user_code.sha256([*builder, *self.method.modules(), *resolve(self.request.settings.decoder)])
 
 
 def prepare(request: PretrainRequest) -> PreparedPretraining:

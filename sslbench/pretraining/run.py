@@ -111,7 +111,7 @@ class _PretrainingRun:
         self.prepared, self.command = prepared, command
         self.request, self.settings = prepared.request, prepared.request.settings
         self.observers = observers if rank() == 0 else ()
-        self.identity = folder.identity(self.request, prepared.source, prepared.init_sha256)
+        self.identity = folder.identity(self.request, prepared.source, prepared.init_sha256, prepared.code())
         self.last: LogRecord | None = None
         self.evaluations: list[dict[str, float | int]] = []
 

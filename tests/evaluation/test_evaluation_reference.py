@@ -2,6 +2,8 @@
 
 import pytest
 
+from sslbench.errors import DataError
+from sslbench.evaluation.prepare import on_data
 from sslbench.evaluation.references import compare_references
 from sslbench.library.benchmarks import Benchmark, Reference, load_benchmark
 from sslbench.names import list_names
@@ -55,6 +57,24 @@ def test_the_difference_is_printed_and_recorded(tmp_path, monkeypatch, capsys):
     (file,) = (tmp_path / "results" / "knn").glob("*.json")
     (reference,) = records.read(file).references
     assert reference.within and reference.difference < 0
+
+
+def test_a_benchmark_on_other_data_is_marked(tmp_path, monkeypatch, capsys):
+    """The published numbers of a benchmark are those of its data, whatever --data names (digits have ten classes)."""
+    from sslbench.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as code:
+        main(["eval", "--benchmark", "knn/cifar10", "--weights", "pixels", "--data", "sklearn:digits"])
+    captured = capsys.readouterr()
+    assert code.value.code == 0
+    assert "knn/cifar10 has 50000 train samples, this data has 1438" in captured.out + captured.err
+    (file,) = (tmp_path / "results" / "knn").glob("*.json")
+    assert records.read(file).benchmark.modified
+    benchmark = load_benchmark("knn/cifar10")
+    assert on_data(benchmark, {"train": 50000, "test": 10000}, 10) is benchmark and not benchmark.modified
+    with pytest.raises(DataError, match="has 10 classes, this data has 3"):
+        on_data(benchmark, {"train": 50000, "test": 10000}, 3)
 
 
 def test_an_address_is_no_missing_folder(tmp_path, monkeypatch, capsys):

@@ -49,6 +49,16 @@ def test_two_that_find_the_same_are_tied_however_few_images_there_are():
     assert low < 0 < high
 
 
+@pytest.mark.parametrize(("n", "significant"), [(1, False), (3, False), (5, False), (8, True)])
+def test_a_few_images_that_all_agree_are_no_significant_difference(n, significant):
+    """One detector finds everything, the other nothing: no resample differs. As McNemar's test, 5 against 0 is tied."""
+    truth = world(n)
+    right = found(truth, 0, 1)
+    value, low, high = ap_difference(truth, right, found(truth, 500, 2), "coco", seed=0, resamples=50)
+    assert (value, high) == pytest.approx((1, 1), abs=0.01)
+    assert (low > 0) is significant
+
+
 def test_pairing_makes_the_interval_narrower_than_those_of_the_two_alone():
     """What is hard on an image is hard for both: that cancels."""
     truth = world(40)

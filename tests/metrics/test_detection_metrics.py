@@ -12,6 +12,7 @@ from sslbench.metrics.detection import THRESHOLDS, Detections, Truth, coco_ap, m
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.files import write_results
 from sslbench.metrics.detection.matches import match_coco, match_voc
+from sslbench.metrics.intervals import student, wilson
 
 SIDE = 300
 AP50 = detection_module._COCO_NAMES.index("AP50")
@@ -252,6 +253,19 @@ def test_intervals_hold_the_value_and_shrink_with_more_images():
     assert widths[1] < widths[0] / 2.5  # four times as narrow, were it not for chance
 
 
+@pytest.mark.parametrize(("moved", "value"), [(0, 1.0), (500, 0.0)])
+def test_the_interval_has_a_width_where_no_resample_differs(moved, value):
+    n = 5
+    boxes = np.tile(np.float32([[10, 10, 40, 40]]), (n, 1))
+    zeros, no = np.zeros(n, np.int64), np.zeros(n, np.bool_)
+    truth = Truth(n, ("a",), np.arange(n), boxes, zeros, no, no, np.full(n, 900.0))
+    scores = np.linspace(0.5, 0.9, n, dtype=np.float32)
+    metrics = coco_ap(truth, Detections(np.arange(n), boxes + moved, scores, zeros), resamples=50).metrics
+    assert metrics["AP"] == pytest.approx((value, *wilson(value, n, student(n - 1))), abs=1e-6)
+    assert metrics["AP"][2] - metrics["AP"][1] > 0.5
+    assert np.isnan(metrics["APl"]).all()
+
+
 def test_the_interval_is_the_percentiles_mirrored_at_the_value():
     """As AP is biased upwards by few distinct objects, the plain percentiles would lie too high."""
     truth, detections = sample(8, n_images=40, objects=120, found=300)
@@ -343,8 +357,8 @@ def test_a_class_without_objects_is_left_out():
 
 def test_nothing_found_is_zero_and_nothing_there_is_nan():
     truth, nothing = one_class(3, np.zeros((0, 4)), [])
-    assert coco_ap(truth, nothing, resamples=20).metrics["AP"] == (0, 0, 0)
-    assert voc_ap(truth, nothing, "11-point", resamples=20).metrics["AP"] == (0, 0, 0)
+    for scores in (coco_ap(truth, nothing, resamples=20), voc_ap(truth, nothing, "11-point", resamples=20)):
+        assert scores.metrics["AP"] == pytest.approx((0, *wilson(0, 3, student(2))))
     empty, found = one_class(0, [], [])[0], one_class(3, [[10, 10, 50, 50]] * 3, [0.9] * 3)[1]
     empty = Truth(3, ("a",), *(getattr(empty, n) for n in ("images", "boxes", "labels", "crowd", "difficult", "areas")))
     assert np.isnan(coco_ap(empty, found, resamples=20).metrics["AP"]).all()

@@ -24,8 +24,8 @@ def test_95_percent_intervals_cover_the_truth_95_percent_of_the_time():
     generator = np.random.default_rng(1)
     chance, n = 0.7, 200
     outcomes = (generator.random((n, 4000)) < chance).astype(float)
-    low, high = bootstrap(lambda counts: counts @ outcomes / n, Units.of(n, None), n=1000, seed=0)
-    assert np.mean((low <= chance) & (chance <= high)) == pytest.approx(0.95, abs=0.015)
+    found = bootstrap(lambda counts: counts @ outcomes / n, Units.of(n, None), n=1000, seed=0)
+    assert np.mean((found.low <= chance) & (chance <= found.high)) == pytest.approx(0.95, abs=0.015)
 
 
 def test_two_models_of_one_quality_are_tied_95_percent_of_the_time():

@@ -1,5 +1,7 @@
 """A run as a user sees it: what lies in the folder, how it stops, how it goes on, what it refuses."""
 
+import dataclasses
+import importlib
 import os
 import random
 import signal
@@ -302,6 +304,43 @@ def test_a_run_is_not_continued_from_other_initial_weights(undisturbed, tmp_path
     for other in (None, str(copied)):
         with pytest.raises(UsageError, match=r"init: [0-9a-f]{64}, now "):
             start(other)
+
+
+@pytest.mark.parametrize("part", ["backbone", "method", "decoder"])
+def test_a_run_is_not_continued_with_changed_code(part, tmp_path, monkeypatch, caplog):
+    """Every tensor has the same name and shape, so that the checkpoint would load."""
+    network = "nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())"
+    codes = {
+        "backbone": f"from torch import nn\ndef net():\n    return {network}\n",
+        "method": "from sslbench.methods.simclr import Config, Method as Own\nclass Method(Own):\n    factor = 1\n",
+        "decoder": "def read(path, file):\n    return None  # ReLU\n",
+    }
+    package = tmp_path / f"changed_{part}"
+    package.mkdir()
+    for name, code in codes.items():
+        (package / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = runs.settings("simclr", epochs=1, schedule={"lr": 1.0})
+    changes = {
+        "backbone": {"backbone": f"changed_{part}.backbone:net"},
+        "method": {"method": {**settings.method, "name": f"changed_{part}.method"}},
+        "decoder": {"decoder": (f"changed_{part}.decoder.read",)},
+    }
+    settings = dataclasses.replace(settings, **changes[part])
+    request = PretrainRequest(settings, str(write_images(tmp_path / "data", 32)), tmp_path / "out")
+    first = pretrain(request, command="test")
+    assert pretrain(request, command="test").resumed_from == first.steps
+
+    file = package / f"{part}.py"
+    file.write_text(file.read_text().replace("ReLU", "Tanh").replace("factor = 1", "factor = 2"))
+    sys.modules.pop(f"changed_{part}.{part}")
+    importlib.invalidate_caches()
+    with pytest.raises(UsageError, match=r"code of your own backbone, method or decoder has changed since .*\.ckpt"):
+        pretrain(request, command="test")
+    newest = str(checkpoints.newest(tmp_path / "out" / "checkpoints"))
+    named = pretrain(dataclasses.replace(request, resume=newest), command="test")
+    assert named.resumed_from == first.steps
+    assert "continuing with changed code" in caplog.text
 
 
 def test_two_runs_in_one_folder_exclude_each_other(tmp_path):

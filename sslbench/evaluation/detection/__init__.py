@@ -28,7 +28,7 @@ from sslbench.evaluation.detection.compare import DetectorResult, compared
 from sslbench.evaluation.detection.record import METRICS, blank_result, describe, export, finished, run_exported
 from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection, make_recipe
 from sslbench.evaluation.floors import UNTRAINED_SEED
-from sslbench.evaluation.prepare import with_preprocessing
+from sslbench.evaluation.prepare import on_data, with_preprocessing
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings
 from sslbench.metrics.detection.files import write_results
@@ -83,6 +83,9 @@ def prepare_detection(
     for note in dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)):
         log.info(note)
     _check_data(request, data)
+    counts = {"train": len(data.train), "test": len(data.test)}
+    benchmark = on_data(request.benchmark, counts, len(data.train.classes), "images")
+    request = dataclasses.replace(request, benchmark=benchmark)
     data = _read_by(data, backbone, run)
     return PreparedDetection(request, run, backbone, data, backend, baselines)
 
@@ -152,18 +155,6 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
                     f"masks=true, but {part.name} has objects without a mask",
                     "Set masks=false, or give data with segmentations.",
                 )
-    benchmark = request.benchmark
-    if benchmark is None:
-        return
-    found = {"train": len(data.train), "test": len(data.test)}
-    for split, n in benchmark.samples.items():
-        if found[split] != n:
-            log.warning(f"{benchmark.name} has {n} {split} images, this data has {found[split]}")
-    if benchmark.classes and len(data.train.classes) != benchmark.classes:
-        raise DataError(
-            f"{benchmark.name} has {benchmark.classes} classes, this data has {len(data.train.classes)}",
-            "To use other data, copy the benchmark and change its 'classes'.",
-        )
 
 
 def evaluate_detection(

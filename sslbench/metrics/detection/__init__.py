@@ -5,7 +5,8 @@ images (of videos: all frames of one) are drawn with replacement, so that the de
 the interval of a value v is 2 v - high .. 2 v - low, where low and high are the 2.5 and 97.5 % points of the resampled
 values. These points themselves are biased: AP rises when there are fewer distinct objects of a class, in the sample
 against all images as in a resample against the sample, so that they lie too high by twice that. Detections are matched
-once; a resample only changes the weights of the images. The interval covers the variance over test images, not over
+once; a resample only changes the weights of the images. Where no resample differs (an AP of 0, or everything found on
+few images) the interval is Wilson's for a share of as many images. It covers the variance over test images, not over
 trainings. All values are fractions.
 """
 
@@ -28,7 +29,7 @@ from sslbench.metrics.detection.matches import (
     match_coco,
     match_voc,
 )
-from sslbench.metrics.intervals import Statistic, Units, Values, bootstrap
+from sslbench.metrics.intervals import Statistic, Units, Values, bootstrap, ends
 from sslbench.metrics.metric import RATE, Metric
 
 __all__ = ["BOX_METRICS", "MASK_METRICS", "THRESHOLDS", "DetectionScores", "Detections", "Truth", "coco_ap", "voc_ap"]
@@ -38,6 +39,7 @@ Region = Literal["boxes", "masks"]
 
 _RULES = {"11-point": precision_recall.eleven_points, "area": precision_recall.area_below}
 _COCO_MOST = (1, 10, COCO_MOST)
+_ROUNDING = 1e-9  # standard errors below it are of rounding
 _COCO_TITLES = {
     "AP": "Average precision, mean over overlaps of .5 to .95",
     "APs": "Average precision of small objects",
@@ -220,16 +222,16 @@ def _with_intervals(
 ) -> Values:
     if not resamples:
         return {name: (value, float("nan"), float("nan")) for name, value in zip(names, values, strict=True)}
-    low, high = bootstrap(statistic, units, n=resamples, seed=seed)
-    return {
-        name: (v, _bound(2 * v - upper, 0.0, v), _bound(2 * v - lower, v, 1.0))
-        for name, v, lower, upper in zip(names, values, low, high, strict=True)
-    }
+    found = bootstrap(statistic, units, n=resamples, seed=seed)
+    each = zip(values, found.low, found.high, found.errors, strict=True)
+    return {name: (one[0], *_ends(*one, units.number)) for name, one in zip(names, each, strict=True)}
 
 
-def _bound(end: float, least: float, most: float) -> float:
-    """Return an end of an interval clipped to its bounds; NaN stays."""
-    return float(np.clip(end, least, most))
+def _ends(value: float, lower: float, upper: float, error: float, number: int) -> tuple[float, float]:
+    """Return the ends of an interval from the points of the resamples, within its bounds; NaN stays."""
+    if error < _ROUNDING:
+        return ends(value, 0.0, size=number)
+    return float(np.clip(2 * value - upper, 0.0, value)), float(np.clip(2 * value - lower, value, 1.0))
 
 
 def _named(truth: Truth, values: FloatArray) -> dict[str, float]:

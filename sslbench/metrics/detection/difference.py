@@ -1,8 +1,9 @@
 """Difference in AP of two detectors on the same test images, by a paired bootstrap over the images.
 
-The interval is of the same kind as that of an AP (`metrics.detection`): basic, whole images drawn with replacement, and
-in each resample both detectors are scored on the same images. It covers the variance over test images, not over
-trainings.
+Whole images (of videos: all frames of one) are drawn with replacement, and in each resample both detectors are scored
+on the same images. The standard error of the difference gives the interval of `metrics.differences`, with two
+pseudo-images, one in favour of either detector: a few images that agree by chance are no significant difference, which
+percentiles of resamples would not show. It covers the variance over test images, not over trainings.
 """
 
 from typing import Literal
@@ -12,6 +13,7 @@ import numpy as np
 from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size, match_coco, match_voc
+from sslbench.metrics.differences import shrunk
 from sslbench.metrics.intervals import Interval, Statistic, Units, bootstrap
 
 ApDefinition = Literal["coco", "11-point", "area"]
@@ -44,7 +46,7 @@ def ap_difference(
     >>> truth = Truth(1, ("cat",), zeros, box, zeros, no, no, np.array([81.0]))
     >>> right = Detections(zeros, box, np.array([0.9]), zeros)
     >>> ap_difference(truth, right, Detections(zeros, box + 50, np.array([0.9]), zeros), "area", seed=0, resamples=20)
-    (1.0, 1.0, 1.0)
+    (1.0, -1.0, 1.0)
     """
     of_first, of_second = (average_precision(truth, found, metric) for found in (first, second))
 
@@ -52,9 +54,9 @@ def ap_difference(
         return of_first(counts) - of_second(counts)
 
     value = float(statistic(np.ones((1, truth.n_images)))[0, 0])
-    low, high = bootstrap(statistic, Units.of(truth.n_images, truth.groups), n=resamples, seed=seed)
-    ends = 2 * value - float(high[0]), 2 * value - float(low[0])
-    return value, float(np.clip(ends[0], -1.0, value)), float(np.clip(ends[1], value, 1.0))
+    units = Units.of(truth.n_images, truth.groups)
+    error = float(bootstrap(statistic, units, n=resamples, seed=seed).errors[0])
+    return shrunk(value, error, units.number, most=1.0)
 
 
 def average_precision(truth: Truth, found: Detections, metric: ApDefinition) -> Statistic:
