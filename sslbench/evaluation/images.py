@@ -27,8 +27,9 @@ from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
 from sslbench.identity import record_id
 from sslbench.protocols import OnImages
-from sslbench.results import ExcludedImage, Result, Stage, records
+from sslbench.results import ExcludedImage, NetworkWeights, Result, Stage, records
 from sslbench.runtime.progress import Progress
+from sslbench.weights.save import save
 
 log = logging.getLogger("sslbench")
 
@@ -123,8 +124,28 @@ class _ImageEvaluation:
         rows = {}
         for row, outcome in outcomes.items():
             subject = self._described(backbone, row)
-            rows[row] = recorded(subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage)
+            result, scores = recorded(
+                subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage
+            )
+            if outcome.weights is not None and backbone is self.prepared.backbone:
+                result = self._with_weights(result, outcome.weights)
+            rows[row] = result, scores
         return rows
+
+    def _with_weights(self, result: Result, network: NetworkWeights) -> Result:
+        """Write the trained network beside the place of the record; return the record with the name of its file."""
+        path = records.path_of(result, self.out).with_suffix(records.WEIGHTS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {
+            **network.metadata,
+            "init": self.prepared.request.weights,
+            "settings": result.protocol.settings,
+            "record": result.id,
+            "command": result.command,
+        }
+        save(path, network.tensors, backbone=network.backbone, metadata=metadata, heads=network.heads, overwrite=True)
+        log.info(f"the network with its classifier: {path}")
+        return dataclasses.replace(result, weights_file=path.name)
 
     def _baseline(self, task: Task) -> tuple[dict[str, tuple[Result, records.Scores]], dict[str, str]]:
         """Return the same heads on the same architecture untrained, and the reasons for floors that are missing.
