@@ -30,11 +30,9 @@ class ClassifierHead(nn.Module):
 
     def __init__(self, features: int, outputs: int, norm: HeadNorm = "none") -> None:
         super().__init__()
-        self.norm: nn.Module = {
-            "none": nn.Identity,
-            "layer": lambda: nn.LayerNorm(features, eps=1e-6),  # eps as in vision transformers
-            "batch": lambda: nn.BatchNorm1d(features),
-        }[norm]()
+        self.norm: nn.Module = nn.Identity()
+        if norm != "none":  # eps of the one as in vision transformers
+            self.norm = nn.LayerNorm(features, eps=1e-6) if norm == "layer" else nn.BatchNorm1d(features)
         self.head = nn.Linear(features, outputs)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def check_settings(settings: Settings, labels: Labels) -> None:
         UsageError: they are.
     """
     _check_numbers(settings)
-    for name in ("lr", "weight_decay", "fractions", "per_class"):
+    for name in ("lr", "weight_decay", "fractions", "images", "per_class"):
         values = getattr(settings, name)
         _check(len(set(values)) == len(values), f"{name} holds a value twice: {list(values)}")
     for used, name, without in (
@@ -71,7 +71,7 @@ def check_settings(settings: Settings, labels: Labels) -> None:
         (settings.augment == "crop", "ratio", "augment=none"),
         (settings.augment == "crop", "interpolation", "augment=none"),
         (len(candidates(settings)) > 1, "holdout", "several values of lr or weight_decay"),
-        (bool(settings.fractions or settings.per_class), "draws", "fractions or per_class"),
+        (bool(settings.fractions or settings.images or settings.per_class), "draws", "fractions, images or per_class"),
     ):
         default = next(field.default for field in dataclasses.fields(Settings) if field.name == name)
         _check(
@@ -82,7 +82,7 @@ def check_settings(settings: Settings, labels: Labels) -> None:
         )
     for name in ("mixup", "cutmix", "label_smoothing"):
         _check(labels.kind == "single" or not getattr(settings, name), f"{name} needs images with one class each")
-    chosen = [name for name in ("fractions", "per_class", "train_list") if getattr(settings, name)]
+    chosen = [name for name in ("fractions", "images", "per_class", "train_list") if getattr(settings, name)]
     if len(chosen) > 1:
         raise UsageError(f"finetune: {' and '.join(chosen)} exclude each other", "Give one of them.")
     _check(not settings.per_class or labels.kind == "single", "per_class needs images with one class each")
@@ -114,7 +114,9 @@ def _check_numbers(settings: Settings) -> None:
     _check(
         all(0 < f <= 1 for f in settings.fractions), f"fractions should lie in (0, 1], not {list(settings.fractions)}"
     )
-    _check(all(k >= 1 for k in settings.per_class), f"per_class should be 1 or more, not {list(settings.per_class)}")
+    for name in ("images", "per_class"):
+        values = getattr(settings, name)
+        _check(all(value >= 1 for value in values), f"{name} should be 1 or more, not {list(values)}")
     _check(
         settings.probe_epochs < settings.epochs,
         f"probe_epochs={settings.probe_epochs:g} leaves nothing of epochs={settings.epochs:g}",
@@ -208,7 +210,10 @@ def portions(settings: Settings, train: Source) -> tuple[Portion, ...]:
     for k in settings.per_class:
         if k > most:
             raise UsageError(f"finetune: train has too few images for per_class={k}: {why}", f"The largest is {most}.")
+    if settings.images and max(settings.images) > len(train):
+        raise UsageError(f"finetune: images={max(settings.images):,}, and {train.name} has {len(train):,}")
     found = [Portion(f"{percent(fraction)} of train", fraction=fraction) for fraction in settings.fractions]
+    found += [Portion(f"{n:,} images", fraction=n / len(train)) for n in settings.images]
     found += [Portion(f"{k} per class", k=k) for k in settings.per_class]
     return tuple(found) or (Portion(),)
 

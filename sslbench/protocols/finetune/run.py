@@ -237,7 +237,11 @@ class FinetuneRun:
             few_shot.Draw(each, np.array([position[name] for name in trial.rows.ids]), trial.rows.labels)
             for each, trial in zip(seeds, trials, strict=True)
         ]
-        curve.add(portion.text, draws, [few_shot.Fitted(each.scores, each.train, math.nan) for each in trials])
+        curve.add(
+            portion.text,
+            draws,
+            [few_shot.Fitted(each.scores.astype(np.float64), each.train, math.nan) for each in trials],
+        )
         selected = {f"draw {i}": trial.selected for i, trial in enumerate(trials) if trial.selected}
         outcome = curve.outcome(seed=self.seed, selected=selected, seeds=seeds, notes=notes)
         return dataclasses.replace(outcome, weights=weights)

@@ -75,12 +75,13 @@ class Settings:
         "normal", "initial weights of the head: standard deviation 0.01, zeros, or as torch's nn.Linear"
     )
     fractions: tuple[float, ...] = setting((), "train on these shares of train, a result each, such as [0.01,0.1]")
+    images: tuple[int, ...] = setting((), "train on so many images of train, a result each, such as [1000]")
     per_class: tuple[int, ...] = setting((), "train on so many images of every class, a result each, such as [1,5,10]")
     # The digest of the listed images stands in the name of the result.
     train_list: str | None = setting(
         None, "train on the images listed in this file, one name per line, as in train", changes_result=False
     )
-    draws: int = setting(1, "independent draws of fractions and per_class; the result is their mean")
+    draws: int = setting(1, "independent draws of fractions, images and per_class; the result is their mean")
     holdout: float = setting(0.1, "share of train held out to select lr and weight_decay, if there are several")
     strategy: Literal["ddp", "fsdp"] = setting(
         "ddp", "several processes: ddp, or fsdp: shard parameters, gradients and optimizer state", changes_result=False
