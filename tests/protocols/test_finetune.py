@@ -22,7 +22,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.protocols import finetune
-from sslbench.protocols.finetune.network import Targets, layer_numbers, make_network
+from sslbench.protocols.finetune.network import Targets, check_backbone, layer_numbers, make_network
 from sslbench.protocols.finetune.plan import Rates as Rates_
 from sslbench.protocols.finetune.plan import optimizer_settings, portions
 from sslbench.runtime.signals import StoppedError
@@ -135,13 +135,13 @@ def test_a_run_that_is_stopped_continues_to_the_same_bits(tmp_path):
 
 
 def in_two(rank, folder, settings):
-    torch.set_default_dtype(torch.float32)
     outcomes = run(Path(folder), settings, backbone=small(Bare()))
     return {row: outcome.scores for row, outcome in outcomes.items()}
 
 
-def test_two_processes_train_the_same_as_one(tmp_path):
-    settings = changed(erasing=0.0, lr=(0.2, 0.5), weight_decay=(0.0,))
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_train_the_same_as_one(tmp_path, strategy):
+    settings = changed(lr=(0.2, 0.5), ema=0.5, probe_epochs=1.0, accumulate=2, strategy=strategy)
     first, second = two_processes.run(in_two, str(tmp_path / "two"), settings)
     assert second == {}, "the first process has the result"
     one = run(tmp_path / "one", settings, backbone=small(Bare()))
@@ -240,6 +240,11 @@ def test_what_does_not_go_together_is_refused_before_any_training(tmp_path):
     assert "features of different lengths" in refused(changed(size=14), layers=["bn:flatten"])
     assert "does not divide into 1 processes of 3" in refused(changed(accumulate=3))
     assert "too few images for per_class=25" in refused(changed(per_class=(25,)))
+    assert "too small for a hold-out" in refused(changed(lr=(0.1, 0.5), batch_size=2), train=pictures(4, 1))
+    assert "at least two training images" in refused(changed(fractions=(0.01,)))
+    assert "are 6 updates, of 4 in all" in refused(changed(updates=4, probe_epochs=1.0))
+    assert "does not fit into" in refused(changed(updates=4, warmup_epochs=2.0))
+    assert "several labels each" in refused(changed(sampler="balanced"), train=pictures(96, 1, "multi"))
     assert "cannot read" in refused(changed(train_list=str(tmp_path / "none.txt")))
     wide = small(preprocessing=dataclasses.replace(PLAIN, crop=(10, 8)))
     assert "10 x 8 pixels" in refused(QUICK, wide)
@@ -393,7 +398,7 @@ def test_only_the_last_blocks_train_and_frozen_statistics_stay():
     norms = [part for part in frozen.backbone.modules() if isinstance(part, nn.BatchNorm2d)]
     assert norms and not any(norm.training for norm in norms) and all(norm.weight.requires_grad for norm in norms)
     with pytest.raises(UsageError, match="has 4 blocks or stages"):
-        trained_network(backbone, changed(train_blocks=5))
+        check_backbone(backbone, changed(train_blocks=5))
 
 
 def test_parameters_that_the_features_do_not_need_are_frozen():

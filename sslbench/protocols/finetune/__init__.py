@@ -58,8 +58,9 @@ def check_images(
         UsageError: several layers, or settings that do not fit the backbone or the data.
         DataError: too few images, or a list that names others.
     """
+    from sslbench.protocols._parts import few_shot
     from sslbench.protocols.finetune import plan
-    from sslbench.protocols.finetune.network import layer_numbers, trainable_backbone
+    from sslbench.protocols.finetune.network import check_backbone
     from sslbench.protocols.finetune.run import row_name
     from sslbench.protocols.finetune.training import prepare
 
@@ -67,11 +68,13 @@ def check_images(
         raise UsageError(
             f"finetune trains one head, and there are {len(layers)} layers", "Name one with --layers, or none."
         )
-    trainable_backbone(backbone, settings)
-    if settings.layer_decay is not None or settings.train_blocks is not None:
-        layer_numbers(backbone)
-    prepare(backbone, layers[0], train, settings, seed=seed, engine=None)
-    return tuple(row_name(layers[0], portion) for portion in plan.portions(settings, train))
+    check_backbone(backbone, settings)
+    portions = plan.portions(settings, train)
+    for portion in portions:
+        source = portion.of(train, few_shot.seeds(seed, settings.draws)[0])
+        parts = plan.split(source, settings, seed)
+        prepare(backbone, layers[0], source if parts is None else parts[0], settings, seed=seed, engine=None)
+    return tuple(row_name(layers[0], portion) for portion in portions)
 
 
 def run_on_images(  # noqa: PLR0913  the signature of every protocol on images

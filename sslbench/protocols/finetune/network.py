@@ -18,6 +18,7 @@ from sslbench.backbones.build import build
 from sslbench.backbones.classifier import ClassifierHead
 from sslbench.backbones.layers import Layer, forward_layers
 from sslbench.data.source import Labels
+from sslbench.distributed.collectives import sum_, world_size
 from sslbench.errors import UsageError
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.runtime.seeds import seeded
@@ -124,7 +125,9 @@ class FinetunedNetwork(method.Method[Settings]):
         elif self.kind == "multi":
             known = targets >= 0
             every = functional.binary_cross_entropy_with_logits(scores, targets.clamp(min=0), reduction="none")
-            value = (every * known).sum() / known.sum().clamp(min=1)
+            # The known labels of all processes count alike, however they are divided among them.
+            each_process = sum_(known.sum().float()) / world_size()
+            value = (every * known).sum() / each_process.clamp(min=1)
         else:
             value = functional.mse_loss(scores, targets)
         return Loss(value, features.detach().float(), parts)
@@ -150,14 +153,31 @@ def _mix(settings: Settings, classes: int) -> nn.Module | None:
     return v2.RandomChoice(ways) if len(ways) > 1 else ways[0] if ways else None
 
 
+def check_backbone(backbone: Backbone, settings: Settings) -> None:
+    """Refuse a backbone that cannot be trained with these settings.
+
+    Raises:
+        UsageError: it has no parameters, no stochastic depth or no numbered blocks.
+    """
+    if not any(True for _ in backbone.module.parameters()):
+        raise UsageError(f"finetune: {backbone.name} has no trainable parameters", "Name a network with --backbone.")
+    if settings.drop_path:
+        trainable_backbone(backbone, settings)
+    if settings.layer_decay is not None or settings.train_blocks is not None:
+        layers = layer_numbers(backbone)
+        if settings.train_blocks is not None and settings.train_blocks >= layers.head:
+            raise UsageError(
+                f"train_blocks={settings.train_blocks}: {backbone.name} has {layers.head - 1} blocks or stages",
+                "Leave it out to train everything.",
+            )
+
+
 def trainable_backbone(backbone: Backbone, settings: Settings) -> nn.Module:
     """Return a copy of the backbone's module to train, with stochastic depth where that is set.
 
     Raises:
-        UsageError: the backbone has no parameters, or no stochastic depth.
+        UsageError: the backbone has no stochastic depth.
     """
-    if not any(True for _ in backbone.module.parameters()):
-        raise UsageError(f"finetune: {backbone.name} has no trainable parameters", "Name a network with --backbone.")
     if not settings.drop_path:
         return copied(backbone.module)
     none = UsageError(f"finetune: {backbone.name} has no stochastic depth", "Leave out drop_path=.")
@@ -263,17 +283,8 @@ def _is_matched(name: str, patterns: Mapping[str, Any]) -> bool:
     return any(re.match(expression, name) for expressions in each for expression in expressions)
 
 
-def freeze_first(module: nn.Module, layers: LayerNumbers, train_blocks: int, *, name: str) -> None:
-    """Freeze all but the last blocks and what follows them.
-
-    Raises:
-        UsageError: the backbone has fewer blocks.
-    """
-    if train_blocks >= layers.head:
-        raise UsageError(
-            f"train_blocks={train_blocks}: {name} has {layers.head - 1} blocks or stages after its stem",
-            "Leave it out to train everything.",
-        )
+def freeze_first(module: nn.Module, layers: LayerNumbers, train_blocks: int) -> None:
+    """Freeze all but the last blocks and what follows them."""
     for key, parameter in module.named_parameters():
         if layers.backbone[key] < layers.head - train_blocks:
             parameter.requires_grad_(False)
@@ -308,6 +319,6 @@ def make_network(
     module = trainable_backbone(backbone, settings)
     freeze_unused(module, layer, side, backbone.preprocessing.channels)
     if settings.train_blocks is not None:
-        freeze_first(module, layer_numbers(backbone), settings.train_blocks, name=backbone.name)
+        freeze_first(module, layer_numbers(backbone), settings.train_blocks)
     with seeded(seed + 1):  # a random stream apart from that of an untrained backbone's weights
         return FinetunedNetwork(module, layer, targets, settings, setup, probe=probe)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torchvision.transforms import v2
 
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import Reading
+from sslbench.data.groups import source_groups
 from sslbench.data.loading.probing import EpochBatches, evaluation_view
 from sslbench.data.source import Labels, Source
 from sslbench.data.views import View
@@ -24,7 +25,7 @@ from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.images import rate_schedule
-from sslbench.protocols._parts.selection import percent
+from sslbench.protocols._parts.selection import holdout_rows, no_holdout, percent
 from sslbench.protocols.finetune.settings import LR, Settings
 from sslbench.train.optimizers import OptimizerSettings
 
@@ -191,6 +192,11 @@ class Portion:
             return few_shot.k_per_class(labels, self.k, seed, groups=groups).rows
         return self.rows
 
+    def of(self, train: Source, seed: int) -> Source:
+        """Return the samples drawn with a seed."""
+        rows = self.draw(train.labels, source_groups(train), seed)
+        return train if rows is None else train.select(rows)
+
     @property
     def is_drawn(self) -> bool:
         """True if another seed gives other samples."""
@@ -252,6 +258,26 @@ def _listed(path: Path, train: Source) -> Portion:
     return Portion(f"{len(chosen):,} images of {path.name} ({digest})", rows=chosen)
 
 
+def split(source: Source, settings: Settings, seed: int) -> tuple[Source, Source] | None:
+    """Return the part to train candidates on and the part held out for their choice; None for a single candidate.
+
+    Raises:
+        UsageError: the source is too small, or has too few groups.
+    """
+    tried = candidates(settings)
+    if len(tried) == 1:
+        return None
+    groups = source_groups(source)
+    rows = holdout_rows(source.labels, settings.holdout, seed, groups)
+    if rows is None:
+        reason = no_holdout(groups)
+        raise UsageError(
+            f"{source.name}: {reason[0].lower()}{reason[1:]} for the selection of rates",
+            f"Give one learning rate and one weight decay, such as lr={tried[0].lr:g}.",
+        )
+    return source.select(rows[0]), source.select(rows[1])
+
+
 def view(settings: Settings, size: int) -> View:
     """Return the recipe of the crop of an image.
 
@@ -273,30 +299,21 @@ def _transform(settings: Settings, size: int, preprocessing: Preprocessing) -> C
         return crop
     operations, magnitude = settings.randaugment
     fill = tuple(255 * value for value in preprocessing.mean)
-    return functools.partial(_then_randaugment, crop, int(operations), magnitude, settings.interpolation, fill)
+    return functools.partial(_then_randaugment, crop, int(operations), magnitude, fill)
 
 
 def _then_randaugment(
-    crop: Callable[[Tensor], Tensor],
-    operations: int,
-    magnitude: float,
-    interpolation: str,
-    fill: Sequence[float],
-    image: Tensor,
+    crop: Callable[[Tensor], Tensor], operations: int, magnitude: float, fill: tuple[float, ...], image: Tensor
 ) -> Tensor:
-    augmented: Tensor = _randaugment(operations, magnitude, interpolation, tuple(fill))(crop(image))
+    augmented: Tensor = _randaugment(operations, magnitude, fill)(crop(image))
     return augmented
 
 
 @functools.cache
-def _randaugment(operations: int, magnitude: float, interpolation: str, fill: tuple[float, ...]) -> v2.RandAugment:
-    return v2.RandAugment(
-        operations,
-        round(magnitude * (_MAGNITUDES - 1) / 10),
-        _MAGNITUDES,
-        interpolation=v2.InterpolationMode(interpolation),
-        fill=list(fill),
-    )
+def _randaugment(operations: int, magnitude: float, fill: tuple[float, ...]) -> v2.RandAugment:
+    step = round(magnitude * (_MAGNITUDES - 1) / 10)
+    # torchvision rotates and shears tensors with the bilinear filter only.
+    return v2.RandAugment(operations, step, _MAGNITUDES, v2.InterpolationMode.BILINEAR, fill=list(fill))
 
 
 def pictures_channels(preprocessing: Preprocessing) -> int:

@@ -21,14 +21,13 @@ from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import from_first, rank, sum_, world_size
-from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.features.extract import ExtractSettings
 from sslbench.metrics.summary import Probabilities, headline, summarise
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.images import unreadable_images
-from sslbench.protocols._parts.selection import holdout_rows, is_better, no_holdout, percent
-from sslbench.protocols.finetune.plan import Portion, Rates, candidates, portions
+from sslbench.protocols._parts.selection import is_better, percent
+from sslbench.protocols.finetune.plan import Portion, Rates, candidates, portions, split
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.protocols.finetune.training import Finetuned, finetune
 from sslbench.results import NetworkWeights, Outcome
@@ -94,8 +93,7 @@ class FinetuneRun:
         return found
 
     def _trial(self, portion: Portion, seed: int, folder: Path) -> _Trial:
-        rows = portion.draw(self.whole.labels, source_groups(self.whole), seed)
-        source = self.whole if rows is None else self.whole.select(rows)
+        source = portion.of(self.whole, seed)
         rates, selected = self._choose(source, seed, folder)
         network = self._train(source, rates, seed, folder / "final", "finetuning on")
         scores = self._score(network, self.test, "scoring")
@@ -106,17 +104,10 @@ class FinetuneRun:
 
     def _choose(self, source: Source, seed: int, folder: Path) -> tuple[Rates, dict[str, Any]]:
         """Return the candidate with the best score on held-out samples of the source, of equal ones the first."""
-        tried = candidates(self.settings)
-        if len(tried) == 1:
-            return tried[0], {}
-        groups = source_groups(source)
-        parts = holdout_rows(source.labels, self.settings.holdout, seed, groups)
+        tried, parts = candidates(self.settings), split(source, self.settings, seed)
         if parts is None:
-            raise UsageError(
-                f"{source.name}: {no_holdout(groups)[0].lower()}{no_holdout(groups)[1:]} for the selection of rates",
-                f"Give one learning rate and one weight decay, such as lr={tried[0].lr:g}.",
-            )
-        fit, held_out = source.select(parts[0]), source.select(parts[1])
+            return tried[0], {}
+        fit, held_out = parts
         stored = _ScoreFile(folder / "selection.json")
         best, best_score = tried[0], math.nan
         scores: dict[str, float] = {}

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from sslbench.data.loading.probing import EpochBatches
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, module_state
+from sslbench.errors import UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.protocols._parts.images import evaluation_side, unreadable_images
 from sslbench.protocols.finetune.network import (
@@ -63,10 +64,36 @@ class Finetuned:
     epochs: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Facts about a training, known before it starts.
+
+    Attributes:
+        data: batches of the training samples.
+        side: of the views, in pixels.
+        width: length of the features.
+        updates: of the training.
+        probe: number of first updates that train the head only.
+        factor: schedule of the learning rate.
+    """
+
+    data: EpochBatches
+    side: int
+    width: int
+    updates: int
+    probe: int
+    factor: Callable[[float], float]
+
+    @property
+    def epochs(self) -> float:
+        """Epochs of the training."""
+        return self.updates / self.data.steps_per_epoch
+
+
 def prepare(
     backbone: Backbone, layer: Layer, fit: Source, settings: Settings, *, seed: int, engine: ExtractSettings | None
-) -> tuple[EpochBatches, int, int]:
-    """Return the batches, the side of the views and the width of the features; refuse what does not fit.
+) -> Prepared:
+    """Return the facts about a training; refuse what does not fit, before any image but the first is decoded.
 
     Raises:
         UsageError: settings, backbone and data do not go together.
@@ -76,7 +103,16 @@ def prepare(
     size = settings.size or side
     channels = backbone.preprocessing.channels
     width = feature_width(backbone.module, layer, (size, side), channels, name=backbone.name)
-    return make_batches(fit, backbone.preprocessing, settings, size, seed=seed, engine=engine), size, width
+    data = make_batches(fit, backbone.preprocessing, settings, size, seed=seed, engine=engine)
+    updates = settings.updates or max(1, round(settings.epochs * data.steps_per_epoch))
+    probe = round(settings.probe_epochs * data.steps_per_epoch)
+    if probe >= updates:
+        raise UsageError(
+            f"finetune: probe_epochs={settings.probe_epochs:g} are {probe:,} updates, of {updates:,} in all",
+            "Give fewer, or more epochs; linear-online trains heads alone.",
+        )
+    factor = schedule(settings, updates / data.steps_per_epoch)
+    return Prepared(data, size, width, updates, probe, factor)
 
 
 def finetune(  # noqa: PLR0913  network, data, settings and how it runs
@@ -109,32 +145,30 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         StoppedError: a signal was received; everything is saved.
         DataError: an image cannot be read.
     """
-    data, size, width = prepare(backbone, layer, fit, settings, seed=seed, engine=engine)
-    updates = settings.updates or max(1, round(settings.epochs * data.steps_per_epoch))
-    epochs = updates / data.steps_per_epoch
+    found = prepare(backbone, layer, fit, settings, seed=seed, engine=engine)
+    data = found.data
     targets = Targets.of(fit.labels)
     setup = Setup(
-        feature_dim=width,
-        sizes=(size,),
+        feature_dim=found.width,
+        sizes=(found.side,),
         batch_size=data.batch_size // world_size() // settings.accumulate,
         images_per_update=data.batch_size,
         world=world_size(),
         samples=len(fit),
         classes=len(fit.labels.classes),
-        steps=updates,
+        steps=found.updates,
         steps_per_epoch=data.steps_per_epoch,
         backbone=backbone.name,
         channels=backbone.preprocessing.channels,
         loaded=backbone.report is not None,
     )
-    probe = round(settings.probe_epochs * data.steps_per_epoch)
-    network = make_network(backbone, layer, targets, settings, setup, probe=probe, side=size, seed=seed)
+    network = make_network(backbone, layer, targets, settings, setup, probe=found.probe, side=found.side, seed=seed)
     options = optimizer_settings(settings, rates)
     peak = scaled_lr(options, data.batch_size)
     plan = TrainingPlan(
-        steps=updates,
+        steps=found.updates,
         per_epoch=data.steps_per_epoch,
-        lr=scaled(schedule(settings, epochs), peak),
+        lr=scaled(found.factor, peak),
         peak_lr=peak,
         weight_decay=None,
         momentum=None,
@@ -143,9 +177,9 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         clip_norm=settings.clip_norm,
         precision=engine.precision,
         average_decay=settings.ema or 0.0,
-        frozen={"backbone.": probe} if probe else {},
+        frozen={"backbone.": found.probe} if found.probe else {},
         log_every=LOG_EVERY,
-        save_every=max(data.steps_per_epoch, -(-updates // CHECKPOINTS)),
+        save_every=max(data.steps_per_epoch, -(-found.updates // CHECKPOINTS)),
     )
     with exclusive(folder):
         state = new_state(
@@ -161,7 +195,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         run = _Training(state, plan, fit, data, folder, progress)
         run.resume()
         run.train(backbone, engine)
-    return _trained(state, backbone, network, targets, epochs)
+    return _trained(state, backbone, network, targets, found.epochs)
 
 
 def _numbers(backbone: Backbone, network: FinetunedNetwork, settings: Settings) -> dict[str, int] | None:
