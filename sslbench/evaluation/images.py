@@ -27,8 +27,9 @@ from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
 from sslbench.identity import record_id
 from sslbench.protocols import OnImages
-from sslbench.results import ExcludedImage, Result, Stage, records
+from sslbench.results import ExcludedImage, NetworkWeights, Result, Stage, records
 from sslbench.runtime.progress import Progress
+from sslbench.weights.save import save
 
 log = logging.getLogger("sslbench")
 
@@ -85,6 +86,7 @@ class _ImageEvaluation:
         found = [self._readable(part) for part in (prepared.data.train, prepared.data.test)]
         self.train, self.test = found[0][0], found[1][0]
         self.unreadable = found[0][1] + found[1][1]
+        self._names: dict[tuple[int, int], tuple[str, ...]] = {}  # checked once for each task and backbone
         self._known: dict[int, Subject] = {}  # keyed by the backbone's id(); both live as long as this object
 
     @functools.cached_property
@@ -123,8 +125,28 @@ class _ImageEvaluation:
         rows = {}
         for row, outcome in outcomes.items():
             subject = self._described(backbone, row)
-            rows[row] = recorded(subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage)
+            result, scores = recorded(
+                subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage
+            )
+            if outcome.weights is not None and backbone is self.prepared.backbone:
+                result = self._with_weights(result, outcome.weights)
+            rows[row] = result, scores
         return rows
+
+    def _with_weights(self, result: Result, network: NetworkWeights) -> Result:
+        """Write the trained network beside the place of the record; return the record with the name of its file."""
+        path = records.path_of(result, self.out).with_suffix(records.WEIGHTS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {
+            **network.metadata,
+            "init": self.prepared.request.weights,
+            "settings": result.protocol.settings,
+            "record": result.id,
+            "command": result.command,
+        }
+        save(path, network.tensors, backbone=network.backbone, metadata=metadata, heads=network.heads, overwrite=True)
+        log.info(f"the network with its classifier: {path}")
+        return dataclasses.replace(result, weights_file=path.name)
 
     def _baseline(self, task: Task) -> tuple[dict[str, tuple[Result, records.Scores]], dict[str, str]]:
         """Return the same heads on the same architecture untrained, and the reasons for floors that are missing.
@@ -140,7 +162,7 @@ class _ImageEvaluation:
         untrained = self.untrained
         if untrained is None:
             return {}, missing | {"untrained": floors.in_memory(backbone)}
-        rows = row_names(self.prepared, task, untrained)
+        rows = self._row_names(task, untrained)
         data = self._described(untrained, rows[0]).data
         found = {row: floors.cached(self._id(untrained, row, task), data) for row in rows}
         # The first process decides for all: others may have a different cache, or see the entry that it just wrote.
@@ -161,12 +183,18 @@ class _ImageEvaluation:
             shutil.rmtree(self._folder(task, untrained), ignore_errors=True)
         return stored, missing
 
+    def _row_names(self, task: Task, backbone: Backbone) -> tuple[str, ...]:
+        key = id(task), id(backbone)
+        if key not in self._names:
+            self._names[key] = row_names(self.prepared, task, backbone)
+        return self._names[key]
+
     def _id(self, backbone: Backbone, row: str, task: Task) -> str:
         return record_id(measurement(self._described(backbone, row), task))
 
     def _folder(self, task: Task, backbone: Backbone) -> Path:
         """Return the folder of checkpoints, named after the whole measurement, so that no other training finds them."""
-        rows = "+".join(row_names(self.prepared, task, backbone))
+        rows = "+".join(self._row_names(task, backbone))
         name = (
             f"{records.slug(self._described(backbone, rows).weights.name)}-{self._id(backbone, rows, task)}.checkpoints"
         )

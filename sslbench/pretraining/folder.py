@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import from_first, gather_objects
 from sslbench.errors import UsageError
 from sslbench.pretraining.settings import FREE, ROUNDING, PretrainRequest, differences, plain
 from sslbench.train import checkpoints
 from sslbench.train.resume import newest_whole
-from sslbench.weights.save import new_file, write_torch
+from sslbench.weights.save import new_file
 
 log = logging.getLogger("sslbench")
 
@@ -148,12 +147,3 @@ def write_config(request: PretrainRequest, command: str, changes: Mapping[str, s
     text = head + yaml.safe_dump(plain(request.settings), sort_keys=False, allow_unicode=True)
     with new_file(request.out / "config.yaml") as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def keep_failed(folder: Path, raw: RawBatch, ids: tuple[str, ...], *, step: int, rank: int) -> Path:
-    """Save the batch whose loss is not finite: views, labels, and the ids of its images; return the file."""
-    path = folder / f"failed_batch_step{step + 1}_process{rank}.pt"
-    content = {"views": list(raw.views), "labels": raw.labels, "indices": raw.indices, "ids": list(ids)}
-    with new_file(path) as temporary:
-        write_torch(temporary, content)
-    return path

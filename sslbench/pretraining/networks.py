@@ -16,14 +16,11 @@ from sslbench.backbones.load import load_backbone
 from sslbench.backbones.resnet import without_initialisation
 from sslbench.config import build
 from sslbench.distributed import this_process
-from sslbench.distributed.collectives import rank, world_size
-from sslbench.distributed.parallel import wrap
 from sslbench.errors import UsageError
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings
-from sslbench.runtime.seeds import seed_process, seeded
+from sslbench.runtime.seeds import seeded
 from sslbench.train.method import Method, Setup, find_method
-from sslbench.train.optimizers import make_optimizer, parameter_groups
-from sslbench.train.state import State, moving_average
+from sslbench.train.state import State, new_state
 
 log = logging.getLogger("sslbench")
 
@@ -113,25 +110,19 @@ def checkpoint_activations(backbone: Backbone) -> None:
 
 
 def make_state(method: Method[Any], settings: PretrainSettings, device: torch.device) -> State:
-    """Return the state at the start of training, on its device; every process calls this.
-
-    The global generators are seeded here, with a separate stream on every process.
-    """
-    method = method.to(device)
-    sharded = settings.strategy == "fsdp" and world_size() > 1
-    if settings.channels_last and not sharded:  # FSDP supports contiguous parameters only
-        method = method.to(memory_format=torch.channels_last)
-    average = moving_average(method.backbone) if settings.ema is not None else None
-    model = wrap(method, device, settings.strategy)
-    if average is not None and sharded:
-        average = wrap(average, device, settings.strategy)  # each process averages its share
-    if settings.compile:
-        method.compile_networks()
-    groups = parameter_groups(method, settings.optimizer)
-    optimizer = make_optimizer(groups, settings.optimizer, zero=settings.zero)
-    scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
-    seed_process(settings.seed, rank())
-    return State(method, model, optimizer, scaler, average)
+    """Return the state at the start of training, on its device; every process calls this."""
+    return new_state(
+        method,
+        device,
+        settings.optimizer,
+        seed=settings.seed,
+        precision=settings.precision,
+        strategy=settings.strategy,
+        zero=settings.zero,
+        channels_last=settings.channels_last,
+        compiled=settings.compile,
+        averaged=settings.ema is not None,
+    )
 
 
 def _contexts(

@@ -22,6 +22,7 @@ from sslbench.runtime.folders import check_writable
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.runtime.signals import stop_signals
 from sslbench.train import checkpoints
+from sslbench.train.failed_batch import keep_failed
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import train
 from sslbench.train.meter import LogRecord
@@ -244,4 +245,4 @@ class _PretrainingRun:
 
     def _keep_failed(self, raw: Any, value: float, index: int) -> Path:
         ids = tuple(self.prepared.source.ids[i] for i in raw.indices.tolist())
-        return folder.keep_failed(self.request.out, raw, ids, step=index, rank=rank())
+        return keep_failed(self.request.out, raw, ids, step=index, rank=rank())

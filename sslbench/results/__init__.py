@@ -261,6 +261,7 @@ __all__ = [
     "GroupValue",
     "Hardware",
     "MetricValue",
+    "NetworkWeights",
     "Outcome",
     "Overlaps",
     "PresetUsed",
@@ -276,6 +277,23 @@ __all__ = [
     "percent_metrics",
     "plain",
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkWeights:
+    """Network that a protocol has trained, for a weights file beside the record.
+
+    Attributes:
+        backbone: name of the architecture.
+        tensors: canonical name -> tensor of the backbone.
+        heads: name -> tensor of its classifier.
+        metadata: provenance: numbers and text.
+    """
+
+    backbone: str
+    tensors: Mapping[str, Any]
+    heads: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,6 +316,7 @@ class Outcome:
             are and not in percent; the unit of sslbench's own metrics is known.
         probabilities: conversion of scores to probabilities: 'softmax', or 'scores' for none; None where there is no
             conversion, as for the decision values of SVMs.
+        weights: trained network; None where none is trained.
     """
 
     metrics: dict[str, Interval]
@@ -312,6 +331,7 @@ class Outcome:
     absolute: frozenset[str] = frozenset()
     probabilities: Literal["softmax", "scores"] | None = None
     draws: tuple[npt.NDArray[np.float32], ...] = ()
+    weights: NetworkWeights | None = None
 
 
 SCHEMA = 1
@@ -346,6 +366,7 @@ class Result:
         missing_floors: floors among 'pixels' and 'untrained' that are missing -> the reason.
         timings: stage -> seconds.
         scores_file: name of the file of per-sample scores beside the record.
+        weights_file: name of the weights file beside the record, where the protocol trained a network.
         file: path that the record was read from; not written.
     """
 
@@ -384,6 +405,7 @@ class Result:
     costs: Costs | None = None
     notes: tuple[str, ...] = ()
     scores_file: str | None = None
+    weights_file: str | None = None
     file: Path | None = dataclasses.field(default=None, compare=False)
 
 

@@ -25,6 +25,8 @@ from sslbench.results import SCHEMA, Result, plain
 _SCORES = ".scores.npz"
 OVERLAPS = ".overlaps.csv"
 """Suffix of the list of suspected overlaps beside a record."""
+WEIGHTS = ".weights.torch"
+"""Suffix of the network that a protocol has trained, beside its record."""
 PREDICTIONS = ".predictions.json"
 """Suffix of a detector's COCO result file beside its record; `read_tree` skips it."""
 _COMPRESSED_UP_TO = 64_000_000  # largest size of stored scores, in bytes
@@ -141,6 +143,7 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
                 other.unlink(missing_ok=True)
                 other.with_suffix(_SCORES).unlink(missing_ok=True)
                 other.with_suffix(OVERLAPS).unlink(missing_ok=True)
+                other.with_suffix(WEIGHTS).unlink(missing_ok=True)
     except OSError as error:
         raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error
     return dataclasses.replace(result, file=path)

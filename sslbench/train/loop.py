@@ -40,7 +40,7 @@ class TrainingPlan:
         clip_norm: largest norm of the gradients.
         clip_each: apply clip_norm to each tensor's gradient instead of all together.
         precision: precision of the forward pass; parameters are float32.
-        average_decay: decay of the moving average of the backbone.
+        average_decay: decay of the moving average of `method.averaged()`.
         frozen: number of updates for which parameters are frozen, by prefix of their names.
         log_every: updates between log lines.
         save_every: updates between checkpoints; the last update is always saved.
@@ -154,7 +154,7 @@ def _update(state: State, plan: TrainingPlan, step: Step) -> Tensor | None:
     state.scaler.update()
     state.method.after_update(step)
     if state.average is not None:
-        update_average(state.average, state.method.backbone, plan.average_decay)
+        update_average(state.average, state.method.averaged(), plan.average_decay)
     return norm
 
 

@@ -186,6 +186,10 @@ class Method(nn.Module, Generic[ConfigT]):
         """Return the backbones that can be exported, by name; the first is the default."""
         return {"student": self.backbone}
 
+    def averaged(self) -> nn.Module:
+        """Return the network whose moving average is kept, if one is: by default the backbone."""
+        return self.backbone
+
     def local_state(self) -> dict[str, Tensor]:
         """Return the tensors that differ between processes; a checkpoint holds those of every process."""
         return {}

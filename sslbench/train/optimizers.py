@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -88,7 +89,9 @@ def scaled_lr(settings: OptimizerSettings, images_per_update: int) -> float:
     return settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_scaling]
 
 
-def parameter_groups(module: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
+def parameter_groups(
+    module: nn.Module, settings: OptimizerSettings, layers: Mapping[str, int] | None = None
+) -> list[dict[str, Any]]:
     """Return the trainable parameters in groups with the same rates.
 
     A parameter has no weight decay if it is
@@ -102,6 +105,7 @@ def parameter_groups(module: nn.Module, settings: OptimizerSettings) -> list[dic
     Args:
         module: module whose parameters named 'backbone.*' are the backbone, all others the head.
         settings: decay rules, factors of the head, layer decay.
+        layers: name of a parameter -> its layer for layer decay, 0 for the first; None: numbered as below.
 
     Returns:
         Non-empty groups, from backbone to head and from first to last layer, each with
@@ -121,7 +125,10 @@ def parameter_groups(module: nn.Module, settings: OptimizerSettings) -> list[dic
         raise UsageError("no parameter is trainable: all of them are frozen")
     for key in ("no_decay", "constant_lr"):
         _check_names(key, getattr(settings, key), [name for name, _ in module.named_parameters()])
-    layers = _layers([name for name, _ in module.named_parameters()]) if settings.layer_decay is not None else {}
+    if settings.layer_decay is None:
+        layers = {}
+    elif layers is None:
+        layers = numbered_layers([name for name, _ in module.named_parameters()])
     last = max(layers.values(), default=0)
     groups: dict[tuple[bool, int, bool, bool], dict[str, Any]] = {}
     for name, parameter in trainable:
@@ -180,7 +187,7 @@ def _check_names(key: str, entries: tuple[str, ...], names: list[str]) -> None:
             log.warning("optimizer.%s: no parameter is called '%s'. %s", key, entry, did_you_mean(entry, parts))
 
 
-def _layers(names: list[str]) -> dict[str, int]:
+def numbered_layers(names: list[str]) -> dict[str, int]:
     """Return the layer of each parameter, by name (Clark et al. 2020, ELECTRA; numbered as in BEiT)."""
     inner = {name: name.removeprefix(_BACKBONE) for name in names if name.startswith(_BACKBONE)}
     matches = {name: match for name, rest in inner.items() if (match := _BLOCK.match(rest))}

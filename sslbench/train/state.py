@@ -2,16 +2,26 @@
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sslbench.distributed.collectives import gather_objects, rank, world_size
-from sslbench.distributed.parallel import load_module_state, load_optimizer_state, module_state, optimizer_state
+from sslbench.distributed.parallel import (
+    Strategy,
+    load_module_state,
+    load_optimizer_state,
+    module_state,
+    optimizer_state,
+    wrap,
+)
 from sslbench.errors import UsageError
-from sslbench.runtime.seeds import random_states, restore_random_states
+from sslbench.runtime.device import Precision
+from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
 from sslbench.train.method import Method
+from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
 
 
 @dataclasses.dataclass
@@ -23,7 +33,7 @@ class State:
         model: module to call: the method, or its DDP or FSDP wrapper.
         optimizer: optimizer of the method's parameters.
         scaler: scaler of the loss, for float16.
-        average: exponential moving average of the backbone, or None.
+        average: exponential moving average of `method.averaged()`, or None.
         step: optimizer updates done.
     """
 
@@ -40,15 +50,63 @@ class State:
         return next(self.method.parameters()).device
 
 
-def moving_average(backbone: nn.Module) -> nn.Module:
-    """Return a copy of the backbone for its moving average: without gradients, in evaluation mode."""
-    return copy.deepcopy(backbone).eval().requires_grad_(False)
+def new_state(  # noqa: PLR0913  how a run computes, each from another setting
+    method: Method[Any],
+    device: torch.device,
+    optimizer: OptimizerSettings,
+    *,
+    seed: int,
+    precision: Precision = "fp32",
+    strategy: Strategy = "ddp",
+    zero: bool = False,
+    channels_last: bool = True,
+    compiled: bool = False,
+    averaged: bool = False,
+    layers: Mapping[str, int] | None = None,
+) -> State:
+    """Return the state at the start of training, on its device; every process calls this.
+
+    The global generators are seeded here, with a separate stream on every process.
+
+    Args:
+        method: the method, on the CPU.
+        device: of this process.
+        optimizer: settings of the optimizer and its parameter groups.
+        seed: of the global generators.
+        precision: of the forward pass; fp16 has a scaler.
+        strategy: see `wrap`.
+        zero: shard the optimizer state over the processes.
+        channels_last: memory layout of convolutions.
+        compiled: compile the networks of the method.
+        averaged: keep a moving average of `method.averaged()`.
+        layers: see `parameter_groups`.
+    """
+    method = method.to(device)
+    sharded = strategy == "fsdp" and world_size() > 1
+    if channels_last and not sharded:  # FSDP supports contiguous parameters only
+        method = method.to(memory_format=torch.channels_last)
+    average = moving_average(method.averaged()) if averaged else None
+    model = wrap(method, device, strategy)
+    if average is not None and sharded:
+        average = wrap(average, device, strategy)  # each process averages its share
+    if compiled:
+        method.compile_networks()
+    groups = parameter_groups(method, optimizer, layers)
+    own_optimizer = make_optimizer(groups, optimizer, zero=zero)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    seed_process(seed, rank())
+    return State(method, model, own_optimizer, scaler, average)
+
+
+def moving_average(network: nn.Module) -> nn.Module:
+    """Return a copy of a network for its moving average: without gradients, in evaluation mode."""
+    return copy.deepcopy(network).eval().requires_grad_(False)
 
 
 @torch.no_grad()
-def update_average(average: nn.Module, backbone: nn.Module, decay: float) -> None:
-    """Update parameters and float buffers: average <- decay * average + (1 - decay) * backbone; copy counters."""
-    for own, new in zip(average.state_dict().values(), backbone.state_dict().values(), strict=True):
+def update_average(average: nn.Module, network: nn.Module, decay: float) -> None:
+    """Update parameters and float buffers: average <- decay * average + (1 - decay) * network; copy counters."""
+    for own, new in zip(average.state_dict().values(), network.state_dict().values(), strict=True):
         if own.is_floating_point():
             own.lerp_(new.to(own.dtype), 1 - decay)
         else:

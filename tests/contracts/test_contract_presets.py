@@ -10,6 +10,15 @@ from sslbench.protocols import find
 from sslbench.protocols._parts.presets import full_settings
 
 SHIPPED = {
+    "finetune/beit",
+    "finetune/dino",
+    "finetune/mae",
+    "finetune/simclr_10pct",
+    "finetune/simclr_1pct",
+    "finetune/swav_10pct",
+    "finetune/swav_1pct",
+    "finetune/vissl",
+    "finetune/vtab1k",
     "knn/dino",
     "knn/dinov2",
     "knn/npid",

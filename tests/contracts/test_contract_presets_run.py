@@ -16,6 +16,7 @@ from sslbench.names import list_names
 
 GEOMETRY = {"resize", "crop", "interpolation"}
 SHORTER = {
+    "finetune": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
     "knn": {"k": [3]},
     "linear": {},
     "linear-online": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
@@ -24,6 +25,8 @@ SHORTER = {
     "svm": {},
 }
 """Protocol -> settings for 16 images in place of thousands."""
+FEW = {"fractions": [0.5], "images": [8]}
+"""Parts of train that 16 images allow."""
 RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False, overlaps=False)
 
 
@@ -57,8 +60,8 @@ def test_a_preset_fixes_all_of_the_geometry(name):
 @pytest.mark.parametrize("name", SORTED)
 def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, tmp_path):
     preset = load_preset(name)
-    shorter = SHORTER[preset.protocol]
-    assert set(shorter) <= {"k", "draws", "updates", "batch_size", "warmup_epochs"}
+    shorter = SHORTER[preset.protocol] | {key: FEW[key] for key in FEW if key in preset.settings}
+    assert set(shorter) <= {"k", "draws", "updates", "batch_size", "warmup_epochs", *FEW}
     task = make_task(preset.protocol, shorter, preset=preset)
     request = Request(
         weights="random",

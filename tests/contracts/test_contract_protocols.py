@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
+from torch import nn
 
 from sslbench import protocols
+from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
-from sslbench.backbones.load import load_backbone
 from sslbench.config import describe
 from sslbench.data.images import Arrays
 from sslbench.data.labels import no_labels
@@ -19,8 +20,10 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.features.extract import ExtractSettings
 from sslbench.names import list_names
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import OnFeatures, OnImages, OnObjects, find
 from sslbench.results import Outcome
+from sslbench.runtime.seeds import seeded
 
 ALL = {name: find(name) for name in list_names("protocol")}
 ON_SAMPLES = [name for name, protocol in ALL.items() if not isinstance(protocol.kind, OnObjects)]
@@ -165,8 +168,17 @@ def pictures(n, seed, kind="single"):
     return Source(f"pictures {seed}", ids, labels, Arrays(array, f"pictures {seed}"))
 
 
+def small_network():
+    """A network with parameters, for the protocols that train them."""
+    with seeded(0):
+        parts = (nn.Conv2d(3, 12, 3, stride=2), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        module = nn.Sequential(*parts).eval().requires_grad_(False)
+    plain = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
+    return from_module("small", module, plain)
+
+
 def run_on_images(name, folder, kind="single", train=None, test=None):
-    protocol, backbone = ALL[name], load_backbone("pixels:4")
+    protocol, backbone = ALL[name], small_network()
     settings = dataclasses.replace(protocol.settings(), batch_size=16)
     layers = resolve_layers(backbone, ())
     train = pictures(80, 1, kind) if train is None else train

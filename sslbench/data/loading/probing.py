@@ -11,14 +11,17 @@ import itertools
 from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import DEFAULT, Reading
 from sslbench.data.decode.transforms import resize_and_crop
 from sslbench.data.loading import loader
 from sslbench.data.loading.batch import BatchMaker, Item, RawBatch, start_worker
+from sslbench.data.loading.samplers import REPEATING, SamplerName, check_sampler, epoch_order, occurrences
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, View
 from sslbench.data.wording import counted
@@ -48,12 +51,14 @@ class EpochBatches:
         share: tuple[int, int] = (0, 1),
         workers: int = 0,
         reading: Reading = DEFAULT,
+        sampler: SamplerName = "shuffled",
+        channels: int = 3,
     ) -> None:
         """Check the settings; no image is read yet.
 
         Args:
             source: the images of all processes.
-            view: settings of the view, or a function from uint8 (3, H, W) to uint8 (3, size, size).
+            view: settings of the view, or a function from uint8 (C, H, W) to uint8 (C, size, size).
             size: side of the view in pixels.
             batch_size: images per batch, over all processes.
             piece: maximum number of images in a piece of a process's part of a batch, which bounds the memory.
@@ -61,10 +66,12 @@ class EpochBatches:
             share: (rank, number of processes).
             workers: number of processes that decode and augment; 0: this process does.
             reading: the decoder, its limit, and the workers' start method.
+            sampler: order of the images; see `samplers.epoch_order`.
+            channels: of the views.
 
         Raises:
-            UsageError: a batch is larger than the source or smaller than the number of processes; or a decoder is
-                unknown.
+            UsageError: a batch is larger than the source or smaller than the number of processes; a decoder is unknown,
+                or the sampler does not fit the labels.
         """
         if batch_size > len(source):
             raise UsageError(
@@ -76,11 +83,12 @@ class EpochBatches:
         if batch_size < world:
             raise UsageError(f"batch_size={batch_size} is too small for {world} processes")
         augment = Augment(views=(view if isinstance(view, View) else View(size=size),))
-        maker = BatchMaker.of(source, augment, seed=seed, rank=0, world=1, reading=reading)
+        maker = BatchMaker.of(source, augment, seed=seed, rank=0, world=1, reading=reading, channels=channels)
         if not isinstance(view, View):
             maker = dataclasses.replace(maker, views=((size, view),))
         self._maker, self._workers, self._start_method = maker, workers, reading.start_method
         self._share = slice(rank, None, world)
+        self._sampler = check_sampler(sampler, source)
         self._pieces = -(-len(range(rank, batch_size, world)) // piece)
         self.batch_size = batch_size
         self.steps_per_epoch = len(source) // batch_size
@@ -92,7 +100,15 @@ class EpochBatches:
             DataError: a worker was killed, or too few images can be read.
         """
         plan = _PieceSampler(
-            len(self._maker.images), self.batch_size, self._maker.seed, self._share, self._pieces, start, stop
+            len(self._maker.images),
+            self.batch_size,
+            self._maker.seed,
+            self._share,
+            self._pieces,
+            start,
+            stop,
+            self._sampler,
+            self._maker.labels,
         )
         items = loader.run(
             self._maker, self._workers, sampler=plan, start=start_worker, start_method=self._start_method
@@ -112,21 +128,30 @@ class _PieceSampler(Sampler[Item]):
     pieces: int
     start: int
     stop: int
+    sampler: SamplerName
+    classes: npt.NDArray[np.int64] | None
 
     def __len__(self) -> int:
         return (self.stop - self.start) * self.pieces
 
     def __iter__(self) -> Iterator[Item]:
         steps = self.n // self.batch_size
-        shuffled, order = -1, np.empty(0, dtype=np.int64)
+        shuffled, order, again = -1, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         for position in range(self.start, self.stop):
             epoch, step = divmod(position, steps)
             if epoch != shuffled:
                 shuffled = epoch
-                order = np.random.default_rng((_ORDER, self.seed, epoch)).permutation(self.n)
-            batch = order[step * self.batch_size : (step + 1) * self.batch_size]
-            for piece in np.array_split(batch[self.share], self.pieces):
-                yield epoch, piece
+                order = self._order(epoch)
+                again = occurrences(order) if self.sampler in REPEATING else np.zeros_like(order)
+            rows = slice(step * self.batch_size, (step + 1) * self.batch_size)
+            pieces = (np.array_split(each[rows][self.share], self.pieces) for each in (order, again))
+            for piece, before in zip(*pieces, strict=True):
+                yield epoch, piece, before
+
+    def _order(self, epoch: int) -> IntArray:
+        if self.sampler == "shuffled":
+            return np.random.default_rng((_ORDER, self.seed, epoch)).permutation(self.n)
+        return epoch_order(self.sampler, self.n, self.classes, seed=self.seed, epoch=epoch, rank=0)
 
 
 def evaluation_view(preprocessing: Preprocessing, flip: float) -> Callable[[Tensor], Tensor]:

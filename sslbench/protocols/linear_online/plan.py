@@ -3,25 +3,22 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
-from sslbench.data.decode.handlers import Reading, picture_decoder
-from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.decode.transforms import output_size
+from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
-from sslbench.data.loading import loader
 from sslbench.data.loading.probing import EpochBatches, evaluation_view
 from sslbench.data.source import Source
 from sslbench.data.views import View
 from sslbench.distributed import this_process
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.images import evaluation_side, rate_schedule
 from sslbench.protocols._parts.selection import holdout_rows, no_holdout
 from sslbench.protocols.linear_online.heads import Bank, Head, Heads, Norm
 from sslbench.protocols.linear_online.inputs import Input, block_inputs, layer_inputs
@@ -29,12 +26,6 @@ from sslbench.protocols.linear_online.settings import Settings
 from sslbench.runtime.workers import StartMethod
 from sslbench.train import schedules
 from sslbench.train.optimizers import OptimizerSettings
-
-_SCHEDULES: dict[str, dict[str, Any]] = {
-    "cosine": {"name": "cosine", "start": 1.0, "end": 0.0},
-    "linear": {"name": "linear", "start": 1.0, "end": 0.0},
-    "constant": {"name": "constant", "value": 1.0},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,17 +104,13 @@ def schedule(settings: Settings, epochs: float) -> schedules.Schedule:
     Raises:
         UsageError: no such schedule, or the warm-up is longer than training.
     """
-    spec: Any = settings.schedule
-    if isinstance(spec, str):
-        if spec not in _SCHEDULES:
-            raise UsageError(f"linear-online: there is no schedule '{spec}'", did_you_mean(spec, _SCHEDULES))
-        spec = _SCHEDULES[spec]
-    factor = schedules.build_with_warmup(
-        spec, warmup_epochs=settings.warmup_epochs, warmup_start=0.0, where="schedule", epochs=epochs
+    return rate_schedule(
+        settings.schedule,
+        per=settings.schedule_per,
+        warmup_epochs=settings.warmup_epochs,
+        epochs=epochs,
+        protocol="linear-online",
     )
-    if settings.schedule_per == "update":
-        return factor
-    return lambda progress: factor(math.floor(progress * epochs + 1e-6) / epochs)
 
 
 def view(settings: Settings, size: int) -> View:
@@ -166,7 +153,7 @@ def make_batches(
             f"linear-online augments RGB images, and the backbone takes {preprocessing.channels} channels",
             "Use a protocol on features, such as linear.",
         )
-    size = settings.size or evaluation_side(source, preprocessing)
+    size = settings.size or evaluation_side(source, preprocessing, "linear-online")
     transform: View | Callable[[Tensor], Tensor] = view(settings, size)
     if settings.augment == "none":
         transform = evaluation_view(preprocessing, settings.flip)
@@ -182,37 +169,6 @@ def make_batches(
         workers=workers,
         reading=Reading(preprocessing.decoder, preprocessing.max_pixels, start_method),
     )
-
-
-def evaluation_side(source: Source, preprocessing: Preprocessing) -> int:
-    """Return the side of the evaluation pictures; where they keep their own size, of the first one.
-
-    Raises:
-        UsageError: they are not square.
-    """
-    size = output_size(preprocessing)
-    height, width = _first(source, preprocessing) if size is None else size
-    if height != width:
-        raise UsageError(
-            f"linear-online needs square images, but the evaluation transform gives {height} x {width} pixels",
-            "Give --crop, or --resize to a square.",
-        )
-    return int(height)
-
-
-def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return (height, width) of the first image.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    try:
-        image = loader.read(source.images, 0, picture_decoder(preprocessing, source.images)).image
-    except UnreadableImage as error:
-        raise DataError(
-            f"the first image of {source.name}, whose size fixes that of all, cannot be read: {error.path}"
-        ) from error
-    return int(image.shape[1]), int(image.shape[2])
 
 
 def planned(backbone: Backbone, layers: Sequence[Layer], settings: Settings) -> tuple[BankPlan, ...]:

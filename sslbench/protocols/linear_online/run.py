@@ -15,11 +15,12 @@ from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank
 from sslbench.features.extract import ExtractSettings
 from sslbench.metrics.summary import Probabilities, summarise
+from sslbench.protocols._parts.images import evaluation_side, unreadable_images
 from sslbench.protocols.linear_online import plan as planning
 from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.protocols.linear_online.scoring import Chosen, Scored, candidates, choose, score
 from sslbench.protocols.linear_online.settings import Settings
-from sslbench.protocols.linear_online.training import Training, train, unreadable_images
+from sslbench.protocols.linear_online.training import Training, train
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, stage_progress
 
@@ -60,7 +61,7 @@ def run(
         progress=stage_progress(progress, f"{backbone.name}: training heads on {whole.name}"),
     )
     inputs = tuple({plan.input.name: plan.input for plan in plans}.values())
-    side = planning.evaluation_side(fit, backbone.preprocessing)
+    side = evaluation_side(fit, backbone.preprocessing, "linear-online")
     sides = (settings.size or side, side)
     encode = InputEncoder(backbone, inputs, sides=sides, device=engine.device, precision=engine.precision)
     classes = len(whole.labels.classes)

@@ -16,12 +16,12 @@ from sslbench.distributed.collectives import rank, sum_, world_size
 from sslbench.features.extract import ExtractSettings
 from sslbench.metrics.summary import headline
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.selection import is_better, percent
 from sslbench.protocols.linear_online.heads import Heads
 from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.protocols.linear_online.plan import BankPlan
 from sslbench.protocols.linear_online.settings import Settings
-from sslbench.protocols.linear_online.training import unreadable_images
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,21 +7,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sslbench.data.decode.handlers import Reading
-from sslbench.data.loading import loader
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.loading.probing import EpochBatches
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank, sum_, world_size
 from sslbench.distributed.parallel import load_module_state, module_state
 from sslbench.errors import BackboneError, DataError
-from sslbench.features.extract import ExtractSettings
-from sslbench.features.skipped import unreadable_error
-from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.linear_online.heads import Heads
 from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.runtime.signals import StoppedError, signal_on_any_process, stop_signals
@@ -209,18 +203,3 @@ def _stop_diverged(features: dict[str, Tensor], done: int) -> None:
         f"all heads diverged: each loss was NaN or infinite by update {done}",
         "Give lower learning rates (lr=[0.01,0.1]), or norm=batch, which normalises the features.",
     )
-
-
-def unreadable_images(source: Source, preprocessing: Preprocessing, engine: ExtractSettings) -> DataError:
-    """Return the error that lists all images of a source that cannot be read.
-
-    Args:
-        source: where at least one was met.
-        preprocessing: decoder and limits.
-        engine: its workers look for them.
-    """
-    log.warning(f"{source.name}: an image cannot be read; looking for all unreadable ones")
-    reading = Reading(start_method=engine.start_method)
-    rows = np.arange(len(source))
-    found = loader.scan(source, rows, engine.workers, preprocessing=preprocessing, reading=reading)
-    return unreadable_error(source, [(path, reason) for _, path, reason in found])

@@ -1,0 +1,105 @@
+"""Images of protocols that train on them: side of the pictures, schedule of the rates, unreadable files."""
+
+import logging
+import math
+from typing import Any, Literal
+
+import numpy as np
+
+from sslbench.data.decode.handlers import Reading, picture_decoder
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.decode.transforms import output_size
+from sslbench.data.loading import loader
+from sslbench.data.source import Source
+from sslbench.errors import DataError, UsageError
+from sslbench.features.extract import ExtractSettings
+from sslbench.features.skipped import unreadable_error
+from sslbench.names import did_you_mean
+from sslbench.preprocessing import Preprocessing
+from sslbench.train import schedules
+
+log = logging.getLogger("sslbench")
+
+_SCHEDULES: dict[str, dict[str, Any]] = {
+    "cosine": {"name": "cosine", "start": 1.0, "end": 0.0},
+    "linear": {"name": "linear", "start": 1.0, "end": 0.0},
+    "constant": {"name": "constant", "value": 1.0},
+}
+
+
+def rate_schedule(
+    spec: dict[str, Any] | str,
+    *,
+    per: Literal["update", "epoch"],
+    warmup_epochs: float,
+    epochs: float,
+    protocol: str,
+) -> schedules.Schedule:
+    """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
+
+    Args:
+        spec: 'cosine', 'linear', 'constant', or a mapping as for `schedules.build`.
+        per: interval at which the factor changes.
+        warmup_epochs: epochs of linear warm-up from 0.
+        epochs: of the whole training.
+        protocol: for messages.
+
+    Raises:
+        UsageError: no such schedule, or the warm-up is longer than training.
+    """
+    if isinstance(spec, str):
+        if spec not in _SCHEDULES:
+            raise UsageError(f"{protocol}: there is no schedule '{spec}'", did_you_mean(spec, _SCHEDULES))
+        spec = _SCHEDULES[spec]
+    factor = schedules.build_with_warmup(
+        spec, warmup_epochs=warmup_epochs, warmup_start=0.0, where="schedule", epochs=epochs
+    )
+    if per == "update":
+        return factor
+    return lambda progress: factor(math.floor(progress * epochs + 1e-6) / epochs)
+
+
+def evaluation_side(source: Source, preprocessing: Preprocessing, protocol: str) -> int:
+    """Return the side of the evaluation pictures; where they keep their own size, of the first one.
+
+    Raises:
+        UsageError: they are not square.
+    """
+    size = output_size(preprocessing)
+    height, width = _first(source, preprocessing) if size is None else size
+    if height != width:
+        raise UsageError(
+            f"{protocol} needs square images, but the evaluation transform gives {height} x {width} pixels",
+            "Give --crop, or --resize to a square.",
+        )
+    return int(height)
+
+
+def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
+    """Return (height, width) of the first image.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        image = loader.read(source.images, 0, picture_decoder(preprocessing, source.images)).image
+    except UnreadableImage as error:
+        raise DataError(
+            f"the first image of {source.name}, whose size fixes that of all, cannot be read: {error.path}"
+        ) from error
+    return int(image.shape[1]), int(image.shape[2])
+
+
+def unreadable_images(source: Source, preprocessing: Preprocessing, engine: ExtractSettings) -> DataError:
+    """Return the error that lists all images of a source that cannot be read.
+
+    Args:
+        source: where at least one was met.
+        preprocessing: decoder and limits.
+        engine: its workers look for them.
+    """
+    log.warning(f"{source.name}: an image cannot be read; looking for all unreadable ones")
+    reading = Reading(start_method=engine.start_method)
+    rows = np.arange(len(source))
+    found = loader.scan(source, rows, engine.workers, preprocessing=preprocessing, reading=reading)
+    return unreadable_error(source, [(path, reason) for _, path, reason in found])

@@ -1,0 +1,324 @@
+"""Network to finetune: a backbone with a classifier on the features of one layer, and its loss."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from timm.layers.drop import DropPath
+from timm.models import group_parameters
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.transforms import v2
+
+from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.build import build
+from sslbench.backbones.classifier import ClassifierHead
+from sslbench.backbones.layers import Layer, forward_layers
+from sslbench.data.source import Labels
+from sslbench.distributed.collectives import sum_, world_size
+from sslbench.errors import UsageError
+from sslbench.protocols.finetune.settings import Settings
+from sslbench.runtime.seeds import seeded
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.optimizers import numbered_layers
+from sslbench.weights.fill import fill
+
+_STAGE = re.compile(r"layer(\d+)\.")
+_STEM = ("conv1.", "bn1.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """Labels as a network is trained on them.
+
+    Attributes:
+        kind: of the labels.
+        values: single: int64 (N,); multi: float32 (N, C) of 1, 0 and -1 (ignored); value: float32 (N, C), standardised.
+        shift: (C,), mean of the numbers; 0 for classes.
+        scale: (C,), standard deviation of the numbers; 1 for classes.
+    """
+
+    kind: str
+    values: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, labels: Labels) -> "Targets":
+        """Return the targets of training samples."""
+        n = len(labels.classes)
+        if labels.kind == "single":
+            return cls(labels.kind, torch.from_numpy(labels.values.astype(np.int64)), torch.zeros(n), torch.ones(n))
+        values = torch.from_numpy(labels.values.astype(np.float32))
+        if labels.kind == "multi":
+            return cls(labels.kind, values, torch.zeros(n), torch.ones(n))
+        shift = torch.from_numpy(labels.values.mean(axis=0)).float()
+        spread = torch.from_numpy(labels.values.std(axis=0)).float()
+        scale = torch.where(spread > 0, spread, torch.ones(n))
+        return cls(labels.kind, (values - shift) / scale, shift, scale)
+
+
+class FinetunedNetwork(method.Method[Settings]):
+    """Backbone and head, trained together.
+
+    Attributes:
+        head: from pooled features to scores.
+        probe_updates: number of first updates in which the backbone is frozen.
+    """
+
+    config_type = Settings
+
+    def __init__(
+        self, backbone: nn.Module, layer: Layer, targets: Targets, settings: Settings, setup: Setup, *, probe: int
+    ) -> None:
+        super().__init__(backbone, settings, setup)
+        self.layer, self.kind, self.probe_updates = layer, targets.kind, probe
+        self.head = ClassifierHead(setup.feature_dim, len(targets.shift), settings.norm)
+        _initialise(self.head.head, settings.init)
+        self.register_buffer("targets", targets.values, persistent=False)
+        self.targets: Tensor
+        self._mix = _mix(settings, len(targets.shift))
+        self._erase = v2.RandomErasing(settings.erasing, value="random", inplace=True) if settings.erasing else None
+        self.train()
+
+    def averaged(self) -> nn.Module:
+        """Return backbone and head."""
+        return self
+
+    def train(self, mode: bool = True) -> "FinetunedNetwork":
+        """Set the mode; BatchNorm with frozen statistics or parameters stays in evaluation mode."""
+        super().train(mode)
+        for part in self.backbone.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and self._is_frozen(part):
+                part.eval()
+        return self
+
+    def _is_frozen(self, norm: nn.Module) -> bool:
+        parameters = list(norm.parameters())
+        return self.config.batch_norm == "frozen" or (
+            bool(parameters) and not any(each.requires_grad for each in parameters)
+        )
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return cross entropy (single), binary cross entropy of the known labels (multi) or squared error (value)."""
+        if step.index < self.probe_updates:
+            self.backbone.eval()
+        elif self.training and not self.backbone.training:
+            self.train()
+        images, targets = batch.views[0], self.targets[batch.indices.to(self.targets.device)]
+        if self._erase is not None:
+            for image in images:
+                self._erase(image)
+        if self._mix is not None:
+            images, targets = self._mix(images, targets)
+        features = forward_layers(self.backbone, images, (self.layer,))[self.layer.text]
+        scores = self.head(features).float()
+        parts = {}
+        if self.kind == "single":
+            value = functional.cross_entropy(scores, targets, label_smoothing=self.config.label_smoothing)
+            if self._mix is None:
+                parts["top1"] = (scores.detach().argmax(dim=1) == targets).float().mean() * 100
+        elif self.kind == "multi":
+            known = targets >= 0
+            every = functional.binary_cross_entropy_with_logits(scores, targets.clamp(min=0), reduction="none")
+            # The known labels of all processes count alike, however they are divided among them.
+            each_process = sum_(known.sum().float()) / world_size()
+            value = (every * known).sum() / each_process.clamp(min=1)
+        else:
+            value = functional.mse_loss(scores, targets)
+        return Loss(value, features.detach().float(), parts)
+
+
+def _initialise(linear: nn.Linear, init: str) -> None:
+    if init == "uniform":
+        return
+    if init == "zeros":
+        nn.init.zeros_(linear.weight)
+    else:
+        nn.init.normal_(linear.weight, std=0.01)
+    nn.init.zeros_(linear.bias)
+
+
+def _mix(settings: Settings, classes: int) -> nn.Module | None:
+    """Return mixup, CutMix, or the choice of one of them per batch; None for neither."""
+    ways: list[nn.Module] = []
+    if settings.mixup:
+        ways.append(v2.MixUp(alpha=settings.mixup, num_classes=classes))
+    if settings.cutmix:
+        ways.append(v2.CutMix(alpha=settings.cutmix, num_classes=classes))
+    return v2.RandomChoice(ways) if len(ways) > 1 else ways[0] if ways else None
+
+
+def check_backbone(backbone: Backbone, settings: Settings) -> None:
+    """Refuse a backbone that cannot be trained with these settings.
+
+    Raises:
+        UsageError: it has no parameters, no stochastic depth or no numbered blocks.
+    """
+    if not any(True for _ in backbone.module.parameters()):
+        raise UsageError(f"finetune: {backbone.name} has no trainable parameters", "Name a network with --backbone.")
+    if settings.drop_path:
+        trainable_backbone(backbone, settings)
+    if settings.layer_decay is not None or settings.train_blocks is not None:
+        layers = layer_numbers(backbone)
+        if settings.train_blocks is not None and settings.train_blocks >= layers.head:
+            raise UsageError(
+                f"train_blocks={settings.train_blocks}: {backbone.name} has {layers.head - 1} blocks or stages",
+                "Leave it out to train everything.",
+            )
+
+
+def trainable_backbone(backbone: Backbone, settings: Settings) -> nn.Module:
+    """Return a copy of the backbone's module to train, with stochastic depth where that is set.
+
+    Raises:
+        UsageError: the backbone has no stochastic depth.
+    """
+    if not settings.drop_path:
+        return copied(backbone.module)
+    none = UsageError(f"finetune: {backbone.name} has no stochastic depth", "Leave out drop_path=.")
+    if not backbone.kind.tags or backbone.kind.in_memory:  # models of timm have tags
+        raise none
+    module = build(f"{backbone.name},drop_path_rate={settings.drop_path:g}").module
+    if not any(isinstance(part, DropPath) and part.drop_prob for part in module.modules()):
+        raise none
+    fill(module, backbone.module.state_dict(), what=backbone.name)
+    return module
+
+
+def feature_width(module: nn.Module, layer: Layer, sides: Sequence[int], channels: int, *, name: str) -> int:
+    """Return the length of the layer's vectors, which must be the same for views and evaluation pictures.
+
+    Args:
+        module: of the backbone, in any mode; it stays as it is.
+        layer: of it.
+        sides: of the views and of the evaluation pictures.
+        channels: of the images.
+        name: of the backbone, for messages.
+
+    Raises:
+        UsageError: it differs.
+        BackboneError: the backbone cannot take such images.
+    """
+    widths = {}
+    mode = module.training
+    module.eval()
+    for side in dict.fromkeys(sides):
+        with torch.no_grad():
+            features = forward_layers(module, torch.zeros(1, channels, side, side), (layer,))
+        widths[side] = int(features[layer.text].shape[1])
+    module.train(mode)
+    if len(set(widths.values())) > 1:
+        text = " and ".join(f"{width:,} for {side} pixels" for side, width in widths.items())
+        raise UsageError(
+            f"finetune: layer '{layer.text}' of {name} has features of different lengths: {text}",
+            "Leave out size=, or pool the layer to a fixed size: LAYER:avg, LAYER:adaptive(2,2).",
+        )
+    return next(iter(widths.values()))
+
+
+def freeze_unused(module: nn.Module, layer: Layer, side: int, channels: int) -> None:
+    """Freeze the parameters that the layer's features do not depend on, as data-parallel training needs it."""
+    mode = module.training
+    module.eval().requires_grad_(True)
+    features = forward_layers(module, torch.zeros(1, channels, side, side), (layer,))[layer.text]
+    parameters = list(module.parameters())
+    gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True) if features.requires_grad else ()
+    for parameter, gradient in zip(parameters, gradients or [None] * len(parameters), strict=True):
+        parameter.requires_grad_(gradient is not None)
+    module.train(mode)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerNumbers:
+    """Depth of the parameters of a network.
+
+    Attributes:
+        backbone: name of a parameter of the backbone -> 0 for the stem, 1, 2, ... for blocks or stages.
+        head: number of the head and of what else follows the blocks.
+    """
+
+    backbone: Mapping[str, int]
+    head: int
+
+
+def layer_numbers(backbone: Backbone) -> LayerNumbers:
+    """Return the depth of each parameter.
+
+    Vision transformers are numbered by blocks (as in BEiT and MAE), ResNets by stages (as in VISSL), other models of
+    timm as timm does.
+
+    Raises:
+        UsageError: the backbone has no such parts.
+    """
+    module = backbone.module
+    names = [name for name, _ in module.named_parameters()]
+    if any(name.startswith("blocks.") for name in names):
+        found = numbered_layers([f"backbone.{name}" for name in names])
+        return LayerNumbers({name: found[f"backbone.{name}"] for name in names}, max(found.values()))
+    stages = {name: int(match[1]) for name in names if (match := _STAGE.match(name))}
+    if stages:
+        last = max(stages.values()) + 1
+        return LayerNumbers({name: stages.get(name, 0 if name.startswith(_STEM) else last) for name in names}, last)
+    matcher = getattr(module, "group_matcher", None)  # of models of timm only
+    if callable(matcher):
+        patterns = matcher(coarse=False)
+        found = group_parameters(module, patterns, reverse=True)
+        last = max(found.values())
+        # timm gives what no pattern matches, such as its classifier, a number after all others.
+        return LayerNumbers(found, last if any(not _is_matched(name, patterns) for name in names) else last + 1)
+    raise UsageError(
+        f"finetune: {backbone.name} has no numbered blocks or stages for layer_decay and train_blocks",
+        "Leave them out, or use a ResNet or a model of timm.",
+    )
+
+
+def _is_matched(name: str, patterns: Mapping[str, Any]) -> bool:
+    """Return True if one of timm's patterns (expressions, or lists of (expression, number)) matches a name."""
+    each = [[entry] if isinstance(entry, str) else [first for first, _ in entry] for entry in patterns.values()]
+    return any(re.match(expression, name) for expressions in each for expression in expressions)
+
+
+def freeze_first(module: nn.Module, layers: LayerNumbers, train_blocks: int) -> None:
+    """Freeze all but the last blocks and what follows them."""
+    for key, parameter in module.named_parameters():
+        if layers.backbone[key] < layers.head - train_blocks:
+            parameter.requires_grad_(False)
+
+
+def make_network(
+    backbone: Backbone,
+    layer: Layer,
+    targets: Targets,
+    settings: Settings,
+    setup: Setup,
+    *,
+    probe: int,
+    side: int,
+    seed: int,
+) -> FinetunedNetwork:
+    """Return the network to train, on the CPU.
+
+    Args:
+        backbone: pretrained; it stays as it is.
+        layer: that the head takes.
+        targets: of the training samples.
+        settings: of the protocol.
+        setup: facts about the run.
+        probe: number of first updates that train the head only.
+        side: of the views.
+        seed: of the head's first weights.
+
+    Raises:
+        UsageError: a setting does not fit the backbone.
+    """
+    module = trainable_backbone(backbone, settings)
+    freeze_unused(module, layer, side, backbone.preprocessing.channels)
+    if settings.train_blocks is not None:
+        freeze_first(module, layer_numbers(backbone), settings.train_blocks)
+    with seeded(seed + 1):  # a random stream apart from that of an untrained backbone's weights
+        return FinetunedNetwork(module, layer, targets, settings, setup, probe=probe)

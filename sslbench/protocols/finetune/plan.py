@@ -1,0 +1,378 @@
+"""Plan of a finetuning run from its settings: samples to train on, batches, learning rates."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision.transforms import v2
+
+from sslbench.arrays import IntArray
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.groups import source_groups
+from sslbench.data.loading.probing import EpochBatches, evaluation_view
+from sslbench.data.source import Labels, Source
+from sslbench.data.views import View
+from sslbench.data.views.ops import make_view
+from sslbench.distributed import this_process
+from sslbench.errors import DataError, UsageError
+from sslbench.features.extract import ExtractSettings
+from sslbench.names import did_you_mean
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts import few_shot
+from sslbench.protocols._parts.images import rate_schedule
+from sslbench.protocols._parts.selection import holdout_rows, no_holdout, percent
+from sslbench.protocols.finetune.settings import LR, Settings
+from sslbench.train.optimizers import OptimizerSettings
+
+NAME = "finetune"
+CHECKPOINTS = 20
+"""Largest number of checkpoints that a training writes, apart from interruptions."""
+_MAGNITUDES = 31  # of torchvision's RandAugment: 0 to 30, of which 10 steps of the publications are 0, 3, ..., 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Learning rate and weight decay of one training."""
+
+    lr: float
+    weight_decay: float
+
+    @property
+    def text(self) -> str:
+        """The rates as text: 'lr=0.1 weight_decay=0.0001'."""
+        return f"lr={self.lr:g} weight_decay={self.weight_decay:g}"
+
+
+def candidates(settings: Settings) -> tuple[Rates, ...]:
+    """Return the rates to choose from, in the order of the settings."""
+    return tuple(Rates(lr, decay) for lr in settings.lr or (LR[settings.optimizer],) for decay in settings.weight_decay)
+
+
+def check_settings(settings: Settings, labels: Labels) -> None:
+    """Refuse settings that are not possible, whatever the data and the backbone.
+
+    Raises:
+        UsageError: they are.
+    """
+    _check_numbers(settings)
+    for name in ("lr", "weight_decay", "fractions", "images", "per_class"):
+        values = getattr(settings, name)
+        _check(len(set(values)) == len(values), f"{name} holds a value twice: {list(values)}")
+    for used, name, without in (
+        (settings.augment == "crop", "size", "augment=none"),
+        (settings.optimizer == "sgd", "momentum", "optimizer=adamw"),
+        (settings.optimizer == "sgd", "nesterov", "optimizer=adamw"),
+        (settings.optimizer == "adamw", "betas", "optimizer=sgd"),
+        (settings.augment == "crop", "scale", "augment=none"),
+        (settings.augment == "crop", "ratio", "augment=none"),
+        (settings.augment == "crop", "interpolation", "augment=none"),
+        (len(candidates(settings)) > 1, "holdout", "several values of lr or weight_decay"),
+        (bool(settings.fractions or settings.images or settings.per_class), "draws", "fractions, images or per_class"),
+    ):
+        default = next(field.default for field in dataclasses.fields(Settings) if field.name == name)
+        _check(
+            used or getattr(settings, name) == default,
+            f"{name} has no effect without {without}"
+            if name in ("holdout", "draws")
+            else f"{name} has no effect with {without}",
+        )
+    for name in ("mixup", "cutmix", "label_smoothing"):
+        _check(labels.kind == "single" or not getattr(settings, name), f"{name} needs images with one class each")
+    chosen = [name for name in ("fractions", "images", "per_class", "train_list") if getattr(settings, name)]
+    if len(chosen) > 1:
+        raise UsageError(f"finetune: {' and '.join(chosen)} exclude each other", "Give one of them.")
+    _check(not settings.per_class or labels.kind == "single", "per_class needs images with one class each")
+    for rates in candidates(settings):
+        optimizer_settings(settings, rates)
+    view(settings, settings.size or 1)
+    schedule(settings, settings.epochs)
+
+
+def _check_numbers(settings: Settings) -> None:
+    for name in ("epochs", "batch_size", "accumulate", "head_lr_factor", "draws"):
+        value = getattr(settings, name)
+        _check(math.isfinite(value) and value > 0, f"{name} should be above 0, not {value}")
+    for name in ("probe_epochs", "mixup", "cutmix"):
+        value = getattr(settings, name)
+        _check(math.isfinite(value) and value >= 0, f"{name} should be 0 or more, not {value}")
+    for name in ("drop_path", "label_smoothing", "erasing"):
+        value = getattr(settings, name)
+        _check(0 <= value < 1 or (name == "erasing" and value == 1), f"{name} should lie between 0 and 1, not {value}")
+    _check(bool(settings.weight_decay), "weight_decay has no value")
+    _check(settings.batch_size >= 2, f"batch_size should be at least 2, not {settings.batch_size}")
+    _check(settings.updates is None or settings.updates >= 1, f"updates should be at least 1, not {settings.updates}")
+    _check(settings.train_blocks is None or settings.train_blocks >= 0, "train_blocks should be 0 or more")
+    _check(
+        settings.clip_norm is None or settings.clip_norm > 0, f"clip_norm should be above 0, not {settings.clip_norm}"
+    )
+    _check(settings.ema is None or 0 < settings.ema < 1, f"ema should lie between 0 and 1, not {settings.ema}")
+    _check(0 < settings.holdout < 1, f"holdout should lie between 0 and 1, not {settings.holdout}")
+    _check(
+        all(0 < f <= 1 for f in settings.fractions), f"fractions should lie in (0, 1], not {list(settings.fractions)}"
+    )
+    for name in ("images", "per_class"):
+        values = getattr(settings, name)
+        _check(all(value >= 1 for value in values), f"{name} should be 1 or more, not {list(values)}")
+    _check(
+        settings.probe_epochs < settings.epochs,
+        f"probe_epochs={settings.probe_epochs:g} leaves nothing of epochs={settings.epochs:g}",
+    )
+    if settings.randaugment:
+        _check(
+            len(settings.randaugment) == 2
+            and settings.randaugment[0] >= 1
+            and settings.randaugment[0] == int(settings.randaugment[0])
+            and 0 <= settings.randaugment[1] <= 10,
+            f"randaugment should be a number of operations and a magnitude from 0 to 10, not "
+            f"{list(settings.randaugment)}",
+        )
+
+
+def _check(right: bool, message: str) -> None:
+    if not right:
+        raise UsageError(f"finetune: {message}")
+
+
+def optimizer_settings(settings: Settings, rates: Rates) -> OptimizerSettings:
+    """Return the optimizer's settings.
+
+    Raises:
+        UsageError: values that are not possible.
+    """
+    return OptimizerSettings(
+        name=settings.optimizer,
+        lr=rates.lr,
+        lr_scaling=settings.lr_scaling,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        betas=settings.betas,
+        weight_decay=rates.weight_decay,
+        decay_norm=settings.decay_norm,
+        decay_bias=settings.decay_bias,
+        no_decay=settings.no_decay,
+        head_lr_factor=settings.head_lr_factor,
+        layer_decay=settings.layer_decay,
+    )
+
+
+def schedule(settings: Settings, epochs: float) -> Callable[[float], float]:
+    """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
+
+    Raises:
+        UsageError: no such schedule, or the warm-up is longer than training.
+    """
+    return rate_schedule(
+        settings.schedule,
+        per=settings.schedule_per,
+        warmup_epochs=settings.warmup_epochs,
+        epochs=epochs,
+        protocol=NAME,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Portion:
+    """Part of train to train on: all of it, a share, k images per class, or the images of a list."""
+
+    text: str = ""
+    fraction: float = 0.0
+    k: int = 0
+    rows: IntArray | None = None
+
+    def draw(self, labels: Labels, groups: IntArray | None, seed: int) -> IntArray | None:
+        """Return the rows drawn with a seed, ascending; None for all."""
+        if self.fraction:
+            return few_shot.share(labels, self.fraction, seed, stratified=True, groups=groups).rows
+        if self.k:
+            return few_shot.k_per_class(labels, self.k, seed, groups=groups).rows
+        return self.rows
+
+    def of(self, train: Source, seed: int) -> Source:
+        """Return the samples drawn with a seed."""
+        rows = self.draw(train.labels, source_groups(train), seed)
+        return train if rows is None else train.select(rows)
+
+    @property
+    def is_drawn(self) -> bool:
+        """True if another seed gives other samples."""
+        return bool(self.k or 0 < self.fraction < 1)
+
+
+def portions(settings: Settings, train: Source) -> tuple[Portion, ...]:
+    """Return the parts of train that a result is made for each.
+
+    Raises:
+        UsageError: a class has too few images, or the list cannot be read.
+        DataError: the list names images that are not in train.
+    """
+    if settings.train_list is not None:
+        return (_listed(Path(settings.train_list), train),)
+    most, why = few_shot.largest_k(train.labels) if settings.per_class else (0, "")
+    for k in settings.per_class:
+        if k > most:
+            raise UsageError(f"finetune: train has too few images for per_class={k}: {why}", f"The largest is {most}.")
+    if settings.images and max(settings.images) > len(train):
+        raise UsageError(f"finetune: images={max(settings.images):,}, and {train.name} has {len(train):,}")
+    found = [Portion(f"{percent(fraction)} of train", fraction=fraction) for fraction in settings.fractions]
+    found += [Portion(f"{n:,} images", fraction=n / len(train)) for n in settings.images]
+    found += [Portion(f"{k} per class", k=k) for k in settings.per_class]
+    return tuple(found) or (Portion(),)
+
+
+def _listed(path: Path, train: Source) -> Portion:
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"train_list: cannot read {path}: {error}") from error
+    names = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
+    if not names:
+        raise UsageError(f"train_list: {path} is empty", "Give a file with the name of an image per line.")
+    by_id = {name: row for row, name in enumerate(train.ids)}
+    by_file: dict[str, list[int]] = {}
+    for row, name in enumerate(train.ids):
+        by_file.setdefault(name.rpartition("/")[2], []).append(row)
+    rows: list[int] = []
+    missing: list[str] = []
+    for name in names:
+        own = [by_id[name]] if name in by_id else by_file.get(name.rpartition("/")[2], [])
+        if len(own) > 1:
+            raise DataError(
+                f"train_list: {path} names '{name}', and {len(own)} train images have that file name",
+                "Write names with their folder, as in train: " + train.ids[own[0]],
+            )
+        rows += own
+        missing += [] if own else [name]
+    if missing:
+        some = ", ".join(missing[:3])
+        raise DataError(
+            f"train_list: {len(missing):,} of the {len(names):,} images in {path} are not in train: {some}",
+            f"Images of train have names such as {train.ids[0]}. " + did_you_mean(missing[0], train.ids[:1000]),
+        )
+    chosen = torch.tensor(sorted(set(rows))).numpy()
+    digest = hashlib.sha256("\n".join(train.ids[row] for row in chosen).encode()).hexdigest()[:8]
+    return Portion(f"{len(chosen):,} images of {path.name} ({digest})", rows=chosen)
+
+
+def split(source: Source, settings: Settings, seed: int) -> tuple[Source, Source] | None:
+    """Return the part to train candidates on and the part held out for their choice; None for a single candidate.
+
+    Raises:
+        UsageError: the source is too small, or has too few groups.
+    """
+    tried = candidates(settings)
+    if len(tried) == 1:
+        return None
+    groups = source_groups(source)
+    rows = holdout_rows(source.labels, settings.holdout, seed, groups)
+    if rows is None:
+        reason = no_holdout(groups)
+        raise UsageError(
+            f"{source.name}: {reason[0].lower()}{reason[1:]} for the selection of rates",
+            f"Give one learning rate and one weight decay, such as lr={tried[0].lr:g}.",
+        )
+    return source.select(rows[0]), source.select(rows[1])
+
+
+def view(settings: Settings, size: int) -> View:
+    """Return the recipe of the crop of an image.
+
+    Raises:
+        UsageError: values that are not possible.
+    """
+    return View(
+        size=size, scale=settings.scale, ratio=settings.ratio, interpolation=settings.interpolation, flip=settings.flip
+    )
+
+
+def _transform(settings: Settings, size: int, preprocessing: Preprocessing) -> Callable[[Tensor], Tensor]:
+    """Return the picklable function from a picture to its view."""
+    if settings.augment == "none":
+        crop = evaluation_view(preprocessing, settings.flip)
+    else:
+        crop = make_view(view(settings, size))
+    if not settings.randaugment:
+        return crop
+    operations, magnitude = settings.randaugment
+    fill = tuple(255 * value for value in preprocessing.mean)
+    return functools.partial(_then_randaugment, crop, int(operations), magnitude, fill)
+
+
+def _then_randaugment(
+    crop: Callable[[Tensor], Tensor], operations: int, magnitude: float, fill: tuple[float, ...], image: Tensor
+) -> Tensor:
+    augmented: Tensor = _randaugment(operations, magnitude, fill)(crop(image))
+    return augmented
+
+
+@functools.cache
+def _randaugment(operations: int, magnitude: float, fill: tuple[float, ...]) -> v2.RandAugment:
+    step = round(magnitude * (_MAGNITUDES - 1) / 10)
+    # torchvision rotates and shears tensors with the bilinear filter only.
+    return v2.RandAugment(operations, step, _MAGNITUDES, v2.InterpolationMode.BILINEAR, fill=list(fill))
+
+
+def pictures_channels(preprocessing: Preprocessing) -> int:
+    """Return the channels of decoded pictures: three for one channel too, which is computed from them."""
+    return 3 if preprocessing.channels == 1 else preprocessing.channels
+
+
+def make_batches(
+    source: Source,
+    preprocessing: Preprocessing,
+    settings: Settings,
+    size: int,
+    *,
+    seed: int,
+    engine: ExtractSettings | None,
+) -> EpochBatches:
+    """Return this process's training batches.
+
+    Args:
+        source: the samples to train on.
+        preprocessing: the evaluation transform.
+        settings: of the protocol.
+        size: side of the views.
+        seed: of order and augmentation.
+        engine: workers; None for none.
+
+    Raises:
+        UsageError: the batch does not divide into the processes and passes, or an augmentation needs RGB.
+    """
+    process, channels = this_process(), pictures_channels(preprocessing)
+    if settings.randaugment and channels != 3:
+        raise UsageError(f"finetune: randaugment is for RGB images, and the backbone takes {channels} channels")
+    passes = process.world * settings.accumulate
+    batch_size = settings.batch_size
+    if batch_size % passes:
+        raise UsageError(
+            f"finetune: batch_size={batch_size} does not divide into {process.world} processes of "
+            f"{settings.accumulate} passes",
+            f"Use a multiple of {passes}.",
+        )
+    batch_size = min(batch_size, len(source) // passes * passes)
+    if batch_size < 2:
+        raise DataError(
+            f"finetune: {len(source)} training images are too few for {passes} forward passes per update"
+            if passes > 1
+            else f"finetune needs at least two training images, there is {len(source)}"
+        )
+    return EpochBatches(
+        source,
+        _transform(settings, size, preprocessing),
+        size=size,
+        batch_size=batch_size,
+        piece=batch_size,
+        seed=seed,
+        share=(process.rank, process.world),
+        workers=engine.workers if engine is not None else 0,
+        reading=Reading(
+            preprocessing.decoder, preprocessing.max_pixels, engine.start_method if engine is not None else "auto"
+        ),
+        sampler=settings.sampler,
+        channels=channels,
+    )

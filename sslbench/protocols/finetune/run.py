@@ -1,0 +1,306 @@
+"""Finetuning from end to end: choose the rates, train, score."""
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
+from sslbench.backbones.layers import Layer
+from sslbench.backbones.speed import prepare as prepare_encoder
+from sslbench.data.decode.transforms import normalise
+from sslbench.data.groups import source_groups
+from sslbench.data.loading import loader
+from sslbench.data.source import Source
+from sslbench.distributed.collectives import from_first, rank, sum_, world_size
+from sslbench.features.array import Features
+from sslbench.features.extract import ExtractSettings
+from sslbench.metrics.summary import Probabilities, headline, summarise
+from sslbench.protocols._parts import few_shot
+from sslbench.protocols._parts.images import unreadable_images
+from sslbench.protocols._parts.selection import is_better, percent
+from sslbench.protocols.finetune.plan import Portion, Rates, candidates, portions, split
+from sslbench.protocols.finetune.settings import Settings
+from sslbench.protocols.finetune.training import Finetuned, finetune
+from sslbench.results import NetworkWeights, Outcome
+from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.runtime.seeds import preserved_random_states
+from sslbench.train.loop import NotFiniteError
+from sslbench.weights.save import new_file
+
+log = logging.getLogger("sslbench")
+
+Scores = npt.NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """Network trained on one draw of train.
+
+    Attributes:
+        network: trained.
+        rows: of train that it was trained on.
+        scores: (N_test, C).
+        train: leading metric on training samples.
+        selected: choice of the rates; empty where there was none.
+        variants: candidates that were not selected -> leading metric on the held-out samples.
+    """
+
+    network: Finetuned
+    rows: Source
+    scores: Scores
+    train: float
+    selected: dict[str, Any]
+
+
+class FinetuneRun:
+    """Parts that all trainings of a run share."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        layer: Layer,
+        parts: tuple[Source, Source],
+        settings: Settings,
+        *,
+        seed: int,
+        engine: ExtractSettings,
+        folder: Path,
+        progress: Progress | None,
+    ) -> None:
+        self.backbone, self.layer, self.settings, self.engine = backbone, layer, settings, engine
+        self.whole, self.test = parts
+        self.seed, self.folder, self.progress = seed, folder, progress
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """Return the outcome of every portion of train; {} on processes other than the first."""
+        found = {}
+        with preserved_random_states():
+            for number, portion in enumerate(portions(self.settings, self.whole)):
+                draws = self.settings.draws if portion.is_drawn else 1
+                seeds = few_shot.seeds(self.seed, draws)
+                trials = [self._trial(portion, each, self.folder / f"{number}.{i}") for i, each in enumerate(seeds)]
+                if rank() == 0:
+                    found[row_name(self.layer, portion)] = self._outcome(portion, seeds, trials)
+        return found
+
+    def _trial(self, portion: Portion, seed: int, folder: Path) -> _Trial:
+        source = portion.of(self.whole, seed)
+        rates, selected = self._choose(source, seed, folder)
+        network = self._train(source, rates, seed, folder / "final", "finetuning on")
+        scores = self._score(network, self.test, "scoring")
+        sample = _sample(source, len(self.test), seed)
+        on_train = self._score(network, sample, "scoring a part of")
+        train = headline(sample.labels.kind, sample.labels.values, on_train)
+        return _Trial(network, source, scores, train, selected)
+
+    def _choose(self, source: Source, seed: int, folder: Path) -> tuple[Rates, dict[str, Any]]:
+        """Return the candidate with the best score on held-out samples of the source, of equal ones the first."""
+        tried, parts = candidates(self.settings), split(source, self.settings, seed)
+        if parts is None:
+            return tried[0], {}
+        fit, held_out = parts
+        stored = _ScoreFile(folder / "selection.json")
+        best, best_score = tried[0], math.nan
+        scores: dict[str, float] = {}
+        for rates in tried:
+            score = stored.get(rates.text)
+            if score is None:
+                score = self._held_out_score(fit, held_out, rates, seed, folder / rates.text.replace(" ", "_"))
+                stored.put(rates.text, score)
+            log.info(
+                f"{rates.text}: " + ("diverged" if math.isnan(score) else f"{100 * score:.2f} on held-out samples")
+            )
+            scores[rates.text] = score
+            if is_better(score, best_score):
+                best, best_score = rates, score
+        if math.isnan(best_score):
+            raise NotFiniteError("finetune: every training diverged", "Give lower learning rates.")
+        on = f"held-out {percent(self.settings.holdout)} of train, then trained on all of it"
+        selected = {"lr": best.lr, "weight_decay": best.weight_decay, "on": on, "score": best_score, "seed": seed}
+        return best, {**selected, "tried": scores}
+
+    def _held_out_score(self, fit: Source, held_out: Source, rates: Rates, seed: int, folder: Path) -> float:
+        try:
+            network = self._train(fit, rates, seed, folder, f"{rates.text} on")
+        except NotFiniteError as error:
+            log.warning(f"{rates.text}: {error.message}")
+            return math.nan
+        scores = self._score(network, held_out, "scoring held-out samples of")
+        return headline(held_out.labels.kind, held_out.labels.values, scores)
+
+    def _train(self, source: Source, rates: Rates, seed: int, folder: Path, title: str) -> Finetuned:
+        report = stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}")
+        return finetune(
+            self.backbone,
+            self.layer,
+            source,
+            rates,
+            self.settings,
+            seed=seed,
+            engine=self.engine,
+            folder=folder,
+            progress=report,
+        )
+
+    def _score(self, network: Finetuned, source: Source, title: str) -> Scores:
+        """Return the scores (N, C) of a network; every process takes its share, and all get the whole."""
+        report = stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}")
+        engine, preprocessing = self.engine, self.backbone.preprocessing
+        encode = prepare_encoder(network.backbone, (self.layer,), device=engine.device, precision=engine.precision)
+        head = network.head.to(engine.device)
+        found = torch.zeros((len(source), len(source.labels.classes)), device=engine.device)
+        mine = np.arange(rank(), len(source), world_size())
+        done = 0
+        for batch in loader.batches(
+            source,
+            mine,
+            preprocessing,
+            batch_size=engine.batch_size,
+            workers=engine.workers,
+            start_method=engine.start_method,
+        ):
+            if batch.unreadable:
+                raise unreadable_images(source, preprocessing, engine)
+            images = normalise(batch.images.to(engine.device, non_blocking=True), preprocessing, encode.dtype)
+            with torch.inference_mode():
+                found[torch.from_numpy(batch.indices).to(engine.device)] = head(encode(images)[self.layer.text])
+            done += len(batch.indices)
+            if report is not None:
+                report(min(done * world_size(), len(source)), len(source))
+        return sum_(found).cpu().numpy()
+
+    def _outcome(self, portion: Portion, seeds: Sequence[int], trials: Sequence[_Trial]) -> Outcome:
+        first, labels = trials[0], self.test.labels
+        notes = [
+            f"Trained for {first.network.epochs:.3g} epochs on {len(first.rows):,} of {len(self.whole):,} train "
+            "samples; the last epoch counts.",
+        ]
+        notes += [f"The metrics are means over {len(trials)} draws of {portion.text}."] if len(trials) > 1 else []
+        notes += _edges(self.settings, first.selected)
+        weights = self._weights(first)
+        if len(trials) > 1:
+            return self._mean(portion, seeds, trials, notes, weights)
+        probabilities: Probabilities | None = "softmax" if labels.kind == "single" else None
+        metrics, name, per_class = summarise(
+            labels.kind,
+            labels.classes,
+            labels.values,
+            first.scores,
+            seed=self.seed,
+            probabilities=probabilities,
+            groups=source_groups(self.test),
+        )
+        return Outcome(
+            metrics=metrics,
+            headline=name,
+            scores=first.scores,
+            per_class=per_class,
+            train=first.train,
+            selected=first.selected,
+            notes=tuple(notes),
+            probabilities=probabilities,
+            weights=weights,
+        )
+
+    def _mean(
+        self,
+        portion: Portion,
+        seeds: Sequence[int],
+        trials: Sequence[_Trial],
+        notes: Sequence[str],
+        weights: NetworkWeights | None,
+    ) -> Outcome:
+        test = Features(
+            np.zeros((len(self.test), 0), np.float32), self.test.labels, self.test.ids, groups=source_groups(self.test)
+        )
+        curve = few_shot.LearningCurve(test, self.whole.ids)
+        position = {name: row for row, name in enumerate(self.whole.ids)}
+        draws = [
+            few_shot.Draw(each, np.array([position[name] for name in trial.rows.ids]), trial.rows.labels)
+            for each, trial in zip(seeds, trials, strict=True)
+        ]
+        curve.add(
+            portion.text,
+            draws,
+            [few_shot.Fitted(each.scores.astype(np.float64), each.train, math.nan) for each in trials],
+        )
+        selected = {f"draw {i}": trial.selected for i, trial in enumerate(trials) if trial.selected}
+        outcome = curve.outcome(seed=self.seed, selected=selected, seeds=seeds, notes=notes)
+        return dataclasses.replace(outcome, weights=weights)
+
+    def _weights(self, trial: _Trial) -> NetworkWeights | None:
+        """Return the finetuned network for a weights file; None for a module in memory, which no file can name."""
+        backbone, labels = trial.network.backbone, self.test.labels
+        if backbone.kind.in_memory or labels.kind == "none":
+            return None
+        info = ClassifierInfo(self.layer.text, self.settings.norm, labels.kind, labels.classes)
+        metadata = {
+            "method": "finetune",
+            "epochs": trial.network.epochs,
+            "data": self.whole.name,
+            "images": len(trial.rows),
+            "preprocessing": json.dumps(backbone.preprocessing.record()),
+            "classifier": classifier_metadata(info),
+        }
+        tensors = dict(backbone.module.state_dict())
+        return NetworkWeights(backbone.name, tensors, dict(trial.network.head.state_dict()), metadata)
+
+
+class _ScoreFile:
+    """Held-out scores of finished candidates, so that a run that continues does not train them again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.scores: dict[str, float | None] = from_first(self._read)
+
+    def _read(self) -> dict[str, float | None]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def get(self, name: str) -> float | None:
+        """Return the score of a finished candidate (NaN: it diverged), or None."""
+        if name not in self.scores:
+            return None
+        score = self.scores[name]
+        return math.nan if score is None else score
+
+    def put(self, name: str, score: float) -> None:
+        """Add the score of a candidate."""
+        self.scores[name] = None if math.isnan(score) else score
+        if rank() == 0:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with new_file(self.path) as temporary:
+                temporary.write_text(json.dumps(self.scores), encoding="utf-8")
+
+
+def row_name(layer: Layer, portion: Portion) -> str:
+    """Return the name of a result: the layer, and the part of train unless it is all."""
+    return f"{layer.text}, {portion.text}" if portion.text else layer.text
+
+
+def _sample(source: Source, most: int, seed: int) -> Source:
+    """Return a random sample of a source: enough to see whether the network fits its training data."""
+    if len(source) <= most:
+        return source
+    return source.select(np.sort(np.random.default_rng(seed).choice(len(source), most, replace=False)))
+
+
+def _edges(settings: Settings, selected: dict[str, Any]) -> list[str]:
+    """Return a note if the selected learning rate is the smallest or largest one tried."""
+    tried = sorted(settings.lr)
+    if not selected or len(tried) < 3 or selected["lr"] not in (tried[0], tried[-1]):
+        return []
+    end = "smallest" if selected["lr"] == tried[0] else "largest"
+    return [f"The selected lr={selected['lr']:g} is the {end} value tried; the best may lie beyond."]

@@ -1,0 +1,304 @@
+"""One training: from a backbone and labelled images to the finetuned network."""
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.classifier import ClassifierHead
+from sslbench.backbones.layers import Layer
+from sslbench.data.loading.batch import RawBatch
+from sslbench.data.loading.probing import EpochBatches
+from sslbench.data.source import Source
+from sslbench.distributed.collectives import rank, world_size
+from sslbench.distributed.parallel import broadcast_buffers, module_state
+from sslbench.errors import UsageError
+from sslbench.features.extract import ExtractSettings
+from sslbench.protocols._parts.images import evaluation_side, unreadable_images
+from sslbench.protocols.finetune.network import (
+    FinetunedNetwork,
+    Targets,
+    feature_width,
+    layer_numbers,
+    make_network,
+)
+from sslbench.protocols.finetune.plan import CHECKPOINTS, NAME, Rates, make_batches, optimizer_settings, schedule
+from sslbench.protocols.finetune.settings import Settings
+from sslbench.runtime.progress import StageProgress
+from sslbench.runtime.signals import stop_signals
+from sslbench.train import checkpoints, loop
+from sslbench.train.failed_batch import keep_failed
+from sslbench.train.lock import exclusive
+from sslbench.train.loop import NotFiniteError, TrainingPlan
+from sslbench.train.meter import LogRecord
+from sslbench.train.method import Setup, Step
+from sslbench.train.optimizers import scaled_lr
+from sslbench.train.resume import continue_from, newest_whole
+from sslbench.train.schedules import scaled
+from sslbench.train.state import State, from_checkpoint, new_state, to_checkpoint
+from sslbench.weights.fill import fill
+
+log = logging.getLogger("sslbench")
+
+LOG_EVERY = 10  # updates
+LINE_SECONDS = 30.0  # between log lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Finetuned:
+    """Finetuned network.
+
+    Attributes:
+        backbone: in evaluation mode, without gradients, on the CPU.
+        head: likewise; from the layer's pooled features to scores.
+        epochs: that it was trained for.
+    """
+
+    backbone: Backbone
+    head: ClassifierHead
+    epochs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Facts about a training, known before it starts.
+
+    Attributes:
+        data: batches of the training samples.
+        side: of the views, in pixels.
+        width: length of the features.
+        updates: of the training.
+        probe: number of first updates that train the head only.
+        factor: schedule of the learning rate.
+    """
+
+    data: EpochBatches
+    side: int
+    width: int
+    updates: int
+    probe: int
+    factor: Callable[[float], float]
+
+    @property
+    def epochs(self) -> float:
+        """Epochs of the training."""
+        return self.updates / self.data.steps_per_epoch
+
+
+def prepare(
+    backbone: Backbone, layer: Layer, fit: Source, settings: Settings, *, seed: int, engine: ExtractSettings | None
+) -> Prepared:
+    """Return the facts about a training; refuse what does not fit, before any image but the first is decoded.
+
+    Raises:
+        UsageError: settings, backbone and data do not go together.
+        BackboneError: the layer has no features for a head.
+    """
+    side = evaluation_side(fit, backbone.preprocessing, NAME)
+    size = settings.size or side
+    channels = backbone.preprocessing.channels
+    width = feature_width(backbone.module, layer, (size, side), channels, name=backbone.name)
+    data = make_batches(fit, backbone.preprocessing, settings, size, seed=seed, engine=engine)
+    updates = settings.updates or max(1, round(settings.epochs * data.steps_per_epoch))
+    probe = round(settings.probe_epochs * data.steps_per_epoch)
+    if probe >= updates:
+        raise UsageError(
+            f"finetune: probe_epochs={settings.probe_epochs:g} are {probe:,} updates, of {updates:,} in all",
+            "Give fewer, or more epochs; linear-online trains heads alone.",
+        )
+    factor = schedule(settings, updates / data.steps_per_epoch)
+    return Prepared(data, size, width, updates, probe, factor)
+
+
+def finetune(  # noqa: PLR0913  network, data, settings and how it runs
+    backbone: Backbone,
+    layer: Layer,
+    fit: Source,
+    rates: Rates,
+    settings: Settings,
+    *,
+    seed: int,
+    engine: ExtractSettings,
+    folder: Path,
+    progress: StageProgress | None,
+) -> Finetuned:
+    """Train a copy of the backbone with a new head; every process of a run calls this.
+
+    Args:
+        backbone: stays as it is.
+        layer: that the head takes.
+        fit: labelled images to train on.
+        rates: learning rate and weight decay.
+        settings: of the protocol.
+        seed: of the head, the order, the augmentation and stochastic depth.
+        engine: device, precision and workers.
+        folder: of the checkpoints: the same call continues from the newest one.
+        progress: called with images done and images in all.
+
+    Raises:
+        NotFiniteError: the training diverged.
+        StoppedError: a signal was received; everything is saved.
+        DataError: an image cannot be read.
+    """
+    found = prepare(backbone, layer, fit, settings, seed=seed, engine=engine)
+    data = found.data
+    targets = Targets.of(fit.labels)
+    setup = Setup(
+        feature_dim=found.width,
+        sizes=(found.side,),
+        batch_size=data.batch_size // world_size() // settings.accumulate,
+        images_per_update=data.batch_size,
+        world=world_size(),
+        samples=len(fit),
+        classes=len(fit.labels.classes),
+        steps=found.updates,
+        steps_per_epoch=data.steps_per_epoch,
+        backbone=backbone.name,
+        channels=backbone.preprocessing.channels,
+        loaded=backbone.report is not None,
+    )
+    network = make_network(backbone, layer, targets, settings, setup, probe=found.probe, side=found.side, seed=seed)
+    options = optimizer_settings(settings, rates)
+    peak = scaled_lr(options, data.batch_size)
+    plan = TrainingPlan(
+        steps=found.updates,
+        per_epoch=data.steps_per_epoch,
+        lr=scaled(found.factor, peak),
+        peak_lr=peak,
+        weight_decay=None,
+        momentum=None,
+        normalisation=backbone.preprocessing,
+        accumulate=settings.accumulate,
+        clip_norm=settings.clip_norm,
+        precision=engine.precision,
+        average_decay=settings.ema or 0.0,
+        frozen={"backbone.": found.probe} if found.probe else {},
+        log_every=LOG_EVERY,
+        save_every=max(data.steps_per_epoch, -(-found.updates // CHECKPOINTS)),
+    )
+    with exclusive(folder):
+        state = new_state(
+            network,
+            engine.device,
+            options,
+            seed=seed,
+            precision=engine.precision,
+            strategy=settings.strategy,
+            averaged=settings.ema is not None,
+            layers=_numbers(backbone, network, settings),
+        )
+        run = _Training(state, plan, fit, data, folder, progress)
+        run.resume()
+        run.train(backbone, engine)
+    return _trained(state, backbone, network, targets, found.epochs)
+
+
+def _numbers(backbone: Backbone, network: FinetunedNetwork, settings: Settings) -> dict[str, int] | None:
+    """Return the layer of every parameter of the network, where the rates differ by it."""
+    if settings.layer_decay is None:
+        return None
+    layers = layer_numbers(backbone)
+    return {
+        name: layers.backbone[name.removeprefix("backbone.")] if name.startswith("backbone.") else layers.head
+        for name, _ in network.named_parameters()
+    }
+
+
+class _Training:
+    """The callbacks of the loop."""
+
+    def __init__(
+        self,
+        state: State,
+        plan: TrainingPlan,
+        source: Source,
+        data: EpochBatches,
+        folder: Path,
+        progress: StageProgress | None,
+    ) -> None:
+        self.state, self.plan, self.source, self.data, self.folder = state, plan, source, data, folder
+        self.progress = progress
+        self.reported = time.perf_counter()
+
+    def resume(self) -> None:
+        """Restore the newest checkpoint, if there is one."""
+        found = newest_whole(self.folder)
+        if found is not None:
+            path, content = found
+            from_checkpoint(self.state, content)
+            continue_from(self.folder, path, self.state.step)
+
+    def train(self, backbone: Backbone, engine: ExtractSettings) -> None:
+        """Train to the end of the plan."""
+        batches = contextlib.closing(self.data.batches(self.state.step, self.plan.steps))
+        with stop_signals() as signal_number, batches as stream:
+
+            def readable() -> Iterator[RawBatch]:
+                for (batch,) in stream:
+                    if batch.unreadable:
+                        raise unreadable_images(self.source, backbone.preprocessing, engine)
+                    yield batch
+
+            try:
+                loop.train(
+                    self.state,
+                    self.plan,
+                    readable(),
+                    log=self._log,
+                    save=self._save,
+                    evaluate=_no_evaluation,
+                    signal_number=signal_number,
+                    failed=self._keep_failed,
+                )
+            except NotFiniteError as error:
+                raise NotFiniteError(
+                    f"finetune: {error.message}", "Give a lower lr, warmup_epochs or clip_norm."
+                ) from error
+
+    def _log(self, line: LogRecord) -> None:
+        size, last = self.data.batch_size, line.step == self.plan.steps
+        if self.progress is not None:
+            self.progress(line.step * size, self.plan.steps * size)
+        now = time.perf_counter()
+        if last or now - self.reported > LINE_SECONDS:
+            self.reported = now
+            parts = "".join(f", {name} {value:.4g}" for name, value in line.parts.items())
+            log.info(
+                f"epoch {line.epoch:.3g} of {self.plan.steps / self.plan.per_epoch:.3g}, update {line.step} of "
+                f"{self.plan.steps}: loss {line.loss:.4g}{parts}, lr {line.lr:.3g}"
+            )
+
+    def _save(self) -> None:
+        content = to_checkpoint(self.state)
+        if rank() == 0:
+            checkpoints.write(self.folder, self.state.step, content, keep=1)
+
+    def _keep_failed(self, raw: RawBatch, value: float, index: int) -> Path:
+        ids = tuple(self.source.ids[i] for i in raw.indices.tolist())
+        return keep_failed(self.folder, raw, ids, step=index, rank=rank())
+
+
+def _no_evaluation(step: Step) -> None:
+    """Evaluate nothing during training: the last epoch counts."""
+
+
+def _trained(state: State, backbone: Backbone, network: FinetunedNetwork, targets: Targets, epochs: float) -> Finetuned:
+    """Return the trained network, or its moving average, on the CPU."""
+    if world_size() > 1:
+        broadcast_buffers(state.method)  # statistics of BatchNorm differ between processes
+    tensors = module_state(state.average if state.average is not None else state.method)
+    module = copied(backbone.module)
+    fill(module, {k.removeprefix("backbone."): t for k, t in tensors.items() if k.startswith("backbone.")}, what=NAME)
+    width = network.head.head.weight.shape[1]
+    head = ClassifierHead(width, len(targets.shift), network.config.norm)
+    fill(head, {k.removeprefix("head."): t for k, t in tensors.items() if k.startswith("head.")}, what=NAME)
+    with torch.no_grad():  # from standardised numbers to numbers; nothing changes for classes
+        head.head.weight.mul_(targets.scale[:, None])
+        head.head.bias.mul_(targets.scale).add_(targets.shift)
+    trained = dataclasses.replace(backbone, module=module.eval().requires_grad_(False))
+    return Finetuned(trained, head.eval().requires_grad_(False), epochs)

@@ -1,0 +1,140 @@
+"""Finetuning from end to end: weights and data in; record, floors and a weights file with its classifier out."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sslbench import evaluation
+from sslbench.backbones.build import build
+from sslbench.backbones.classifier import read_classifier
+from sslbench.backbones.load import load_file
+from sslbench.data.decode.transforms import normalise
+from sslbench.evaluation import RunSettings
+from sslbench.results import records
+from sslbench.weights.reading import files
+from sslbench.weights.save import save
+
+RUN = RunSettings(workers=0, batch_size=8)
+SETTINGS = {"epochs": 3, "batch_size": 12, "lr": [0.5], "scale": [0.5, 1.0], "flip": 0.0}
+
+
+@pytest.fixture
+def photos(tmp_path):
+    rng = np.random.default_rng(0)
+    for split, n in (("train", 12), ("val", 6)):
+        for name, colour in (("red", (220, 40, 40)), ("green", (40, 220, 40)), ("blue", (40, 40, 220))):
+            folder = tmp_path / "photos" / split / name
+            folder.mkdir(parents=True)
+            for i in range(n):
+                pixels = (np.array(colour) + rng.integers(-40, 36, (16, 16, 3))).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def weights(tmp_path):
+    backbone = build("resnet18w0.25", seed=3)
+    return save(tmp_path / "w.torch", backbone.module.state_dict(), backbone=backbone.name, metadata={})
+
+
+def run(photos, weights, settings=SETTINGS, *, out="results", **more):
+    request = evaluation.Request(
+        weights=str(weights),
+        data=str(photos),
+        tasks=(evaluation.make_task("finetune", settings),),
+        preprocessing={"resize": 16, "crop": [16, 16]},
+    )
+    prepared = evaluation.prepare(request, dataclasses.replace(RUN, **more))
+    return evaluation.evaluate(prepared, store=photos.parent / "store", out=photos.parent / out, command="test")
+
+
+def test_the_record_has_intervals_and_floors_and_the_file_gives_its_scores(photos, weights):
+    (result,) = run(photos, weights, baseline=True)
+    assert set(result.floors) >= {"chance", "majority", "untrained"}
+    assert result.metrics["top1"].low <= result.metrics["top1"].value <= result.metrics["top1"].high
+    assert result.weights_file == f"{result.file.stem}.weights.torch"
+    assert not list(result.file.parent.glob("*untrained*.torch")), "of the evaluated network only"
+    assert not list(result.file.parent.rglob("*.checkpoints"))
+    file = files.read(result.file.parent / result.weights_file)
+    backbone = load_file(file)
+    classifier = read_classifier(file, backbone)
+    assert classifier.info.classes == ("blue", "green", "red") and classifier.info.labels == "single"
+    assert backbone.preprocessing.crop == (16, 16)
+    scores = records.read_scores(result.file)
+    paths = [next(photos.rglob(f"val/{name}")) for name in (each.partition("val/")[2] or each for each in scores.ids)]
+    images = torch.stack([torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) for path in paths])
+    with torch.no_grad():
+        own = classifier.scores(backbone.module, normalise(images, backbone.preprocessing))
+    np.testing.assert_allclose(own, scores.scores, atol=1e-4)
+    assert file.content["metadata"]["record"] == result.id and file.content["metadata"]["init"] == str(weights)
+
+
+def test_the_finetuned_file_is_a_weights_file_for_other_protocols(photos, weights):
+    (result,) = run(photos, weights)
+    again = run(photos, result.file.parent / result.weights_file, out="again", floors=False)
+    assert again[0].weights.format == "sslbench" and again[0].weights.loaded == again[0].weights.total
+
+
+def test_the_record_depends_on_what_matters_and_on_nothing_else(photos, weights):
+    short = {**SETTINGS, "epochs": 1}
+
+    def record(settings=short, **more):
+        (result,) = run(photos, weights, settings, floors=False, **more)
+        return result.id
+
+    same = record()
+    assert record(batch_size=3) == same
+    for key, value in (("epochs", 2), ("mixup", 0.2), ("lr", [0.1]), ("fractions", [0.5]), ("per_class", [3])):
+        assert record({**short, key: value}) != same, key
+    assert record(seed=1) != same
+    listed = photos.parent / "list.txt"
+    listed.write_text("\n".join(f"train/{name}/{i}.png" for name in ("red", "blue") for i in range(6)))
+    first = record({**short, "train_list": str(listed)})
+    listed.write_text("\n".join(f"train/{name}/{i}.png" for name in ("red", "blue") for i in range(7)))
+    assert len({same, first, record({**short, "train_list": str(listed)})}) == 3, "the content of a list is in the key"
+
+
+def test_unreadable_images_are_left_out_and_counted(photos, weights):
+    (photos / "train" / "red" / "3.png").write_bytes(b"no picture")
+    (result,) = run(photos, weights, on_error="skip", floors=False)
+    assert (result.data.train.n, result.data.train.n_used) == (36, 35)
+
+
+def test_a_killed_command_continues_to_the_same_record(photos, weights):
+    """kill -9 in the middle of training, then the same command."""
+    words = ["finetune", "--weights", weights, "--data", photos, "--resize", "16", "--crop", "16", "--workers", "0"]
+    values = ["epochs=60", "batch_size=12", "lr=0.1", "flip=0", "mixup=0.2", "cutmix=0.5", "lr=[0.05,0.2]"]
+    command = [sys.executable, "-m", "sslbench", "eval", *map(str, words), *values[:2], *values[3:], "--no-floors"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def start(out):
+        return subprocess.Popen([*command, "--out", str(out)], env=environment, stderr=subprocess.PIPE)
+
+    whole = start(photos.parent / "whole")
+    assert whole.wait(300) == 0, whole.stderr.read()
+    killed = start(photos.parent / "killed")
+    for _ in range(3000):
+        if list((photos.parent / "killed").rglob("final/step_*.ckpt")):
+            break
+        assert killed.poll() is None, killed.stderr.read()
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not list((photos.parent / "killed").rglob("*.json")) or list((photos.parent / "killed").rglob("*.ckpt"))
+    again = start(photos.parent / "killed")
+    assert again.wait(300) == 0, again.stderr.read()
+    first, second = (
+        next(Path(photos.parent / name / "finetune").glob("*.weights.torch")) for name in ("whole", "killed")
+    )
+    tensors = [files.read(path).content for path in (first, second)]
+    for part in ("state_dict", "heads"):
+        assert all(torch.equal(value, tensors[1][part][name]) for name, value in tensors[0][part].items())
