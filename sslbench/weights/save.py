@@ -26,6 +26,7 @@ def save(
     *,
     backbone: str,
     metadata: Mapping[str, Any],
+    heads: Mapping[str, Tensor] | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write sslbench's own weights file; it appears complete or not at all.
@@ -35,6 +36,7 @@ def save(
         tensors: canonical name -> tensor.
         backbone: name of the architecture, for instance 'resnet50'.
         metadata: provenance: numbers and text, possibly in dicts and lists.
+        heads: name -> tensor of the heads (a classifier, a projection), kept apart from the backbone.
         overwrite: replace an existing file.
 
     Raises:
@@ -45,7 +47,7 @@ def save(
     check_target(path, overwrite=overwrite)
     if not tensors:
         raise WeightsError(f"there are no tensors to write to {path}")
-    content = own_content(tensors, backbone=backbone, metadata=metadata)
+    content = own_content(tensors, backbone=backbone, metadata=metadata, heads=heads)
     with new_file(path) as temporary:
         write_torch(temporary, content)
     return path
@@ -85,8 +87,14 @@ class _ErrorRecordingFile:
         self.file.flush()
 
 
-def own_content(tensors: Mapping[str, Tensor], *, backbone: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of sslbench's own file.
+def own_content(
+    tensors: Mapping[str, Tensor],
+    *,
+    backbone: str,
+    metadata: Mapping[str, Any],
+    heads: Mapping[str, Tensor] | None = None,
+) -> dict[str, Any]:
+    """Return the content of sslbench's own file; it has an entry 'heads' only if there are some.
 
     Raises:
         WeightsError: the metadata holds other values than numbers and text.
@@ -95,10 +103,15 @@ def own_content(tensors: Mapping[str, Tensor], *, backbone: str, metadata: Mappi
         "format": FORMAT,
         "version": VERSION,
         "backbone": backbone,
-        # torch.save writes the whole storage behind a view, so views are copied.
-        "state_dict": {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
+        "state_dict": _with_own_storage(tensors),
         "metadata": _plain(metadata, "metadata"),
+        **({"heads": _with_own_storage(heads)} if heads else {}),
     }
+
+
+def _with_own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the CPU: torch.save writes the whole storage behind a view."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def check_target(path: Path, *, overwrite: bool, remedy: str = "say that it may be overwritten") -> None:

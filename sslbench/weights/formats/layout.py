@@ -61,7 +61,7 @@ def write(
     """
     suffix = path.suffix.lower()
     if table.name == save.FORMAT:
-        content = save.own_content(tensors, backbone=backbone, metadata=note)
+        content = save.own_content(tensors, backbone=backbone, metadata=note, heads=heads_beside)
         save.write_torch(path, content)
     elif suffix == ".safetensors":
         flat = {key: tensor.contiguous() for key, tensor in _with_own_storage(tensors).items()}

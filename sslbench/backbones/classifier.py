@@ -1,0 +1,130 @@
+"""Classifier on a layer of a backbone: the head that finetuning trains and a weights file may hold.
+
+The file has the head's tensors in `heads` and everything else in `metadata.classifier`: the layer, the normalisation,
+the kind of the labels and the names of the classes.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor, nn
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer, forward_layers, resolve_layers
+from sslbench.config import build
+from sslbench.errors import UsageError, WeightsError
+from sslbench.weights import save
+from sslbench.weights.fill import fill
+from sslbench.weights.reading.files import WeightsFile
+
+HeadNorm = Literal["none", "layer", "batch"]
+
+
+class ClassifierHead(nn.Module):
+    """Linear layer, after an optional normalisation of the features: (B, D) -> (B, C).
+
+    Its tensors are `head.weight`, `head.bias`, and those of `norm`.
+    """
+
+    def __init__(self, features: int, outputs: int, norm: HeadNorm = "none") -> None:
+        super().__init__()
+        self.norm: nn.Module = {
+            "none": nn.Identity,
+            "layer": lambda: nn.LayerNorm(features, eps=1e-6),  # eps as in vision transformers
+            "batch": lambda: nn.BatchNorm1d(features),
+        }[norm]()
+        self.head = nn.Linear(features, outputs)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the scores of pooled features."""
+        scores: Tensor = self.head(self.norm(features))
+        return scores
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassifierInfo:
+    """Facts about a classifier that its tensors do not show.
+
+    Attributes:
+        layer: text of the backbone's layer whose pooled features it takes, such as 'res5avg' or 'blocks.11:mean'.
+        norm: normalisation of the features.
+        labels: kind of the labels: single (scores are logits of a softmax), multi (of sigmoids) or value (numbers).
+        classes: names of the C outputs.
+    """
+
+    layer: str
+    norm: HeadNorm
+    labels: Literal["single", "multi", "value"]
+    classes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """Trained classifier on a layer of a backbone.
+
+    Attributes:
+        head: in evaluation mode, without gradients.
+        layer: of the backbone.
+        info: see there.
+    """
+
+    head: ClassifierHead
+    layer: Layer
+    info: ClassifierInfo
+
+    def scores(self, module: nn.Module, images: Tensor) -> Tensor:
+        """Return the scores (B, C) of normalised images; `module` is the backbone's."""
+        return classifier_scores(module, self.layer, self.head, images)
+
+
+def classifier_scores(module: nn.Module, layer: Layer, head: nn.Module, images: Tensor) -> Tensor:
+    """Return the head's scores (B, C) of one layer's pooled features.
+
+    Args:
+        module: the backbone's.
+        layer: of it.
+        head: from (B, D) to (B, C).
+        images: (B, channels, H, W), normalised.
+    """
+    scores: Tensor = head(forward_layers(module, images, (layer,))[layer.text])
+    return scores
+
+
+def classifier_metadata(info: ClassifierInfo) -> str:
+    """Return the entry 'classifier' of a file's metadata, as JSON."""
+    return json.dumps(dataclasses.asdict(info), ensure_ascii=False)
+
+
+def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
+    """Return the classifier in a file, or None if it has none.
+
+    Args:
+        file: sslbench's own file; those of other formats have no such entry.
+        backbone: loaded from it.
+
+    Raises:
+        WeightsError: the entry is damaged, or does not fit its tensors or the backbone.
+    """
+    metadata = file.content.get("metadata")
+    entry = metadata.get("classifier") if isinstance(metadata, Mapping) else None
+    if file.content.get("format") != save.FORMAT or entry is None:
+        return None
+    where = f"{file.path}: metadata.classifier"
+    try:
+        info = build(ClassifierInfo, json.loads(entry), where)
+        (layer,) = resolve_layers(backbone, (info.layer,))
+    except UsageError as error:
+        raise WeightsError(error.message, error.remedy) from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(f"{where} should be JSON: {' '.join(str(error).split())[:200]}") from error
+    tensors = file.content.get("heads")
+    weight = tensors.get("head.weight") if isinstance(tensors, Mapping) else None
+    if not isinstance(tensors, Mapping) or not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise WeightsError(f"{file.path} names a classifier but has no matrix heads.head.weight")
+    if weight.shape[0] != len(info.classes):
+        raise WeightsError(f"{where} names {len(info.classes):,} classes, but the head has {weight.shape[0]:,}")
+    head = ClassifierHead(weight.shape[1], weight.shape[0], info.norm)
+    fill(head, dict(tensors), what=f"{file.path}: heads")
+    return Classifier(head.eval().requires_grad_(False), layer, info)
