@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         load_backbone,
         load_detector,
         make_leaderboard,
+        predict,
         pretrain,
     )
     from sslbench.names import list_names
@@ -28,6 +29,7 @@ __all__ = [
     "load_backbone",
     "load_detector",
     "make_leaderboard",
+    "predict",
     "pretrain",
 ]
 
