@@ -8,12 +8,14 @@ from torch import nn
 
 from sslbench import evaluation, paths, pretraining
 from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.export import ExportReport
 from sslbench.backbones.in_memory import from_module, users_preprocessing
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
 from sslbench.detection.predict import load_detector
 from sslbench.evaluation import detection
 from sslbench.evaluation.detection.request import from_user
+from sslbench.evaluation.export import export_network
 from sslbench.evaluation.prediction import PredictionCounts
 from sslbench.evaluation.prediction import predict as write_predictions
 from sslbench.evaluation.pretraining import knn_evaluator
@@ -30,6 +32,7 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_detection",
+    "export",
     "extract_features",
     "load_backbone",
     "load_detector",
@@ -178,6 +181,33 @@ def extract_features(
     root = Path(store) if store is not None else paths.cache_dir() / "features"
     found = evaluation.extract_only(feature_request, run or evaluation.RunSettings(), store=root, backbone=backbone)
     return {split: extraction.features for split, extraction in found.items()}
+
+
+def export(
+    weights: str | Path, out: str | Path, *, layer: str | None = None, overwrite: bool = False, **request: Any
+) -> ExportReport:
+    """Write a network as .onnx or .pt2 (torch.export), as `sslbench export` does; its outputs are compared.
+
+    Args:
+        weights: a weights file, or 'random'.
+        out: file to write, net.onnx or net.pt2.
+        layer: layer whose features are the output; None: the scores of the file's classifier, if it has one, else the
+            backbone's default layer.
+        overwrite: replace an existing file.
+        **request: other fields of `evaluation.Request`: backbone, format, preprocessing, ...
+
+    Returns:
+        Shapes of input and output, preprocessing, and the largest difference from the network.
+
+    Example:
+        >>> import tempfile
+        >>> report = export("random", f"{tempfile.mkdtemp()}/net.pt2", backbone="resnet18w0.125,in_chans=1")
+        >>> report.shape, report.width, report.difference < 1e-4
+        ((1, 224, 224), 64, True)
+    """
+    layers = () if layer is None else (layer,)
+    export_request = evaluation.Request(weights=str(weights), data="", tasks=(), layers=layers, **request)
+    return export_network(export_request, Path(out), overwrite=overwrite)
 
 
 def predict(

@@ -138,6 +138,16 @@ def find_classifier(file: WeightsFile, backbone: Backbone, classes: Sequence[str
     return Classifier(head, layer, ClassifierInfo(layer.text, "none", "single", names))
 
 
+def has_classifier(file: WeightsFile, backbone: Backbone) -> bool:
+    """Return whether a file has a classifier that is known to be one.
+
+    Args:
+        file: the weights file.
+        backbone: loaded from it with its heads.
+    """
+    return read_classifier(file, backbone) is not None or (HEAD_NAMES[0] in backbone.heads and _is_classifier(backbone))
+
+
 def _is_classifier(backbone: Backbone) -> bool:
     """Return whether the format of a backbone's file says that its head is a classifier."""
     heads = load_table(backbone.format).file.head_layers if backbone.format else {}

@@ -75,6 +75,16 @@ def load_with_classifier(
     """
     if not Path(request.weights).exists() and (request.weights in ("random", "pixels") or ":" in request.weights):
         raise UsageError(f"'{request.weights}' has no classifier", "Give a weights file.")
+    file, backbone = load_with_heads(request, run)
+    return backbone, find_classifier(file, backbone, classes)
+
+
+def load_with_heads(request: Request, run: RunSettings) -> tuple[files.WeightsFile, Backbone]:
+    """Return a weights file and its backbone with the file's heads.
+
+    Raises:
+        SslbenchError: the weights cannot be read, are not recognised or do not fit.
+    """
     file = files.read(Path(request.weights), trust_pickle=request.trust_pickle)
     loaded = load_file(
         file,
@@ -86,8 +96,7 @@ def load_with_classifier(
     )
     if loaded.report is not None:
         log.info(f"{request.weights}: {loaded.name}, {loaded.report.line()}")
-    backbone, _ = for_request(loaded, request, run)
-    return backbone, find_classifier(file, backbone, classes)
+    return file, for_request(loaded, request, run)[0]
 
 
 def read_class_names(path: Path) -> list[str]:
