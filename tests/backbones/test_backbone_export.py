@@ -13,6 +13,8 @@ from sslbench.backbones.classifier import ClassifierHead, ClassifierInfo, classi
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.errors import BackboneError, UsageError
+from sslbench.evaluation import Request
+from sslbench.evaluation.export import export_network
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights import save
 
@@ -101,9 +103,6 @@ def test_existing_files_and_other_suffixes_are_refused(tmp_path):
         sslbench.export("random", tmp_path / "net.pt2", backbone=NAME)
     with pytest.raises(UsageError, match=r"end in \.onnx or \.pt2"):
         sslbench.export("random", tmp_path / "net.tflite", backbone=NAME)
+    layers = Request(weights="random", backbone=NAME, data="", tasks=(), layers=("res4", "res5"))
     with pytest.raises(UsageError, match="one output"):
-        names = {"backbone": NAME, "layers": ("res4", "res5")}
-        sslbench.evaluation.export.export_network(
-            sslbench.evaluation.Request(weights="random", backbone=NAME, data="", tasks=(), **request),
-            tmp_path / "a.pt2",
-        )
+        export_network(layers, tmp_path / "layers.pt2")
