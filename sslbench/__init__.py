@@ -11,10 +11,12 @@ if TYPE_CHECKING:
         compare,
         evaluate,
         evaluate_detection,
+        export,
         extract_features,
         load_backbone,
         load_detector,
         make_leaderboard,
+        predict,
         pretrain,
     )
     from sslbench.names import list_names
@@ -23,11 +25,13 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_detection",
+    "export",
     "extract_features",
     "list_names",
     "load_backbone",
     "load_detector",
     "make_leaderboard",
+    "predict",
     "pretrain",
 ]
 

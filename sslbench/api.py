@@ -8,12 +8,16 @@ from torch import nn
 
 from sslbench import evaluation, paths, pretraining
 from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.export import ExportReport
 from sslbench.backbones.in_memory import from_module, users_preprocessing
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
 from sslbench.detection.predict import load_detector
 from sslbench.evaluation import detection
 from sslbench.evaluation.detection.request import from_user
+from sslbench.evaluation.export import export_network
+from sslbench.evaluation.prediction import PredictionCounts
+from sslbench.evaluation.prediction import predict as write_predictions
 from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.features.array import Features
 from sslbench.leaderboard import Board, table
@@ -28,10 +32,12 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_detection",
+    "export",
     "extract_features",
     "load_backbone",
     "load_detector",
     "make_leaderboard",
+    "predict",
     "pretrain",
 ]
 
@@ -175,6 +181,76 @@ def extract_features(
     root = Path(store) if store is not None else paths.cache_dir() / "features"
     found = evaluation.extract_only(feature_request, run or evaluation.RunSettings(), store=root, backbone=backbone)
     return {split: extraction.features for split, extraction in found.items()}
+
+
+def export(
+    weights: str | Path, out: str | Path, *, layer: str | None = None, overwrite: bool = False, **request: Any
+) -> ExportReport:
+    """Write a network as .onnx or .pt2 (torch.export), as `sslbench export` does; its outputs are compared.
+
+    Args:
+        weights: a weights file, or 'random'.
+        out: file to write, net.onnx or net.pt2.
+        layer: layer whose features are the output; None: the scores of the file's classifier, if it has one, else the
+            backbone's default layer.
+        overwrite: replace an existing file.
+        **request: other fields of `evaluation.Request`: backbone, format, preprocessing, ...
+
+    Returns:
+        Shapes of input and output, preprocessing, and the largest difference from the network.
+
+    Example:
+        >>> import tempfile
+        >>> report = export("random", f"{tempfile.mkdtemp()}/net.pt2", backbone="resnet18w0.125,in_chans=1")
+        >>> report.shape, report.width, report.difference < 1e-4
+        ((1, 224, 224), 64, True)
+    """
+    layers = () if layer is None else (layer,)
+    export_request = evaluation.Request(weights=str(weights), data="", tasks=(), layers=layers, **request)
+    return export_network(export_request, Path(out), overwrite=overwrite)
+
+
+def predict(
+    weights: str | Path,
+    data: str | Path,
+    csv: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    top_k: int = 1,
+    threshold: float | None = None,
+    run: evaluation.RunSettings | None = None,
+    **request: Any,
+) -> PredictionCounts:
+    """Write the classes and probabilities of images to a CSV file, as `sslbench predict` does.
+
+    Args:
+        weights: file with a classifier: of finetuning, or the last layer of a supervised network.
+        data: images, as for `evaluate`; labels are not read.
+        csv: file to write, one row per image.
+        classes: names of the classes, for files that do not name them; None: numbers.
+        top_k: number of most probable classes per image.
+        threshold: smallest probability of the predicted classes, for several labels per image; None: 0.5.
+        run: device, precision, batch size, ...
+        **request: other fields of `evaluation.Request`: backbone, format, limit, preprocessing, ...
+
+    Returns:
+        Numbers of predicted and of unreadable images.
+
+    Example:
+        >>> import tempfile, torch, sslbench
+        >>> net = sslbench.load_backbone("random", backbone="resnet18w0.25").module
+        >>> state = {**net.state_dict(), "fc.weight": torch.ones(3, 128), "fc.bias": torch.tensor([0.0, 2.0, 1.0])}
+        >>> folder = tempfile.mkdtemp()
+        >>> torch.save(state, f"{folder}/w.pth")
+        >>> run = evaluation.RunSettings(device="cpu", workers=0)
+        >>> counts = predict(f"{folder}/w.pth", "sklearn:digits", f"{folder}/out.csv", run=run, limit=2)
+        >>> counts.predicted, [line.split(",")[2] for line in open(f"{folder}/out.csv")]
+        (2, ['class', '1', '1'])
+    """
+    prediction_request = evaluation.Request(weights=str(weights), data=str(data), tasks=(), **request)
+    settings = run or evaluation.RunSettings()
+    options: dict[str, Any] = {"classes": classes, "top_k": top_k, "threshold": threshold}
+    return write_predictions(prediction_request, settings, Path(csv), **options)
 
 
 def pretrain(

@@ -10,6 +10,8 @@ a tensor of the weights                           new       new             new
 the backbone's name or one of its options         new       new             new
 timm's version, for timm's models                 new       new             new
 code, structure or state of a user's module       new       new             new
+a tensor or layer of a head, for its layers       new       new             new
+a tensor or layer of a head, for other layers     new
 a value of the preprocessing, code of a decoder   new       new             new
 precision, dtype of the stored features           new       new             new
 the layer or its pool                             file      new             new

@@ -13,6 +13,7 @@ from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.fill import LoadReport, tensors_sha256
 from sslbench.weights.formats.schema import InputImages
+from sslbench.weights.heads import heads_sha256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Backbone:
         default_layer: layer used without --layers.
         versions: of the libraries that define the architecture.
         vissl_pools: alias -> the pool VISSL's linear benchmark uses there, for backbones it has a table for.
-        heads: module paths of the classifiers that were left out; tensors below them in a file belong to heads.
+        classifiers: module paths of the classifiers that were left out; tensors below them in a file belong to heads.
+        heads: heads of the weights file by name, in the order of the forward pass; empty unless they were asked for.
         stems: module paths of the convolutions applied to the image; () is the first convolution.
         usual_input: images that such networks are usually trained on, where that is not `preprocessing`.
         report: loaded, missing and ignored tensors; None for random weights.
@@ -63,7 +65,8 @@ class Backbone:
     default_layer: str
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     vissl_pools: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    heads: tuple[str, ...] = ()
+    classifiers: tuple[str, ...] = ()
+    heads: Mapping[str, nn.Sequential] = dataclasses.field(default_factory=dict)
     stems: tuple[str, ...] = ()
     usual_input: InputImages | None = None
     report: LoadReport | None = None
@@ -76,7 +79,12 @@ class Backbone:
 
     @functools.cached_property
     def identity(self) -> dict[str, str]:
-        """Identity of the forward pass besides name and tensors; empty for sslbench's own networks.
+        """Identity of the forward pass besides name and tensors, with that of the heads, if there are any."""
+        return {**self.own_identity, **({"heads": heads_sha256(self.heads)} if self.heads else {})}
+
+    @functools.cached_property
+    def own_identity(self) -> dict[str, str]:
+        """Identity of the forward pass up to the heads; empty for sslbench's own networks.
 
         Versions of libraries; for a user's module digests of code, structure and outputs, which take two forward passes
         on one image.

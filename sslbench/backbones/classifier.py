@@ -6,7 +6,7 @@ the kind of the labels and the names of the classes.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from sslbench.config import build
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights import save
 from sslbench.weights.fill import fill
+from sslbench.weights.formats.schema import HEAD_NAMES
+from sslbench.weights.formats.tables import load_table
+from sslbench.weights.heads import widths
 from sslbench.weights.reading.files import WeightsFile
 
 HeadNorm = Literal["none", "layer", "batch"]
@@ -30,9 +33,12 @@ class ClassifierHead(nn.Module):
 
     def __init__(self, features: int, outputs: int, norm: HeadNorm = "none") -> None:
         super().__init__()
-        self.norm: nn.Module = nn.Identity()
-        if norm != "none":  # eps of the one as in vision transformers
-            self.norm = nn.LayerNorm(features, eps=1e-6) if norm == "layer" else nn.BatchNorm1d(features)
+        norms: dict[str, Callable[[], nn.Module]] = {
+            "none": nn.Identity,
+            "layer": lambda: nn.LayerNorm(features, eps=1e-6),  # eps as in vision transformers
+            "batch": lambda: nn.BatchNorm1d(features),
+        }
+        self.norm = norms[norm]()
         self.head = nn.Linear(features, outputs)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -68,7 +74,7 @@ class Classifier:
         info: see there.
     """
 
-    head: ClassifierHead
+    head: nn.Module
     layer: Layer
     info: ClassifierInfo
 
@@ -93,6 +99,59 @@ def classifier_scores(module: nn.Module, layer: Layer, head: nn.Module, images: 
 def classifier_metadata(info: ClassifierInfo) -> str:
     """Return the entry 'classifier' of a file's metadata, as JSON."""
     return json.dumps(dataclasses.asdict(info), ensure_ascii=False)
+
+
+def find_classifier(file: WeightsFile, backbone: Backbone, classes: Sequence[str] | None = None) -> Classifier:
+    """Return the classifier in a file: that of a finetuned network, or the head of a supervised network.
+
+    Args:
+        file: the weights file.
+        backbone: loaded from it with its heads.
+        classes: names of the classes; needed for heads that are not known to be classifiers. None: the file's own
+            names, else numbers.
+
+    Raises:
+        WeightsError: the file has no classifier, or a damaged one.
+        UsageError: the file names its classes itself, or the names are not as many as the outputs.
+    """
+    own = read_classifier(file, backbone)
+    if own is not None:
+        if classes is not None:
+            raise UsageError(f"{file.path} names its classes itself", "Leave --classes out.")
+        return own
+    head = backbone.heads.get(HEAD_NAMES[0])
+    if head is None:
+        raise WeightsError(
+            f"{file.path} has no classifier",
+            "Train one: sslbench eval finetune. Or give a file with the classifier of its training.",
+        )
+    count = widths(head)[1]
+    if classes is None and not _is_classifier(backbone):
+        raise WeightsError(
+            f"{file.path}: its head of {count:,} outputs may be a projection head, not a classifier",
+            "If it is a classifier, name its classes: --classes FILE, one name per line.",
+        )
+    names = tuple(classes) if classes is not None else tuple(map(str, range(count)))
+    if len(names) != count:
+        raise UsageError(f"{len(names):,} names of classes, but the classifier of {file.path} has {count:,} outputs")
+    layer = resolve_layers(backbone, ("output",))[0]
+    return Classifier(head, layer, ClassifierInfo(layer.text, "none", "single", names))
+
+
+def has_classifier(file: WeightsFile, backbone: Backbone) -> bool:
+    """Return whether a file has a classifier that is known to be one.
+
+    Args:
+        file: the weights file.
+        backbone: loaded from it with its heads.
+    """
+    return read_classifier(file, backbone) is not None or (HEAD_NAMES[0] in backbone.heads and _is_classifier(backbone))
+
+
+def _is_classifier(backbone: Backbone) -> bool:
+    """Return whether the format of a backbone's file says that its head is a classifier."""
+    heads = load_table(backbone.format).file.head_layers if backbone.format else {}
+    return HEAD_NAMES[0] in heads and heads[HEAD_NAMES[0]].classifier
 
 
 def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:

@@ -1,5 +1,6 @@
 """Backbones around modules in memory: a user's own network."""
 
+import copy
 import dataclasses
 
 import torch
@@ -9,6 +10,8 @@ from sslbench.backbones.backbone import Backbone, Kind, copied
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
+from sslbench.runtime.seeds import seeded
+from sslbench.weights.heads import Heads
 
 
 def from_module(name: str, module: nn.Module, preprocessing: Preprocessing) -> Backbone:
@@ -44,6 +47,17 @@ def untrained_copy(backbone: Backbone, seed: int) -> Backbone | None:
     if left:
         return None
     return dataclasses.replace(backbone, module=module.eval().requires_grad_(False), report=None, format=None)
+
+
+def untrained_heads(heads: Heads, seed: int) -> dict[str, nn.Sequential]:
+    """Return heads of the same layers, initialised by PyTorch's own rules."""
+    copies = {name: copy.deepcopy(head) for name, head in heads.items()}
+    with seeded(seed):
+        for head in copies.values():
+            for layer in head:
+                if isinstance(layer, nn.Linear | nn.BatchNorm1d | nn.LayerNorm):
+                    layer.reset_parameters()
+    return copies
 
 
 def users_preprocessing(spec: str, module: nn.Module) -> Preprocessing:

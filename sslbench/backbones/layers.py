@@ -1,14 +1,15 @@
 """Layers by name: `LAYER[:POOL]`, tapped with hooks in one forward pass.
 
 LAYER is a name of the backbone's own table (`res4`, `features`), any module path (`layer3.2.conv1`, `blocks.11`),
-`PATH@input` for the input of that module (`fc@input`), or `output` for the output of the backbone.
+`PATH@input` for the input of that module (`fc@input`), or `output` for the output of the backbone. `head`, `head.0`,
+`predictor.2` are layers of the heads that a weights file has (`sslbench.weights.heads`), on the backbone's output.
 """
 
 import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.pools import Pool, Tokens, apply_pool, parse_pool
 from sslbench.errors import BackboneError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.weights.formats.schema import HEAD_NAMES
+from sslbench.weights.heads import widths
 
 log = logging.getLogger("sslbench")
 
@@ -30,12 +33,14 @@ class Layer:
         path: module path; '' is the backbone itself.
         side: whether the module's output or its input is taken.
         pool: None is the default for the shape of the output.
+        head: layers of the file's heads, applied to the backbone's output; None for layers of the backbone.
     """
 
     text: str
     path: str
     side: Literal["output", "input"] = "output"
     pool: Pool | None = None
+    head: nn.Sequential | None = None
 
 
 def split_layers(text: str) -> list[str]:
@@ -85,7 +90,15 @@ def _resolve(backbone: Backbone, spec: str) -> Layer:
         raise UsageError(f"layer '{spec}': only '@input' may follow a module's path", f"Write {path}@input or {path}.")
     modules = {path for path, _ in backbone.module.named_modules() if path}
     names = {"output": "", **backbone.aliases}
+    heads = head_layers(backbone)
+    if path not in modules | set(names) and path in heads:
+        if at or pool_text:
+            raise UsageError(f"layer '{spec}': a layer of a head takes neither @input nor a pool", f"Write {path}.")
+        return Layer(path, "", head=heads[path])
     if path not in modules | set(names):
+        if names_head(path):
+            remedy = f"It has: {', '.join(heads)}." if heads else "The weights file has no head of known layers."
+            raise BackboneError(f"{backbone.name} has no layer '{path}' in a head", remedy)
         raise BackboneError(f"{backbone.name} has no layer '{path}'", did_you_mean(path, modules | set(names)))
     # `conv1@input` refers to the module conv1 if there is one: aliases name outputs.
     target = path if (at and path in modules) or path not in names else names[path]
@@ -96,6 +109,26 @@ def _resolve(backbone: Backbone, spec: str) -> Layer:
         pool = _vissl_pool(backbone, name)
     text = f"{name}:{pool}" if pool else name
     return Layer(text, target, "input" if at else "output", pool)
+
+
+def names_head(text: str) -> bool:
+    """Return whether a layer may be one of a file's heads: 'head.0', 'predictor'.
+
+    >>> names_head("head.0"), names_head("res5:avg"), names_head("header")
+    (True, False, False)
+    """
+    return text.partition(":")[0].strip().partition(".")[0] in HEAD_NAMES
+
+
+def head_layers(backbone: Backbone) -> dict[str, nn.Sequential]:
+    """Return name -> the heads up to this layer: 'head.0', ..., 'head' for all of it, then 'predictor.0', ..."""
+    found, before = dict[str, nn.Sequential](), list[nn.Module]()
+    for name, head in backbone.heads.items():
+        for number, layer in enumerate(head):
+            before.append(layer)
+            found[f"{name}.{number}"] = nn.Sequential(*before)
+        found[name] = nn.Sequential(*before)
+    return found
 
 
 def _vissl_pool(backbone: Backbone, name: str) -> Pool | None:
@@ -203,7 +236,20 @@ def _pooled(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> Tensor
         )
     if value.ndim == 4 and _channels_last(root, layer, value, images):
         value = value.permute(0, 3, 1, 2)
-    return apply_pool(value, layer.pool, token_layout(root, layer.path, value), layer=layer.text)
+    pooled = apply_pool(value, layer.pool, token_layout(root, layer.path, value), layer=layer.text)
+    return pooled if layer.head is None else _through_head(pooled, layer.head, layer.text)
+
+
+def _through_head(features: Tensor, head: nn.Sequential, name: str) -> Tensor:
+    """Return the output (B, d) of a head's layers on the backbone's output (B, D)."""
+    try:
+        return cast(Tensor, head(features))
+    except RuntimeError as error:
+        width, _ = widths(head)
+        raise BackboneError(
+            f"layer '{name}': the head takes {width} numbers, the backbone returns {features.shape[1]}",
+            "The head belongs to another backbone; evaluate the backbone's own layers.",
+        ) from error
 
 
 def _channels_last(root: nn.Module, layer: Layer, x: Tensor, images: Tensor) -> bool:

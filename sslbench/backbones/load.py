@@ -24,6 +24,7 @@ from sslbench.weights import save
 from sslbench.weights.fill import LoadReport, fill
 from sslbench.weights.formats.recognise import Recognised, recognise, refuse_undecided
 from sslbench.weights.formats.schema import Strides
+from sslbench.weights.heads import load_heads
 from sslbench.weights.reading import files
 
 Shapes = dict[str, tuple[int, ...]]
@@ -32,7 +33,7 @@ log = logging.getLogger("sslbench")
 ASSUMED_CIFAR = "a 3x3 stem is assumed to be CIFAR's: stride 1, no max-pooling (neither is visible in the tensors)"
 
 
-def load_backbone(
+def load_backbone(  # noqa: PLR0913  the options of the command
     weights: str,
     *,
     backbone: str | None = None,
@@ -42,6 +43,7 @@ def load_backbone(
     stem: str | None = None,
     seed: int = 0,
     as_stored: bool = False,
+    heads: bool = False,
 ) -> Backbone:
     """Return a backbone with the weights of a file, or with random weights.
 
@@ -55,6 +57,7 @@ def load_backbone(
             'bands=3,2,1' or 'random' (see `stems.StemRule`); None refuses it.
         seed: of the random weights, and of those that a partial file leaves as they were.
         as_stored: accept a file that does not determine colour order or strides; the caller (a detector's recipe) does.
+        heads: load the file's projection and prediction heads too, for layers such as 'head.0'.
 
     Raises:
         WeightsError: the file cannot be read, is not recognised, does not fit the backbone, or does not tell which
@@ -82,7 +85,14 @@ def load_backbone(
         return build(weights)
     file = files.read(Path(weights), trust_pickle=trust_pickle)
     return load_file(
-        file, backbone=backbone, format=format, allow_partial=allow_partial, stem=rule, seed=seed, as_stored=as_stored
+        file,
+        backbone=backbone,
+        format=format,
+        allow_partial=allow_partial,
+        stem=rule,
+        seed=seed,
+        as_stored=as_stored,
+        heads=heads,
     )
 
 
@@ -95,6 +105,7 @@ def load_file(
     stem: StemRule | None = None,
     seed: int = 0,
     as_stored: bool = False,
+    heads: bool = False,
 ) -> Backbone:
     """Return a backbone with the weights of a file in memory; arguments and errors as for `load_backbone`."""
     weights = str(file.path)
@@ -145,7 +156,8 @@ def load_file(
         preprocessing, told = trained_on(built, recognised, named=backbone is not None)
     preprocessing = preprocessing.for_channels(built.preprocessing.channels)
     report = dataclasses.replace(report, note="; ".join(filter(None, (report.note, told))))
-    return dataclasses.replace(built, report=report, format=recognised.format, preprocessing=preprocessing)
+    built = dataclasses.replace(built, report=report, format=recognised.format, preprocessing=preprocessing)
+    return dataclasses.replace(built, heads=load_heads(file, recognised)) if heads else built
 
 
 def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, weights: str, seed: int) -> Backbone:
@@ -271,7 +283,7 @@ def _tensors_for(built: Backbone, recognised: Recognised) -> tuple[dict[str, Ten
     expected = built.module.state_dict()
     tensors, ignored = {}, dict[str, None]()
     for name, tensor in recognised.canonical.items():
-        head = next((head for head in built.heads if name.startswith(f"{head}.")), None)
+        head = next((head for head in built.classifiers if name.startswith(f"{head}.")), None)
         if head is not None and name not in expected:
             ignored[f"{head}.*"] = None
         else:

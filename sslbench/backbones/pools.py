@@ -113,6 +113,8 @@ def apply_pool(x: Tensor, pool: Pool | None, tokens: Tokens, *, layer: str) -> T
         pooled = x.flatten(1)
     else:
         raise _no_fit(x, pool, layer, "flatten" if x.ndim > 1 else "none")
+    if torch.compiler.is_compiling():  # torch.export: tensors without storage
+        return pooled.clone()
     return pooled.clone() if pooled.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else pooled
 
 

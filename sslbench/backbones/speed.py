@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
@@ -186,7 +187,11 @@ def prepare(
     dtype = DTYPES[precision]
     module = folded(backbone.module, layers, probe_images(backbone.preprocessing))
     module = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Encoder(module, tuple(layers), device, dtype)
+    on_device = (
+        layer if layer.head is None else dataclasses.replace(layer, head=copy.deepcopy(layer.head).to(device))
+        for layer in layers
+    )
+    return Encoder(module, tuple(on_device), device, dtype)
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def build_timm(name: str) -> Backbone:
         aliases=_aliases(module),
         default_layer="features",
         versions={"timm": timm.__version__},
-        heads=_recorded_paths(module, "classifier"),
+        classifiers=_recorded_paths(module, "classifier"),
         stems=_recorded_paths(module, "first_conv"),
         usual_input=_VIT_INPUT if recognise_vit(shapes) is not None else None,
     )

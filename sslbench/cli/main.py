@@ -20,6 +20,8 @@ COMMANDS = {
     "pretrain": "Train a backbone without labels: simclr, moco_v2, swav, dino, ...",
     "eval": "Score a backbone: knn, linear, svm on frozen features; detection.",
     "extract": "Write a backbone's features of a data set to disk.",
+    "predict": "Write classes and probabilities of images, by a file with a classifier.",
+    "export": "Write a network as ONNX or torch.export.",
     "inspect": "Describe a file or folder: weights, data, features.",
     "convert": "Write weights under the key names of another format.",
     "diff": "Compare the tensors of two weights files.",

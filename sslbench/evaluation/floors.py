@@ -9,7 +9,7 @@ import numpy as np
 
 from sslbench import paths
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.in_memory import untrained_copy
+from sslbench.backbones.in_memory import untrained_copy, untrained_heads
 from sslbench.backbones.load import load_backbone
 from sslbench.data.source import Labels
 from sslbench.errors import ResultError
@@ -113,7 +113,8 @@ def untrained_like(backbone: Backbone) -> Backbone | None:
     if backbone.kind.in_memory:
         return untrained_copy(backbone, UNTRAINED_SEED)
     untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
-    return dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
+    heads = untrained_heads(backbone.heads, UNTRAINED_SEED)
+    return dataclasses.replace(untrained, preprocessing=backbone.preprocessing, heads=heads)
 
 
 def _pixels_like(backbone: Backbone) -> Backbone:

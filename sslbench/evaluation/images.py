@@ -21,7 +21,7 @@ from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.prepare import Prepared
-from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded
+from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded, weights_at
 from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
@@ -212,7 +212,9 @@ class _ImageEvaluation:
             )
             subject = describe(self.prepared, backbone, "", used, self.command)
             self._known[id(backbone)] = dataclasses.replace(subject, timings={})
-        return dataclasses.replace(self._known[id(backbone)], layer=row)
+        known = self._known[id(backbone)]
+        weights = weights_at(row, backbone, dataclasses.replace(known.weights, code=backbone.identity))
+        return dataclasses.replace(known, layer=row, weights=weights)
 
     def _readable(self, source: Source) -> tuple[Source, tuple[ExcludedImage, ...]]:
         """Return the readable images. With on_error=stop the protocol itself raises for the others."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from sslbench import names, protocols
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.backbones.layers import Layer, names_head, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.sizes import built_for
 from sslbench.config import convert
@@ -189,6 +189,7 @@ def load(request: Request, run: RunSettings) -> Backbone:
         trust_pickle=request.trust_pickle,
         stem=request.stem,
         seed=run.seed,
+        heads=any(names_head(layer) for layer in request.layers),
     )
     if backbone.report is not None:
         log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")

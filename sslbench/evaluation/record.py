@@ -13,6 +13,7 @@ import torch
 
 from sslbench import names, protocols, user_code
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import head_layers
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, subset
@@ -294,7 +295,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     request = prepared.request
     own = backbone is prepared.backbone
     given = request.weights if own else ("pixels" if backbone.kind.pixels else "random")
-    weights = weights_used(backbone, given)
+    weights = weights_at(layer, backbone, weights_used(backbone, given))
     data = prepared.data
     parts = [
         DataPart(
@@ -326,6 +327,13 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
         groups_digest(data.test.ids, columns),
         encoded.costs,
     )
+
+
+def weights_at(layer: str, backbone: Backbone, weights: WeightsUsed) -> WeightsUsed:
+    """Return the weights that a layer (or several, joined by '+') depends on: without heads, unless it is in one."""
+    if not backbone.heads or not head_layers(backbone).keys().isdisjoint(layer.split("+")):
+        return weights
+    return dataclasses.replace(weights, code=backbone.own_identity)
 
 
 def weights_used(backbone: Backbone, given: str) -> WeightsUsed:

@@ -110,3 +110,7 @@ class Method(method.Method[Config]):
         value = value + (world_size() - 1) * (value - value.detach())
         parts = {"invariance": invariance.detach(), "redundancy": redundancy.detach()}
         return Loss(value, za.detach(), parts)
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head."""
+        return {"head": self.projector}

@@ -79,3 +79,9 @@ class Method(method.Method[Config]):
     def exports(self) -> dict[str, nn.Module]:
         """Return the online network, which the paper evaluates, and the target network."""
         return {"student": self.backbone, "teacher": self.target_backbone}
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head, and the prediction head of the student."""
+        if exported == "teacher":
+            return {"head": self.target_projector}
+        return {"head": self.projector, "predictor": self.predictor}

@@ -185,6 +185,10 @@ class Method(method.Method[Config]):
         """Return the teacher, which is better (section 5.2) and evaluated by the published code, and the student."""
         return {"teacher": self.teacher_backbone, "student": self.backbone}
 
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the MLP of the projection head, without the prototypes."""
+        return {"head": self.teacher_head.mlp if exported == "teacher" else self.head.mlp}
+
 
 def teacher_temperature(config: Config, step: Step) -> float:
     """Return the teacher's temperature: linear over the warm-up, including its last epoch or update, then constant."""

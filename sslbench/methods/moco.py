@@ -119,6 +119,10 @@ class Method(method.Method[Config]):
         """Return the backbones of the query network and of the key network."""
         return {"student": self.backbone, "teacher": self.key_backbone}
 
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head of the query or the key network."""
+        return {"head": self.head if exported == "student" else self.key_head}
+
 
 def _require_divisible(queue: int, images: int) -> None:
     """Refuse a queue that is no multiple of the images per update; name the nearest valid values."""

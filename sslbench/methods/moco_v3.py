@@ -120,6 +120,12 @@ class Method(method.Method[Config]):
         """Return the backbones of the query network and of the key network."""
         return {"student": self.backbone, "teacher": self.key_backbone}
 
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head, and the prediction head of the student."""
+        if exported == "teacher":
+            return {"head": self.key_projector}
+        return {"head": self.projector, "predictor": self.predictor}
+
 
 def _is_plain_vit(backbone: nn.Module) -> TypeGuard[VisionTransformer]:
     """Return whether a backbone is a vision transformer of timm with a linear patch projection."""

@@ -66,3 +66,7 @@ class Method(method.Method[Config]):
             features[: len(batch.views[0])].detach().float(),
             {"accuracy": top1(logits, labels)},
         )
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the classifier of the angles."""
+        return {"head": self.head}

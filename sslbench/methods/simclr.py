@@ -90,3 +90,7 @@ class Method(method.Method[Config]):
         embeddings = self.head(features).unflatten(0, (len(batch.views), -1))
         value = nt_xent(embeddings, self.config.temperature)
         return Loss(value, functional.normalize(embeddings[0].detach().float(), dim=1))
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head."""
+        return {"head": self.head}

@@ -63,3 +63,7 @@ class Method(method.Method[Config]):
         p = [self.predictor(embedding) for embedding in z]
         value = (negative_cosine(p[0], z[1].detach()) + negative_cosine(p[1], z[0].detach())) / 2
         return Loss(value, z[0].detach())
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection and the prediction head."""
+        return {"head": self.projector, "predictor": self.predictor}

@@ -46,3 +46,7 @@ class Method(method.Method[Config]):
         logits = self.head(features)
         value = cross_entropy(logits, batch.labels, self.config.label_smoothing)
         return Loss(value, features.detach().float(), {"top1": top1(logits, batch.labels)})
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the classifier."""
+        return {"head": self.head}

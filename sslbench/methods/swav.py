@@ -171,6 +171,10 @@ class Method(method.Method[Config]):
             )
         self._queue = None if queue is None else queue.clone()
 
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head."""
+        return {"head": self.head}
+
 
 def _require_assignable(config: Config, setup: Setup) -> None:
     """Refuse views to assign that do not exist, and queues that the processes cannot fill evenly."""

@@ -86,3 +86,7 @@ class Method(method.Method[Config]):
         value = config.invariance * invariance + config.variance * variance + config.covariance * covariance
         parts = {"invariance": invariance, "variance": variance, "covariance": covariance}
         return Loss(value, za.detach(), {name: term.detach() for name, term in parts.items()})
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head."""
+        return {"head": self.projector}

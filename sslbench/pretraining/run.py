@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.resume import continue_from
 from sslbench.train.state import from_checkpoint, to_checkpoint
+from sslbench.weights.heads import METADATA as HEADS
+from sslbench.weights.heads import head_tensors, layer_kinds
 from sslbench.weights.save import save
 
 
@@ -196,13 +198,22 @@ class _PretrainingRun:
     def _exportable(self, method: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the entries that make a checkpoint a weights file too; tensors are shared with the method's."""
         name, network = self._exported()
-        path = next(path for path, module in self.state.method.named_modules() if module is network)
-        tensors = {key.removeprefix(f"{path}."): value for key, value in method.items() if key.startswith(f"{path}.")}
+        heads, kinds = self._heads(name, lambda head: _state_of(head, self.state.method, method))
         return {
             "backbone": self.prepared.backbone.name,
-            "state_dict": tensors,
-            "metadata": self._metadata(f"{name}, before the end of training"),
+            "state_dict": _state_of(network, self.state.method, method),
+            "metadata": self._metadata(f"{name}, before the end of training", kinds),
+            **({"heads": heads} if heads else {}),
         }
+
+    def _heads(
+        self, exported: str, state: Callable[[nn.Module], Mapping[str, Tensor]]
+    ) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return tensors and layers of the heads on an exported backbone; every process calls this."""
+        heads = self.state.method.heads(exported)
+        tensors = [head_tensors(name, head, state(head)) for name, head in heads.items()]
+        merged = {name: tensor for each in tensors for name, tensor in each.items()}
+        return merged, {name: " ".join(layer_kinds(head)) for name, head in heads.items()}
 
     def _exported(self) -> tuple[str, nn.Module]:
         """Return name and module of the network that is exported."""
@@ -215,18 +226,21 @@ class _PretrainingRun:
         name, network = self._exported()
         tensors, target = module_state(network), self.request.out / "weights.torch"
         average = module_state(self.state.average) if self.state.average is not None else None
+        heads, kinds = self._heads(name, module_state)
         if rank() == 0:
-            self._save_weights(target, tensors, name)
+            self._save_weights(target, tensors, self._metadata(name, kinds), heads)
             if average is not None:
-                self._save_weights(target.with_name("weights_ema.torch"), average, f"average of {self.settings.ema}")
+                metadata = self._metadata(f"average of {self.settings.ema}", {})
+                self._save_weights(target.with_name("weights_ema.torch"), average, metadata, {})
         barrier()
         return target
 
-    def _save_weights(self, path: Path, tensors: dict[str, Tensor], network: str) -> None:
-        metadata = self._metadata(network)
-        save(path, tensors, backbone=self.prepared.backbone.name, metadata=metadata, overwrite=True)
+    def _save_weights(
+        self, path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any], heads: dict[str, Tensor]
+    ) -> None:
+        save(path, tensors, backbone=self.prepared.backbone.name, metadata=metadata, heads=heads, overwrite=True)
 
-    def _metadata(self, network: str) -> dict[str, Any]:
+    def _metadata(self, network: str, heads: Mapping[str, str]) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "method": self.settings.method["name"],
             "network": network,
@@ -239,6 +253,8 @@ class _PretrainingRun:
             "settings": plain(self.settings),
             "command": self.command,
         }
+        if heads:
+            metadata[HEADS] = dict(heads)
         if self.prepared.changes:
             metadata["changes"] = dict(self.prepared.changes)
         return metadata
@@ -246,3 +262,9 @@ class _PretrainingRun:
     def _keep_failed(self, raw: Any, value: float, index: int) -> Path:
         ids = tuple(self.prepared.source.ids[i] for i in raw.indices.tolist())
         return keep_failed(self.request.out, raw, ids, step=index, rank=rank())
+
+
+def _state_of(module: nn.Module, method: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the part of a method's state dict that belongs to one of its modules, under the module's own names."""
+    path = next(path for path, each in method.named_modules() if each is module)
+    return {key.removeprefix(f"{path}."): value for key, value in state.items() if key.startswith(f"{path}.")}

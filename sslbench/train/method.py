@@ -123,7 +123,7 @@ class Method(nn.Module, Generic[ConfigT]):
     A module `sslbench/methods/NAME.py`, or a user's own module named by its dotted path, defines a frozen dataclass
     `Config` of `config.setting`s and a subclass `Method` with `config_type = Config`. A subclass builds its networks in
     `__init__`, defines `loss`, and overrides the other methods where it needs to. The result of a run is one of
-    `exports()`; heads, momentum copies and queues are discarded.
+    `exports()` with its `heads()`; momentum copies and queues are discarded.
 
     Parameters that take no part in the loss must have `requires_grad=False`, or DistributedDataParallel fails. Random
     numbers come from torch's default generator, whose state is part of a checkpoint. Tensors that are equal on all
@@ -189,6 +189,18 @@ class Method(nn.Module, Generic[ConfigT]):
     def averaged(self) -> nn.Module:
         """Return the network whose moving average is kept, if one is: by default the backbone."""
         return self.backbone
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the heads on an exported backbone, which are saved with it; none by default.
+
+        Args:
+            exported: name of the backbone in `exports`.
+
+        Returns:
+            'head' (projection head or classifier) and 'predictor', which takes its output; each an nn.Sequential of
+            linear layers, norms and activations, or a single linear layer.
+        """
+        return {}
 
     def local_state(self) -> dict[str, Tensor]:
         """Return the tensors that differ between processes; a checkpoint holds those of every process."""

@@ -34,8 +34,8 @@ def test_help_loads_nothing_heavy(arguments):
 
 def test_every_command_is_there_and_helps(capsys):
     assert set(COMMANDS) == {
-        *"pretrain eval extract inspect convert diff cka diff-preset check-data data leaderboard compare".split(),
-        *"list show demo".split(),
+        *"pretrain eval extract predict export inspect convert diff cka diff-preset".split(),
+        *"check-data data leaderboard compare list show demo".split(),
     }
     for name in COMMANDS:
         code, out, _ = run(capsys, name, "--help")

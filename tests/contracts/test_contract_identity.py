@@ -282,6 +282,25 @@ def feature_dtype(folder, _):
     return base(folder), base(folder, run=RunSettings(device="cpu", workers=0, feature_dtype="float16"))
 
 
+def with_head(activation):
+    head = nn.Sequential(nn.Linear(128, 6), activation, nn.Linear(6, 5))
+    for part in head[::2]:
+        nn.init.ones_(part.weight)
+    return dataclasses.replace(resnet(), heads={"head": head.eval()})
+
+
+@change("a tensor or layer of a head, for its layers")
+def activation_of_a_head(folder, _):
+    asked = (("layers", ("head",)),)
+    return (base(folder, backbone=with_head(each()), asked=asked) for each in (nn.ReLU, nn.GELU))
+
+
+@change("a tensor or layer of a head, for other layers")
+def head_that_is_not_evaluated(folder, _):
+    asked = (("layers", ("res5avg", "head")),)
+    return (base(folder, backbone=with_head(each()), asked=asked) for each in (nn.ReLU, nn.GELU))
+
+
 @change("the layer or its pool")
 def layer(folder, _):
     return base(folder), base(folder, asked=(("layers", ("res4",)),))

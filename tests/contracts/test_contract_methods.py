@@ -11,6 +11,7 @@ from sslbench.backbones.build import build
 from sslbench.backbones.sizes import feature_dim
 from sslbench.errors import UsageError
 from sslbench.train.method import Batch, Method, Step, find_method
+from sslbench.weights import heads
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
 import runs
@@ -132,6 +133,22 @@ def test_what_is_exported_fits_the_backbone_strictly(method):
         fresh = build(runs.METHODS[method][2], seed=1).module
         fresh.load_state_dict(network.state_dict())
         assert name in ("student", "teacher")
+
+
+def test_heads_are_sequences_that_take_the_output_of_the_exported_backbone(method):
+    """What `pretrain` writes beside the backbone: built again from kinds and tensors, it is the same network."""
+    made, batch = make(method)
+    made.eval()
+    for exported, network in made.exports().items():
+        with torch.no_grad():
+            x = network(batch.views[0])
+            for name, head in made.heads(exported).items():
+                tensors = heads.head_tensors(name, head, head.state_dict())
+                own = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items()}
+                again = heads.build_head(heads.layer_kinds(head), own, name)
+                assert torch.equal(again(x), head(x))
+                x = head(x)
+    assert method in ("jigsaw", "mae", "my_method") or made.heads("student")
 
 
 def test_half_precision_runs_and_stays_finite(method):

@@ -45,7 +45,7 @@ def photos(tmp_path):
 
 def test_import_is_lazy_and_lists_its_names():
     names = {"compare", "evaluate", "extract_features", "list_names", "load_backbone", "make_leaderboard", "pretrain"}
-    assert set(dir(sslbench)) == names | {"evaluate_detection", "load_detector"}
+    assert set(dir(sslbench)) == names | {"evaluate_detection", "export", "load_detector", "predict"}
     assert "knn" in sslbench.list_names("protocol")
     with pytest.raises(AttributeError, match="has no attribute 'evaluat'"):
         _ = sslbench.evaluat

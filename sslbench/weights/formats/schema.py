@@ -10,6 +10,9 @@ from sslbench.names import did_you_mean
 from sslbench.weights.formats import operations, patterns
 from sslbench.weights.formats.patterns import Pattern
 
+HEAD_NAMES = ("head", "predictor")
+"""Names of heads in the order of the forward pass: projection head or classifier, prediction head."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Detect:
@@ -83,6 +86,26 @@ class Strides:
 
 
 @dataclasses.dataclass(frozen=True)
+class HeadLayers:
+    """Layers of a head: linear layers with an activation between them, and batch or layer norms.
+
+    Attributes:
+        keys: alternative patterns of the keys, without the backbone's prefix or whole; `{leaf}` is the tensor of a
+            layer, other holes are the numbers of the layers.
+        activation: activation before each linear layer but the first.
+        absent: patterns of keys that files with another kind of head have.
+        network: network of the file that the head belongs to; '' is each.
+        classifier: the outputs are scores of classes.
+    """
+
+    keys: tuple[str, ...]
+    activation: Literal["relu", "gelu"] = "relu"
+    absent: tuple[str, ...] = ()
+    network: str = ""
+    classifier: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Variant:
     """Networks with the same key names but other input images or strides.
 
@@ -131,6 +154,8 @@ class TableFile:
         networks: copies of the backbone (query and key encoder, teacher and student), by name. The first one in a file
             is used; 'FORMAT:NETWORK' selects another.
         heads: patterns of head keys, which are left out of the backbone and kept on request.
+        head_layers: layers of the heads that `--layers head.0` evaluates: `head` (projection head or classifier) and
+            `predictor`, which follows it.
         drop: patterns of full keys (with any prefix) outside the backbone: queues, momentum copies.
         fallback: tried only if no other table matches.
         needs_backbone: usable only if the backbone's own names are known and most of them are in the file.
@@ -152,6 +177,7 @@ class TableFile:
     networks: dict[str, Network] = dataclasses.field(default_factory=dict)
     note: str = ""
     heads: tuple[str, ...] = ()
+    head_layers: dict[str, HeadLayers] = dataclasses.field(default_factory=dict)
     drop: tuple[str, ...] = ()
     fallback: bool = False
     needs_backbone: bool = False
@@ -198,8 +224,21 @@ def parse(values: Mapping[str, Any], *, where: str) -> tuple[TableFile, tuple[Ru
             raise UsageError(f"{where}: variant '{name}' shows in the file, so it cannot have rules of its own")
     for text in (*file.heads, *file.drop, *(t for way in file.detect for t in (*way.present, *way.absent))):
         _parse_pattern(text, where)
+    _check_head_layers(file, where)
     _refuse_duplicate_keys(rules, where)
     return file, rules
+
+
+def _check_head_layers(file: TableFile, where: str) -> None:
+    """Raise UsageError if a head has an unknown name or network, or a key without the hole for its tensors."""
+    for name, head in file.head_layers.items():
+        if name not in HEAD_NAMES:
+            raise UsageError(f"{where}: head_layers has '{name}'", did_you_mean(name, HEAD_NAMES))
+        if head.network and head.network not in file.networks:
+            raise UsageError(f"{where}: head_layers.{name} has no network '{head.network}'")
+        for text in (*head.keys, *head.absent):
+            if "leaf" not in _parse_pattern(text, where).holes:
+                raise UsageError(f"{where}: head_layers.{name}: '{text}' has no hole {{leaf}}")
 
 
 def take(file: TableFile, network: str) -> TableFile:

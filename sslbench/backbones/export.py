@@ -1,0 +1,207 @@
+"""Networks as files of other programs: ONNX and torch.export, with a comparison of their outputs."""
+
+import dataclasses
+import json
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.classifier import Classifier
+from sslbench.backbones.layers import Layer, forward_layers
+from sslbench.errors import BackboneError, UsageError
+from sslbench.preprocessing import Preprocessing
+from sslbench.weights.save import check_target, new_file
+
+log = logging.getLogger("sslbench")
+
+SUFFIXES = (".onnx", ".pt2")
+INPUT, BATCH = "images", "batch"
+LARGEST_DIFFERENCE = 1e-3
+"""Largest accepted difference of an output, relative to the largest output; float32 rounding gives about 1e-6."""
+_LARGEST_ONNX = 1.9e9
+_BATCHES = (1, 2, 5)
+"""Numbers of images on which the exported network is compared."""
+
+
+class ExportedNetwork(nn.Module):
+    """Backbone up to a layer and, if there is one, the classifier on it: (B, C, H, W) -> (B, D)."""
+
+    def __init__(self, backbone: Backbone, layer: Layer, classifier: Classifier | None = None) -> None:
+        super().__init__()
+        self.network = copied(backbone.module)
+        self.head = nn.Identity() if classifier is None else classifier.head
+        self.layer_head = nn.Identity() if layer.head is None else layer.head  # registers its tensors
+        self.layer = layer
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the layer's features, or the scores of the classes, of normalised images."""
+        features = forward_layers(self.network, images, (self.layer,))[self.layer.text]
+        return cast(Tensor, self.head(features))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportReport:
+    """Facts about an exported file.
+
+    Attributes:
+        path: the file.
+        output: name of the output, 'features' or 'scores'.
+        shape: (C, H, W) of an image.
+        width: dimension of the output.
+        difference: largest difference from the network's outputs, relative to the largest output.
+        preprocessing: preprocessing of the images, which is not part of the file's network.
+    """
+
+    path: Path
+    output: str
+    shape: tuple[int, int, int]
+    width: int
+    difference: float
+    preprocessing: Preprocessing
+
+
+def export(
+    backbone: Backbone, layer: Layer, out: Path, *, classifier: Classifier | None = None, overwrite: bool = False
+) -> ExportReport:
+    """Write a network as .onnx or .pt2, for any number of normalised images; the file appears verified or not at all.
+
+    Args:
+        backbone: the backbone.
+        layer: layer whose features are the output; that of the classifier, if one is given.
+        out: file to write; its suffix chooses the format.
+        classifier: classifier whose scores are the output.
+        overwrite: replace an existing file.
+
+    Raises:
+        UsageError: another suffix, the file exists, or a library is missing.
+        BackboneError: the network cannot be exported, or its outputs differ.
+    """
+    if out.suffix not in SUFFIXES:
+        raise UsageError(f"{out}: exported files end in {' or '.join(SUFFIXES)}", "Name it net.onnx or net.pt2.")
+    check_target(out, overwrite=overwrite, remedy="replace it with --force")
+    write = _write_onnx if out.suffix == ".onnx" else _write_pt2
+    if out.suffix == ".onnx":
+        _need_onnx()
+        _refuse_large(backbone)
+    shape = image_shape(backbone.preprocessing)
+    network = ExportedNetwork(backbone, layer, classifier).eval().requires_grad_(False)
+    examples = [torch.randn(n, *shape, generator=torch.Generator().manual_seed(n)) for n in _BATCHES]
+    with torch.inference_mode():
+        wanted = [network(images) for images in examples]
+    output = "features" if classifier is None else "scores"
+    facts = {
+        "output": output,
+        "layer": layer.text,
+        "backbone": backbone.name,
+        "preprocessing": json.dumps(backbone.preprocessing.record()),
+        **(
+            {}
+            if classifier is None
+            else {"labels": classifier.info.labels, "classes": json.dumps(classifier.info.classes)}
+        ),
+    }
+    with new_file(out) as temporary, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            run = write(network, examples[1], temporary, output, facts)
+        except Exception as error:  # torch raises errors of many kinds for networks that it cannot trace
+            raise BackboneError(f"{backbone.name} cannot be exported: {_reason(error)}") from error
+        difference = max(_difference(run(images), own) for images, own in zip(examples, wanted, strict=True))
+        if not difference <= LARGEST_DIFFERENCE:
+            raise BackboneError(
+                f"{backbone.name}: the outputs of the exported network differ by {difference:.1e} of the largest; "
+                "nothing was written"
+            )
+    return ExportReport(out, output, shape, int(wanted[0].shape[1]), difference, backbone.preprocessing)
+
+
+def image_shape(preprocessing: Preprocessing) -> tuple[int, int, int]:
+    """Return channels, height and width of preprocessed images; 224 pixels where images keep their sizes.
+
+    >>> image_shape(Preprocessing(resize=256, crop=(224, 192)))
+    (3, 224, 192)
+    """
+    size = preprocessing.crop or preprocessing.resize or 224
+    height, width = size if isinstance(size, tuple) else (size, size)
+    return preprocessing.channels, height, width
+
+
+def _difference(got: Tensor, wanted: Tensor) -> float:
+    if got.shape != wanted.shape:
+        return float("inf")
+    scale = wanted.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+    return float((got - wanted).abs().max() / scale)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first sentence of the error that caused the others."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = (str(error).strip().splitlines() or ["no message"])[0]
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+_Run = Callable[[Tensor], Tensor]
+
+
+def _write_pt2(network: nn.Module, images: Tensor, path: Path, output: str, facts: Mapping[str, str]) -> _Run:
+    """Write a program of torch.export, and return the program that was read back."""
+    program = torch.export.export(network, (images,), dynamic_shapes=_dynamic_batch())
+    torch.export.save(program, path, extra_files={"sslbench.json": json.dumps(dict(facts))})
+    return cast(_Run, torch.export.load(path).module())
+
+
+def _dynamic_batch() -> dict[str, dict[int, Any]]:
+    return {INPUT: {0: torch.export.Dim(BATCH, min=1)}}
+
+
+def _need_onnx() -> None:
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript
+    except ImportError as error:
+        raise UsageError(
+            f"ONNX files need the packages onnx, onnxscript and onnxruntime: {error}",
+            "pip install 'sslbench[onnx]', or write a .pt2 file of torch.export.",
+        ) from error
+    log.debug(f"onnx {onnx.__version__}, onnxscript {onnxscript.__version__}, onnxruntime {onnxruntime.__version__}")
+
+
+def _refuse_large(backbone: Backbone) -> None:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in backbone.module.state_dict().values())
+    if size > _LARGEST_ONNX:
+        raise UsageError(
+            f"{backbone.name} has {size / 1e9:.1f} GB of tensors; one ONNX file holds 2 GB", "Write a .pt2 file."
+        )
+
+
+def _write_onnx(network: nn.Module, images: Tensor, path: Path, output: str, facts: Mapping[str, str]) -> _Run:
+    """Write an ONNX model, and return its function in onnxruntime."""
+    import onnxruntime
+
+    program = torch.onnx.export(
+        network,
+        (images,),
+        dynamo=True,
+        dynamic_shapes=_dynamic_batch(),
+        input_names=[INPUT],
+        output_names=[output],
+        verbose=False,
+    )
+    if program is None:
+        raise RuntimeError("torch.onnx.export returned no program")
+    program.model.metadata_props.update(facts)
+    program.save(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(batch: Tensor) -> Tensor:
+        return torch.from_numpy(session.run([output], {INPUT: batch.numpy()})[0])
+
+    return run

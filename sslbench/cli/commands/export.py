@@ -1,0 +1,62 @@
+"""`sslbench export`."""
+
+from pathlib import Path
+
+import click
+
+from sslbench.cli import options
+from sslbench.cli.echo import echo
+from sslbench.errors import UsageError
+
+
+@click.command("export")
+@options.weights_options
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="File to write: net.onnx, or net.pt2 of torch.export."
+)
+@click.option("--force", is_flag=True, help="Replace --out if it exists.")
+@options.preprocessing_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    out: Path,
+    force: bool,
+    weights: options.WeightsFlags,
+    preprocessing: options.PreprocessingFlags,
+) -> None:
+    """Write a network for other programs: ONNX or torch.export, for any number of images at a time.
+
+    The output is the scores of the file's classifier; without one, or with --layers, the features of one layer. The
+    input is normalised images of the evaluation's size. The outputs of the file are compared with the network's.
+
+    \b
+    sslbench export --weights finetuned.torch --out net.onnx
+    sslbench export --weights moco_v2.pth.tar --layers res5avg --out net.pt2
+    """  # noqa: D301
+    from sslbench import evaluation
+    from sslbench.backbones.layers import split_layers
+    from sslbench.cli import terminal
+    from sslbench.evaluation.export import export_network
+
+    terminal.show_messages()
+    if not weights.weights:
+        raise UsageError("--weights is missing", "Give a weights file.")
+    options.refuse_loading_flags(ctx, weights.weights)
+    request = evaluation.Request(
+        **weights.loading(),
+        data="",
+        tasks=(),
+        layers=tuple(split_layers(weights.layers)) if weights.layers else (),
+        preprocessing=preprocessing.values(),
+    )
+    report = export_network(request, out, overwrite=force)
+    channels, height, width = report.shape
+    used = report.preprocessing
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (used.mean, used.std))
+    echo(str(out.resolve()))
+    echo(
+        f"input images: float32 (batch, {channels}, {height}, {width}), 0 to 1, minus mean ({mean}), divided by ({std})"
+    )
+    echo(f"output {report.output}: float32 (batch, {report.width})")
+    echo(f"largest difference from the network: {report.difference:.1e} of the largest output, batches of 1, 2 and 5")

@@ -1,0 +1,88 @@
+"""`sslbench predict`."""
+
+from pathlib import Path
+
+import click
+
+from sslbench.cli import options
+from sslbench.cli.echo import echo
+from sslbench.errors import UsageError
+
+_UNUSED = {
+    "layers": "The classifier takes the layer that it was trained on.",
+    "label_column": "Labels are not read.",
+    "test_data": "Give the images as --data; all splits are predicted.",
+    "feature_dtype": "No features are stored.",
+    "store": "No features are stored.",
+    "on_error": "Unreadable images get a row with the reason.",
+}
+
+
+@click.command("predict")
+@options.weights_options
+@options.data_options
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), required=True, help="CSV file to write.")
+@click.option(
+    "--classes",
+    "classes_path",
+    type=click.Path(path_type=Path),
+    help="Text file with one class name per line, for weights that do not name them. Default: numbers.",
+)
+@click.option("--top-k", type=click.IntRange(1), default=1, show_default=True, help="Most probable classes per image.")
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0, 1),
+    help="Smallest probability of the predicted classes, for several labels per image. Default: 0.5.",
+)
+@options.preprocessing_options
+@options.run_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    csv_path: Path,
+    classes_path: Path | None,
+    top_k: int,
+    threshold: float | None,
+    weights: options.WeightsFlags,
+    data: options.DataFlags,
+    preprocessing: options.PreprocessingFlags,
+    run: options.RunFlags,
+) -> None:
+    """Write the classes and probabilities of images to a CSV file, one row per image.
+
+    The weights file has a classifier: of 'sslbench eval finetune', or the last layer of a supervised network of
+    torchvision, timm or VISSL. Unreadable images get a row with the reason.
+
+    \b
+    sslbench predict --weights finetuned.torch --data photos/ --csv out.csv
+    sslbench predict --weights resnet50.pth --classes imagenet.txt --top-k 5 --data photos/ --csv out.csv
+    """  # noqa: D301
+    from sslbench import evaluation
+    from sslbench.cli import terminal
+    from sslbench.cli.words import compose_run
+    from sslbench.config import resolve
+    from sslbench.evaluation.prediction import predict, read_class_names
+
+    terminal.show_messages()
+    names = {str(parameter.name) for parameter in ctx.command.params}
+    options.refuse(ctx, used=names - set(_UNUSED), what="predict", reasons=_UNUSED)
+    if not weights.weights:
+        raise UsageError("--weights is missing", "Give a weights file with a classifier.")
+    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
+    request = evaluation.Request(
+        **weights.loading(),
+        data=data.data or options.default_data(),
+        image_column=data.image_column,
+        limit=data.limit,
+        tasks=(),
+        preprocessing=preprocessing.values(),
+    )
+    classes = None if classes_path is None else read_class_names(classes_path)
+    with terminal.progress() as progress:
+        counts = predict(
+            request, settings, csv_path, classes=classes, top_k=top_k, threshold=threshold, progress=progress
+        )
+    unread = f"; {counts.unreadable} cannot be read, see the column error" if counts.unreadable else ""
+    echo(f"{counts.predicted} images{unread}", err=True)
+    echo(str(csv_path.resolve()))

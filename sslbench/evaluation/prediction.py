@@ -1,0 +1,254 @@
+"""Classes of images by the classifier of a weights file: a finetuned network, or a head of a known format."""
+
+import copy
+import csv
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.classifier import Classifier, find_classifier
+from sslbench.backbones.load import load_file
+from sslbench.backbones.speed import prepare
+from sslbench.backbones.stems import parse_rule
+from sslbench.data.decode.transforms import normalise
+from sslbench.data.loading import loader
+from sslbench.data.open import open_data, refuse_label_maps
+from sslbench.data.sharded import by_shard
+from sslbench.data.source import Source
+from sslbench.data.splits import limit
+from sslbench.errors import DataError, UsageError
+from sslbench.evaluation.prepare import for_request
+from sslbench.evaluation.request import Request, RunSettings
+from sslbench.features.channels import check_first
+from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.text import spreadsheet_cell
+from sslbench.weights.reading import files
+from sslbench.weights.save import new_file
+
+log = logging.getLogger("sslbench")
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictedBatch:
+    """Outputs for consecutive images.
+
+    Attributes:
+        ids: of the n readable images.
+        values: float32 (n, C): probabilities of the classes, or predicted numbers.
+        unreadable: (id, reason) of the images that cannot be read.
+    """
+
+    ids: tuple[str, ...]
+    values: FloatArray
+    unreadable: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictionCounts:
+    """Numbers of images with a prediction, and of unreadable ones."""
+
+    predicted: int
+    unreadable: int
+
+
+def load_with_classifier(
+    request: Request, run: RunSettings, classes: Sequence[str] | None = None
+) -> tuple[Backbone, Classifier]:
+    """Return the backbone and the classifier of a weights file.
+
+    Args:
+        request: weights, backbone, format and preprocessing.
+        run: decoding of the images.
+        classes: names of the classes, for files that do not name them.
+
+    Raises:
+        WeightsError: the file has no classifier.
+        UsageError: there are no weights, or the names do not fit the classifier.
+    """
+    if not Path(request.weights).exists() and (request.weights in ("random", "pixels") or ":" in request.weights):
+        raise UsageError(f"'{request.weights}' has no classifier", "Give a weights file.")
+    file, backbone = load_with_heads(request, run)
+    return backbone, find_classifier(file, backbone, classes)
+
+
+def load_with_heads(request: Request, run: RunSettings) -> tuple[files.WeightsFile, Backbone]:
+    """Return a weights file and its backbone with the file's heads.
+
+    Raises:
+        SslbenchError: the weights cannot be read, are not recognised or do not fit.
+    """
+    file = files.read(Path(request.weights), trust_pickle=request.trust_pickle)
+    loaded = load_file(
+        file,
+        backbone=request.backbone,
+        format=request.format,
+        allow_partial=request.allow_partial,
+        stem=parse_rule(request.stem) if request.stem is not None else None,
+        heads=True,
+    )
+    if loaded.report is not None:
+        log.info(f"{request.weights}: {loaded.name}, {loaded.report.line()}")
+    return file, for_request(loaded, request, run)[0]
+
+
+def read_class_names(path: Path) -> list[str]:
+    """Return the names of classes in a text file, one per line; empty lines at the end do not count.
+
+    A name may occur twice: ImageNet has two classes called crane.
+
+    Raises:
+        UsageError: the file cannot be read, or has no names or empty ones.
+    """
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8").rstrip().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the class names in {path}: {error}") from error
+    if not names or not all(names):
+        raise UsageError(f"{path}: line {names.index('') + 1 if names else 1} is empty", "Write one name per line.")
+    return names
+
+
+def predictions(
+    backbone: Backbone, classifier: Classifier, source: Source, run: RunSettings, progress: Progress | None = None
+) -> Iterator[PredictedBatch]:
+    """Yield the classifier's outputs for every image of a source, batch by batch.
+
+    Args:
+        backbone: from `load_with_classifier`.
+        classifier: likewise.
+        source: N images.
+        run: device, precision, batch size and decoding.
+        progress: called with the name of the source, images done and images in all.
+    """
+    engine = run.extract_settings()
+    encode = prepare(backbone, (classifier.layer,), device=engine.device, precision=engine.precision)
+    head = copy.deepcopy(classifier.head).to(engine.device)
+    report, done = stage_progress(progress, f"{backbone.name} on {source.name}"), 0
+    for batch in loader.batches(
+        source,
+        by_shard(source.images, np.arange(len(source))),
+        backbone.preprocessing,
+        batch_size=engine.batch_size,
+        workers=engine.workers,
+        start_method=engine.start_method,
+    ):
+        if done == 0:
+            check_first(batch, backbone)
+        values = np.zeros((0, len(classifier.info.classes)), dtype=np.float32)
+        if len(batch.indices):
+            images = normalise(batch.images.to(encode.device), backbone.preprocessing, encode.dtype)
+            with torch.inference_mode():
+                scores = head(encode(images)[classifier.layer.text]).float()
+                values = _outputs(scores, classifier.info.labels).cpu().numpy()
+        yield PredictedBatch(
+            tuple(source.ids[i] for i in batch.indices.tolist()),
+            values,
+            tuple((source.ids[i], reason) for i, _, reason in batch.unreadable),
+        )
+        done += len(batch.indices) + len(batch.unreadable)
+        if report is not None:
+            report(done, len(source))
+
+
+def _outputs(scores: torch.Tensor, labels: str) -> torch.Tensor:
+    """Return probabilities of the scores (n, C), by the kind of the labels; numbers as they are."""
+    if labels == "value":
+        return scores
+    return scores.sigmoid() if labels == "multi" else scores.softmax(1)
+
+
+def predict(
+    request: Request,
+    run: RunSettings,
+    out: Path,
+    *,
+    classes: Sequence[str] | None = None,
+    top_k: int = 1,
+    threshold: float | None = None,
+    progress: Progress | None = None,
+) -> PredictionCounts:
+    """Write one row per image to a CSV file: classes and probabilities, or the reason why an image cannot be read.
+
+    Rows are written as they are computed, so memory does not grow with the number of images; the file appears complete
+    or not at all.
+
+    Args:
+        request: weights, backbone and data; all splits are predicted.
+        run: device, precision, batch size and decoding.
+        out: CSV file.
+        classes: names of the classes, for files that do not name them.
+        top_k: number of most probable classes of single labels.
+        threshold: smallest probability of the predicted classes of multiple labels; None: 0.5.
+        progress: see `predictions`.
+
+    Raises:
+        DataError: no image can be read.
+        SslbenchError: weights, data or options are invalid.
+    """
+    if out.is_dir() or not out.parent.is_dir():
+        raise UsageError(f"cannot write {out}", "Give a file in an existing folder.")
+    refuse_label_maps(request.data)
+    parts = open_data(request.data, image_column=request.image_column)
+    if request.limit is not None:
+        number = request.limit
+        parts = {name: limit(part, number, run.seed) if number < len(part) else part for name, part in parts.items()}
+    backbone, classifier = load_with_classifier(request, run, classes)
+    names, labels = classifier.info.classes, classifier.info.labels
+    if top_k > 1 and labels != "single":
+        raise UsageError(f"--top-k {top_k}: this classifier predicts {_IN_WORDS[labels]}", "Leave --top-k out.")
+    if threshold is not None and labels != "multi":
+        raise UsageError(f"--threshold: this classifier predicts {_IN_WORDS[labels]}", "Leave --threshold out.")
+    if not 1 <= top_k <= len(names):
+        raise UsageError(f"--top-k {top_k}: the classifier has {len(names)} classes")
+    counts = PredictionCounts(0, 0)
+    with new_file(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["split", "id", *map(spreadsheet_cell, _header(names, labels, top_k)), "error"])
+        for split, part in parts.items():
+            for batch in predictions(backbone, classifier, part, run, progress):
+                for id_, row in zip(batch.ids, batch.values, strict=True):
+                    cells = _cells(row, names, labels, top_k, 0.5 if threshold is None else threshold)
+                    writer.writerow([split, spreadsheet_cell(id_), *map(spreadsheet_cell, cells), ""])
+                for id_, reason in batch.unreadable:
+                    empty = [""] * len(_header(names, labels, top_k))
+                    writer.writerow([split, spreadsheet_cell(id_), *empty, spreadsheet_cell(reason)])
+                counts = PredictionCounts(counts.predicted + len(batch.ids), counts.unreadable + len(batch.unreadable))
+        if counts.unreadable and not counts.predicted:
+            raise DataError(f"none of the {counts.unreadable} images of {request.data} can be read")
+    return counts
+
+
+_IN_WORDS = {"single": "one class per image", "multi": "several labels per image", "value": "numbers"}
+
+
+def _header(names: Sequence[str], labels: str, top_k: int) -> list[str]:
+    if labels == "value":
+        return list(names)
+    if labels == "multi":
+        return ["classes", *names]
+    if top_k == 1:
+        return ["class", "probability"]
+    return [f"{word}_{rank}" for rank in range(1, top_k + 1) for word in ("class", "probability")]
+
+
+def _cells(row: FloatArray, names: Sequence[str], labels: str, top_k: int, threshold: float) -> list[object]:
+    """Return the cells of one image between its id and the error."""
+    if labels == "value":
+        return [_number(value) for value in row]
+    if labels == "multi":
+        found = [name for name, value in zip(names, row, strict=True) if value >= threshold]
+        return ["; ".join(found), *(_number(value) for value in row)]
+    best = np.argsort(-row, kind="stable")[:top_k]
+    return [cell for index in best.tolist() for cell in (names[index], _number(row[index]))]
+
+
+def _number(value: np.float32) -> str:
+    return f"{float(value):.6g}"
