@@ -1,8 +1,8 @@
 """Retrieval metrics: average precision by trapezoids or by steps, precision and recall at k, R-precision, micro AP.
 
-A query ranks a database. Every metric of one query follows from the 0-based ranks of its positives among the items that
-are not ignored ("junk" of Oxford and Paris: Philbin et al., CVPR 2007, section 5). Where scores are equal, negatives come
-first: the value is the lowest that any order of the tied items gives, and does not depend on their order.
+A query ranks a database. Every metric of one query follows from the 0-based ranks of its positives among the items
+that are not ignored ("junk" of Oxford and Paris: Philbin et al., CVPR 2007, section 5). Where scores are equal,
+negatives come first: the value is the lowest that any order of the tied items gives.
 """
 
 import dataclasses
@@ -60,6 +60,7 @@ def average_precision(
     Args:
         ranks: (F,) 0-based ranks of the positives that were found, ascending; F <= n_positives.
         n_positives: all positives; those that were not found add nothing.
+        interpolation: `trapezoid` or `step`.
 
     >>> average_precision(np.array([0, 2]), 2)
     0.7916666666666666

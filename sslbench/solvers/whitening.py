@@ -13,7 +13,7 @@ FloatArray = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.floating]
 
 FLOOR = 1e-5
-"""Eigenvalues below this share of the largest are raised to it, as in VISSL's and DINO's code: noise is not blown up."""
+"""Smallest eigenvalue as a share of the largest, as in VISSL's and DINO's code: noise is not blown up."""
 
 
 @dataclasses.dataclass(frozen=True)
