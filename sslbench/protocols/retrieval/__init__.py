@@ -1,0 +1,1 @@
+"""Instance, category and copy retrieval on descriptors of a frozen backbone."""
