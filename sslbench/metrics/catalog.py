@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from sslbench.metrics import calibration, classification, clustering, ranking, regression, spectrum
+from sslbench.metrics import calibration, classification, clustering, ranking, regression, retrieval, spectrum
 from sslbench.metrics import detection as objects
 from sslbench.metrics.metric import ANY, Metric
 
-FAMILIES = (classification, ranking, calibration, regression, clustering, spectrum, objects)
+FAMILIES = (classification, ranking, calibration, regression, clustering, spectrum, retrieval, objects)
 
 
 def _records(family: ModuleType) -> Iterator[Metric]:

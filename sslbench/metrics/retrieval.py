@@ -6,13 +6,36 @@ negatives come first: the value is the lowest that any order of the tied items g
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics.metric import RATE, Metric
+
+_FEW = 16  # positives up to which one comparison with all scores each is faster than a binary search
+_RECALLED = (1, 5, 10)
+
+RECALL = tuple(
+    Metric(
+        name=f"recall@{k}",
+        title=f"Share of queries with a positive among the first {k}",
+        unit="%",
+        direction=1,
+        bounds=RATE,
+        needs="rankings",
+    )
+    for k in _RECALLED
+)
+R_PRECISION = dataclasses.replace(RECALL[0], name="r_precision", title="R-precision, mean over queries")
+RETRIEVAL_MAP = dataclasses.replace(
+    RECALL[0], name="retrieval_mAP", title="Average precision (by steps), mean over queries"
+)
+MAP_AT_R = dataclasses.replace(RECALL[0], name="mAP@R", title="Average precision among the first R, mean over queries")
+RANKING = (*RECALL, R_PRECISION, RETRIEVAL_MAP, MAP_AT_R)
+"""Metrics of one query, in the order of `ranking_values` and `random_order_values`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +64,12 @@ def ranks_of_positives(scores: npt.NDArray[np.floating], truth: GroundTruth) -> 
     [0, 2]
     """
     positives = np.sort(scores[truth.positives])
+    if len(positives) <= _FEW:
+        ignored, top = scores[truth.ignored], positives[::-1]
+        # Items that score at least as much, less the ignored ones and the positives that are not ahead of it.
+        level = [np.count_nonzero(scores >= value) - np.count_nonzero(ignored >= value) for value in top]
+        own = len(positives) - np.searchsorted(positives, top, side="left")
+        return np.array(level, np.int64) - own + np.arange(len(positives))
     negative = np.ones(len(scores), bool)
     negative[truth.positives] = negative[truth.ignored] = False
     # beaten[j]: the negatives that score at least as much as exactly the j lowest positives
@@ -121,6 +150,42 @@ def map_at_r(ranks: IntArray) -> float:
     0.5
     """
     return average_precision(ranks[ranks < len(ranks)], len(ranks), interpolation="step")
+
+
+def ranking_values(ranks: IntArray) -> FloatArray:
+    """Return the metrics `RANKING` of one query, (6,) fractions; NaN without positives.
+
+    Args:
+        ranks: (P,) 0-based ranks of all its positives, ascending.
+
+    >>> ranking_values(np.array([0, 2])).round(3).tolist()
+    [1.0, 1.0, 1.0, 0.5, 0.833, 0.5]
+    """
+    recalls = [recall_at(ranks, k) for k in _RECALLED]
+    mean_precision = average_precision(ranks, len(ranks), interpolation="step")
+    return np.array([*recalls, r_precision(ranks), mean_precision, map_at_r(ranks)])
+
+
+def random_order_values(n_positives: int, n_candidates: int) -> FloatArray:
+    """Return the expected values of `RANKING` when the candidates are in random order, (6,) fractions.
+
+    Exact. A given place holds a positive with probability R / M; if it does, each earlier place does with probability
+    (R - 1) / (M - 1).
+
+    Args:
+        n_positives: R, at least 1.
+        n_candidates: M, all ranked items, R <= M.
+
+    >>> random_order_values(1, 2).tolist()
+    [0.5, 1.0, 1.0, 0.5, 0.75, 0.5]
+    """
+    r, m = n_positives, n_candidates
+    recalls = [1 - math.comb(m - r, k) / math.comb(m, k) if k < m else 1.0 for k in _RECALLED]
+    earlier = (r - 1) / (m - 1) if m > 1 else 1.0
+    harmonic = np.cumsum(1 / np.arange(1, m + 1))
+    mean_precision = earlier + (1 - earlier) * harmonic[-1] / m
+    at_r = (earlier * r + (1 - earlier) * harmonic[r - 1]) / m
+    return np.array([*recalls, r / m, mean_precision, at_r])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -298,6 +298,8 @@ class Outcome:
             are and not in percent; the unit of sslbench's own metrics is known.
         probabilities: conversion of scores to probabilities: 'softmax', or 'scores' for none; None where there is no
             conversion, as for the decision values of SVMs.
+        chance: expected metrics of a random answer, of protocols that predict no classes; None: chance is that of
+            guessing classes.
     """
 
     metrics: dict[str, Interval]
@@ -312,6 +314,7 @@ class Outcome:
     absolute: frozenset[str] = frozenset()
     probabilities: Literal["softmax", "scores"] | None = None
     draws: tuple[npt.NDArray[np.float32], ...] = ()
+    chance: Mapping[str, float] | None = None
 
 
 SCHEMA = 1

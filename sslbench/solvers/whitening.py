@@ -7,10 +7,8 @@ import dataclasses
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-Matrix = npt.NDArray[np.floating]
+from sslbench.arrays import FloatArray, Matrix
 
 FLOOR = 1e-5
 """Smallest eigenvalue as a share of the largest, as in VISSL's and DINO's code: noise is not blown up."""

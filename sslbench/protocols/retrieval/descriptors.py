@@ -4,11 +4,10 @@ Shapes: N images, R regions of an image, D dimensions of a descriptor, all array
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import Matrix
+from sslbench.solvers.neighbours import Engine, Scope, nearest
 from sslbench.solvers.whitening import Whitening
-
-Matrix = npt.NDArray[np.floating]
 
 
 def unit_length(x: Matrix, axis: int = -1) -> Matrix:
@@ -34,7 +33,16 @@ def aggregate_regions(regions: Matrix, whitening: Whitening | None = None) -> Ma
     return unit_length(x.sum(axis=1))
 
 
-def expand_queries(queries: Matrix, database: Matrix, *, n_neighbours: int, alpha: float) -> Matrix:
+def expand_queries(
+    queries: Matrix,
+    database: Matrix,
+    *,
+    n_neighbours: int,
+    alpha: float,
+    max_memory: float = 1.0,
+    scope: Scope | None = None,
+    engine: Engine | None = None,
+) -> Matrix:
     """Return alpha-weighted query expansion of unit length, (Q, D).
 
     Each query becomes itself plus its first neighbours, weighted by similarity to the power alpha (Radenovic, Tolias
@@ -44,17 +52,25 @@ def expand_queries(queries: Matrix, database: Matrix, *, n_neighbours: int, alph
     Args:
         queries: (Q, D) of unit length.
         database: (N, D) of unit length.
-        n_neighbours: how many of the first neighbours are added.
-        alpha: the exponent; negative similarities count as 0.
+        n_neighbours: number of first neighbours that are added.
+        alpha: exponent of the similarity; negative similarities count as 0.
+        max_memory: working memory of the search, in GB (10^9 bytes).
+        scope: images that are never added to a query, such as itself; None: all may be.
+        engine: library and device of the search.
 
     >>> expand_queries(np.array([[1.0, 0.0]]), np.array([[0.6, 0.8], [-1.0, 0.0]]), n_neighbours=1, alpha=0.0).round(3)
     array([[0.894, 0.447]])
     """
-    from sslbench.solvers.neighbours import nearest
-
-    similarity, places = nearest(database, queries, min(n_neighbours, len(database)), metric="dot", max_memory=1.0)
-    weights = np.maximum(similarity, 0) ** alpha
-    return unit_length(queries + np.einsum("qk,qkd->qd", weights, database[places]))
+    scope = scope or Scope()
+    k = min(n_neighbours, len(database) - scope.refused)
+    if k < 1:
+        return unit_length(queries)
+    similarity, places = nearest(database, queries, k, metric="dot", max_memory=max_memory, scope=scope, engine=engine)
+    weights = np.where(similarity > 0, np.abs(similarity) ** alpha, 0)
+    expanded = queries.astype(np.float64)
+    for i in range(k):  # one neighbour at a time: no array of all neighbours' descriptors
+        expanded += weights[:, i : i + 1] * database[places[:, i]]
+    return unit_length(expanded)
 
 
 def subtract_background(
@@ -73,8 +89,6 @@ def subtract_background(
         first: place of the first neighbour in the mean.
         last: place of the last.
     """
-    from sslbench.solvers.neighbours import nearest
-
     similarity, _ = nearest(background, queries, last + 1, metric="dot", max_memory=1.0)
     offset = -weight * similarity[:, first : last + 1].mean(axis=1, keepdims=True)
     ones = np.ones((len(database), 1), database.dtype)
