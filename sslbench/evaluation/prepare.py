@@ -18,7 +18,15 @@ from sslbench.data.decode.transforms import output_size
 from sslbench.data.labels import no_labels
 from sslbench.data.open import refuse_label_maps
 from sslbench.data.source import Labels, Source
-from sslbench.data.splits import TrainTest, label_problems, limit, match_classes, name_numbered, train_test
+from sslbench.data.splits import (
+    TrainTest,
+    label_problems,
+    limit,
+    match_classes,
+    name_numbered,
+    train_test,
+    unite_classes,
+)
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.groups import check_groups
@@ -40,6 +48,12 @@ def is_on_images(task: Task) -> bool:
     return isinstance(protocols.find(task.protocol).kind, OnImages)
 
 
+def _has_own_classes(task: Task) -> bool:
+    """Return True for a protocol whose test part may have classes that train lacks."""
+    kind = protocols.find(task.protocol).kind
+    return isinstance(kind, OnFeatures) and kind.own_classes
+
+
 def only_part(task: Task) -> str | None:
     """Return 'train' or 'test' where a protocol, with these settings, uses one part of the data only, else None."""
     kind = protocols.find(task.protocol).kind
@@ -58,7 +72,10 @@ def without_useless_labels(data: TrainTest) -> TrainTest:
 
 def fitted_labels(task: Task, data: TrainTest) -> Labels:
     """Return the labels that a protocol learns from, for its `check`."""
-    return data.whole.labels if only_part(task) and data.whole is not None else data.train.labels
+    part = only_part(task)
+    if part and data.whole is not None:
+        return data.whole.labels
+    return data.test.labels if part == "test" else data.train.labels
 
 
 def one_part(data: TrainTest, part: str) -> TrainTest:
@@ -129,9 +146,13 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     check_groups(data.test, request.groups)
     labels = any(needs_labels(task) for task in request.tasks)
     data = data if labels else without_useless_labels(data)
-    findings = tuple(samples.check(data.train, data.test, labels=labels))
+    own_classes = data.test.labels.kind == "single" and all(_has_own_classes(task) for task in request.tasks)
+    if own_classes and not all(only_part(task) for task in request.tasks):
+        train, test = unite_classes(data.train, data.test)
+        data = dataclasses.replace(data, train=train, test=test)
+    findings = tuple(samples.check(data.train, data.test, labels=labels and not own_classes))
     samples.raise_on_errors(findings)
-    if labels or data.train.labels.labelled:
+    if not own_classes and (labels or data.train.labels.labelled):
         train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
         data = dataclasses.replace(data, train=train, test=test)
     if data.whole is not None and all(only_part(task) for task in request.tasks):

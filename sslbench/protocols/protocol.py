@@ -87,6 +87,7 @@ class OnFeatures(Generic[S]):
         part: the only part of the data that is used with these settings; None: both.
         class_subsets: its metrics follow from its scores per class, so test data with only some of train's classes can
             be scored. Not so if they are means over several classifiers.
+        own_classes: it does not learn the classes of train, so test may have others.
     """
 
     check: "Callable[[S, Labels], None]"
@@ -94,6 +95,7 @@ class OnFeatures(Generic[S]):
     label_kinds: frozenset[LabelKind] = CLASSES
     part: Callable[[S], Part | None] = both_parts
     class_subsets: bool = False
+    own_classes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

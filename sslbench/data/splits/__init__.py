@@ -223,6 +223,22 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     return train, dataclasses.replace(test, labels=labels, notes=(*test.notes, *notes))
 
 
+def unite_classes(train: Source, test: Source) -> tuple[Source, Source]:
+    """Return both sources with the classes of both, those of train first; for protocols that learn no classes.
+
+    Raises:
+        DataError: a part has no labels, or the parts do not have one class per sample each.
+    """
+    if not (train.labels.kind == test.labels.kind == "single"):
+        raise DataError("\n".join(label_problems(train, test)))
+    names = tuple(dict.fromkeys((*train.labels.classes, *test.labels.classes)))
+    number = {name: i for i, name in enumerate(names)}
+    places = np.array([number[name] for name in test.labels.classes], dtype=np.int64)
+    own = dataclasses.replace(train.labels, classes=names)
+    other = Labels("single", names, places[test.labels.values])
+    return dataclasses.replace(train, labels=own), dataclasses.replace(test, labels=other)
+
+
 def _of_present_classes(labels: Labels) -> Labels:
     present = np.flatnonzero(present_classes(labels))
     names = tuple(labels.classes[i] for i in present)

@@ -236,14 +236,14 @@ def _chance(sizes: IntArray) -> FloatArray:
 
 
 def _per_class(values: FloatArray, labels: Labels) -> dict[str, float]:
-    """Return the mean average precision of the queries of each class; NaN for classes without a query."""
-    own = [values[labels.values == i] for i in range(len(labels.classes))]
-    return {name: float(v.mean()) if len(v) else float("nan") for name, v in zip(labels.classes, own, strict=True)}
+    """Return the mean average precision of the queries of each class that has any."""
+    rows = _rows_by_number(labels.values)
+    return {labels.classes[number]: float(values[own].mean()) for number, own in rows.items()}
 
 
 PROTOCOL = Protocol(
     version=1,
     summary="Image retrieval by frozen features: instances or classes, leave one out or queries apart.",
     settings=Settings,
-    kind=OnFeatures(check, run, label_kinds=frozenset({"single"}), part=part),
+    kind=OnFeatures(check, run, label_kinds=frozenset({"single"}), part=part, own_classes=True),
 )
