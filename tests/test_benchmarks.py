@@ -19,7 +19,16 @@ from sslbench.metrics.summary import summarise
 from sslbench.names import list_names
 from sslbench.protocols import find
 
-FILES = {"detection": 15, "knn": 42, "linear": 42, "linear_online": 26, "low_shot": 7, "lsr": 6, "svm": 4}
+FILES = {
+    "detection": 15,
+    "knn": 42,
+    "linear": 42,
+    "linear_online": 26,
+    "low_shot": 7,
+    "lsr": 6,
+    "retrieval": 1,
+    "svm": 4,
+}
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
 DATA_SETS = 49
 SUITES = "digits imagenet small transfer vissl vtab_natural vtab_specialized vtab_structured".split()

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sslbench import names, protocols
@@ -48,10 +48,10 @@ def is_on_images(task: Task) -> bool:
     return isinstance(protocols.find(task.protocol).kind, OnImages)
 
 
-def _has_own_classes(task: Task) -> bool:
-    """Return True for a protocol whose test part may have classes that train lacks."""
-    kind = protocols.find(task.protocol).kind
-    return isinstance(kind, OnFeatures) and kind.own_classes
+def has_own_classes(tasks: Sequence[Task]) -> bool:
+    """Return True for protocols that learn no classes, so that test may have others than train."""
+    kinds = [protocols.find(task.protocol).kind for task in tasks]
+    return all(isinstance(kind, OnFeatures) and kind.own_classes for kind in kinds)
 
 
 def only_part(task: Task) -> str | None:
@@ -146,7 +146,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     check_groups(data.test, request.groups)
     labels = any(needs_labels(task) for task in request.tasks)
     data = data if labels else without_useless_labels(data)
-    own_classes = data.test.labels.kind == "single" and all(_has_own_classes(task) for task in request.tasks)
+    own_classes = data.test.labels.kind == "single" and has_own_classes(request.tasks)
     if own_classes and not all(only_part(task) for task in request.tasks):
         train, test = unite_classes(data.train, data.test)
         data = dataclasses.replace(data, train=train, test=test)

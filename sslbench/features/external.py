@@ -65,6 +65,7 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
     seed: int,
     value_columns: Sequence[str] = (),
     attribute_columns: Sequence[str] = (),
+    own_classes: bool = False,
 ) -> FeaturePair:
     """Read features and labels: one pair of files, which is split, or one pair for each part.
 
@@ -80,6 +81,7 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
         seed: of that split.
         value_columns: columns of regression targets, in place of a label column.
         attribute_columns: further columns to keep as attributes, such as those of `sslbench extract --groups`.
+        own_classes: the test part may have classes that the train part lacks.
 
     Raises:
         UsageError: a file is missing or its content is unsuitable.
@@ -113,12 +115,13 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
         fit, held, how = _split(table, test_fraction, seed)
         parts = [(x, table, fit), (x, table, held)]
     unknown = set[str]() if value_columns else set(parts[1][1].label) - set(parts[0][1].label)
-    if unknown:
+    if unknown and not own_classes:
         raise DataError(
             f"the test part has labels that the train part lacks: {', '.join(sorted(unknown)[:5])}",
             did_you_mean(min(unknown), set(parts[0][1].label)),
         )
-    classes = tuple(value_columns) or single_labels(parts[0][1].label).classes
+    named = [*parts[0][1].label, *unknown]
+    classes = tuple(value_columns) or single_labels(named).classes
     train, test = (_features(array, rows, indices, classes) for array, rows, indices in parts)
     split = test_features is None and not _has_parts(table)
     whole = _features(x, table, np.arange(len(x)), classes) if split else None

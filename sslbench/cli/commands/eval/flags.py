@@ -117,7 +117,7 @@ _REASONS = {
     **dict.fromkeys(("labels", "test_features", "test_labels"), "It belongs to --features."),
     **dict.fromkeys(("feature_dtype", "store"), "Protocols on images store no features."),
     "no_overlaps": "Protocols on images do not look for overlaps.",
-    "max_memory": "It limits the search of neighbours: knn.",
+    "max_memory": "It limits the search of neighbours: knn, retrieval.",
 }
 _UNLABELLED = "It needs --labels: a .csv with a column 'label', one line per row of the features."
 _EMBEDDING_REASONS = {

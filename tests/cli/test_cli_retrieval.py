@@ -1,0 +1,73 @@
+"""`sslbench eval retrieval` on folders and embeddings whose parts have different classes."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+OWN = ("--weights", "pixels:4", "--out", "results")
+
+
+def write_pictures(folder, classes, n=3):
+    """Write pictures of one colour per class, with noise."""
+    rng = np.random.default_rng(0)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        colour = rng.integers(0, 255, 3)
+        for i in range(n):
+            array = np.clip(colour + rng.integers(-20, 20, (16, 16, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(array).save(folder / name / f"{i}.png")
+
+
+def records(folder):
+    return [json.loads(file.read_text()) for file in sorted(folder.rglob("*.json"))]
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_pictures(tmp_path / "photos" / "train", ["ant", "bee"])
+    write_pictures(tmp_path / "photos" / "test", ["cat", "dog", "eel"])
+    return tmp_path
+
+
+def test_instances_that_train_lacks_are_found(world, sslbench):
+    code, out, err = sslbench("eval", "retrieval", *OWN, "--data", "photos")
+    assert code == 0, err
+    assert "retrieval_mAP" in out
+    (record,) = records(world / "results")
+    assert record["metrics"]["recall@1"]["n"] == 9 and record["headline"] == "retrieval_mAP"
+    assert record["floors"]["chance"]["recall@1"] == pytest.approx(25.0)  # 2 of 8 others
+    assert set(record["per_class"]) == {"cat", "dog", "eel"}
+
+
+def test_other_data_whitens(world, sslbench):
+    code, _, err = sslbench("eval", "retrieval", *OWN, "--data", "photos", "whiten=true", "components=3")
+    assert code == 0, err
+    (record,) = records(world / "results")
+    assert record["protocol"]["settings"]["components"] == 3
+
+
+def test_queries_without_an_image_in_the_database_are_one_message(world, sslbench):
+    code, _, err = sslbench("eval", "retrieval", *OWN, "--data", "photos", "database=train")
+    assert code == 1 and "none of the 9 test images has another image of its label" in err
+    assert not records(world / "results")
+
+
+def test_other_protocols_still_refuse_unknown_classes(world, sslbench):
+    code, _, err = sslbench("eval", "retrieval", "knn", *OWN, "--data", "photos")
+    assert code == 1 and "the class 'cat' of" in err
+
+
+def test_embeddings_of_other_instances(world, sslbench):
+    rng = np.random.default_rng(0)
+    np.save("x.npy", rng.normal(size=(6, 4)).astype(np.float32))
+    rows = ["label,split", *[f"{name},train" for name in "aabb"], "c,test", "c,test"]
+    (world / "y.csv").write_text("\n".join(rows))
+    code, _, err = sslbench("eval", "retrieval", "--features", "x.npy", "--labels", "y.csv", "--out", "results")
+    assert code == 0, err
+    assert records(world / "results")[0]["metrics"]["recall@1"]["value"] == 100.0
+    code, _, err = sslbench("eval", "knn", "--features", "x.npy", "--labels", "y.csv", "--out", "results")
+    assert code == 1 and "labels that the train part lacks: c" in err
