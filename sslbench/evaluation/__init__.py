@@ -17,8 +17,8 @@ __all__ = [
     "evaluate",
     "evaluate_features",
     "extract_only",
-    "make_task",
     "has_own_classes",
+    "make_task",
     "needs_labels",
     "prepare",
 ]
