@@ -76,14 +76,14 @@ def evaluate(
     """
     run = run or evaluation.RunSettings()
     tasks = tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in protocols)
-    given = {**request, "test_data": None if test is None else str(test)}
+    request_fields = {**request, "test_data": None if test is None else str(test)}
     backbone = None
     if isinstance(model, nn.Module):
-        backbone = _copied(model, given)
+        backbone = _copied(model, request_fields)
     weights = backbone.name if backbone is not None else str(model)
-    asked = evaluation.Request(weights=weights, data=str(train), tasks=tasks, **given)
+    evaluation_request = evaluation.Request(weights=weights, data=str(train), tasks=tasks, **request_fields)
     evaluation.check_writable(Path(out))
-    prepared = evaluation.prepare(asked, run, backbone=backbone)
+    prepared = evaluation.prepare(evaluation_request, run, backbone=backbone)
     store = paths.cache_dir() / "features"
     return evaluation.evaluate(prepared, store=store, out=Path(out), command="sslbench.evaluate(...)")
 
@@ -122,23 +122,23 @@ def evaluate_detection(
     Raises:
         SslbenchError: anything that is wrong with the arguments, the weights or the data.
     """
-    chosen, origins, benchmark = detection.make_recipe(settings or {}, load_benchmark(str(recipe)))
+    values, origins, benchmark = detection.make_recipe(settings or {}, load_benchmark(str(recipe)))
     backbone = from_user(model, request.get("backbone")) if isinstance(model, nn.Module) else None
-    given: dict[str, Any] = {
-        "recipe": chosen,
+    request_fields: dict[str, Any] = {
+        "recipe": values,
         "origins": origins,
         "benchmark": benchmark,
         "baselines": tuple(map(str, baselines)),
     }
-    asked = detection.DetectionRequest(
+    detection_request = detection.DetectionRequest(
         weights=backbone.name if backbone is not None else str(model),
         data=str(train),
         test_data=None if test is None else str(test),
-        **given,
+        **request_fields,
         **request,
     )
     evaluation.check_writable(Path(out))
-    prepared = detection.prepare_detection(asked, run or evaluation.RunSettings(), backbone=backbone)
+    prepared = detection.prepare_detection(detection_request, run or evaluation.RunSettings(), backbone=backbone)
     return detection.evaluate_detection(prepared, out=Path(out), command="sslbench.evaluate_detection(...)")
 
 
@@ -171,9 +171,9 @@ def extract_features(
     """
     backbone = _copied(model, request) if isinstance(model, nn.Module) else None
     weights = backbone.name if backbone is not None else str(model)
-    asked = evaluation.Request(weights=weights, data=str(data), tasks=(), **request)
+    feature_request = evaluation.Request(weights=weights, data=str(data), tasks=(), **request)
     root = Path(store) if store is not None else paths.cache_dir() / "features"
-    found = evaluation.extract_only(asked, run or evaluation.RunSettings(), store=root, backbone=backbone)
+    found = evaluation.extract_only(feature_request, run or evaluation.RunSettings(), store=root, backbone=backbone)
     return {split: extraction.features for split, extraction in found.items()}
 
 
@@ -214,16 +214,18 @@ def pretrain(
         ('weights.torch', 2)
     """
     composed = compose_pretraining(method, settings or {}, {})
-    values, chosen = composed.values, tuple(key for key, origin in composed.origins.items() if origin == "key=value")
+    values, typed = composed.values, tuple(key for key, origin in composed.origins.items() if origin == "key=value")
     values.pop("launcher")
     checked = build(pretraining.PretrainSettings, values, f"pretrain {method}")
-    asked = pretraining.PretrainRequest(settings=checked, data=str(data), out=Path(out), chosen=chosen, **request)
-    standard = always(asked.out, mean=checked.augment.mean, std=checked.augment.std)
+    pretrain_request = pretraining.PretrainRequest(
+        settings=checked, data=str(data), out=Path(out), chosen=typed, **request
+    )
+    standard = always(pretrain_request.out, mean=checked.augment.mean, std=checked.augment.std)
     return pretraining.pretrain(
-        asked,
+        pretrain_request,
         command="sslbench.pretrain(...)",
         observers=[*standard, *observers],
-        evaluator=knn_evaluator(asked),
+        evaluator=knn_evaluator(pretrain_request),
     )
 
 
@@ -275,7 +277,4 @@ def _copied(model: nn.Module, request: dict[str, Any]) -> Backbone:
 
 
 def _record(result: str | Path | Result) -> Result:
-    """Return a record as read from its file, which knows the per-sample scores beside it."""
-    if isinstance(result, Result):
-        return result if result.file is None else records.read(result.file)
-    return records.read(Path(result))
+    return result if isinstance(result, Result) else records.read(Path(result))

@@ -4,7 +4,6 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-Float32Array = npt.NDArray[np.float32]
 Matrix = npt.NDArray[np.floating]  # float32 or float64, as stored
 IntArray = npt.NDArray[np.int64]
 Int8Array = npt.NDArray[np.int8]

@@ -80,9 +80,9 @@ def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, Hashable):
-            raise yaml.constructor.ConstructorError(None, None, "a list or mapping is no key", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "a list or mapping is not a key", key_node.start_mark)
         if key in found:
-            raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is written twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' occurs twice", node.start_mark)
         found[key] = loader.construct_object(value_node, deep=True)
     return found
 
@@ -106,14 +106,14 @@ def read_yaml(path: Path, *, may_be_empty: bool = False) -> dict[str, Any]:
         if len(text) > _LARGEST_YAML:
             raise UsageError(
                 f"{path} is larger than {_LARGEST_YAML:,} bytes",
-                "Settings are short; a list of images is a .csv or .json.",
+                "This is too large for settings; list images in a .csv or .json.",
             )
         content = yaml.load(text.decode("utf-8-sig"), Loader=_StrictLoader)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except RecursionError:
-        raise UsageError(f"{path} is not valid YAML: lists or mappings stand too deep inside each other") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a number of thousands of digits
+        raise UsageError(f"{path} is not valid YAML: lists or mappings are nested too deep") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a number with thousands of digits
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
     if content is None and may_be_empty:
         return {}

@@ -182,7 +182,7 @@ def comparability_key(result: Result, metric: str | None = None) -> Comparabilit
 def row_key(result: Result) -> str:
     """Return the key of a result's row in a table: everything that is compared, apart from the seed."""
     weights = result.weights
-    # An untrained backbone has other tensors for every seed, and is the same thing each time.
+    # Untrained backbones count as equal, although each seed gives other tensors.
     tensors = "untrained" if weights.untrained else weights.sha256
     code = {name: value for name, value in weights.code.items() if not (weights.untrained and name == "probe")}
     values = _pixels(result.preprocessing)

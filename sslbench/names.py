@@ -32,7 +32,7 @@ _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
     "schedule": ("configs", "schedule/"),
     "launcher": ("configs", "launcher/"),
 }
-# In a data location: a source that is a module of the user's. What follows '//' is a URL.
+# In a data location: the user's own source module. Text after '//' is a URL.
 _MODULE_SOURCE = re.compile(r"(?:^|=)(?P<place>(?P<module>[A-Za-z_]\w*(?:\.\w+)+):(?!//)[^,]*)")
 KINDS = tuple(sorted({*_PACKAGES, *_FOLDERS}))
 
@@ -228,8 +228,8 @@ def refuse_named_by_file(name: str) -> None:
     """
     if isinstance(name, NamedByFile):
         raise UsageError(
-            f"{name.where} names the Python code '{name}', which is not run because a file says so",
-            f"If you trust it, name it yourself: {name.remedy}",
+            f"{name.where} names the Python code '{name}'; code named in a file is not run",
+            f"If you trust it, give it on the command line: {name.remedy}",
         )
 
 

@@ -11,6 +11,8 @@ LIGHTNESS_MEAN, LIGHTNESS_STD = (0.5,), (0.01,)
 """Mean and standard deviation of L / 100; colorization networks take L - 50."""
 MAX_PIXELS = 178_956_970
 """Largest picture that is decoded, in pixels: above it, Pillow suspects a decompression bomb."""
+LARGEST_SIDE = 16_384
+"""Largest side in pixels of an image that a backbone is given."""
 _AVERAGED = ", its mean and std averaged for "
 
 
@@ -53,6 +55,12 @@ class Preprocessing:
         """Number of channels that the backbone takes. One: colours become luminance, or lightness, see `space`."""
         return len(self.mean)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sides in pixels that are set: those of resize, crop and squash."""
+        found = (self.resize, self.crop, self.squash)
+        return tuple(side for size in found for side in ((size,) if isinstance(size, int) else size or ()))
+
     def for_channels(self, channels: int) -> "Preprocessing":
         """Return the transform for another number of channels, each with the average mean and standard deviation.
 
@@ -83,7 +91,7 @@ class Preprocessing:
             raise UsageError(
                 f"preprocessing: images resized to {height}x{width} do not fill the centre crop of {crop} "
                 f"({self.origin})",
-                f"Add --crop none (crop: None) to take the whole image (--crop {crop} pads it with black).",
+                f"Add --crop none (crop: None) to use the whole image (--crop {crop} pads it with black).",
             )
 
     def values(self) -> dict[str, object]:

@@ -66,10 +66,10 @@ def plain_cell(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as CSV that is safe to open in a spreadsheet."""
+def csv_text(rows: Iterable[Sequence[object]], *, escape: bool = True) -> str:
+    """Return rows as CSV that is safe to open in a spreadsheet; without `escape`, with the texts as they are."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     for row in rows:
-        writer.writerow([spreadsheet_cell(cell) for cell in row])
+        writer.writerow([spreadsheet_cell(cell) for cell in row] if escape else row)
     return buffer.getvalue()

@@ -32,7 +32,7 @@ def sha256(things: Iterable[Any]) -> str:
     found = sorted({_name(thing): _as_code(thing) for thing in things if not is_library(thing)}.items())
     if not found:
         return ""
-    known = Description()
+    known = ContentDigests()
     memory = [f"{name} {known.of(thing)}" for name, thing in found]
     files = _files(_module_name(thing) for _, thing in found)
     return hashlib.sha256("\n".join((*memory, *files)).encode()).hexdigest()[:32]
@@ -140,7 +140,7 @@ def _imported(content: bytes, name: str, *, is_package: bool) -> Iterator[str]:
             yield from (f"{source}.{alias.name}" for alias in node.names)
 
 
-class Description:
+class ContentDigests:
     """Digests of values by content: plain ones, containers, arrays, tensors, objects, functions and classes.
 
     An object is known by what it would be pickled as; one that cannot be pickled (a lock, an open file) by its type.

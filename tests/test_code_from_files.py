@@ -42,8 +42,7 @@ PLACES = {
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location
     "data/format.py": {"find_module"},
     # a method: the user's word; recipes go through recipes._mark_code
-    "pretraining/networks.py": {"find_module"},
-    "cli/commands/pretrain/plan.py": {"find_module"},
+    "train/method.py": {"find_module"},
     # a protocol: the user's word; benchmarks and presets go through names.without_code
     "evaluation/record.py": {"find_module"},
     "protocols/__init__.py": {"find_module"},
@@ -132,7 +131,7 @@ def refused(bomb, *args, flag):
     code, said = command(*args)
     assert not bomb.exists(), "it ran"
     assert code in (1, 2), said
-    assert "bomb.code" in said and "not run because a file says so" in said and flag in said, said
+    assert "bomb.code" in said and "code named in a file is not run" in said and flag in said, said
 
 
 def runs(bomb, *args):

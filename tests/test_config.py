@@ -95,7 +95,7 @@ def test_settings_describe_themselves():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\na: 2\n", "written twice"),
+        ("a: 1\na: 2\n", "occurs twice"),
         ("a: [1\n", "not valid YAML"),
         ("- 1\n", "should hold a mapping"),
         ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),

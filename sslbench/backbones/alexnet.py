@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from sslbench.preprocessing import LIGHTNESS_MEAN, LIGHTNESS_STD, Preprocessing
 
-CONVOLUTIONS = (0, 4, 8, 11, 14)  # features.N.weight
 LAYERS = {"conv1": 2, "pool1": 3, "conv2": 6, "pool2": 7, "conv3": 10, "conv4": 13, "conv5": 16, "pool5": 17}
 _TORCHVISION_LAYERS = {"conv1": 1, "pool1": 2, "conv2": 4, "pool2": 5, "conv3": 7, "conv4": 9, "conv5": 11, "pool5": 12}
 
@@ -67,7 +66,7 @@ SPECS: Mapping[str, AlexNetSpec] = {
         local_norm="before",
         pools=_STANDARD_POOLS,
     ),
-    # Noroozi and Favaro 2016; Goyal et al. 2019: stride 2, since patches are small
+    # Noroozi and Favaro 2016; Goyal et al. 2019: stride 2, for small patches
     "alexnet_jigsaw": AlexNetSpec(
         _SQUASHED_227,
         groups=2,
@@ -134,7 +133,7 @@ def _layers(spec: AlexNetSpec, channels: int) -> list[nn.Module]:
         stride = spec.stride if number == 0 else 1
         layers.append(nn.Conv2d(channels, width, kernel, stride=stride, padding=padding, groups=groups))
         layers.append(nn.BatchNorm2d(width) if spec.norms[number] else nn.Identity())
-        layers.append(nn.ReLU())  # not in place: the layers before are read
+        layers.append(nn.ReLU())  # not in place, since earlier layers are read
         if number in (0, 1, 4):
             layers.append(_pool(spec.local_norm if number < 2 else ""))
         channels = width

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Literal
 
 from torch import nn
 
@@ -13,8 +12,26 @@ from sslbench.backbones import module_identity
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.fill import LoadReport, tensors_sha256
+from sslbench.weights.formats.schema import InputImages
 
-Builder = Literal["resnet", "alexnet", "timm", "module", "memory", "pixels"]
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Facts about the networks of a family that do not show in a module.
+
+    Attributes:
+        options: options that a name takes, of those that sslbench sets itself: in_chans, img_size, last_stride.
+        tags: a name may have a tag of timm ('vit_base_patch16_224.augreg'), to which a preprocessing belongs.
+        pixels: the images themselves: there are no weights.
+        users: a module of the user's code, with its own preprocessing; known by its code, not by a library's version.
+        in_memory: it was passed from Python and cannot be built again by its name.
+    """
+
+    options: frozenset[str] = frozenset()
+    tags: bool = False
+    pixels: bool = False
+    users: bool = False
+    in_memory: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +40,7 @@ class Backbone:
 
     Attributes:
         name: name on the command line ('resnet50', 'timm:vit_small_patch14_dinov2', 'my_nets:resnet20').
-        builder: origin of the module; 'module': a callable of the user's, 'memory': a module passed from Python.
+        kind: facts about the networks of its family.
         module: in eval mode, without gradients, on the CPU; takes (B, 3, H, W), normalised, or as many
             channels as the preprocessing has.
         preprocessing: evaluation transform, unless the user gives another.
@@ -33,12 +50,13 @@ class Backbone:
         vissl_pools: alias -> the pool VISSL's linear benchmark uses there, for backbones it has a table for.
         heads: module paths of the classifiers that were left out; tensors below them in a file belong to heads.
         stems: module paths of the convolutions applied to the image; () is the first convolution.
+        usual_input: images that such networks are usually trained on, where that is not `preprocessing`.
         report: loaded, missing and ignored tensors; None for random weights.
         format: format of the weights file; None for random weights.
     """
 
     name: str
-    builder: Builder
+    kind: Kind
     module: nn.Module
     preprocessing: Preprocessing
     aliases: Mapping[str, str]
@@ -47,6 +65,7 @@ class Backbone:
     vissl_pools: Mapping[str, str] = dataclasses.field(default_factory=dict)
     heads: tuple[str, ...] = ()
     stems: tuple[str, ...] = ()
+    usual_input: InputImages | None = None
     report: LoadReport | None = None
     format: str | None = None
 
@@ -63,7 +82,7 @@ class Backbone:
         on one image.
         """
         classes = {type(part) for part in self.module.modules()}
-        if self.builder not in ("module", "memory") and all(map(user_code.is_library, classes)):
+        if not self.kind.users and all(map(user_code.is_library, classes)):
             return dict(self.versions)
         return module_identity.identify(self.module, self.preprocessing, self.name)
 

@@ -57,7 +57,7 @@ def check_recorded(name: str, where: str, *, numbers: int) -> None:
         raise
     except UsageError as error:
         raise BackboneError(f"{where}: {error.message}", error.remedy) from error
-    except Exception as error:  # sizes that do not go together fail anywhere in timm
+    except Exception as error:  # incompatible sizes fail anywhere in timm
         raise BackboneError(f"{where}: {name} cannot be built: {type(error).__name__}: {error}") from error
     check_size(module, f"{where}: {name}", numbers=numbers)
 
@@ -71,6 +71,6 @@ def check_size(module: nn.Module, what: str, *, numbers: int) -> None:
     needed = sum(tensor.numel() for tensor in module.state_dict().values())
     if needed > _MUCH_LARGER * numbers + _ALWAYS_BUILT:
         raise BackboneError(
-            f"{what} has {needed:,} numbers, and the file holds {numbers:,}",
-            "If the network is right and most of it should stay untrained, name it: --backbone NAME --allow-partial.",
+            f"{what} has {needed:,} parameters, but the file holds {numbers:,}",
+            "If the network is right and most of it should stay untrained, give --backbone NAME --allow-partial.",
         )

@@ -181,8 +181,8 @@ def _architecture(found: Recognised) -> dict[str, Any]:
 def _why(found: Recognised, table: FormatTable, tensors: Mapping[str, Tensor]) -> str:
     """Return the evidence for the format."""
     if table.file.marker:
-        return "the file says so: " + ", ".join(f"{key}: {value}" for key, value in table.file.marker.items())
-    fits = f"each of the {len(tensors)} keys fits one rule, head or declared drop of its table"
+        return "declared in the file: " + ", ".join(f"{key}: {value}" for key, value in table.file.marker.items())
+    fits = f"each of the {len(tensors)} keys matches one rule, head or declared drop of its table"
     for way in table.file.detect:
         shown = [_example(text, tensors) for text in way.present]
         if shown and all(shown):

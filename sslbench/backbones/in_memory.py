@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.backbone import Backbone, Kind, copied
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
@@ -14,7 +14,12 @@ from sslbench.preprocessing import Preprocessing
 def from_module(name: str, module: nn.Module, preprocessing: Preprocessing) -> Backbone:
     """Return a backbone around a module that is in memory; it has to be frozen and in eval mode."""
     return Backbone(
-        name=name, builder="memory", module=module, preprocessing=preprocessing, aliases={}, default_layer="output"
+        name=name,
+        kind=Kind(users=True, in_memory=True),
+        module=module,
+        preprocessing=preprocessing,
+        aliases={},
+        default_layer="output",
     )
 
 

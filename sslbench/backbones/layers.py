@@ -71,7 +71,7 @@ def resolve_layers(backbone: Backbone, specs: Sequence[str]) -> tuple[Layer, ...
         UsageError: the pool is not one.
     """
     layers = {layer.text: layer for layer in (_resolve(backbone, spec) for spec in specs or [backbone.default_layer])}
-    if backbone.builder in ("module", "memory") and any(layer.path == "" for layer in layers.values()):
+    if backbone.kind.users and any(layer.path == "" for layer in layers.values()):
         _warn_about_logits(backbone)
     return tuple(layers.values())
 
@@ -87,10 +87,10 @@ def _resolve(backbone: Backbone, spec: str) -> Layer:
     names = {"output": "", **backbone.aliases}
     if path not in modules | set(names):
         raise BackboneError(f"{backbone.name} has no layer '{path}'", did_you_mean(path, modules | set(names)))
-    # In `conv1@input` the module conv1 is meant, where there is one: a name of the table stands for an output.
+    # `conv1@input` refers to the module conv1 if there is one: aliases name outputs.
     target = path if (at and path in modules) or path not in names else names[path]
     if at and not target:
-        raise BackboneError(f"'{name}' would be the images themselves", "The backbone 'pixels' gives them as features.")
+        raise BackboneError(f"'{name}' is the input image itself", "Use --weights pixels for raw pixels.")
     pool = parse_pool(pool_text) if pool_text else None
     if pool is not None and pool.name == "vissl":
         pool = _vissl_pool(backbone, name)
@@ -182,11 +182,11 @@ def _check_once(layer: Layer, times: int) -> None:
     if times == 0:
         raise BackboneError(
             f"{what} did not run in the forward pass, or not through its own call",
-            "Take the module around it, or the input or output of the next one: PATH@input.",
+            "Name the enclosing module, or the input or output of the next one: PATH@input.",
         )
     raise BackboneError(
         f"{what} ran {times} times in one forward pass: it is shared",
-        "Take the module around it, or the input of the next one: PATH@input.",
+        "Name the enclosing module, or the input of the next one: PATH@input.",
     )
 
 
@@ -194,12 +194,12 @@ def _pooled(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> Tensor
     if not isinstance(value, Tensor):
         raise BackboneError(
             f"layer '{layer.text}' gives a {type(value).__name__}, not a tensor",
-            "Take a layer inside it, or the input of the next one: PATH@input.",
+            "Name a layer inside it, or the input of the next one: PATH@input.",
         )
     if value.ndim < 2 or value.shape[0] != images.shape[0]:
         raise BackboneError(
             f"layer '{layer.text}' gives shape {tuple(value.shape)} for {len(images)} images",
-            "The first dimension must be the images: take another layer.",
+            "The first dimension must be the images: name another layer.",
         )
     if value.ndim == 4 and _channels_last(root, layer, value, images):
         value = value.permute(0, 3, 1, 2)
@@ -234,7 +234,7 @@ def token_layout(root: nn.Module, path: str, x: Tensor) -> Tokens:
         prefix = getattr(owner, "num_prefix_tokens", has_class + registers if has_class else None)
         if isinstance(prefix, int):
             patches = getattr(getattr(owner, "patch_embed", None), "num_patches", None)
-            # CaiT and XCiT add the class token only in their last blocks: before, there are as many tokens as patches.
+            # CaiT and XCiT add the class token only in their last blocks; before, tokens equal patches in number.
             absent = x.ndim == 3 and x.shape[1] == patches
             return Tokens() if absent or prefix == 0 else Tokens(prefix, has_class)
     return Tokens()

@@ -19,7 +19,7 @@ from sslbench.backbones.vit.positions import fit_positions
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.names import from_file
-from sslbench.preprocessing import MAX_PIXELS, Preprocessing
+from sslbench.preprocessing import LARGEST_SIDE, MAX_PIXELS, Preprocessing
 from sslbench.weights import save
 from sslbench.weights.fill import LoadReport, fill
 from sslbench.weights.formats.recognise import Recognised, recognise, refuse_undecided
@@ -29,7 +29,7 @@ from sslbench.weights.reading import files
 Shapes = dict[str, tuple[int, ...]]
 log = logging.getLogger("sslbench")
 
-ASSUMED_CIFAR = "a 3x3 stem is taken for CIFAR's: stride 1, no max-pooling (neither shows in the tensors)"
+ASSUMED_CIFAR = "a 3x3 stem is assumed to be CIFAR's: stride 1, no max-pooling (neither is visible in the tensors)"
 
 
 def load_backbone(
@@ -71,14 +71,14 @@ def load_backbone(
     rule = parse_rule(stem) if stem is not None else None
     pixels = weights.partition(":")[0] == "pixels" and not Path(weights).exists()
     if rule is not None and (weights == "random" or pixels):
-        raise UsageError(f"--stem maps the stem of a weights file; '{weights}' is none", "Leave it out.")
+        raise UsageError(f"--stem maps the stem of a weights file, which '{weights}' is not", "Leave it out.")
     if weights == "random":
         if backbone is None:
-            raise UsageError("random weights of which backbone?", "Name it: --backbone resnet50.")
+            raise UsageError("--weights random needs --backbone", "Name it: --backbone resnet50.")
         return build(backbone, seed=seed)
     if pixels:
         if backbone not in (None, weights):
-            raise UsageError(f"the weights '{weights}' are a backbone of their own, and --backbone is {backbone}")
+            raise UsageError(f"--weights {weights} fixes the backbone, but --backbone is {backbone}")
         return build(weights)
     file = files.read(Path(weights), trust_pickle=trust_pickle)
     return load_file(
@@ -101,11 +101,11 @@ def load_file(
     if backbone is not None:
         if (plain := without_initialisation(backbone)) != backbone:
             raise UsageError(
-                f"zero_init_residual says how random weights begin, and {weights} holds weights",
+                f"zero_init_residual sets random initial weights, but {weights} holds trained ones",
                 f"Leave it out: --backbone {plain}.",
             )
         built = build(backbone, seed=seed)
-        if built.builder == "pixels":
+        if built.kind.pixels:
             raise UsageError(f"the backbone '{backbone}' has no weights", f"Leave the file out: --weights {backbone}.")
         recognised = recognise(file, expected=_shapes(built.module.state_dict()), format=format)
         built = _with_trained_strides(built, backbone, recognised, weights, seed)
@@ -120,8 +120,8 @@ def load_file(
         refuse_undecided(recognised, weights)
     if stem is not None and recognised.input is not None and recognised.input.space == "lightness":
         raise UsageError(
-            f"--stem {stem.name}: {weights} is a network for lightness (L of CIE Lab), whose channel is no colour",
-            "Leave it out: RGB images are turned into lightness.",
+            f"--stem {stem.name}: {weights} is a network for lightness (L of CIE Lab), whose channel is not a colour",
+            "Leave it out: RGB images are converted to lightness.",
         )
     tensors, ignored = _tensors_for(built, recognised)
     tensors, mapped, random = fit_stem(tensors, built, stem, what=weights)
@@ -158,9 +158,9 @@ def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, w
     """
     strides = recognised.strides or Strides()
     name = with_strides(named, last=strides.last, in_1x1=strides.bottleneck == "1x1")
-    if built.builder == "resnet" and name != built.name:
+    if "last_stride" in built.kind.options and name != built.name:
         return build(name, seed=seed)
-    if strides != Strides() and built.builder == "timm":
+    if strides != Strides() and built.kind.tags:
         raise BackboneError(
             f"{weights}: the network was trained with its strides in the {strides.bottleneck} convolutions and stride "
             f"{strides.last} in the last stage, which {built.name} does not have",
@@ -196,9 +196,8 @@ def check_recorded_preprocessing(found: Preprocessing, where: str) -> Preprocess
     Raises:
         WeightsError: a size, mean or std makes no sense.
     """
-    sizes = [size for value in (found.resize, found.crop, found.squash) for size in _sizes(value)]
-    if not all(0 < size <= _LARGEST_IMAGE for size in sizes) or not 0 < found.max_pixels <= MAX_PIXELS * 100:
-        raise WeightsError(f"{where}: sizes should be from 1 to {_LARGEST_IMAGE:,} pixels, not {sizes}")
+    if not all(0 < size <= LARGEST_SIDE for size in found.sizes) or not 0 < found.max_pixels <= MAX_PIXELS * 100:
+        raise WeightsError(f"{where}: sizes should be from 1 to {LARGEST_SIDE:,} pixels, not {found.sizes}")
     numbers = (*found.mean, *found.std)
     if (
         len(found.mean) != len(found.std)
@@ -208,13 +207,6 @@ def check_recorded_preprocessing(found: Preprocessing, where: str) -> Preprocess
     ):
         raise WeightsError(f"{where}: mean and std should be one finite number per channel, std positive")
     return dataclasses.replace(found, decoder=tuple(from_file(found.decoder, f"{where}.decoder", "--decoder {}")))
-
-
-_LARGEST_IMAGE = 16_384
-
-
-def _sizes(value: int | tuple[int, int] | None) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else value or ()
 
 
 def mapped_stem(
@@ -238,10 +230,10 @@ def mapped_stem(
     """
     stem = parse_rule(rule)
     if stem.name == "random":
-        raise UsageError("--stem random: a converted file holds the numbers of another, not new ones")
+        raise UsageError("--stem random does not apply to convert, which adds no new values")
     channels = 1 if stem.name == "sum" and channels is None else channels
     if channels is None:
-        raise UsageError(f"--stem {rule}: for images of how many channels?", "Say it: --in-chans 4.")
+        raise UsageError(f"--stem {rule} needs --in-chans, the number of channels", "For example --in-chans 4.")
     name = with_channels(backbone or architecture(recognised, weights), channels)
     if backbone is None:
         check_recorded(name, weights, numbers=sum(tensor.numel() for tensor in recognised.canonical.values()))
@@ -315,6 +307,6 @@ def architecture(recognised: Recognised, weights: str) -> str:
         hint = f" It looks like a ResNet with another stem: {kernel}; torchvision's is 7x7, that for CIFAR 3x3."
     raise BackboneError(
         f"{weights}: format {recognised.format} with {len(recognised.canonical)} tensors ({', '.join(shown)}, ...); "
-        f"the architecture does not show in them.{hint}",
+        f"the architecture cannot be recognised.{hint}",
         "Name it: --backbone timm:NAME (any timm model) or --backbone module:callable (your own).",
     )

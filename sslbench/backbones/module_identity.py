@@ -24,12 +24,12 @@ from sslbench.runtime.seeds import preserved_random_states
 
 log = logging.getLogger("sslbench")
 
-PROBE_SIDE = 224  # when the preprocessing fixes no size
+PROBE_SIDE = 224  # used if the preprocessing fixes no size
 UNKNOWN = "unknown"
 """Key of an identity that cannot be known: its value is new each time, so nothing is found again."""
 
 _OF_TORCH = frozenset(vars(nn.Module()))
-_DOUBLE_UP_TO = 300_000_000  # numbers in the module; a copy in double precision takes 8 bytes for each
+_DOUBLE_UP_TO = 300_000_000  # parameters of the module; a copy in double precision takes 8 bytes each
 
 
 def probe_images(preprocessing: Preprocessing, count: int = 1) -> Tensor:
@@ -62,9 +62,9 @@ def identify(module: nn.Module, preprocessing: Preprocessing, name: str) -> dict
     if reason:
         return _unknown(name, reason)
     try:
-        structure = user_code.Description().of([[path, *_state(part)] for path, part in module.named_modules()])
+        structure = user_code.ContentDigests().of([[path, *_state(part)] for path, part in module.named_modules()])
     except RecursionError:
-        return _unknown(name, "its attributes lie too deep inside each other to be compared")
+        return _unknown(name, "its attributes are nested too deep to be compared")
     return {
         **user_code.library_versions(parts),
         "source": user_code.sha256(parts) or "libraries",
@@ -74,7 +74,7 @@ def identify(module: nn.Module, preprocessing: Preprocessing, name: str) -> dict
 
 
 def _unknown(name: str, reason: str) -> dict[str, str]:
-    log.warning(f"{name}: {reason}; none of its features and results are kept for later runs")
+    log.warning(f"{name}: {reason}; its features and results are not stored")
     return {UNKNOWN: uuid.uuid4().hex}
 
 
@@ -104,7 +104,7 @@ def _outputs(module: nn.Module, images: Tensor) -> tuple[str, str]:
     """
     with preserved_random_states(), torch.no_grad():
         if sum(tensor.numel() for tensor in module.parameters()) <= _DOUBLE_UP_TO:
-            with contextlib.suppress(Exception):  # tried again in its own precision, whose error is reported
+            with contextlib.suppress(Exception):  # retried in its own precision, whose error is reported
                 return _three_passes(copy.deepcopy(module).double(), images.double(), 8)
         return _three_passes(copy.deepcopy(module), images, 4)
 
@@ -114,7 +114,7 @@ def _three_passes(module: nn.Module, images: Tensor, digits: int) -> tuple[str, 
     module.eval()
     first, second = (_one_pass(module, images[:1], digits, seed) for seed in (1, 2))
     if first != second:
-        return first, "it gives other features for the same image each time"
+        return first, "its features of one image change with every call"
     if _depends_on_batch(module, images):
         return first, "its features of an image depend on the other images of the batch"
     return first, ""

@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812  the name everyone uses
+import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor
 
 from sslbench.errors import BackboneError, UsageError
 from sslbench.names import did_you_mean
 
-# name -> how many numbers it takes (fewest, most)
+# name -> smallest and largest number of arguments
 _ARGUMENTS = {
     "avg": (0, 3),
     "max": (0, 0),
@@ -27,7 +27,7 @@ _ARGUMENTS = {
     "vissl": (0, 0),
 }
 _MAP_POOLS = "avg, max, gem(p), flatten, avg(kernel,stride), adaptive(h,w)"
-GEM_POWER = 3.0  # Radenovic et al. 2018, the value they start from
+GEM_POWER = 3.0  # Radenovic et al. 2018, initial value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,17 +71,17 @@ def parse_pool(text: str) -> Pool:
     try:
         numbers = tuple(float(n) for n in found[2].split(",")) if found[2] else ()
     except ValueError:
-        raise UsageError(f"the pool '{text}' has something in parentheses that is not a number") from None
+        raise UsageError(f"the pool '{text}' has an argument that is not a number") from None
     name, (fewest, most) = found[1], _ARGUMENTS[found[1]]
     whole = name == "gem" or all(n == int(n) and n >= 0 for n in numbers)
     if name == "avg" and len(numbers) == 1:
-        numbers = (numbers[0], numbers[0])  # AvgPool2d's own default: stride = kernel
+        numbers = (numbers[0], numbers[0])  # AvgPool2d's default: stride = kernel
     positive = all(n > 0 for n in numbers[:2])
     if not fewest <= len(numbers) <= most or not whole or not positive:
         usage = (
             "avg, avg(kernel), avg(kernel,stride), avg(kernel,stride,padding), adaptive(h,w), gem, gem(p), max, flatten"
         )
-        raise UsageError(f"the pool '{text}' does not take these numbers", f"Valid forms: {usage}.")
+        raise UsageError(f"the pool '{text}' does not take these arguments", f"Valid forms: {usage}.")
     if name == "avg" and len(numbers) == 3 and numbers[2] == 0:
         numbers = numbers[:2]
     return Pool(name, numbers or ((GEM_POWER,) if name == "gem" else ()))
@@ -107,7 +107,7 @@ def apply_pool(x: Tensor, pool: Pool | None, tokens: Tokens, *, layer: str) -> T
         pooled = _pool_tokens(x, pool or Pool("cls" if tokens.has_class else "mean"), tokens, layer)
     elif x.ndim == 2:
         if pool is not None and pool.name != "flatten":
-            raise _no_fit(x, pool, layer, "none (it is a vector already)")
+            raise _no_fit(x, pool, layer, "none (the layer is already a vector)")
         pooled = x
     elif x.ndim > 1 and pool is not None and pool.name == "flatten":
         pooled = x.flatten(1)

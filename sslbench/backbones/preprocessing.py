@@ -3,7 +3,6 @@
 import dataclasses
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.preprocessing import LIGHTNESS_MEAN, LIGHTNESS_STD, Preprocessing
 from sslbench.weights.formats.recognise import Recognised
 from sslbench.weights.formats.schema import InputImages
@@ -12,16 +11,14 @@ _CROP = 224
 """Side of the crop that `Input.resize` belongs to."""
 _SMALLEST = 64
 """Side of the crop below which a network is one for small images, which formats say nothing about."""
-_ASSUMED = InputImages("RGB", resize=256, interpolation="bicubic")
-"""ImageNet's values: what self-supervised vision transformers were trained with."""
 
 
 def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[Preprocessing, str]:
     """Return the evaluation transform of a loaded backbone, and a note for the user.
 
     The format's transform comes first, unless the backbone's name has a tag of timm (`vit_base_patch16_224.augreg`).
-    Second, for a vision transformer that was recognised and not named by the user, ImageNet's values: timm's default
-    for a name without a tag belongs to its own AugReg weights. Otherwise the backbone's own transform is used.
+    Second, for a backbone that was recognised and not named by the user, its family's usual input, with ImageNet's mean
+    and std. Otherwise the backbone's own transform is used.
 
     Args:
         backbone: as built.
@@ -30,8 +27,8 @@ def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[P
     """
     own, said = backbone.preprocessing, found.input or InputImages("any")
     name, _, _ = backbone.name.partition(",")
-    tagged = backbone.builder == "timm" and "." in name and (named or found.format == "sslbench")
-    if tagged or backbone.builder in ("module", "pixels"):
+    tagged = backbone.kind.tags and "." in name and (named or found.format == "sslbench")
+    if tagged or backbone.kind.users or backbone.kind.pixels:
         return own, ""
     if own.crop is not None and min(own.crop) < _SMALLEST:
         return own, said.note
@@ -41,11 +38,11 @@ def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[P
         return dataclasses.replace(used, origin=origin), said.note
     if said.mean:
         return dataclasses.replace(_with_size(own, said), mean=said.mean, std=said.std, origin=origin), said.note
-    if named or not _is_vit(backbone):
+    if named or backbone.usual_input is None:
         return own, said.note
     default = Preprocessing(origin=f"ImageNet default (format {found.format} does not say)")
-    told = f"format {found.format} does not say mean and std: ImageNet's are assumed (--mean, --std)"
-    return dataclasses.replace(_with_size(default, _ASSUMED, own.crop), origin=default.origin), said.note or told
+    note = said.note or f"format {found.format} does not say mean and std: ImageNet's are assumed (--mean, --std)"
+    return dataclasses.replace(_with_size(default, backbone.usual_input, own.crop), origin=default.origin), note
 
 
 def _with_size(own: Preprocessing, said: InputImages, crop: tuple[int, int] | None = None) -> Preprocessing:
@@ -57,8 +54,3 @@ def _with_size(own: Preprocessing, said: InputImages, crop: tuple[int, int] | No
     return dataclasses.replace(
         own, resize=resize, squash=None, crop=crop, interpolation=said.interpolation or own.interpolation
     )
-
-
-def _is_vit(backbone: Backbone) -> bool:
-    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.module.state_dict().items()}
-    return backbone.builder == "timm" and recognise_vit(shapes) is not None

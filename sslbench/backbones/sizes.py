@@ -34,9 +34,9 @@ def built_for(backbone: Backbone, size: tuple[int, int] | None) -> Backbone:
     if built is None or not getattr(embed, "strict_img_size", False) or size == tuple(built):
         return backbone
     given = "images of their own sizes" if size is None else f"images of {size[0]}x{size[1]}"
-    problem = f"{backbone.name} takes images of {built[0]}x{built[1]}, and the preprocessing gives {given}"
-    if backbone.builder != "timm" or size is None or size[0] != size[1]:
-        raise UsageError(problem, f"Give --crop {built[0]}, or a backbone that takes others: dynamic_img_size=True.")
+    problem = f"{backbone.name} takes images of {built[0]}x{built[1]}, but the preprocessing gives {given}"
+    if "img_size" not in backbone.kind.options or size is None or size[0] != size[1]:
+        raise UsageError(problem, f"Give --crop {built[0]}, or a backbone for any size: dynamic_img_size=True.")
     architecture, *options = backbone.name.split(",")
     name = ",".join([architecture, *(option for option in options if not option.startswith("img_size="))])
     fitted = build(f"{name},img_size={size[0]}")
@@ -76,7 +76,7 @@ def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, chan
 
 def _interpolate_positions(vit: VisionTransformer) -> None:
     """Set up a vision transformer as timm's constructor does for dynamic_img_size=True."""
-    vit.dynamic_img_size = True  # type: ignore[misc]  # final for TorchScript's sake, which nobody uses here
+    vit.dynamic_img_size = True  # type: ignore[misc]  # final for TorchScript only, unused here
     vit.patch_embed.strict_img_size = False
     vit.patch_embed.flatten = False
     vit.patch_embed.output_fmt = Format.NHWC
@@ -98,5 +98,5 @@ def feature_dim(backbone: nn.Module, size: int, channels: int = 3) -> int:
         backbone.train(mode)
     if not isinstance(output, Tensor) or output.dim() != 2:
         got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"a backbone has to give one vector per image, (B, D); for 2 images it gave {got}")
+        raise ValueError(f"a backbone must return one vector per image, (B, D); for 2 images it returned {got}")
     return int(output.shape[1])

@@ -22,11 +22,11 @@ from sslbench.weights.fill import tensors_sha256
 
 log = logging.getLogger("sslbench")
 
-# Exact types: a subclass may do something else with its weight (weight standardisation, spectral norm).
+# Exact types: a subclass may transform its weight (weight standardisation, spectral norm).
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv2dSame)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, BatchNormAct2d)
 _Pairs = list[tuple[str, str]]
-TOLERANCE = 1e-4  # of the largest value of a layer; float32 itself gives about 1e-6
+TOLERANCE = 1e-4  # relative to the largest value of a layer; float32 rounding gives about 1e-6
 
 
 def folded(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> nn.Module:

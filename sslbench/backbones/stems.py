@@ -46,7 +46,7 @@ def parse_rule(text: str) -> StemRule:
                 return StemRule(name)
     if head != "bands":
         hint = did_you_mean(head, {*_PLAIN, "bands"})
-        raise UsageError(f"--stem {text}: there is no such rule", f"{hint} {_REMEDY}".strip())
+        raise UsageError(f"--stem {text} is not a rule", f"{hint} {_REMEDY}".strip())
     parts = rest.split(",")
     if not all(part == "-" or part.isdecimal() for part in parts):
         raise UsageError(f"--stem {text}: bands are numbers from 0, separated by commas", _REMEDY)
@@ -76,7 +76,7 @@ def map_stem(weight: Tensor, channels: int, rule: StemRule) -> Tensor:
     if rule.name == "sum":
         if channels != 1:
             raise UsageError(
-                f"--stem sum gives a stem for 1 channel, the backbone takes {channels}", "Take --stem average."
+                f"--stem sum gives a stem for 1 channel, the backbone takes {channels}", "Use --stem average."
             )
         mapped = exact.sum(1, keepdim=True)
     elif rule.name == "average":
@@ -85,7 +85,7 @@ def map_stem(weight: Tensor, channels: int, rule: StemRule) -> Tensor:
         if channels < has:
             raise UsageError(
                 f"--stem repeat leads to more channels, not from {has} to {channels}",
-                "Take --stem average (for 1 channel the same as sum).",
+                "Use --stem average (for 1 channel the same as sum).",
             )
         mapped = exact[:, [index % has for index in range(channels)]] * (has / channels)
     else:
@@ -101,7 +101,7 @@ def _check_bands(rule: StemRule, has: int, channels: int) -> None:
     if len(rule.bands) != has:
         raise UsageError(
             f"--stem bands names {len(rule.bands)} bands, the stem in the file has weights for {has} channels",
-            "Give one input band for each of them, '-' for those to leave out.",
+            "Give one input band for each of them, '-' to leave one out.",
         )
     highest = max(band for band in rule.bands if band is not None)
     if highest >= channels:
@@ -143,16 +143,15 @@ def fit_stem(
             continue
         if own.shape[1] != wanted:
             raise UsageError(
-                f"--stem: '{name}' of {backbone.name} is for {own.shape[1]} channels, its images have {wanted}",
-                "Of a network of your own, give its attribute 'preprocessing' one mean and std per channel."
-                if backbone.builder == "module"
+                f"--stem: '{name}' of {backbone.name} takes {own.shape[1]} channels, but its images have {wanted}",
+                "For your own network, give its attribute 'preprocessing' one mean and std per channel."
+                if backbone.kind.users
                 else "It does not see the image itself: leave --stem out.",
             )
         if has == wanted and rule.name != "bands":
             raise UsageError(
-                f"--stem {rule.name} has nothing to do: the stem in {what} and that of {backbone.name} are both for "
-                f"{_channels(has)}",
-                "Leave it out, or name a backbone for others: --backbone resnet50,in_chans=4, for instance.",
+                f"--stem {rule.name} has no effect: the stems of {what} and {backbone.name} both take {_channels(has)}",
+                "Leave it out, or name a backbone for other channels, such as --backbone resnet50,in_chans=4.",
             )
         changed[name] = own if rule.name == "random" else map_stem(given, wanted, rule)
         random += [name] if rule.name == "random" else []
@@ -170,7 +169,7 @@ def with_channels(name: str, channels: int) -> str:
     """
     head, *options = name.split(",")
     if ":" in head and not head.startswith("timm:"):
-        raise UsageError(f"the number of channels of '{name}' is its own", "Build it for those that you want.")
+        raise UsageError(f"'{name}' fixes its number of channels", "Build the network for the wanted channels.")
     return ",".join(
         [head, *(option for option in options if not option.startswith("in_chans=")), f"in_chans={channels}"]
     )
@@ -197,7 +196,7 @@ def _in_words(rule: StemRule, has: int, wanted: int) -> str:
     if rule.name == "bands":
         bands = ",".join("-" if band is None else str(band) for band in rule.bands)
         return f"bands={bands}, zero elsewhere"
-    return "sum" if rule.name == "sum" else "random (asked for), not from the file"
+    return "sum" if rule.name == "sum" else "random, not from the file"
 
 
 def _channels(count: int) -> str:
@@ -208,5 +207,5 @@ def _not_mapped(what: str, name: str, channels: tuple[int, int], backbone: Backb
     has, wanted = (_channels(count) for count in channels)
     return WeightsError(
         f"{what}: its stem ('{name}') takes images of {has}, that of {backbone.name} takes {wanted}",
-        f"Name a backbone for {has}, or say how the stem is mapped. {_REMEDY}",
+        f"Name a backbone for {has}, or give the rule that maps the stem. {_REMEDY}",
     )

@@ -11,12 +11,17 @@ import timm
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
-from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.backbone import Backbone, Kind
+from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
+from sslbench.weights.formats.schema import InputImages
 
 log = logging.getLogger("sslbench")
+
+_VIT_INPUT = InputImages("RGB", resize=256, interpolation="bicubic")
+"""Images that self-supervised vision transformers are trained on; timm's default belongs to its own AugReg weights."""
 
 
 def is_timm_name(name: str) -> bool:
@@ -33,7 +38,7 @@ def no_such_option(name: str, has: str) -> UsageError:
     """
     base, _, options = name.partition(",")
     timms = f" The options of timm's: timm:{name}." if is_timm_name(base) else ""
-    return UsageError(f"'{options}' is no option of {base}", f"It has {has}.{timms}")
+    return UsageError(f"'{options}' is not an option of {base}", f"It has {has}.{timms}")
 
 
 def build_timm(name: str) -> Backbone:
@@ -49,7 +54,9 @@ def build_timm(name: str) -> Backbone:
     """
     name, options = _parse_options(name)
     if not isinstance(options.get("in_chans", 3), int) or options.get("in_chans", 3) < 1:
-        raise UsageError(f"in_chans={options['in_chans']} is no number of channels", f"Write timm:{name},in_chans=4.")
+        raise UsageError(
+            f"in_chans={options['in_chans']} is not a number of channels", f"Write timm:{name},in_chans=4."
+        )
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         raise UsageError(f"timm has no model '{architecture}'", did_you_mean(architecture, timm.list_models()))
@@ -66,9 +73,10 @@ def build_timm(name: str) -> Backbone:
             raise
         given = ",".join(f"{key}={value}" for key, value in options.items())
         raise UsageError(f"timm cannot build {name} with {given}: {error}") from error
+    shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     return Backbone(
         name=",".join((f"timm:{name}", *(f"{key}={value}" for key, value in options.items()))),
-        builder="timm",
+        kind=Kind(options=frozenset({"in_chans", "img_size"}), tags=True),
         module=module,
         preprocessing=timm_preprocessing(module, channels=options.get("in_chans")),
         aliases=_aliases(module),
@@ -76,6 +84,7 @@ def build_timm(name: str) -> Backbone:
         versions={"timm": timm.__version__},
         heads=_recorded_paths(module, "classifier"),
         stems=_recorded_paths(module, "first_conv"),
+        usual_input=_VIT_INPUT if recognise_vit(shapes) is not None else None,
     )
 
 
@@ -86,7 +95,7 @@ def _parse_options(name: str) -> tuple[str, dict[str, Any]]:
     for part in parts:
         key, equals, value = part.partition("=")
         if not key.isidentifier() or not equals or not value or key in options:
-            raise UsageError(f"'{part}' is no option of {name}", f"Write timm:{name},img_size=384, for instance.")
+            raise UsageError(f"'{part}' is not an option of {name}", f"Write for example timm:{name},img_size=384.")
         try:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -123,10 +132,10 @@ def check_recorded_options(name: str, where: str) -> None:
         if not fits or (isinstance(value, str) and not value.isidentifier()):
             raise UsageError(
                 f"timm's option {key}={value} is not taken from a file",
-                f"If you trust it, name the network yourself: --backbone timm:{name},{key}={value}",
+                f"If you trust it, give it on the command line: --backbone timm:{name},{key}={value}",
             )
         if isinstance(value, int | float) and not 0 <= value <= _MOST.get(key, 4096):
-            raise UsageError(f"{key}={value} is more than any network has")
+            raise UsageError(f"{key}={value} is larger than in any network")
 
 
 def _same(full_name: str, architecture: str) -> bool:

@@ -22,4 +22,4 @@ def echo(message: Any = "", *, err: bool = False, before: str = "", after: str =
     except BrokenPipeError:
         if not err:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the reader of stderr is gone; the work goes on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the reader of stderr has gone; continue without it

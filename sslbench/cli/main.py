@@ -120,11 +120,11 @@ def _run(words: list[str]) -> int:
         return error.exit_code
     except click.exceptions.Abort as error:  # click raises it for Ctrl-C and for EOFError
         if isinstance(error.__cause__, EOFError):
-            return _fail(f"a file ends before it should: {error.__cause__}", 1)
+            return _fail(f"a file ends too early: {error.__cause__}", 1)
         return _fail(": ".join(["interrupted", *map(str, getattr(error.__cause__, "args", ()))]), 130)
     except click.ClickException as error:
-        where = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
-        return _fail(error.format_message() + where, error.exit_code)
+        hint = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
+        return _fail(error.format_message() + hint, error.exit_code)
     except SslbenchError as error:
         return error.exit_code if error.printed_by_rank_0 else _fail(str(error), error.exit_code)
     except SystemExit as error:

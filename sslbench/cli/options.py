@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from sslbench.errors import UsageError
 from sslbench.text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,33 @@ class PreprocessingFlags:
         Raises:
             UsageError: a size or number cannot be read.
         """
-        return preprocessing_values(dataclasses.asdict(self))
+        values: dict[str, Any] = {}
+        if self.resize is not None:
+            resize = None if self.resize == "none" else _pixels("--resize", self.resize)
+            values["resize"] = resize[0] if resize is not None and len(resize) == 1 else resize
+        if self.crop is not None:
+            crop = None if self.crop == "none" else _pixels("--crop", self.crop)
+            values["crop"] = crop * 2 if crop is not None and len(crop) == 1 else crop
+        if self.interpolation is not None:
+            values["interpolation"] = self.interpolation
+        for key, text in (("mean", self.mean), ("std", self.std)):
+            if text is not None:
+                values[key] = _per_channel(f"--{key}", text)
+        return values
+
+
+def _pixels(flag: str, text: str) -> list[int]:
+    parts = text.lower().split("x")
+    if not 1 <= len(parts) <= 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(f"{flag} {text}: should be a number of pixels, or HEIGHTxWIDTH such as 224x224")
+    return [int(part) for part in parts]
+
+
+def _per_channel(flag: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{flag} {text}: should be numbers, one per channel: 0.1,0.2,0.15") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +110,8 @@ class RunFlags:
 
     def settings(self) -> dict[str, Any]:
         """Return the given flags as fields of `RunSettings`."""
-        return given(dataclasses.asdict(self), RUN_KEYS)
+        values = dataclasses.asdict(self)
+        return {key: value for key, value in values.items() if key != "store" and value is not None}
 
     def store_folder(self) -> Path:
         """Return the folder of the feature store."""
@@ -92,7 +120,7 @@ class RunFlags:
 
 def _warn_in_red(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     if value:
-        message = "--trust-pickle: a weights file that asks for it may run any program on this machine, as you."
+        message = "--trust-pickle: a weights file may run any program on this machine with your rights."
         echo(before=click.style(f"warning: {visible(message)}", fg="red", bold=True), err=True)
     return value
 
@@ -148,28 +176,24 @@ _RUN = [
     click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: auto."),
     click.option("--precision", help="Precision of the forward pass: fp32, bf16, fp16. Default: fp32."),
     click.option("--feature-dtype", help="Dtype of stored features: float32, float16. Default: float32."),
-    click.option("--batch-size", type=int, help="Images per forward pass."),
+    click.option("--batch-size", type=int, help="Number of images per forward pass."),
     click.option("--workers", type=int, help="Processes that decode images; 0 decodes in the main process."),
     click.option("--seed", type=int, help="Seed of splits, hold-outs, untrained weights and bootstrap. Default: 0."),
     click.option("--on-error", help="Unreadable images: stop (list them all) or skip (leave them out). Default: stop."),
     click.option(
         "--decoder",
         callback=_split_names,
-        help="Decoder: reference; fast (large JPEGs at reduced size); my_module.my_function (asked first).",
+        help="Decoder: reference; fast (large JPEGs at reduced size); my_module.my_function (tried first).",
     ),
-    click.option("--max-pixels", type=int, help="Largest picture that is decoded, in pixels. Default: 178956970."),
+    click.option("--max-pixels", type=int, help="Largest image that is decoded, in pixels. Default: 178956970."),
     click.option("--start-method", help="Start method of the decoding processes: auto, fork, spawn, forkserver."),
     click.option("--store", help="Folder of the feature store. Default: in the user's cache folder."),
 ]
 
 
-def _add(options: list[Callable[[F], F]]) -> Callable[[F], F]:
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+def take(flags: type[T], values: dict[str, Any]) -> T:
+    """Remove the fields of the dataclass `flags` from the values of a command line; return them as an instance."""
+    return flags(**{field.name: values.pop(field.name) for field in dataclasses.fields(flags)})  # type: ignore[arg-type]
 
 
 def _as_one(name: str, flags: type[Any], options: list[Callable[[F], F]]) -> Callable[[F], F]:
@@ -178,28 +202,20 @@ def _as_one(name: str, flags: type[Any], options: list[Callable[[F], F]]) -> Cal
     def decorate(function: F) -> F:
         @functools.wraps(function)
         def command(*args: Any, **values: Any) -> Any:
-            own = {field.name: values.pop(field.name) for field in dataclasses.fields(flags)}
-            return function(*args, **values, **{name: flags(**own)})
+            own = take(flags, values)
+            return function(*args, **values, **{name: own})
 
-        return _add(options)(command)  # type: ignore[arg-type]
+        for option in reversed(options):
+            command = option(command)
+        return command  # type: ignore[return-value]
 
     return decorate
 
 
-weights_flags = _add(_WEIGHTS)
-data_flags = _add(_DATA)
-preprocessing_flags = _add(_PREPROCESSING)
-run_flags = _add(_RUN)
 weights_options = _as_one("weights", WeightsFlags, _WEIGHTS)
 data_options = _as_one("data", DataFlags, _DATA)
 preprocessing_options = _as_one("preprocessing", PreprocessingFlags, _PREPROCESSING)
 run_options = _as_one("run", RunFlags, _RUN)
-
-WEIGHTS_KEYS = ("weights", "backbone", "format", "allow_partial", "trust_pickle", "stem")
-RUN_KEYS = (
-    *("device", "precision", "feature_dtype", "batch_size", "workers", "seed", "on_error"),
-    *("decoder", "max_pixels", "start_method"),
-)
 
 
 def refuse(ctx: click.Context, *, used: Collection[str], what: str, reasons: Mapping[str, str] | None = None) -> None:
@@ -238,42 +254,6 @@ def refuse_loading_flags(ctx: click.Context, weights: str | None) -> None:
     if weights == "random" or ((weights or "").partition(":")[0] == "pixels" and not Path(str(weights)).exists()):
         unused = {"format", "allow_partial", "trust_pickle"}
         refuse(ctx, used={str(p.name) for p in ctx.command.params} - unused, what=f"--weights {weights}")
-
-
-def given(flags: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return those of the flags `keys` that have a value."""
-    return {key: flags[key] for key in keys if flags.get(key) is not None}
-
-
-def preprocessing_values(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return --resize, --crop, --interpolation, --mean and --std as fields of a `Preprocessing`.
-
-    Raises:
-        UsageError: a size or number cannot be read.
-    """
-
-    def size(text: str, flag: str) -> list[int]:
-        parts = text.lower().split("x")
-        if not 1 <= len(parts) <= 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
-            raise UsageError(f"{flag} {text}: should be a number of pixels, or HEIGHTxWIDTH such as 224x224")
-        return [int(part) for part in parts]
-
-    values: dict[str, Any] = {}
-    if flags.get("resize") is not None:
-        resize = None if flags["resize"] == "none" else size(flags["resize"], "--resize")
-        values["resize"] = resize[0] if resize is not None and len(resize) == 1 else resize
-    if flags.get("crop") is not None:
-        crop = None if flags["crop"] == "none" else size(flags["crop"], "--crop")
-        values["crop"] = crop * 2 if crop is not None and len(crop) == 1 else crop
-    if flags.get("interpolation") is not None:
-        values["interpolation"] = flags["interpolation"]
-    for key in ("mean", "std"):
-        if flags.get(key) is not None:
-            try:
-                values[key] = [float(part) for part in flags[key].split(",")]
-            except ValueError:
-                raise UsageError(f"--{key} {flags[key]}: should be numbers, one per channel: 0.1,0.2,0.15") from None
-    return values
 
 
 def gigabytes(text: str) -> float:

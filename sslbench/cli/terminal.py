@@ -5,11 +5,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
 from sslbench.cli.echo import echo
 from sslbench.distributed import this_process
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class _Lines(logging.Handler):
@@ -36,15 +40,15 @@ class ProgressLines:
         self.started: dict[str, float] = {}
         self.last = 0.0
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, title: str, done: int, total: int) -> None:
         """Report `done` of `total` images of one job."""
         now = time.monotonic()
-        started = self.started.setdefault(what, now)
+        started = self.started.setdefault(title, now)
         if done < total and now - self.last < 10:
             return
         self.last = now
         rate = f", {done / (now - started):.0f} images/s" if now > started else ""
-        echo(f"{what}: {done} of {total}{rate}", err=True)
+        echo(f"{title}: {done} of {total}{rate}", err=True)
 
 
 @contextmanager
@@ -63,35 +67,40 @@ def progress() -> Iterator["ProgressLines | ProgressBars | None"]:
         bars.close()
 
 
+def make_bars(width: int, *, time_left: bool = False) -> "Progress":
+    """Return bars on stderr: description, bar, done of total, the field `text`, and the time left on request."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=width),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+        *([TimeRemainingColumn()] if time_left else []),
+        console=Console(stderr=True),
+    )
+
+
 class ProgressBars:
     """Progress on a terminal: one bar per job, with images per second and the time left."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
+        self.bars = make_bars(24, time_left=True)
         self.tasks: dict[str, tuple[int, float]] = {}
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, title: str, done: int, total: int) -> None:
         """Report `done` of `total` images of one job."""
         from rich.progress import TaskID
 
         if not self.tasks:
             self.bars.start()
-        if what not in self.tasks:
-            self.tasks[what] = (self.bars.add_task(what, total=total, rate=""), time.monotonic())
-        task, started = self.tasks[what]
+        if title not in self.tasks:
+            self.tasks[title] = (self.bars.add_task(title, total=total, text=""), time.monotonic())
+        task, started = self.tasks[title]
         elapsed = time.monotonic() - started
-        rate = f"{done / elapsed:.0f} img/s" if elapsed > 0.5 else ""
-        self.bars.update(TaskID(task), completed=done, rate=rate)
+        text = f"{done / elapsed:.0f} img/s" if elapsed > 0.5 else ""
+        self.bars.update(TaskID(task), completed=done, text=text)
 
     def close(self) -> None:
         """Stop the bars and restore the terminal."""

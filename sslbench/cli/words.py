@@ -35,14 +35,14 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             continue
         try:
             override = parser.parse_override(word)
-        except (HydraException, RecursionError, ValueError):  # ValueError: a number of thousands of digits
+        except (HydraException, RecursionError, ValueError):  # ValueError: a number with thousands of digits
             raise UsageError(
                 f"'{word}' cannot be read as key=value",
                 "Put quotes around text with special characters: \"key='a,b'\"; a list is key=[1,2].",
             ) from None
         key = override.key_or_group
         if override.type is None or override.type.name != "CHANGE" or override.is_sweep_override():
-            raise UsageError(f"'{word}': only key=value is understood", "Write a list as key=[1,2].")
+            raise UsageError(f"'{word}' is not of the form key=value", "Write a list as key=[1,2].")
         if key in values:
             raise UsageError(f"the key '{key}' is given twice")
         values[key] = override.value()

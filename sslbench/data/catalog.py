@@ -29,9 +29,9 @@ class CatalogEntry:
     Attributes: each setting states its meaning.
     """
 
-    data: str = config.setting(dataclasses.MISSING, "the data location, as --data takes it")
-    image_column: str | None = config.setting(None, "of a table, the column with the paths")
-    label_column: str | None = config.setting(None, "of a table, the column with the labels")
+    data: str = config.setting(dataclasses.MISSING, "data location, as for --data")
+    image_column: str | None = config.setting(None, "column of image paths, for a table")
+    label_column: str | None = config.setting(None, "column of labels, for a table")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def find(name: str) -> Named | None:
     if not _NAME.fullmatch(name):
         return None
     named = entries().get(name)
-    if named is not None and named.file != user_file():  # one in this folder may have come with the data
+    if named is not None and named.file != user_file():  # a catalog in this folder may have come with the data
         refuse_location(named.entry.data, f"{named.file}: {name}")
     if named is None or not Path(name).exists():
         return named
@@ -115,11 +115,9 @@ def add(name: str, entry: CatalogEntry, file: Path, *, overwrite: bool = False) 
         )
     known = _read(file) if file.exists() else {}
     if name in known and not overwrite:
-        raise UsageError(
-            f"'{name}' stands in {file} already, for {known[name].data}", "Give --overwrite to replace it."
-        )
+        raise UsageError(f"'{name}' is already in {file}, for {known[name].data}", "Give --overwrite to replace it.")
     if entry.data == name:
-        raise UsageError(f"'{name}' would stand for itself", f"If it is a path, write ./{name}")
+        raise UsageError(f"'{name}' would refer to itself", f"If it is a path, write ./{name}")
     _write(file, known | {name: entry})
 
 
@@ -131,7 +129,7 @@ def remove(name: str, file: Path) -> None:
     """
     known = _read(file) if file.exists() else {}
     if name not in known:
-        raise UsageError(f"there is no '{name}' in {file}", did_you_mean(name, known))
+        raise UsageError(f"{file} has no name '{name}'", did_you_mean(name, known))
     _write(file, {other: entry for other, entry in known.items() if other != name})
 
 

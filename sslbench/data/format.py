@@ -149,7 +149,7 @@ def user_format(name: str) -> SourceFormat:
         return found
     opener = content.get("open")
     if not callable(opener):
-        raise UsageError(f"'{name}' ({module.__file__}) is no data source: it has no function 'open'")
+        raise UsageError(f"'{name}' ({module.__file__}) is not a data source: it has no function 'open'")
 
     def read(request: SampleRequest[NoOptions]) -> Mapping[str, Source]:
         sources: Mapping[str, Source] = opener(
@@ -164,4 +164,4 @@ def user_format(name: str) -> SourceFormat:
 def readable_formats() -> str:
     """Return the lines of an error's remedy that list every format of images."""
     lines = [found.title for found in all_formats() if found.samples is not None]
-    return "Understood are:\n" + "\n".join(f"  {line}" for line in sorted(lines))
+    return "Supported data:\n" + "\n".join(f"  {line}" for line in sorted(lines))

@@ -148,7 +148,7 @@ def _pairs(labels: Labels) -> tuple[IntArray, IntArray]:
 
 def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> BoolArray:
     chosen, free = np.zeros(table.n, dtype=bool), np.ones(table.n, dtype=bool)
-    spare = table.spread.copy()  # groups of each class that are not chosen
+    spare = table.spread.copy()  # groups of each class that are not selected
     for c in np.lexsort((rng.random(len(spare)), table.spread)):
         members = list(table.of_class(int(c), rng))
         have, wanted = sum(k for group, k in members if chosen[group]), share * table.totals[c]
@@ -161,7 +161,7 @@ def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> BoolAr
                 chosen[group] = True
                 spare[table.classes_of(group)] -= 1
                 have += k
-        if not have:  # the smallest group is too large for the share, and the class should be there all the same
+        if not have:  # the smallest group exceeds the share, but the class must be present
             allowed = [(k, g) for g, k in members if free[g] and (spare[table.classes_of(g)] > 1).all()]
             if allowed:
                 group = min(allowed)[1]

@@ -136,7 +136,7 @@ def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] 
     Raises:
         DataError: numbers to predict differ, or stand beside classes.
     """
-    ordered = {key: sources[key] for key in sorted(sources, key=lambda key: f"{key}/")}  # as the ids ascend
+    ordered = {key: sources[key] for key in sorted(sources, key=lambda key: f"{key}/")}  # in ascending order of ids
     labels, notes = join_labels({key: source.labels for key, source in ordered.items()}, name)
     columns = dict.fromkeys(column for source in ordered.values() for column in source.attributes if column != ORIGIN)
     attributes = {column: _column(ordered, column) for column in columns}
@@ -194,7 +194,7 @@ def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, t
     if "none" in kinds:
         without = [key for key, part in labels.items() if not part.labelled]
         others = [key for key in labels if key not in without]
-        note = f"{' and '.join(without)} without labels, so those of {' and '.join(others)} are not used"
+        note = f"{' and '.join(without)} without labels, so the labels of {' and '.join(others)} are not used"
         return no_labels(sum(map(len, labels.values()))), (note,) if others else ()
     classes = tuple(dict.fromkeys(c for part in labels.values() for c in part.classes))
     notes = tuple(

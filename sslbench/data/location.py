@@ -43,7 +43,7 @@ def locate(spec: str) -> Location:
     if not spec:
         raise UsageError("the data location is empty", readable_formats())
     if strings.is_several(spec):
-        return Location(spec, {})  # its members are resolved one by one
+        return Location(spec, {})  # the listed locations are resolved one by one
     text, options = _without_options(_expand_home(spec))
     named = catalog.find(text)
     if named is None:
@@ -84,7 +84,7 @@ def _local_path(text: str) -> str:
     if len(urls) == 1:
         return str(copies[0])
     if len({copy.parent for copy in copies}) > 1:
-        raise UsageError(f"{text}: braces in a URL may stand in the name of the file only, not in that of a folder")
+        raise UsageError(f"{text}: in a URL, braces are allowed in the file name only, not in a folder")
     return str(copies[0].parent / text.rpartition("/")[2])
 
 

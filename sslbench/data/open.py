@@ -39,7 +39,7 @@ DEFAULT_OBJECTS = "kwcoco:shapes64-128"
 """Data with objects when the user names none: 64 drawn images of 128 x 128 pixels."""
 
 _LABEL_MAP_LAYOUTS = (
-    "Understood are images/ and masks/ with equal names (also in train/, val/), ADE20K, Cityscapes, Pascal VOC with "
+    "Supported: images/ and masks/ with equal names (also in train/, val/), ADE20K, Cityscapes, Pascal VOC with "
     "SegmentationClass/, COCO panoptic (.json with segments_info), and manifests with masks; "
     "PLACE?images=photos&maps=gt names other folders."
 )
@@ -118,13 +118,13 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     """
     location = locate(spec)
     if location.options:
-        raise UsageError(f"{spec}: detection takes the images as they are, without '?{next(iter(location.options))}='")
+        raise UsageError(f"{spec}: detection does not support the option '?{next(iter(location.options))}='")
     for found in all_formats():
         if found.objects is not None and found.objects.recognises(location.text):
             return dict(found.objects.open(location.text))
     open_data(location.text)  # raises if the location does not exist or is damaged
     raise UsageError(
-        f"{location.text} holds images without boxes, and detection needs them",
+        f"{location.text} holds images without boxes, which detection needs",
         "Give a COCO or kwcoco manifest (.json), a Pascal VOC tree with Annotations/, or kwcoco:shapes8.",
     )
 
@@ -176,8 +176,8 @@ def refuse_label_maps(spec: str) -> None:
     """
     if are_label_maps(spec):
         raise UsageError(
-            f"{spec} holds images and their label maps, and no classes of whole images",
-            f"`sslbench check-data {spec}` checks them. To use the images alone, name the folder that they lie in.",
+            f"{spec} holds images with label maps, not classes of whole images",
+            f"`sslbench check-data {spec}` checks the maps. To use the images alone, give their folder.",
         )
 
 
@@ -188,36 +188,36 @@ def _label_map_readers() -> list[LabelMapReader]:
 def _refuse_columns(spec: str, request: SampleRequest[Any], understood: frozenset[Column]) -> None:
     if request.value_columns and "value" not in understood:
         raise UsageError(
-            f"'{spec}' has no column '{request.value_columns[0]}': it is no table",
+            f"'{spec}' has no column '{request.value_columns[0]}': it is not a table",
             "List the images in a .csv with the column path and one column per number.",
         )
     if request.attribute_columns and "attribute" not in understood:
         raise UsageError(
-            f"'{spec}' has no column '{request.attribute_columns[0]}': it is no table and no manifest",
+            f"'{spec}' has no column '{request.attribute_columns[0]}': it is neither a table nor a manifest",
             "List the images in a .csv with the columns path, label and the ones to group by.",
         )
     named: list[tuple[Column, str | None]] = [("image", request.image_column), ("label", request.label_column)]
     for column, name in named:
         if name is not None and column not in understood:
-            raise UsageError(f"{request.spec} has no column '{name}': columns can be named for tables only")
+            raise UsageError(f"{request.spec} has no column '{name}': only tables have columns")
 
 
 def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str]) -> Any:
     """Return the text behind a '?' as the reader's dataclass of options."""
     if given and reader.options is NoOptions:
         raise UsageError(f"'{spec}' takes no options, but '?{next(iter(given))}=' was given")
-    plain = re.compile(r"-?[\d.]+(e-?\d+)?|true|false")  # of YAML these only: 'no' is a text here
+    plain = re.compile(r"-?[\d.]+(e-?\d+)?|true|false")  # only these words of YAML; 'no' stays text here
     values = {key: yaml.safe_load(text) if plain.fullmatch(text) else text for key, text in given.items()}
     return config.build(reader.options, values, f"the options of {spec}")
 
 
 def _reader_of_path(spec: str) -> SampleReader[Any]:
-    if not PATTERN.search(spec) and not remote.is_copy(Path(spec)):  # a copy is made when it is read
+    if not PATTERN.search(spec) and not remote.is_copy(Path(spec)):  # copied when it is read
         _check_exists(spec)
     reader = _recognised_by(spec)
     if reader is None:
         _check_exists(spec)
-        raise UsageError(f"'{spec}' is no kind of data that sslbench reads", readable_formats())
+        raise UsageError(f"'{spec}' is not a kind of data that sslbench reads", readable_formats())
     return reader
 
 
@@ -232,13 +232,13 @@ def _reader_of_scheme(spec: str, scheme: str, rest: str) -> tuple[SampleReader[A
     if scheme in schemes:
         return schemes[scheme], spec
     if rest.startswith("//"):
-        raise UsageError(f"{spec} is no URL of a file", readable_formats())
+        raise UsageError(f"{spec} is not the URL of a file", readable_formats())
     if "." in scheme:
         return _samples_of(user_format(scheme), scheme), rest
     reader = _recognised_by(spec)
     if reader is None:
         names = [f"{name}:" for name in schemes]
-        raise UsageError(f"there is no '{spec}', neither a path nor a data set", did_you_mean(f"{scheme}:", names))
+        raise UsageError(f"'{spec}' is neither a path nor a data set", did_you_mean(f"{scheme}:", names))
     return reader, spec
 
 
@@ -259,12 +259,12 @@ def _check_exists(spec: str) -> None:
         kind = regular.kind_of(path.stat().st_mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UsageError(f"'{spec}' is a link that leads to itself") from error
+            raise UsageError(f"'{spec}' is a link to itself") from error
         kind = None
     if kind in ("a file", "a folder"):
         return
     if kind is not None:
-        raise UsageError(f"'{spec}' is {kind}, neither a file nor a folder", "Write what it gives into a file first.")
+        raise UsageError(f"'{spec}' is {kind}, neither a file nor a folder", "Write its content into a file first.")
     if path.is_symlink():
         raise UsageError(f"'{spec}' is a link to {path.readlink()}, which does not exist")
     missing = path

@@ -75,4 +75,4 @@ def read_all(file: io.FileIO) -> bytes:
         return file.read()
     except MemoryError as error:
         size = os.fstat(file.fileno()).st_size
-        raise OSError(errno.ENOMEM, f"its {size:,} bytes do not fit into memory", file.name) from error
+        raise OSError(errno.ENOMEM, f"{size:,} bytes do not fit into memory", file.name) from error

@@ -55,8 +55,8 @@ def check_order(source: Source, sampler: str, window: int) -> None:
     if not isinstance(images, Sharded):
         if sampler == "shards":
             raise UsageError(
-                f"sampler=shards needs images in shards (tar, TFDS), and those of {source.name} are not",
-                "Without sampler=, every image is shown once per epoch, in random order.",
+                f"sampler=shards needs images in shards (tar, TFDS), which {source.name} does not have",
+                "Leave out sampler= to draw every image once per epoch, in random order.",
             )
         return
     sizes = np.sort(images.fetched()[np.unique(images.shards())])[::-1]
@@ -73,8 +73,8 @@ def check_order(source: Source, sampler: str, window: int) -> None:
         )
     if sampler != "shards" and sizes.any():
         _log.warning(
-            "%s: its %s of %s bytes exceed the cache, and sampler=%s reads from all of them at any time, so that they "
-            "are fetched again and again. Give sampler=shards, or raise $SSLBENCH_REMOTE_CACHE.",
+            "%s: its %s of %s bytes exceed the cache, and sampler=%s reads from all of them at random, "
+            "so they are downloaded repeatedly. Give sampler=shards, or raise $SSLBENCH_REMOTE_CACHE.",
             source.name,
             counted(len(sizes), "shard"),
             f"{int(sizes.sum()):,}",

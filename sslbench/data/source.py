@@ -131,7 +131,7 @@ class Source:
         attributes = {_printable((name,))[0]: _printable(column) for name, column in self.attributes.items()}
         object.__setattr__(self, "attributes", attributes)
         if self.grouped_by and self.grouped_by not in self.attributes:
-            raise ValueError(f"grouped by '{self.grouped_by}', which is none of the attributes")
+            raise ValueError(f"grouped by '{self.grouped_by}', which is not an attribute")
 
     def __len__(self) -> int:
         return len(self.ids)

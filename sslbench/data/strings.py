@@ -37,10 +37,10 @@ def _choices(spec: str, inside: str) -> list[str]:
     if match := _RANGE.fullmatch(inside):
         first, last = match.groups()
         if int(first) > int(last) or int(last) - int(first) >= _MAX_SHARDS:
-            raise UsageError(f"'{{{inside}}}' in {spec} is no range from small to large")
+            raise UsageError(f"'{{{inside}}}' in {spec} is not an ascending range")
         return [f"{i:0{len(first)}d}" for i in range(int(first), int(last) + 1)]
     if ".." in inside or not inside:
-        raise UsageError(f"'{{{inside}}}' in {spec} is no range", "Write {0000..0099}, or {a,b,c}.")
+        raise UsageError(f"'{{{inside}}}' in {spec} is not a range", "Write {0000..0099}, or {a,b,c}.")
     return inside.split(",")
 
 
@@ -48,7 +48,7 @@ SCHEME = "several:"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 """Valid name of a member of a list; it stands in front of ids, before a '/'."""
 NAME_RULE = "Letters, digits, '-', '_' and '.', with a letter or digit in front."
-# A comma separates only where a name and '=' follow, since locations may have commas of their own: {a,b}.tar.
+# A comma separates only before NAME=, since locations may contain commas: {a,b}.tar.
 _SEPARATOR = re.compile(r",(?=[^,={}?&]*=)")
 _PART = re.compile(r"(?P<name>[^=@]*)(?:@(?P<weight>[^=]*))?=(?P<data>.*)", re.DOTALL)
 

@@ -9,7 +9,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-_ERRORS = "surrogatepass"  # file names may hold bytes that are no UTF-8
+_ERRORS = "surrogatepass"  # file names may hold bytes that are not UTF-8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ def write_texts(texts: Sequence[str], file: Path) -> None:
     content = "".join(f"{text}\0" for text in texts).encode("utf-8", _ERRORS)
     ends = np.flatnonzero(np.frombuffer(content, dtype=np.uint8) == 0)
     if len(ends) != len(texts):
-        raise ValueError("a text holds a NUL")
+        raise ValueError("a text contains a NUL")
     starts = np.concatenate([np.zeros(1, dtype=np.int64), ends + 1])
     with file.open("wb") as out:
         out.write(len(texts).to_bytes(8, "little"))

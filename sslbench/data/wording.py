@@ -33,6 +33,6 @@ def printable(name: str) -> str:
     except UnicodeEncodeError:
         try:
             return os.fsencode(name).decode("utf-8", "backslashreplace")
-        except UnicodeEncodeError:  # half a character, as JSON may have one: no file is called so
+        except UnicodeEncodeError:  # a lone surrogate, which JSON allows but file names do not
             return name.encode("utf-8", "backslashreplace").decode()
     return name

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from sslbench.errors import DataError, SslbenchError, UsageError
 from sslbench.runtime.workers import StartMethod
 
-_SECONDS_TO_DIE = 10.0  # from the first sign of a death until the process is gone
+_SECONDS_TO_DIE = 10.0  # grace period from the first sign of a death until the process is gone
 
 
 def run(

@@ -13,8 +13,8 @@ from sslbench.detection.recipe import DetectionRecipe
 from sslbench.train.observers.json_lines import read
 from sslbench.weights.save import new_file
 
-_LINES = 100  # in a whole training, at least where it has so many iterations
-_FEWEST = 20  # iterations between two of a long one, at most
+_LINES = 100  # log lines per training, if it has that many iterations
+_FEWEST = 20  # largest number of iterations between two lines
 
 
 @dataclasses.dataclass(frozen=True)

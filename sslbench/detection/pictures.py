@@ -71,7 +71,9 @@ def _pair(
     there = np.flatnonzero(truth.images == position)
     found = np.flatnonzero(predictions.images == position)
     shown = found[predictions.scores[found] >= least_score]
-    shown = shown[np.argsort(predictions.scores[shown], kind="stable")]  # the highest score is drawn last, on top
+    shown = shown[
+        np.argsort(predictions.scores[shown], kind="stable")
+    ]  # drawn in ascending order of score, the best on top
     left = _panel(
         image,
         truth.boxes[there],

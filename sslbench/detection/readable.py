@@ -17,9 +17,7 @@ from sslbench.runtime.progress import Progress
 
 _CHUNK = 16
 _SHOWN = 20
-_REMEDY = (
-    "Replace them, or remove them and their objects. There is no --on-error skip here: scores of fewer images differ."
-)
+_REMEDY = "Replace them, or remove them and their objects: scores on fewer images would not be comparable."
 
 
 def check_readable(parts: Sequence[ObjectSource], *, workers: int = 0, progress: Progress | None = None) -> None:
@@ -74,7 +72,7 @@ class _Read(Dataset[list[str] | UsageError]):
                 self.source.check_size(index, *picture.shape[1:])
             except UnreadableImage as error:
                 found.append(str(error))
-            except UsageError as error:  # a decoder returned no picture; DataLoader would raise it as a traceback
+            except UsageError as error:  # a decoder returned no image; DataLoader would print a traceback
                 return error
             except DataError as error:
                 found.append(str(error).splitlines()[0])

@@ -25,44 +25,42 @@ class DetectionRecipe:
         "c4: Faster R-CNN on the fourth stage, the fifth on every region; fpn: feature pyramid; "
         "vit_fpn: simple feature pyramid on a vision transformer",
     )
-    masks: bool = setting(False, "predict masks too (Mask R-CNN)")
+    masks: bool = setting(False, "also predict masks (Mask R-CNN)")
 
-    iterations: int = setting(24000, "updates of the weights")
-    batch_size: int = setting(16, "images per update, over all processes")
+    iterations: int = setting(24000, "number of training iterations")
+    batch_size: int = setting(16, "images per iteration over all processes")
     optimizer: Literal["sgd", "adamw"] = setting("sgd", "optimizer")
     lr: float = setting(0.02, "learning rate after warm-up")
     steps: tuple[int, ...] = setting((18000, 22000), "iterations after which the rate is multiplied by gamma")
     gamma: float = setting(0.1, "factor of the rate at each step")
-    warmup_iterations: int = setting(1000, "iterations in which the rate grows linearly")
+    warmup_iterations: int = setting(1000, "iterations of linear warm-up")
     warmup_factor: float = setting(0.001, "factor of the rate at the first iteration")
     momentum: float = setting(0.9, "momentum of SGD")
-    weight_decay: float = setting(1e-4, "of all weights but those of normalisation")
-    weight_decay_norm: float = setting(0.0, "of the weights of normalisation")
-    layer_decay: float = setting(1.0, "factor of the rate from each transformer block to the one below it")
+    weight_decay: float = setting(1e-4, "weight decay of all weights but those of normalisation")
+    weight_decay_norm: float = setting(0.0, "weight decay of the weights of normalisation")
+    layer_decay: float = setting(1.0, "factor of the learning rate from each transformer block to the one below")
     precise_bn: int = setting(0, "batches over which BatchNorm statistics are averaged before evaluation; 0: none")
 
-    min_sizes_train: tuple[int, ...] = setting((800,), "shorter side in training, one drawn for each image", unit="px")
+    min_sizes_train: tuple[int, ...] = setting((800,), "shorter side in training, drawn per image", unit="px")
     max_size_train: int = setting(1333, "largest longer side in training", unit="px")
     min_size_test: int = setting(800, "shorter side in evaluation", unit="px")
     max_size_test: int = setting(1333, "largest longer side in evaluation", unit="px")
     flip: float = setting(0.5, "probability of a horizontal flip in training")
     skip_empty: bool = setting(True, "leave images without objects out of training")
-    group_aspect_ratios: bool = setting(
-        True, "put images that are wide, and those that are tall, in batches of their own"
-    )
-    channel_order: Literal["RGB", "BGR"] = setting("RGB", "order of the channels that the backbone takes")
-    pixel_mean: tuple[float, ...] = setting((), "subtracted from pixels of 0 to 1; empty: as the weights say")
-    pixel_std: tuple[float, ...] = setting((), "divided by; empty: as the weights say")
+    group_aspect_ratios: bool = setting(True, "put wide and tall images into separate batches")
+    channel_order: Literal["RGB", "BGR"] = setting("RGB", "channel order of the backbone's input")
+    pixel_mean: tuple[float, ...] = setting((), "mean per channel, of pixels from 0 to 1; empty: that of the weights")
+    pixel_std: tuple[float, ...] = setting((), "standard deviation per channel; empty: that of the weights")
 
     norm: Literal["frozen", "batch", "sync"] = setting(
         "frozen", "BatchNorm of the backbone: frozen, trained, or trained with statistics over all GPUs"
     )
     freeze_at: int = setting(
         2,
-        "frozen stages: 0 none, 1 stem, 2 and the first stage, ... 5 the whole backbone, statistics of BatchNorm too "
-        "(the fifth stage of c4 is in its head and is trained all the same)",
+        "frozen stages: 0 none, 1 stem, 2 also the first stage, ... 5 the whole backbone with BatchNorm's "
+        "statistics (c4's fifth stage belongs to its head and is always trained)",
     )
-    stride_in_1x1: bool = setting(False, "stride on the first 1x1 convolution of a stage, as in weights of MSRA")
+    stride_in_1x1: bool = setting(False, "stride in the first 1x1 convolution of a stage, as in MSRA's weights")
     extra_norm: bool = setting(False, "c4: normalise after the fifth stage (VISSL and MoCo: Res5ROIHeadsExtraNorm)")
     pyramid_channels: int = setting(256, "channels of the pyramid")
     pyramid_norm: HeadNorm | None = setting(None, "norm in the pyramid: none, that of the backbone, or layer norm")
@@ -82,19 +80,21 @@ class DetectionRecipe:
     rpn_pre_nms_test: int | None = setting(None, "proposals of each level before suppression in evaluation")
     rpn_post_nms_train: int | None = setting(None, "proposals of an image after suppression in training")
     rpn_post_nms_test: int | None = setting(None, "proposals of an image after suppression in evaluation")
-    rpn_nms: float = setting(0.7, "overlap above which the weaker proposal goes")
-    rpn_overlaps: tuple[float, float] = setting((0.3, 0.7), "anchors below are background, from the second on objects")
+    rpn_nms: float = setting(0.7, "IoU above which the weaker proposal is suppressed")
+    rpn_overlaps: tuple[float, float] = setting(
+        (0.3, 0.7), "IoU below which anchors are background, and from which they are objects"
+    )
     rpn_samples: int = setting(256, "anchors of an image in the loss")
-    rpn_positives: float = setting(0.5, "largest part of them that are objects")
-    roi_overlap: float = setting(0.5, "regions that overlap an object as much are objects")
+    rpn_positives: float = setting(0.5, "largest share of objects among them")
+    roi_overlap: float = setting(0.5, "IoU with an object from which regions count as objects")
     roi_samples: int = setting(512, "regions of an image in the loss")
-    roi_positives: float = setting(0.25, "largest part of them that are objects")
+    roi_positives: float = setting(0.25, "largest share of objects among them")
     box_weights: tuple[float, float, float, float] = setting((10.0, 10.0, 5.0, 5.0), "scales of the box head's targets")
-    smooth_l1_beta: float = setting(0.0, "where the box losses turn from squared to absolute; 0: absolute")
+    smooth_l1_beta: float = setting(0.0, "threshold at which box losses change from squared to absolute; 0: absolute")
 
-    score_threshold: float = setting(0.05, "detections below are left out")
-    nms: float = setting(0.5, "overlap above which the weaker detection of a class goes")
-    detections: int = setting(100, "detections of an image")
+    score_threshold: float = setting(0.05, "smallest score of a detection")
+    nms: float = setting(0.5, "IoU above which the weaker detection of a class is suppressed")
+    detections: int = setting(100, "largest number of detections per image")
     metric: Literal["coco", "voc07", "voc12"] = setting(
         "coco", "average precision: COCO's, or Pascal VOC's at 11 points (2007) or as the area (2012)"
     )
@@ -153,7 +153,7 @@ def load_recipe(name: str) -> DetectionRecipe:
     """
     benchmark = load_benchmark(name)
     if benchmark.protocol != "detection":
-        raise UsageError(f"the benchmark '{name}' is one of {benchmark.protocol}, not of detection")
+        raise UsageError(f"the benchmark '{name}' belongs to {benchmark.protocol}, not to detection")
     recipe = build(DetectionRecipe, benchmark.settings, f"{name}: settings")
     check(recipe)
     return recipe
@@ -168,9 +168,9 @@ def check(recipe: DetectionRecipe) -> None:
     full = resolved(recipe)
     _check_ranges(full)
     if any(a >= b for a, b in zip(full.steps, full.steps[1:], strict=False)):
-        raise UsageError(f"steps {list(full.steps)}: each has to come after the one before")
+        raise UsageError(f"steps should ascend, not {list(full.steps)}")
     if full.rpn_overlaps[0] > full.rpn_overlaps[1]:
-        raise UsageError(f"rpn_overlaps {list(full.rpn_overlaps)}: the first has to be the smaller one")
+        raise UsageError(f"rpn_overlaps should ascend, not {list(full.rpn_overlaps)}")
     if len(full.pixel_mean) != len(full.pixel_std):
         raise UsageError(
             f"pixel_mean has {len(full.pixel_mean)} values and pixel_std {len(full.pixel_std)}", "Give both or none."
@@ -181,11 +181,9 @@ def check(recipe: DetectionRecipe) -> None:
         what = "one list" if levels == 1 else f"{levels} lists of the same length, one for each level"
         raise UsageError(f"anchor_sizes of {full.architecture} should be {what}, not {[list(s) for s in sizes]}")
     if full.architecture == "c4" and (full.box_convs or full.box_fcs or full.pyramid_norm != "none"):
-        raise UsageError(
-            "a c4 detector has neither pyramid nor box head: box_convs, box_fcs and pyramid_norm do nothing"
-        )
+        raise UsageError("a c4 detector has no pyramid or box head: box_convs, box_fcs and pyramid_norm have no effect")
     if full.architecture != "c4" and full.extra_norm:
-        raise UsageError("extra_norm is a norm after the fifth stage on the regions, which only c4 has")
+        raise UsageError("extra_norm normalises after the fifth stage on the regions, which only c4 has")
     if full.architecture == "vit_fpn" and full.freeze_at not in (0, 5):
         raise UsageError(
             f"freeze_at={full.freeze_at}: a vision transformer has no stages", "Give 0, or 5 for the whole backbone."

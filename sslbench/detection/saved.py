@@ -140,14 +140,16 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
     """Load the detector of a file, in evaluation mode, with its description.
 
     Raises:
-        WeightsError: the file cannot be read, holds no detector, or contradicts its own description.
+        WeightsError: the file cannot be read, does not hold a detector, or contradicts its own description.
         UsageError: its backbone cannot be built here.
     """
     file = files.read(path)
     about = about_of(file)
     if about is None or file.content.get("format") != save.FORMAT:
-        what = "is a checkpoint of a training" if about is not None else "holds no detector"
-        raise WeightsError(f"{path} {what}", f"sslbench eval detection writes NAME{SUFFIX} beside its record.")
+        what = "is a training checkpoint" if about is not None else "does not hold a detector"
+        raise WeightsError(
+            f"{path} {what}", f"sslbench eval detection writes detectors as NAME{SUFFIX} beside its record."
+        )
     numbers = sum(tensor.numel() for key in ("state_dict", _KEY) for tensor in tensors_at(file.content, key).values())
     check_recorded(about.backbone, f"{path}: detector.backbone", numbers=numbers)
     recipe, classes = about.recipe, len(about.classes)
@@ -179,7 +181,7 @@ def about_of(file: files.WeightsFile) -> DetectorDescription | None:
     try:
         about = build_dataclass(DetectorDescription, json.loads(given), f"{file.path}: detector")
     except (UsageError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightsError(str(error), "Was it written by another version of sslbench?") from error
+        raise WeightsError(str(error), "It may have been written by another version of sslbench.") from error
     where = f"{file.path}: detector.preprocessing"
     return dataclasses.replace(about, preprocessing=check_recorded_preprocessing(about.preprocessing, where))
 
@@ -225,11 +227,11 @@ def check_weights(backbone: Backbone, recipe: DetectionRecipe, weights: str) -> 
         UsageError: they contradict the known origin of the weights.
     """
     format = backbone.format
-    if format is None:  # untrained: it takes what it gets
+    if format is None:  # untrained weights work with any order
         return
     said = _said_by_file(weights) if format in _DETECTRON2 else None
     if recipe.channel_order == "BGR" and format not in _EITHER:
-        turned = ", whose first convolution is turned from BGR on loading" if _turns(format) else ""
+        turned = ", whose first convolution is converted from BGR on loading" if _turns(format) else ""
         raise UsageError(
             f"channel_order=BGR, but weights of format {format} take RGB{turned} ({weights})", "Give channel_order=RGB."
         )
@@ -240,8 +242,8 @@ def check_weights(backbone: Backbone, recipe: DetectionRecipe, weights: str) -> 
         )
     if recipe.stride_in_1x1 and format not in _STRIDES:
         raise UsageError(
-            f"stride_in_1x1=true is for weights of MSRA, and {weights} is of format {format}, with its strides in the "
-            "3x3 convolutions",
+            f"stride_in_1x1=true is for MSRA's weights, but {weights} is of format {format}, with "
+            "strides in the 3x3 convolutions",
             "Give stride_in_1x1=false.",
         )
 

@@ -62,7 +62,7 @@ def finite_mean(
         return mean
     bad = ", ".join(name for name, value in losses.items() if not torch.isfinite(value)) or "that of another process"
     kept = checkpoints.newest(folder)
-    where = f" The last checkpoint, {kept}, is from before." if kept else ""
+    where = f" The last checkpoint, {kept}, is older." if kept else ""
     raise NotFiniteError(
         f"the loss is {float(mean)} in iteration {iteration + 1} of {recipe.iterations} ({bad}).{where}",
         f"Try a lower rate (lr={recipe.lr:g} now) or a longer warm-up (warmup_iterations={recipe.warmup_iterations} "
@@ -250,7 +250,7 @@ def precise_statistics(detector: Detector, batches: Iterator[Batch], *, seed: in
     squares, variances = [m.clone() for m in means], [m.clone() for m in means]
     detector.train()
     for layer in layers:
-        layer.momentum = 1.0  # so that the running values are those of the last batch alone
+        layer.momentum = 1.0  # so that the running statistics are those of the last batch alone
     count = 0
     for number, batch in enumerate(batches):
         losses_of(detector, batch, device, seed=seed, iteration=detector.recipe.iterations + number)
@@ -296,7 +296,7 @@ def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.O
     blocks = {int(name.removeprefix(_BLOCKS).partition(".")[0]) for name in names if name.startswith(_BLOCKS)}
     if recipe.layer_decay != 1 and not blocks:
         raise UsageError(
-            f"layer_decay={recipe.layer_decay} is for vision transformers: this backbone has no blocks",
+            f"layer_decay={recipe.layer_decay} needs a vision transformer: this backbone has no blocks",
             "Give layer_decay=1.",
         )
     in_norm = {

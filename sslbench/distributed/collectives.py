@@ -35,7 +35,7 @@ def process_group(device: torch.device) -> Iterator[Process]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    timeout = datetime.timedelta(minutes=30)  # the first process may evaluate or write while the others wait
+    timeout = datetime.timedelta(minutes=30)  # timeout: the first process may evaluate or write while the others wait
     distributed.init_process_group(backend, rank=process.rank, world_size=process.world, timeout=timeout)
     try:
         yield process

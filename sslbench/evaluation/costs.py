@@ -50,7 +50,7 @@ def measured(device: torch.device) -> Iterator[Meter]:
 
 
 def _forget_peak() -> None:
-    # Some containers mount /proc read-only; the peak is then that since the process began.
+    # Some containers mount /proc read-only; the peak then counts from the start of the process.
     with contextlib.suppress(OSError):
         _RESET.write_text("5")
 
@@ -97,10 +97,10 @@ def gflops(backbone: Backbone) -> float | None:
     counter = FlopCounterMode(display=False)
     try:
         with torch.no_grad(), counter, FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            # With tensors without values in their place, a module that changes its buffers changes none of its own.
+            # The module runs on meta tensors, so that changes of its buffers do not reach the real ones.
             empty: dict[str, torch.Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
             torch.func.functional_call(module, empty, (fake.from_tensor(image),))
     except (RuntimeError, TypeError, ValueError) as error:
-        log.info(f"{backbone.name}: its operations were not counted ({str(error).splitlines()[0]})")
+        log.info(f"{backbone.name}: operations could not be counted ({str(error).splitlines()[0]})")
         return None
     return float(counter.get_total_flops()) / 1e9

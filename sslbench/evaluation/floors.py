@@ -23,10 +23,10 @@ from sslbench.results import DataUsed, Result, records
 
 log = logging.getLogger("sslbench")
 
-# 8 x 8 pixels are a higher floor than 32 x 32 (CIFAR-10, 8,068 train images: kNN 37.3 against 32.0, linear 38.6 against
-# 37.8), and a sixteenth of the work for the SVM.
+# 8 x 8 pixels give a higher floor than 32 x 32 (CIFAR-10, 8,068 train images: kNN 37.3 against 32.0, linear 38.6
+# against 37.8), for a sixteenth of the SVM's work.
 PIXELS = "pixels:8"
-UNTRAINED_SEED = 0  # of the untrained backbone: the same for every evaluation, so that it is computed once per data set
+UNTRAINED_SEED = 0  # seed of the untrained backbone: fixed, so that its floor is computed once per data set
 
 
 def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
@@ -90,7 +90,7 @@ def floor_backbones(backbone: Backbone, *, is_floor: bool) -> FloorBackbones:
         backbone: the one that is evaluated.
         is_floor: it is itself untrained, or the pixels; then only what it is not is returned.
     """
-    if backbone.builder == "pixels":
+    if backbone.kind.pixels:
         return FloorBackbones({}, {})
     found = {"pixels": _pixels_like(backbone)}
     if is_floor:
@@ -104,13 +104,13 @@ def floor_backbones(backbone: Backbone, *, is_floor: bool) -> FloorBackbones:
 def in_memory(backbone: Backbone) -> str:
     """Return why a module that is in memory has no untrained floor."""
     if not any(True for _ in backbone.module.parameters()):
-        return f"{backbone.name} has no parameters that could be trained"
-    return f"{backbone.name} is in memory, and parts of it with parameters have no reset_parameters()"
+        return f"{backbone.name} has no trainable parameters"
+    return f"{backbone.name} is a module in memory, some of whose parts with parameters lack reset_parameters()"
 
 
 def untrained_like(backbone: Backbone) -> Backbone | None:
     """Return the same architecture untrained, for the same images; None for modules that cannot be built anew."""
-    if backbone.builder == "memory":
+    if backbone.kind.in_memory:
         return untrained_copy(backbone, UNTRAINED_SEED)
     untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
     return dataclasses.replace(untrained, preprocessing=backbone.preprocessing)
@@ -124,23 +124,23 @@ def _pixels_like(backbone: Backbone) -> Backbone:
     return dataclasses.replace(pixels, preprocessing=own)
 
 
-def cached(wanted: str, data: DataUsed) -> tuple[Result, records.Scores] | None:
+def cached(key: str, data: DataUsed) -> tuple[Result, records.Scores] | None:
     """Return a floor's result from an earlier evaluation; one that is damaged is passed over.
 
     Args:
-        wanted: `identity.record_id` of what it should have measured.
+        key: `identity.record_id` of the floor.
         data: on what; images that could not be read then may be readable now.
     """
-    for path in sorted(_folder().glob(f"*/*-{wanted}.json")):
+    for path in sorted(_folder().glob(f"*/*-{key}.json")):
         try:
             result, scores = records.read(path), records.read_scores(path)
         except ResultError as error:
             log.warning(f"a stored floor is computed again: {error.message}")
             continue
-        if not result.id == record_id(result) == wanted:
-            log.warning(f"a stored floor is computed again: {path} holds another measurement than its name says")
+        if not result.id == record_id(result) == key:
+            log.warning(f"a stored floor is computed again: {path} holds a measurement other than its name says")
         elif {row.id for row in result.data.unreadable} != {row.id for row in data.unreadable}:
-            log.info(f"a stored floor is computed again: other images can be read than for {path}")
+            log.info(f"a stored floor is computed again: the readable images differ from those of {path}")
         else:
             return result, scores
     return None
@@ -151,7 +151,7 @@ def keep(result: Result, scores: records.Scores) -> None:
     try:
         write(result, scores, _folder())
     except ResultError as error:
-        log.warning(f"a floor is not kept for later runs: {error.message}")
+        log.warning(f"a floor cannot be stored for later runs: {error.message}")
 
 
 def show(result: Result, scores: records.Scores, out: Path) -> None:
@@ -161,10 +161,10 @@ def show(result: Result, scores: records.Scores, out: Path) -> None:
     """
     try:
         found = records.read(records.path_of(result, out))
-        there = found.asked if records.scores_path(found) is not None else None
+        stored = found.asked if records.scores_path(found) is not None else None
     except ResultError:
-        there = None
-    if there is None or result.asked is None or there.groups != result.asked.groups:
+        stored = None
+    if stored is None or result.asked is None or stored.groups != result.asked.groups:
         write(result, scores, out)
 
 
@@ -172,8 +172,8 @@ def _folder() -> Path:
     return paths.cache_dir() / "floors"
 
 
-def write(result: Result, scores: records.Scores, folder: Path) -> Path:
-    """Write a record with its scores, and give its path."""
+def write(result: Result, scores: records.Scores, folder: Path) -> Result:
+    """Write a record with its scores; return it as written."""
     further: dict[str, Any] = {"groups": scores.groups, "draws": scores.draws, "places": scores.places}
     return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
 
@@ -190,6 +190,6 @@ def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], s
         return None
     return (
         f"{result.weights.name} is not better than the untrained {result.weights.backbone} "
-        f"({100 * found.difference:+.1f} points, the interval reaches {100 * low:+.1f}): are these the weights "
-        "you meant?"
+        f"({100 * found.difference:+.1f} points, the interval reaches {100 * low:+.1f}): check that these are "
+        "the intended weights"
     )

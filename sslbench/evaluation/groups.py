@@ -17,7 +17,7 @@ log = logging.getLogger("sslbench")
 
 UNNAMED = "(empty)"
 _MOST = 1000
-_SAME = 0.001  # percent points
+_SAME = 0.001  # percentage points
 
 
 def groups_of(source: Source, ids: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -52,7 +52,7 @@ def check_groups(source: Source | Features, columns: Sequence[str], name: str = 
             raise DataError(
                 f"{name or getattr(source, 'name', '')}: the column '{column}' has {values:,} different values among "
                 f"{len(source):,} samples",
-                "Groups need a column with few values, such as the site, the camera or the sex.",
+                "Groups need a column with few values, such as site, camera or sex.",
             )
 
 
@@ -78,7 +78,7 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
     recorded = result.metrics.get(LABELS[kind].metric)
     own = percent(headline(kind, scores.labels, scores.scores))
     if missing and own is not None and recorded is not None and abs(own - (recorded.value or 0)) > _SAME:
-        note = f"The numbers per group are of the per-sample scores beside this record, the first draw ({own:.2f})."
+        note = f"The metrics per group are computed from the stored scores, those of the first draw ({own:.2f})."
         result = dataclasses.replace(result, notes=(*result.notes, note))
     return result
 
@@ -86,7 +86,7 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
 def _without_groups(result: Result, groups: Mapping[str, tuple[str, ...]]) -> Result:
     if not groups:
         return result
-    note = f"{result.protocol.name} has no metric that can be taken per group ({', '.join(groups)})."
+    note = f"{result.protocol.name} has no metric that can be computed per group ({', '.join(groups)})."
     log.warning(note)
     return dataclasses.replace(result, notes=(*result.notes, note))
 
@@ -106,7 +106,7 @@ def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequ
         )
     except KeyError:
         return _without_groups(result, {name: tuple(column)})
-    made = tuple(
+    groups = tuple(
         GroupValue(
             name=group.name,
             metric=MetricValue(
@@ -120,7 +120,7 @@ def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequ
         log.warning(warning)
     return dataclasses.replace(
         result,
-        groups={**result.groups, name: made},
-        metrics={**result.metrics, f"worst_group({name}).{metric}": made[0].metric},
+        groups={**result.groups, name: groups},
+        metrics={**result.metrics, f"worst_group({name}).{metric}": groups[0].metric},
         notes=(*result.notes, *([warning] if warning else [])),
     )

@@ -33,7 +33,7 @@ from sslbench.runtime.progress import Progress
 log = logging.getLogger("sslbench")
 
 
-_NO_BASELINE = "baseline=true trains on the untrained backbone too, in twice the time"
+_NO_BASELINE = "baseline=true also trains on the untrained backbone, in twice the time"
 
 
 def evaluate_on_images(
@@ -72,7 +72,7 @@ def row_names(prepared: Prepared, task: Task, backbone: Backbone) -> tuple[str, 
 def _kind(task: Task) -> OnImages[Any]:
     kind = protocols.find(task.protocol).kind
     if not isinstance(kind, OnImages):
-        raise TypeError(f"{task.protocol} takes no images")
+        raise TypeError(f"{task.protocol} does not run on images")
     return kind
 
 
@@ -85,7 +85,7 @@ class _ImageEvaluation:
         found = [self._readable(part) for part in (prepared.data.train, prepared.data.test)]
         self.train, self.test = found[0][0], found[1][0]
         self.unreadable = found[0][1] + found[1][1]
-        self._known: dict[int, Subject] = {}  # by the backbone's place in memory; both live as long as this
+        self._known: dict[int, Subject] = {}  # keyed by the backbone's id(); both live as long as this object
 
     @functools.cached_property
     def untrained(self) -> Backbone | None:
@@ -94,11 +94,11 @@ class _ImageEvaluation:
 
     def measure(self, task: Task) -> list[Result]:
         """Return the rows of one protocol, with their floors beside them."""
-        beside, missing = self._baseline(task)
+        baseline, missing = self._baseline(task)
         results = []
         for row, (result, scores) in self._rows(task, self.prepared.backbone).items():
             result = with_details(result, scores, self._described(self.prepared.backbone, row).groups)
-            found = {"untrained": beside[row]} if row in beside else {}
+            found = {"untrained": baseline[row]} if row in baseline else {}
             results.append(finish(result, scores, found, missing, self.out))
         if rank() == 0:
             shutil.rmtree(self._folder(task, self.prepared.backbone), ignore_errors=True)
@@ -132,7 +132,7 @@ class _ImageEvaluation:
         Heads from the cache where they are there; trained only when that was asked for.
         """
         backbone, run = self.prepared.backbone, self.prepared.run
-        if not run.floors or backbone.builder == "pixels":
+        if not run.floors or backbone.kind.pixels:
             return {}, {}
         missing = {"pixels": f"{task.protocol} trains on views of images; its floor is the untrained backbone"}
         if self.prepared.request.weights == "random":
@@ -143,23 +143,23 @@ class _ImageEvaluation:
         rows = row_names(self.prepared, task, untrained)
         data = self._described(untrained, rows[0]).data
         found = {row: floors.cached(self._id(untrained, row, task), data) for row in rows}
-        # The first process decides for all: the others may see another cache, or the one that it has just written.
+        # The first process decides for all: others may have a different cache, or see the entry that it just wrote.
         complete = gather_objects(all(each is not None for each in found.values()))[0]
-        known = {row: each for row, each in found.items() if each is not None}
+        stored = {row: each for row, each in found.items() if each is not None}
         if not complete and not run.baseline:
             return {}, missing | {"untrained": _NO_BASELINE}
         if not complete:
-            known = self._rows(task, untrained)
+            stored = self._rows(task, untrained)
         if rank() == 0:
-            for row, (result, scores) in known.items():
+            for row, (result, scores) in stored.items():
                 if untrained.known and not complete:
                     floors.keep(result, scores)
                 subject = self._described(untrained, row)
-                wanted = dataclasses.replace(asked(subject, task), overlaps=False, baseline=False)
-                known[row] = (with_details(dataclasses.replace(result, asked=wanted), scores, subject.groups), scores)
-                floors.show(*known[row], self.out)
+                variant = dataclasses.replace(asked(subject, task), overlaps=False, baseline=False)
+                stored[row] = (with_details(dataclasses.replace(result, asked=variant), scores, subject.groups), scores)
+                floors.show(*stored[row], self.out)
             shutil.rmtree(self._folder(task, untrained), ignore_errors=True)
-        return known, missing
+        return stored, missing
 
     def _id(self, backbone: Backbone, row: str, task: Task) -> str:
         return record_id(measurement(self._described(backbone, row), task))
@@ -177,7 +177,7 @@ class _ImageEvaluation:
         if id(backbone) not in self._known:
             work = backbone is self.prepared.backbone
             costs = encoding_costs(backbone, decoded=0, seconds=0.0, stage=Stage(seconds=0.0), work=work)
-            # Images are encoded while the heads are trained: there is no stage of its own.
+            # Images are encoded while the heads are trained, so encoding has no stage of its own.
             costs = dataclasses.replace(costs, stages={})
             used = Encoded(
                 {"": _without_columns(self.train)}, {"": _without_columns(self.test)}, self.unreadable, 0.0, 0, costs
@@ -190,17 +190,17 @@ class _ImageEvaluation:
         """Return the readable images. With on_error=stop the protocol itself raises for the others."""
         if self.engine.on_error == "stop":
             return source, ()
-        what = f"looking for unreadable images in {source.name}"
+        title = f"looking for unreadable images in {source.name}"
         progress = self.progress
-        report = None if progress is None else lambda done, total: progress(what, done, total)
-        rows, how = np.arange(len(source)), self.prepared.backbone.preprocessing
+        report = None if progress is None else lambda done, total: progress(title, done, total)
+        rows, preprocessing = np.arange(len(source)), self.prepared.backbone.preprocessing
         reading = Reading(start_method=self.engine.start_method)
-        found = loader.scan(source, rows, self.engine.workers, report, preprocessing=how, reading=reading)
+        found = loader.scan(source, rows, self.engine.workers, report, preprocessing=preprocessing, reading=reading)
         if not found:
             return source, ()
         log.warning(f"{source.name}: {len(found)} of {len(source)} images cannot be read and are left out")
-        kept = np.setdiff1d(np.arange(len(source)), [index for index, _, _ in found])
-        return source.select(kept), tuple(ExcludedImage(id=source.ids[i], path=p, reason=r) for i, p, r in found)
+        readable = np.setdiff1d(np.arange(len(source)), [index for index, _, _ in found])
+        return source.select(readable), tuple(ExcludedImage(id=source.ids[i], path=p, reason=r) for i, p, r in found)
 
 
 def _without_columns(source: Source) -> Features:

@@ -22,7 +22,7 @@ from sslbench.results import MetricValue, Overlaps, Result, as_recorded, percent
 
 log = logging.getLogger("sslbench")
 
-_SAME = 0.001  # percent points
+_SAME = 0.001  # percentage points
 _RESAMPLES = 1000
 
 
@@ -33,7 +33,7 @@ class SuspectedOverlaps:
     Attributes:
         suspects: one per image of test.
         by: what the images were compared by.
-        problem: why images that are nearly the same were not looked for.
+        problem: reason that near duplicates were not searched.
         seconds: that the search took.
     """
 
@@ -85,9 +85,9 @@ def _near(train: Features, test: Features, run: RunSettings) -> tuple[NearDuplic
 
 def _log_summary(found: SuspectedOverlaps, n: int) -> SuspectedOverlaps:
     if found.problem:
-        log.info(f"images nearly the same in train and test cannot be told by {found.by}: {found.problem}")
+        log.info(f"near duplicates of train and test cannot be found by {found.by}: {found.problem}")
     if found.suspects:
-        log.warning(f"{len(found.suspects):,} of {n:,} test images are suspected to be in train too, by {found.by}")
+        log.warning(f"{len(found.suspects):,} of {n:,} test images are suspected to occur in train too, by {found.by}")
     return found
 
 
@@ -111,8 +111,8 @@ def with_overlaps(
         if found is None or only_part(task):
             file.unlink(missing_ok=True)
             return result
-        there = set(scores.ids)
-        pairs = [one for one in found.suspects if one.test in there]
+        scored = set(scores.ids)
+        pairs = [one for one in found.suspects if one.test in scored]
         if pairs:
             records.replace_file(file, as_csv(pairs).encode())
         else:
@@ -143,13 +143,13 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
     kind = result.data.labels
     if not LABELS[kind].metric or not scores.classes or scores.scores.shape[1] != len(scores.classes):
         return None, ()
-    kept = np.array([name not in out for name in scores.ids])
-    labels, values = scores.labels[kept], scores.scores[kept]
+    remaining = np.array([name not in out for name in scores.ids])
+    labels, values = scores.labels[remaining], scores.scores[remaining]
     if not len(labels):
         return None, ()
     name = result.headline
     try:
-        units = Units.of(len(labels), None if scores.groups is None else scores.groups[kept])
+        units = Units.of(len(labels), None if scores.groups is None else scores.groups[remaining])
         measure = one_measure(name, kind, labels, values, units, result.probabilities)
     except KeyError:
         return None, ()
@@ -166,4 +166,4 @@ def _first_draw(result: Result, scores: records.Scores) -> tuple[str, ...]:
     recorded, own = result.metrics.get(LABELS[kind].metric), percent(headline(kind, scores.labels, scores.scores))
     if own is None or recorded is None or recorded.value is None or abs(own - recorded.value) <= _SAME:
         return ()
-    return (f"The number without suspected overlaps is of the scores beside this record, the first draw ({own:.2f}).",)
+    return (f"The score without suspected overlaps is that of the stored scores, the first draw ({own:.2f}).",)

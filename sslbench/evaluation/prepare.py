@@ -34,7 +34,7 @@ from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.features.array import Features
 from sslbench.labels import LabelKind
 from sslbench.library.benchmarks import Benchmark
-from sslbench.preprocessing import Preprocessing
+from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
 from sslbench.protocols import OnFeatures, OnImages, OnObjects
 
 
@@ -93,8 +93,8 @@ def one_part_of_features(
     part = only_part(task)
     if part is None:
         return train, test
-    chosen = whole if whole is not None else train if part == "train" else test
-    return chosen, chosen
+    features = whole if whole is not None else train if part == "train" else test
+    return features, features
 
 
 def _unlabelled(source: Source) -> Source:
@@ -183,8 +183,8 @@ def check_label_kind(task: Task, kind: LabelKind) -> None:
         return
     able = [name for name in names.list_names("protocol") if _predicts_numbers(name)]
     raise DataError(
-        f"{task.protocol} predicts classes, and these samples are labelled with numbers",
-        f"Protocols for numbers: {', '.join(able)}. For classes name the column with --label-col.",
+        f"{task.protocol} predicts classes, but these samples are labelled with numbers",
+        f"Protocols for numbers: {', '.join(able)}. For classes, name their column with --label-col.",
     )
 
 
@@ -231,8 +231,8 @@ def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     if request.limit >= max(len(data.train), len(data.test)):
         return data
     train, test = (limit(part, request.limit, run.seed) for part in (data.train, data.test))
-    how = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
-    return dataclasses.replace(data, train=train, test=test, how=how, whole=None)
+    description = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
+    return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
 
 
 def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple[Backbone, dict[str, str]]:
@@ -260,7 +260,7 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
     hints = typing.get_type_hints(Preprocessing)
     for key in values:
         if key not in fields:
-            raise UsageError(f"preprocessing has no '{key}'", names.did_you_mean(key, fields))
+            raise UsageError(f"preprocessing has no parameter '{key}'", names.did_you_mean(key, fields))
     changed = {key: convert(value, hints[key], f"preprocessing: {key}") for key, value in values.items()}
     if "decoder" in changed:
         changed["decoder"] = identified(changed["decoder"])
@@ -273,6 +273,8 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
             f"{backbone.preprocessing.channels} channels",
             "Give one mean and one positive std per channel.",
         )
+    if wrong := [size for size in used.sizes if not 0 < size <= LARGEST_SIDE]:
+        raise UsageError(f"preprocessing: sizes should be from 1 to {LARGEST_SIDE:,} pixels, not {str(wrong[0])[:20]}")
     if "resize" in changed and "crop" not in changed:
         used.refuse_unfilled_crop()
     return dataclasses.replace(backbone, preprocessing=used), origins

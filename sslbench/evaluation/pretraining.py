@@ -57,7 +57,7 @@ class KnnEvaluator:
         request, store = dataclasses.replace(self.request, weights=backbone.name), out / FEATURES
         results = evaluate(prepare(request, self.run, backbone=copy), store=store, out=out, command=command)
         barrier()
-        if rank() == 0:  # features of intermediate weights are not used again
+        if rank() == 0:  # features of intermediate weights are never reused
             shutil.rmtree(store, ignore_errors=True)
         metrics = {name: metric.value for result in results for name, metric in result.metrics.items()}
         return {name: value for name, value in metrics.items() if value is not None}

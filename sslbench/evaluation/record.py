@@ -169,7 +169,7 @@ def recorded(
             f"{len(part):,} {name} samples of {len(part) if n is None else n:,} groups"
             for part, name, n in zip((train, test), ("train", "test"), numbers, strict=True)
         )
-        note = f"Groups stay together in choices and intervals: {written}."
+        note = f"Groups are kept together in selections and intervals: {written}."
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, note))
     for note in outcome.notes:
         log.info(f"{task.protocol}: {note}")
@@ -232,15 +232,15 @@ def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:
 
 
 def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
-    known = subject.costs or Costs()
-    return dataclasses.replace(known, stages={**known.stages, task.protocol: stage})
+    costs = subject.costs or Costs()
+    return dataclasses.replace(costs, stages={**costs.stages, task.protocol: stage})
 
 
 def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outcome:
     """Return the protocol's outcome; with a subset of classes in test no other class can be predicted."""
     kind, device = sample_kind(task.protocol), str(run.torch_device())
     if isinstance(kind, OnImages):
-        raise UsageError(f"{task.protocol} trains on images, and these are features")
+        raise UsageError(f"{task.protocol} trains on images and cannot run on features")
     if not subset.is_subset(train.labels, test.labels):
         return kind.run(train, test, task.settings, seed=run.seed, device=device)
     widened = subset.widened(train.labels, test)
@@ -250,12 +250,14 @@ def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outco
 
 def _with_headline(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
     """Return the outcome with the benchmark's metric first; the score on train is known for the usual one only."""
-    wanted = benchmark.metric if benchmark is not None else ""
-    if not wanted or wanted == outcome.headline:
+    metric = benchmark.metric if benchmark is not None else ""
+    if not metric or metric == outcome.headline:
         return outcome
-    if benchmark is not None and wanted not in outcome.metrics:
-        raise UsageError(f"{benchmark.name}: there is no metric '{wanted}'", did_you_mean(wanted, outcome.metrics))
-    return dataclasses.replace(outcome, headline=wanted, train=float("nan"))
+    if benchmark is not None and metric not in outcome.metrics:
+        raise UsageError(
+            f"{benchmark.name}: no result has the metric '{metric}'", did_you_mean(metric, outcome.metrics)
+        )
+    return dataclasses.replace(outcome, headline=metric, train=float("nan"))
 
 
 def finish(
@@ -274,17 +276,16 @@ def finish(
         missing: name of a floor that there is none of -> the reason.
         out: folder of the records.
     """
-    beside = dict(result.floors.items())
-    beside |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
+    floors_ = dict(result.floors.items())
+    floors_ |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
     notes = list(result.notes)
     if "untrained" in floor_results and (
         warning := floors.warn_if_at_floor(result, floor_results["untrained"], scores)
     ):
         log.warning(warning)
         notes.append(warning)
-    result = dataclasses.replace(result, floors=beside, missing_floors=dict(missing), notes=tuple(notes))
-    path = floors.write(result, scores, out)
-    return dataclasses.replace(result, file=path)
+    result = dataclasses.replace(result, floors=floors_, missing_floors=dict(missing), notes=tuple(notes))
+    return floors.write(result, scores, out)
 
 
 def _protocol(task: Task) -> ProtocolUsed:
@@ -300,7 +301,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     """Return the description of a backbone (the evaluated one, or a floor) on the data at one layer."""
     request = prepared.request
     own = backbone is prepared.backbone
-    given = request.weights if own else ("pixels" if backbone.builder == "pixels" else "random")
+    given = request.weights if own else ("pixels" if backbone.kind.pixels else "random")
     weights = weights_used(backbone, given)
     data = prepared.data
     parts = [
@@ -337,12 +338,12 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
 
 def weights_used(backbone: Backbone, given: str) -> WeightsUsed:
     """Return the weights of a backbone as a record holds them; `given` is the value of --weights."""
-    trained = backbone.builder != "pixels" and given != "random"
+    trained = not backbone.kind.pixels and given != "random"
     total = len(backbone.module.state_dict())
     name = Path(given).name if trained else f"{backbone.name} untrained" if given == "random" else backbone.name
     return WeightsUsed(
         name=name,
-        path=str(Path(given).resolve()) if trained and backbone.builder != "memory" else None,
+        path=str(Path(given).resolve()) if trained and not backbone.kind.in_memory else None,
         sha256=backbone.weights_sha256,
         format=backbone.format or given,
         backbone=backbone.name,

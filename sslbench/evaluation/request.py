@@ -22,23 +22,26 @@ from sslbench.runtime.workers import StartMethod, resolve_workers
 class RunSettings:
     """Settings of a run (configs/eval.yaml holds the same keys)."""
 
-    device: str = setting("auto", "where the backbone runs: auto, cpu, cuda, cuda:1, mps")
-    precision: Precision = setting("fp32", "of the backbone's computation")
-    feature_dtype: Literal["float32", "float16"] = setting("float32", "of the stored features")
+    device: str = setting("auto", "device of the backbone: auto, cpu, cuda, cuda:1, mps")
+    precision: Precision = setting("fp32", "numeric precision of the backbone")
+    feature_dtype: Literal["float32", "float16"] = setting("float32", "dtype of the stored features")
     batch_size: int = setting(64, "images per forward pass")
-    workers: int | Literal["auto"] = setting("auto", "processes that decode images")
-    seed: int = setting(0, "of splits, held-out parts, untrained weights and bootstrap resamples")
-    test_fraction: float = setting(0.2, "part of the data that is tested on when it has no test part")
-    on_error: Literal["stop", "skip"] = setting("stop", "what to do about images that cannot be read")
+    workers: int | Literal["auto"] = setting("auto", "number of processes that decode images")
+    seed: int = setting(0, "seed of splits, hold-outs, untrained weights and bootstrap resamples")
+    test_fraction: float = setting(0.2, "share of the data used as test split if the data has none")
+    on_error: Literal["stop", "skip"] = setting("stop", "unreadable images: stop after listing them, or skip them")
     decoder: tuple[str, ...] = setting(
-        ("reference",), "reference, fast (large JPEGs at a reduced size), before them my_module.my_function"
+        ("reference",),
+        "decoder: reference, fast (large JPEGs at a reduced size) or my_module.my_function (tried first)",
     )
-    max_pixels: int = setting(MAX_PIXELS, "larger pictures count as unreadable", unit="pixels")
-    start_method: StartMethod = setting("auto", "of the processes that decode")
-    floors: bool = setting(True, "compute chance, majority, pixels and the untrained backbone beside the result")
-    overlaps: bool = setting(True, "look for test images that are in train too, and score without them beside")
+    max_pixels: int = setting(
+        MAX_PIXELS, "largest decoded image in pixels; larger ones count as unreadable", unit="pixels"
+    )
+    start_method: StartMethod = setting("auto", "start method of the decoding processes")
+    floors: bool = setting(True, "also score chance, the majority class, pixels and the untrained backbone")
+    overlaps: bool = setting(True, "search test images that also occur in train, and also score without them")
     baseline: bool = setting(
-        False, "protocols that train on images: train on the untrained backbone too; twice the time"
+        False, "protocols that train on images: also train on the untrained backbone; twice the time"
     )
 
     def torch_device(self) -> torch.device:
@@ -120,8 +123,8 @@ def sample_kind(protocol: str) -> OnFeatures[Any] | OnImages[Any]:
     kind = protocols.find(protocol).kind
     if isinstance(kind, OnObjects):
         raise UsageError(
-            f"{protocol} trains a network on annotated objects and cannot run beside protocols on samples",
-            "From Python: sslbench.evaluate_detection.",
+            f"{protocol} trains a network on annotated objects and cannot run together with protocols on samples",
+            "In Python, call sslbench.evaluate_detection.",
         )
     return kind
 

@@ -76,7 +76,7 @@ def describe_embeddings(
         weights=weights,
         layer="features",
         preprocessing={},
-        precision="unknown",  # the arrays do not say
+        precision="unknown",  # arrays have no such information
         feature_dtype=str(train.x.dtype),
         data=data,
         run=run,
@@ -160,11 +160,11 @@ def _evaluate_on_features(
     prepared: Prepared, tasks: Sequence[Task], store: Path, out: Path, command: str, progress: Progress | None
 ) -> list[Result]:
     """Encode the images once, then run every protocol on every layer."""
-    beside = _floor_backbones(prepared)
+    floor_backbones = _floor_backbones(prepared)
     with contextlib.ExitStack() as stack:
-        backbones = {"": prepared.backbone, **beside.found}
+        backbones = {"": prepared.backbone, **floor_backbones.found}
         stores = {name: stack.enter_context(_store_for(backbone, store)) for name, backbone in backbones.items()}
-        return _score_features(prepared, tasks, beside, stores, out, command, progress)
+        return _score_features(prepared, tasks, floor_backbones, stores, out, command, progress)
 
 
 @contextlib.contextmanager
@@ -222,8 +222,8 @@ def evaluate_features(
         check_label_kind(task, pair.train.labels.kind)
         if is_on_images(task):
             raise UsageError(
-                f"{task.protocol} trains on images, and these are features",
-                "Give --weights and --data, or take a protocol on features: linear.",
+                f"{task.protocol} trains on images and cannot run on features",
+                "Give --weights and --data, or use a protocol on features, such as linear.",
             )
     suspected = overlaps.find_among_features(pair.train, pair.test, run)
     results = []
@@ -243,7 +243,7 @@ def _extract(
     split: str,
     progress: Progress | None,
 ) -> Extraction:
-    what = f"{backbone.name} on {source.name}"
+    title = f"{backbone.name} on {source.name}"
     extraction = extract(
         backbone,
         source,
@@ -251,13 +251,13 @@ def _extract(
         run.extract_settings(),
         root=store,
         split=split,
-        progress=stage_progress(progress, what),
+        progress=stage_progress(progress, title),
     )
     if extraction.decoded:
         rate = extraction.decoded / max(extraction.seconds, 1e-9)
-        log.info(f"{what}: {extraction.decoded} images in {extraction.seconds:.1f} s ({rate:.0f} images/s)")
+        log.info(f"{title}: {extraction.decoded} images in {extraction.seconds:.1f} s ({rate:.0f} images/s)")
     else:
-        log.info(f"{what}: features were stored, no image decoded")
+        log.info(f"{title}: features found in the store, no image decoded")
     for conversion, count in sorted(extraction.conversions.items()):
         log.info(f"{source.name}: {count} images: {conversion}")
     if extraction.unreadable:
@@ -313,15 +313,15 @@ def _describe_parts(
 def _rows(features: Features, part: Source) -> Features:
     """Return the rows of the readable samples of `part`, with the labels of `part` (classes matched by name)."""
     stored = np.array(features.ids)
-    wanted = np.array(part.ids)
-    position = np.searchsorted(stored, wanted)
-    there = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == wanted)
-    if there.all() and len(wanted) == len(stored):
+    ids = np.array(part.ids)
+    position = np.searchsorted(stored, ids)
+    present = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == ids)
+    if present.all() and len(ids) == len(stored):
         return dataclasses.replace(features, labels=part.labels, groups=source_groups(part))
-    kept = part.select(np.flatnonzero(there))
-    rows = position[there]
+    labelled = part.select(np.flatnonzero(present))
+    rows = position[present]
     x = features.x if len(rows) == len(stored) else features.x[rows]
-    return Features(x, kept.labels, kept.ids, groups=source_groups(kept))
+    return Features(x, labelled.labels, labelled.ids, groups=source_groups(labelled))
 
 
 def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:

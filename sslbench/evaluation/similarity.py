@@ -87,11 +87,11 @@ def encode(
         SslbenchError: anything that is wrong with weights or data.
     """
     if this_process().world > 1:
-        raise UsageError("CKA is computed by one process", "Start it without torchrun or srun.")
+        raise UsageError("CKA runs in one process", "Start it without torchrun or srun.")
     backbone, _ = for_request(load(request, run), request, run)
     layers = resolve_layers(backbone, request.layers or _named_layers(backbone))
     images = _images(request, run) if source is None else source
-    what = f"{backbone.name} on {images.name}"
+    title = f"{backbone.name} on {images.name}"
     found = extract(
         backbone,
         images,
@@ -99,9 +99,9 @@ def encode(
         run.extract_settings(),
         root=store,
         split="all",
-        progress=stage_progress(progress, what),
+        progress=stage_progress(progress, title),
     )
-    log.info(f"{what}: {'features were stored' if not found.decoded else f'{found.decoded} images encoded'}")
+    log.info(f"{title}: {'features were stored' if not found.decoded else f'{found.decoded} images encoded'}")
     ids = next(iter(found.features.values())).ids
     name = backbone.name if request.weights == "random" else Path(request.weights).name
     return LayerFeatures(name, {layer: each.x for layer, each in found.features.items()}, ids), images
@@ -155,12 +155,12 @@ def similarity(a: LayerFeatures, b: LayerFeatures, *, debiased: bool = False) ->
     counts = [len(next(iter(side.layers.values()))) for side in (a, b)]
     if counts[0] != counts[1] or (a.ids is not None and b.ids is not None and a.ids != b.ids):
         raise DataError(
-            f"{a.name} has features of {counts[0]} samples, {b.name} of {counts[1]}, and they are not the same ones",
+            f"{a.name} has features of {counts[0]} samples, {b.name} of {counts[1]}: the samples differ",
             "CKA compares features of the same samples in the same order.",
         )
     fewest = 4 if debiased else 2
     if counts[0] < fewest:
-        raise DataError(f"{counts[0]} samples are too few for CKA: it takes at least {fewest}")
+        raise DataError(f"{counts[0]} samples are too few for CKA, which needs at least {fewest}")
     for side in (a, b):
         for layer, x in side.layers.items():
             if not all(np.isfinite(x[i : i + 4096]).all() for i in range(0, len(x), 4096)):

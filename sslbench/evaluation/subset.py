@@ -14,6 +14,7 @@ from sslbench import names, protocols
 from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
+from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols import OnFeatures
 from sslbench.results import Outcome
 
@@ -40,7 +41,8 @@ def _refused(protocol: str) -> UsageError:
         kind = protocols.find(name).kind
         able += [name] if isinstance(kind, OnFeatures) and kind.class_subsets else []
     return UsageError(
-        f"{protocol} cannot be scored on test data with a part of train's classes only", f"Able: {', '.join(able)}."
+        f"{protocol} cannot be scored on test data with a subset of train's classes",
+        f"Protocols that support it: {', '.join(able)}.",
     )
 
 
@@ -70,8 +72,6 @@ def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *
         UsageError: the protocol's metrics are not those of its scores (a mean over draws is not), so they cannot be
             restricted afterwards.
     """
-    from sslbench.metrics.summary import headline, summarise
-
     whole = widened(train, test).labels
     value = outcome.metrics[outcome.headline][0]
     if outcome.scores.shape != (len(test), len(train.classes)) or not np.isclose(
@@ -79,15 +79,15 @@ def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *
     ):
         raise _refused(protocol)
     scores = outcome.scores[:, _columns(train, test.labels)]
-    # Logits of some classes are logits; shares of some classes do not sum to 1.
-    how: Literal["softmax"] | None = "softmax" if outcome.probabilities == "softmax" else None
+    # A subset of logits is still logits; a subset of probabilities must be normalised again.
+    probabilities: Literal["softmax"] | None = "softmax" if outcome.probabilities == "softmax" else None
     kind, classes, values = test.labels.kind, test.labels.classes, test.labels.values
     metrics, name, per_class = summarise(
-        kind, classes, values, scores, seed=seed, probabilities=how, groups=test.groups
+        kind, classes, values, scores, seed=seed, probabilities=probabilities, groups=test.groups
     )
     n = len(test.labels.classes)
-    note = f"Only the {n:,} of {len(train.classes):,} classes that test has could be predicted."
-    # What was not chosen is known for all classes only.
+    note = f"Only the {n:,} of {len(train.classes):,} classes of train that test contains could be predicted."
+    # The scores of rejected settings exist for all classes only.
     return dataclasses.replace(
         outcome,
         metrics=metrics,
@@ -96,7 +96,7 @@ def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *
         scores=scores,
         variants={},
         notes=(*outcome.notes, note),
-        probabilities=how,
+        probabilities=probabilities,
     )
 
 

@@ -93,12 +93,12 @@ def run_suite(
                 if found is None:
                     found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
                 else:
-                    log.info(f"not computed again: {', '.join(str(result.file) for result in found)}")
+                    log.info(f"already computed: {', '.join(str(result.file) for result in found)}")
                 results += found
-        # Memory, disk or GPU errors concern this cell; what is a fault of sslbench stops the suite.
+        # Memory, disk or GPU errors concern this cell only; a bug of sslbench stops the suite.
         except (SslbenchError, OSError, MemoryError, RuntimeError) as error:
             holes.append(_hole(cell, error))
-            log.warning(f"{cell.weights} on {cell.benchmark}: {holes[-1].reason}; going on")
+            log.warning(f"{cell.weights} on {cell.benchmark}: {holes[-1].reason}; continuing with the next")
             _write(out, cells, holes)
     return results, holes
 
@@ -122,7 +122,7 @@ def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Resul
     for task in prepared.request.tasks:
         part = only_part(task)
         seen = prepared if part is None else dataclasses.replace(prepared, data=one_part(prepared.data, part))
-        # Only ids and numbers of samples are looked at, and the latter are not part of a measurement's identity.
+        # Compares only ids and counts of samples; the counts are not part of a measurement's identity.
         train, test = ({"": cast(Any, part)} for part in (seen.data.train, seen.data.test))
         subject = describe(seen, seen.backbone, "", Encoded(train, test, (), 0.0, 0), "")
         layers = tuple(layer.text for layer in seen.layers)

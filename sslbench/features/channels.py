@@ -17,7 +17,7 @@ def check_first(batch: PictureBatch, backbone: Backbone) -> None:
     if len(batch.indices) or batch.other_channels is None:
         return
     path, channels = batch.other_channels
-    remedy = "a function of yours makes other channels of them: --decoder my_module.my_function."
+    remedy = "convert the channels by your own --decoder my_module.my_function."
     if ":" not in backbone.name.removeprefix("timm:"):
         network = with_channels(backbone.name, channels)
         remedy = f"--backbone {network} takes them (--stem maps weights for other channels), or {remedy}"

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.containers.names import split_name
 from sslbench.data.groups import group_numbers
-from sslbench.data.labels import no_labels, single_labels
+from sslbench.data.labels import among_classes, has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels
 from sslbench.data.splits import holdout
 from sslbench.errors import DataError, UsageError
@@ -54,7 +55,7 @@ def read_unlabelled(features: Path) -> FeaturePair:
     return FeaturePair(whole, whole, f"all of {features.name}", (_fingerprint(whole),) * 2, features.name)
 
 
-def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of them
+def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
     features: Path,
     labels: Path,
     test_features: Path | None,
@@ -71,9 +72,9 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
 
     Args:
         features: .npy (N, D), or .npz with one such array or one named 'features'.
-        labels: .csv with a header and one line per row: the label column, and optionally 'id' and 'split' ('train' or
-            'test'). A suffix '?group=COLUMN' names the column of groups (see `Features.groups`); each empty cell is a
-            group of its own.
+        labels: .csv with a header and one line per row: the label column ('cat;dog' has several), and optionally 'id'
+            and 'split' ('train' and 'test', otherwise 'val'). A suffix '?group=COLUMN' names the column of groups (see
+            `Features.groups`); each empty cell is a group of its own.
         test_features: features of the test part, if in a file of its own.
         test_labels: labels of the test part.
         label_column: name of the label column; None: 'label', 'class' or 'target'.
@@ -109,23 +110,17 @@ def read_train_test(  # noqa: PLR0913  two pairs of files, and which columns of 
         )
         if test_x.shape[1] != x.shape[1]:
             raise DataError(f"{features} has {x.shape[1]} features per row, {test_features} has {test_x.shape[1]}")
-        how = f"{features.name} against {test_features.name}"
+        description = f"{features.name} against {test_features.name}"
         parts = [(x, table, np.arange(len(x))), (test_x, test_table, np.arange(len(test_x)))]
     else:
-        fit, held, how = _split(table, test_fraction, seed)
-        parts = [(x, table, fit), (x, table, held)]
-    unknown = set[str]() if value_columns else set(parts[1][1].label) - set(parts[0][1].label)
-    if unknown and not own_classes:
-        raise DataError(
-            f"the test part has labels that the train part lacks: {', '.join(sorted(unknown)[:5])}",
-            did_you_mean(min(unknown), set(parts[0][1].label)),
-        )
-    named = [*parts[0][1].label, *unknown]
-    classes = tuple(value_columns) or single_labels(named).classes
-    train, test = (_features(array, rows, indices, classes) for array, rows, indices in parts)
-    split = test_features is None and not _has_parts(table)
-    whole = _features(x, table, np.arange(len(x)), classes) if split else None
-    return FeaturePair(train, test, how, (_fingerprint(train), _fingerprint(test)), features.name, whole)
+        test_table = table
+        fit, held_out, description = _split(table, test_fraction, seed)
+        parts = [(x, table, fit), (x, table, held_out)]
+    matched = _matched(table, test_table, tuple(value_columns), own_classes=own_classes)
+    train, test = (_features(*part, labels) for part, labels in zip(parts, matched, strict=True))
+    split = test_features is None and not _parts(table)
+    whole = _features(x, table, np.arange(len(x)), matched[0]) if split else None
+    return FeaturePair(train, test, description, (_fingerprint(train), _fingerprint(test)), features.name, whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,9 +146,9 @@ def _read_array(path: Path) -> npt.NDArray[np.floating]:
     except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
         raise UsageError(f"{path} cannot be read as a NumPy array: {error}") from error
     if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
-        raise UsageError(f"{path}: should be a float array (N, D), is {content.dtype} {content.shape}")
+        raise UsageError(f"{path}: should be a float array (N, D), not {content.dtype} {content.shape}")
     if not content.size:
-        raise UsageError(f"{path}: there is nothing in an array of {content.shape[0]} x {content.shape[1]}")
+        raise UsageError(f"{path}: the array of {content.shape[0]} x {content.shape[1]} is empty")
     features: npt.NDArray[np.floating] = content
     return features if features.dtype in (np.float16, np.float32) else features.astype(np.float32)
 
@@ -179,14 +174,15 @@ def _read_labels(
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is no table in UTF-8: {error}", "Save it as CSV in UTF-8.") from error
+        raise DataError(f"{path} is not a table in UTF-8: {error}", "Save it as CSV in UTF-8.") from error
     if numbers and column:
-        raise UsageError("--label-col names classes and --value-col numbers: give one of them")
+        raise UsageError("--label-col names classes and --value-col numbers: give only one")
     candidates = list(numbers) or ([column] if column else [c for c in ("label", "class", "target") if c in header])
     if not candidates or candidates[0] not in header:
-        wanted = column or "label"
+        label_column = column or "label"
         raise UsageError(
-            f"{path} has no column '{wanted}'; its columns: {', '.join(header)}", did_you_mean(wanted, header)
+            f"{path} has no column '{label_column}'; its columns: {', '.join(header)}",
+            did_you_mean(label_column, header),
         )
     if len(lines) != rows:
         raise DataError(f"{path} has {len(lines)} lines, {features} has {rows} rows")
@@ -203,15 +199,17 @@ def _read_labels(
     return _Table(labels, values, ids, [line.get("split") or "" for line in lines], attributes, groups, grouped_by)
 
 
-def _without_group(given: Path) -> tuple[Path, str]:
+def _without_group(path: Path) -> tuple[Path, str]:
     """Split '?group=COLUMN' off the path, and return the file and the column ('' without one)."""
-    name, mark, option = given.name.partition("?")
+    name, mark, option = path.name.partition("?")
     key, _, column = option.partition("=")
-    if given.is_file() or not mark:
-        return given, ""
+    if path.is_file() or not mark:
+        return path, ""
     if key != "group" or not column:
-        raise UsageError(f"--labels {given}: '?{option}' is no option of a table of labels", "It knows ?group=COLUMN.")
-    return given.with_name(name), column
+        raise UsageError(
+            f"--labels {path}: '?{option}' is not an option of a table of labels", "The only option is ?group=COLUMN."
+        )
+    return path.with_name(name), column
 
 
 def _column(path: Path, name: str, header: Sequence[str], lines: Sequence[Mapping[str, str]]) -> list[str]:
@@ -235,43 +233,86 @@ def _numbers(path: Path, names: Sequence[str], lines: Sequence[Mapping[str, str]
             except (TypeError, ValueError):
                 values[row, c] = np.nan
             if not np.isfinite(values[row, c]):
-                raise DataError(f"{path}: the column '{name}' holds no number in line {row + 2} ({line[name]!r})")
+                raise DataError(f"{path}: the column '{name}' has no number in line {row + 2} ({line[name]!r})")
     return values
 
 
-def _has_parts(table: _Table) -> bool:
-    return set(table.split) >= {"train", "test"}
+def _labels(texts: Sequence[str], *, several: bool) -> Labels:
+    """Return the labels of the cells of a column; with `several`, a cell may hold any number of them."""
+    if not several:
+        return single_labels(texts)
+    present, ignored = zip(*map(split_cell, texts), strict=True)
+    return multi_labels(present, ignored)
+
+
+def _matched(
+    train: _Table, test: _Table, numbers: tuple[str, ...], *, own_classes: bool = False
+) -> tuple[Labels, Labels]:
+    """Return the labels of both tables over the classes of train; a class that a test table does not list is ignored.
+
+    With `own_classes` and one label per row, test may have classes that train lacks: the classes are those of both.
+
+    Raises:
+        DataError: test has a class that train lacks.
+    """
+    if train.values is not None and test.values is not None:
+        return Labels("value", numbers, train.values), Labels("value", numbers, test.values)
+    several = any(map(has_separator, (*train.label, *test.label)))
+    fitted, scored = (_labels(table.label, several=several) for table in (train, test))
+    unknown = set(scored.classes) - set(fitted.classes)
+    if unknown and own_classes and not several:
+        both = single_labels([*train.label, *test.label])
+        rows = np.arange(len(both.values))
+        return both.select(rows[: len(train.label)]), both.select(rows[len(train.label) :])
+    if unknown:
+        raise DataError(
+            f"the test part has labels that the train part lacks: {', '.join(sorted(unknown)[:5])}",
+            did_you_mean(min(unknown), fitted.classes),
+        )
+    number = {name: i for i, name in enumerate(fitted.classes)}
+    columns = np.array([number[name] for name in scored.classes], dtype=np.int64)
+    if several:
+        return fitted, Labels("multi", fitted.classes, among_classes(scored.values, columns, len(number)))
+    return fitted, Labels("single", fitted.classes, columns[scored.values])
+
+
+def _parts(table: _Table) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the rows of each part that the column 'split' names; none where it names fewer than two."""
+    names = np.array([split_name(cell) or cell for cell in table.split])
+    parts = {str(name): np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
+    return parts if len(parts) > 1 else {}
 
 
 def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]:
-    splits = np.array(table.split)
-    if _has_parts(table):
-        return np.flatnonzero(splits == "train"), np.flatnonzero(splits == "test"), "the split column of the labels"
-    labels = single_labels(table.label) if table.values is None else Labels("value", (), table.values)
-    fit, held = holdout(labels, fraction, seed, groups=table.groups)
-    if table.groups is not None and not (len(fit) and len(held)):
+    if parts := _parts(table):
+        scored = next((name for name in ("test", "val") if name in parts), None)
+        if scored is None or "train" not in parts:
+            listed = ", ".join(name or "(empty)" for name in parts)
+            raise DataError(f"the column 'split' of the labels names the parts {listed}", "It needs train and test.")
+        unused = [f"{name or '(empty)'} ({len(rows):,} rows)" for name, rows in parts.items()]
+        unused = [text for text, name in zip(unused, parts, strict=True) if name not in ("train", scored)]
+        description = "the split column of the labels" + (" (val is scored)" if scored == "val" else "")
+        description = "; not used: ".join([description, *([", ".join(unused)] if unused else [])])
+        return parts["train"], parts[scored], description
+    labels = _matched(table, table, ())[0]
+    fit, held_out = holdout(labels, fraction, seed, groups=table.groups)
+    if table.groups is not None and not (len(fit) and len(held_out)):
         raise DataError(
-            f"the {len(table.label)} rows cannot be split without separating those of one {table.grouped_by}",
-            "Every class of the test part needs two groups; or add a column 'split' with train and test.",
+            f"the {len(table.label)} rows cannot be split without separating a {table.grouped_by}",
+            "Every class of test needs two groups; or add a column 'split' with train and test.",
         )
-    kind, share = "stratified" if table.values is None else "random", len(held) / max(1, len(splits))
+    kind, share = "stratified" if table.values is None else "random", len(held_out) / max(1, len(table.label))
     share = fraction if table.groups is None else share
     by = "" if table.groups is None else f" by {table.grouped_by}"
-    return fit, held, f"seeded {kind} split{by}: {1 - share:.0%} train, {share:.0%} test (seed {seed})"
+    return fit, held_out, f"seeded {kind} split{by}: {1 - share:.0%} train, {share:.0%} test (seed {seed})"
 
 
-def _features(
-    x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.int64], classes: tuple[str, ...]
-) -> Features:
+def _features(x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.int64], labels: Labels) -> Features:
     order = rows[np.argsort(np.array([table.id[i] for i in rows]), kind="stable")]
     ids = tuple(table.id[i] for i in order)
     attributes = {name: tuple(column[i] for i in order) for name, column in table.attributes.items()}
     groups = None if table.groups is None else table.groups[order]
-    if table.values is not None:
-        return Features(x[order], Labels("value", classes, table.values[order]), ids, attributes, groups)
-    number = {name: i for i, name in enumerate(classes)}
-    values = np.array([number[table.label[i]] for i in order], dtype=np.int64)
-    return Features(x[order], Labels("single", classes, values), ids, attributes, groups)
+    return Features(x[order], labels.select(order), ids, attributes, groups)
 
 
 def _fingerprint(features: Features) -> str:

@@ -141,15 +141,15 @@ class ExtractionJob:
             self._check_hashed(batch)
             again = {index for index in batch.unread if self.digests[index].any()}
             unread += [row for row in batch.unreadable if row[0] in again]
-            lost = [row for row in batch.unreadable if row[0] not in again]
-            if lost and self.settings.on_error == "stop":
-                raise self._all_unreadable(lost)
+            unreadable = [row for row in batch.unreadable if row[0] not in again]
+            if unreadable and self.settings.on_error == "stop":
+                raise self._all_unreadable(unreadable)
             if len(batch.indices):
                 for partial, rows in zip(partials, self._features(batch.images), strict=True):
                     partial.write(batch.indices, rows)
-            if lost:
+            if unreadable:
                 for partial in partials:
-                    partial.skip(np.array([index for index, *_ in lost]))
+                    partial.skip(np.array([index for index, *_ in unreadable]))
             conversions.update(batch.conversions)
             done += len(batch.indices) + len(batch.unreadable)
             self._check_others()
@@ -174,21 +174,23 @@ class ExtractionJob:
         unknown = batch.indices[~self.digests[batch.indices].any(axis=1)]
         if len(unknown):
             paths = [self.source.images.path(index) for index in unknown.tolist()]
-            raise unread_error(self.source, [(path, "could not be read when it was hashed") for path in paths])
+            raise unread_error(self.source, [(path, "was unreadable when it was hashed") for path in paths])
 
     def _verify(self, partials: Sequence[PartialLayer], rows: npt.NDArray[np.int64]) -> None:
         """Mark damaged rows of an earlier run as pending."""
         for partial in partials:
-            if lost := partial.verify(rows):
+            if damaged := partial.verify(rows):
                 log.warning(
-                    f"{partial.complete.name}: {lost:,} rows of the run before are damaged, and are computed again"
+                    f"{partial.complete.name}: {damaged:,} rows of the previous run are damaged and are computed again"
                 )
 
     def finish(self, key: FeatureKey, split: str) -> None:
         """Wait for the other processes' rows, then publish the layers."""
         partials, world = self._opened_files(), self.process.world
         if partials is None:
-            raise StoreError(f"unfinished features in {self.entry.folder} are gone", "Run the same command again.")
+            raise StoreError(
+                f"unfinished features in {self.entry.folder} have disappeared", "Run the same command again."
+            )
 
         def states() -> list[npt.NDArray[np.uint8]]:
             return [partial.states() for partial in partials]
@@ -210,7 +212,7 @@ class ExtractionJob:
         if readable := sorted(set(bad.tolist()) - {i for i, *_ in found}):
             for partial in partials:
                 partial.reset(np.array(readable))
-            problem = f"{len(readable)} images of {self.source.name} could not be read before and are readable now"
+            problem = f"{len(readable)} images of {self.source.name} that were unreadable are readable now"
             raise StoreError(problem, "Run the same command again once nothing writes to them.")
         checksums = {partial.complete.name: partial.checksum(bad) for partial in partials}
         store.write_description(self.entry, key, self.source, split, skipped, self.digests, checksums)
@@ -275,9 +277,7 @@ class ExtractionJob:
                 loader.batches(self.source, np.arange(1), self.backbone.preprocessing, batch_size=1, workers=0)
             )
             if not len(first.indices):
-                raise DataError(
-                    f"the first image of {self.source.name} cannot be read, and its size determines that of all"
-                )
+                raise DataError(f"the first image of {self.source.name}, whose size fixes that of all, cannot be read")
             images = first.images
         return {layer.text: f.shape[1] for layer, f in zip(self.layers, self._features(images), strict=True)}
 
@@ -361,7 +361,7 @@ def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> 
 
 def _preprocessing_key(backbone: Backbone, source: Source) -> dict[str, object]:
     own = [versioned_name(handler) for handler in handlers_of(source.images)]
-    return {**backbone.preprocessing.values(), **({"source decodes": own} if own else {})}
+    return {**backbone.preprocessing.values(), **({"the source decodes its images itself": own} if own else {})}
 
 
 def check_shared(backbone: Backbone) -> None:
@@ -440,7 +440,7 @@ def _kept_on_interrupt() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt("the features extracted so far are kept, and the same command continues") from error
+        raise KeyboardInterrupt("the features extracted so far are kept; the same command continues") from error
 
 
 def _digests(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:
@@ -452,7 +452,8 @@ def _digests(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:
     digests = source.images.digests()
     if source.fingerprint_of(digests) != key.images:
         raise DataError(
-            f"images of {source.name} changed while they were hashed", "Run the same command again when that is over."
+            f"images of {source.name} changed while they were hashed",
+            "Run the same command again when the images no longer change.",
         )
     return digests
 
@@ -464,14 +465,14 @@ def _log_reason(root: Path, entry: store.StoreEntry, key: FeatureKey, source: So
             f"{source.name}: the layers changed: {', '.join(m.text for m in missing)} not stored yet ({stored} is)"
         )
     elif list(entry.folder.glob("*.partial")):
-        log.info(f"{source.name}: continuing an extraction that was interrupted")
+        log.info(f"{source.name}: continuing an interrupted extraction")
     elif changed := store.what_changed(root, key, source):
         log.info(f"{source.name}: features are extracted again: {changed}")
 
 
 def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadable: list[dict[str, str]]) -> Features:
     left_out = {row["id"] for row in unreadable}
-    kept = source
+    readable = source
     if left_out:
-        kept = source.select([i for i, sample_id in enumerate(source.ids) if sample_id not in left_out])
-    return Features(entry.read(layer.text), kept.labels, kept.ids, groups=source_groups(kept))
+        readable = source.select([i for i, sample_id in enumerate(source.ids) if sample_id not in left_out])
+    return Features(entry.read(layer.text), readable.labels, readable.ids, groups=source_groups(readable))

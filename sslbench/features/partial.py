@@ -95,14 +95,14 @@ class PartialLayer:
         records = self._records()
         done = indices[records["state"][indices] == DONE]
         damaged = [
-            block[[zlib.crc32(row) != known for row, known in zip(rows, records["checksum"][block], strict=True)]]
+            block[[zlib.crc32(row) != checksum for row, checksum in zip(rows, records["checksum"][block], strict=True)]]
             for block, rows in self._blocks(done)
         ]
         unknown = indices[~np.isin(records["state"][indices], (PENDING, DONE, UNREADABLE))]
-        lost = np.concatenate([unknown, *damaged])
-        if len(lost):
-            self.reset(lost)
-        return len(lost)
+        invalid = np.concatenate([unknown, *damaged])
+        if len(invalid):
+            self.reset(invalid)
+        return len(invalid)
 
     def reset(self, indices: IntArray) -> None:
         """Mark rows as pending.
@@ -130,12 +130,12 @@ class PartialLayer:
             StoreError: the copy without the skipped rows cannot be written.
         """
         if len(skipped):
-            kept = np.setdiff1d(np.arange(self.shape[0]), skipped)
+            extracted = np.setdiff1d(np.arange(self.shape[0]), skipped)
             compact = self.complete.with_name(self.complete.name + ".tmp")
-            start = _allocate(compact, (len(kept), self.shape[1]), self.dtype)
+            start = _allocate(compact, (len(extracted), self.shape[1]), self.dtype)
             with _opened(compact) as file:
                 done = 0
-                for block, rows in self._blocks(kept):
+                for block, rows in self._blocks(extracted):
                     _write_at(file, start, np.arange(done, done + len(block)), rows)
                     done += len(block)
                 os.fsync(file.fileno())
@@ -185,7 +185,7 @@ def create(complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating])
         StoreError: there is not enough disk space.
     """
     rows, progress = rows_file(complete), progress_file(complete)
-    progress.unlink(missing_ok=True)  # first, since it would apply to the new rows
+    progress.unlink(missing_ok=True)  # removed first, since it would apply to the new rows
     temporary = rows.with_name(rows.name + ".tmp")
     _allocate(temporary, shape, dtype)
     temporary.replace(rows)
@@ -233,9 +233,9 @@ def naming(file: Path, needed: int = 0) -> Iterator[None]:
         bytes_needed = f"{needed:,} bytes are needed" if needed else "more bytes are needed"
         free = shutil.disk_usage(file.parent).free
         raise StoreError(
-            f"no room for {file}: {bytes_needed}, {free:,} are free ({error.strerror})",
-            "Make room, or give a folder on another disk with --store. What was extracted is kept, and the same "
-            "command continues.",
+            f"not enough disk space for {file}: {bytes_needed}, {free:,} are free ({error.strerror})",
+            "Free disk space, or give a folder on another disk with --store. Extracted features are "
+            "kept; the same command continues.",
         ) from error
 
 

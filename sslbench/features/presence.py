@@ -196,8 +196,8 @@ class RunPresence(Presence):
         is old, since this run's process would have overwritten it.
         """
         failed = heartbeat.startswith(FAILED)
-        ours = "SLURM_STEP_ID" in os.environ  # the folder's name identifies the run
-        return rank in self._moved or (failed and (ours or age > GONE_SECONDS))
+        identified = "SLURM_STEP_ID" in os.environ  # the folder's name identifies the run
+        return rank in self._moved or (failed and (identified or age > GONE_SECONDS))
 
     def _error(self, rank: int, reason: str) -> StoreError:
         return StoreError(

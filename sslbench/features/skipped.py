@@ -23,8 +23,8 @@ def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mappin
     try:
         earlier = read_csv(file)
         if earlier:
-            looked_at = {part.images.path(index) for part in parts for index in range(len(part))}
-            earlier = [row for row in earlier if row["path"] not in looked_at]
+            paths = {part.images.path(index) for part in parts for index in range(len(part))}
+            earlier = [row for row in earlier if row["path"] not in paths]
         rows = [*earlier, *skipped]
         if rows:
             folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ import contextlib
 import csv
 import dataclasses
 import functools
-import io
 import json
 import logging
 import os
@@ -34,6 +33,7 @@ from sslbench.errors import StoreError
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.partial import naming
 from sslbench.identity import FeatureKey, digest
+from sslbench.text import csv_text
 
 INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
 SKIPPED = "skipped.csv"
@@ -78,11 +78,11 @@ class StoreEntry:
         elif dtype is not None and features.dtype.name != dtype:
             problem = f"holds {features.dtype.name}, its meta.json says {dtype}"
         elif not features.flags.c_contiguous:
-            problem = "holds its rows in another order than they were written in"
-        elif isinstance(checksums, dict) and path.name in checksums:  # older stores have none
+            problem = "holds its rows in an order other than the written one"
+        elif isinstance(checksums, dict) and path.name in checksums:  # absent from older stores
             stat = path.stat()
             if _checksum(path, features.offset, stat.st_ino, stat.st_size, stat.st_mtime_ns) != checksums[path.name]:
-                problem = "is damaged: its rows are not those that were written"
+                problem = "is damaged: its rows differ from the written ones"
         if problem:
             raise StoreError(f"{path} {problem}", f"Delete the folder {self.folder}.")
         return features
@@ -93,7 +93,7 @@ class StoreEntry:
 
     def unreadable(self) -> list[dict[str, str]]:
         """Return id, path and reason of the samples left out as unreadable."""
-        former = read_csv(self.folder / "unreadable.csv")  # its name in stores of version 0.1.0
+        former = read_csv(self.folder / "unreadable.csv")  # the name in stores of version 0.1.0
         return read_csv(self.folder / SKIPPED) or former
 
     def meta(self) -> dict[str, Any]:
@@ -111,7 +111,9 @@ def _checksum(path: Path, start: int, inode: int, size: int, modified: int) -> i
     result = 0
     with path.open("rb") as file:
         file.seek(start)
-        while block := file.read(1 << 24):  # not through the memory map, whose pages would count as this process's
+        while block := file.read(
+            1 << 24
+        ):  # not through the memory map, whose pages would count as this process's memory
             result = zlib.crc32(block, result)
     return result
 
@@ -122,9 +124,9 @@ def open_entry(root: Path, key: FeatureKey, source: Source, backbone_name: str) 
     The names before the key are those of the first run, and are ignored.
     """
     name = key.digest()
-    there = sorted(root.glob(f"*-{name}"))
+    entries = sorted(root.glob(f"*-{name}"))
     slug = re.sub(r"[^A-Za-z0-9]+", "-", f"{source.name}-{backbone_name}").strip("-").lower()[-60:]
-    return StoreEntry(there[0] if there else root / f"{slug}-{name}")
+    return StoreEntry(entries[0] if entries else root / f"{slug}-{name}")
 
 
 def write_description(
@@ -152,8 +154,8 @@ def write_description(
     """
     if entry.layers() and {row["id"] for row in skipped} != {row["id"] for row in entry.unreadable()}:
         raise StoreError(
-            f"the layers stored in {entry.folder} left out {len(entry.unreadable())} images, this run {len(skipped)}",
-            "Another version of a decoder may read other images. Delete the folder and run again.",
+            f"the layers stored in {entry.folder} skip {len(entry.unreadable())} images, this run {len(skipped)}",
+            "The decoder's version may have changed. Delete the folder and run again.",
         )
     entry.folder.mkdir(parents=True, exist_ok=True)
     left_out = {row["id"] for row in skipped}
@@ -161,18 +163,18 @@ def write_description(
     if skipped:
         write_skipped(entry.folder, skipped)
     stored = entry.meta().get("checksums")
-    known = stored if isinstance(stored, dict) else {}
+    previous = stored if isinstance(stored, dict) else {}
     meta = {"key": dataclasses.asdict(key), "data": source.name, "rows": rows, "left_out": len(left_out)}
-    _write_meta(entry, meta | {"index": _index_digest(source), "checksums": {**known, **checksums}})
+    _write_meta(entry, meta | {"index": _index_digest(source), "checksums": {**previous, **checksums}})
 
 
 def update_index(entry: StoreEntry, source: Source, split: str) -> None:
     """Update labels, paths and attributes in index.csv; stored features do not depend on them."""
-    meta, wanted = entry.meta(), _index_digest(source)
-    if meta and meta.get("index") != wanted:
+    meta, digest = entry.meta(), _index_digest(source)
+    if meta and meta.get("index") != digest:
         left_out = {row["id"] for row in entry.unreadable()}
         _write_index(entry, source, split, left_out, source.images.digests())
-        _write_meta(entry, meta | {"index": wanted})
+        _write_meta(entry, meta | {"index": digest})
 
 
 def _write_index(
@@ -181,16 +183,20 @@ def _write_index(
     """Write index.csv and return its number of rows; earlier columns that are not requested now stay."""
     further = _further(source)
     before = {row["id"]: row for row in entry.index_rows()}
-    known = next(iter(before.values()), {})
-    kept = [name for name in known if name not in INDEX_COLUMNS and name not in further]
+    columns = next(iter(before.values()), {})
+    further_columns = [name for name in columns if name not in INDEX_COLUMNS and name not in further]
     rows: list[tuple[Any, ...]] = []
     for i, sample_id in enumerate(source.ids):
         if sample_id not in left_out:
             label = source.labels.text(i) if source.labels.labelled else ""
             own = (len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex())
             old = before.get(sample_id, {})
-            rows.append((*own, *(old.get(name, "") for name in kept), *(column[i] for column in further.values())))
-    write_text(entry.folder / "index.csv", csv_text((*INDEX_COLUMNS, *kept, *further), rows))
+            rows.append(
+                (*own, *(old.get(name, "") for name in further_columns), *(column[i] for column in further.values()))
+            )
+    write_text(
+        entry.folder / "index.csv", csv_text([(*INDEX_COLUMNS, *further_columns, *further), *rows], escape=False)
+    )
     return len(rows)
 
 
@@ -215,23 +221,23 @@ def what_changed(root: Path, key: FeatureKey, source: Source) -> str | None:
     It tells the user why features are extracted again ("1 of 4000 images changed: cat/17.png").
     """
     best: tuple[int, StoreEntry, dict[str, Any]] | None = None
-    wanted = json.loads(json.dumps(dataclasses.asdict(key), default=str))
-    mappings = [part for part, value in wanted.items() if isinstance(value, dict)]
+    current = json.loads(json.dumps(dataclasses.asdict(key), default=str))
+    mappings = [part for part, value in current.items() if isinstance(value, dict)]
     for meta_file in root.glob("*/meta.json"):
         entry = StoreEntry(meta_file.parent)
         stored = entry.meta().get("key")
         if not isinstance(stored, dict) or not all(isinstance(stored.get(part), dict) for part in mappings):
             continue  # damaged
-        same = sum(stored.get(part) == value for part, value in wanted.items())
-        same_data = stored.get("images") == wanted["images"] or entry.meta().get("data") == source.name
-        same_network = stored["backbone"].get("name") == wanted["backbone"]["name"]
+        same = sum(stored.get(part) == value for part, value in current.items())
+        same_data = stored.get("images") == current["images"] or entry.meta().get("data") == source.name
+        same_network = stored["backbone"].get("name") == current["backbone"]["name"]
         if same_data and same_network and (best is None or same > best[0]):
             best = (same, entry, stored)
     if best is None:
         return None
     _, entry, stored = best
     changes = []
-    for part, value in wanted.items():
+    for part, value in current.items():
         if stored.get(part) == value:
             continue
         if part == "images":
@@ -268,7 +274,7 @@ def locked(entry: StoreEntry) -> Iterator[None]:
     entry.folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
-    except ImportError:  # Windows: concurrent runs both extract, and write the same values
+    except ImportError:  # Windows has no fcntl: concurrent runs both extract, and write the same values
         yield
         return
     with (entry.folder / "lock").open("w") as handle:
@@ -293,16 +299,8 @@ def write_text(path: Path, text: str) -> None:
 def write_skipped(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Write skipped.csv: id, path and reason of the unreadable images left out."""
     columns = ("id", "path", "reason")
-    write_text(folder / SKIPPED, csv_text(columns, [tuple(row[column] for column in columns) for row in rows]))
-
-
-def csv_text(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    """Return a table as CSV."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return buffer.getvalue()
+    lines = [tuple(row[column] for column in columns) for row in rows]
+    write_text(folder / SKIPPED, csv_text([columns, *lines], escape=False))
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -334,7 +332,7 @@ def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
     Raises:
         StoreError: a matching entry is damaged.
     """
-    wanted = {part.images_fingerprint() for part in (data.train, data.test, data.whole) if part is not None}
+    fingerprints = {part.images_fingerprint() for part in (data.train, data.test, data.whole) if part is not None}
     entries = sorted(root.glob("*/meta.json"), key=lambda file: -file.stat().st_mtime)
     groups: dict[str, dict[str, StoreEntry]] = {}
     for entry in (StoreEntry(file.parent) for file in entries):
@@ -343,7 +341,7 @@ def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
             continue  # damaged
         key = dict(meta["key"])
         images = key.pop("images", None)
-        if images in wanted and not meta.get("left_out"):
+        if images in fingerprints and not meta.get("left_out"):
             for layer in entry.layers():
                 group = groups.setdefault(json.dumps([layer, key], sort_keys=True), {})
                 group.setdefault(images, entry)

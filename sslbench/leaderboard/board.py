@@ -60,7 +60,7 @@ def table(
     body.sort(key=lambda row: _sort_key(row, columns))
     notes += _disagreements(body, columns)
     notes += [
-        f"{c.name}: the direction of {c.metric} is not known, so none is marked as best."
+        f"{c.name}: the direction of {c.metric} is unknown, so no best value is marked."
         for c in columns
         if find(c.metric).direction == 0
     ]
@@ -135,11 +135,11 @@ def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         winners = {}
         for name in [column.metric, *sorted({name for cell in cells.values() for name in cell.metrics})]:
             values = {row: cell.metrics[name].value for row, cell in cells.items() if name in cell.metrics}
-            known = {row: v for row, v in values.items() if v is not None}
+            numbers = {row: v for row, v in values.items() if v is not None}
             direction = find(name).direction
-            if len(known) == len(cells) > 1 and direction:
-                best = max(direction * v for v in known.values())
-                winners[name] = frozenset(row for row, v in known.items() if direction * v == best)
+            if len(numbers) == len(cells) > 1 and direction:
+                best = max(direction * v for v in numbers.values())
+                winners[name] = frozenset(row for row, v in numbers.items() if direction * v == best)
         if winners and not frozenset.intersection(*winners.values()):
             groups = {winner: [m for m, w in winners.items() if w == winner] for winner in winners.values()}
             found = "; ".join(f"{', '.join(names)}: {' and '.join(sorted(best))}" for best, names in groups.items())
@@ -161,7 +161,7 @@ def _refuse_mixture(columns: Sequence[Column]) -> None:
             described = [f"{c.metric} of {c.name} ({m.text})" for c, m in ((first, one), (column, other))]
             raise UsageError(
                 f"{' and '.join(described)} cannot be averaged",
-                "Name one metric that all columns have (--metric top1), or leave the records of others out.",
+                "Name a metric that all columns have (--metric top1), or leave out the other records.",
             )
 
 
@@ -175,8 +175,8 @@ def _with_average(board: Board) -> Board:
         return dataclasses.replace(board, notes=(*board.notes, "No average: no column has a value in every row."))
     rows = []
     for row in board.rows:
-        known = [v for i in complete if (v := value(row, i, board.columns)) is not None]
-        mean = sum(known) / len(known) if len(known) == len(complete) else None
+        numbers = [v for i in complete if (v := value(row, i, board.columns)) is not None]
+        mean = sum(numbers) / len(numbers) if len(numbers) == len(complete) else None
         rows.append(dataclasses.replace(row, average=mean))
     names = ", ".join(board.columns[i].name for i in complete)
     note = f"The average is over {len(complete)} of {len(board.columns)} columns: {names}."

@@ -37,8 +37,8 @@ class OptionalColumn:
 
 def mean_train(records: Sequence[Result]) -> float | None:
     """Return the headline metric on train, the mean over the seeds; None where one has none."""
-    known = [record.train for record in records if record.train is not None]
-    return sum(known) / len(known) if known and len(known) == len(records) else None
+    scores = [record.train for record in records if record.train is not None]
+    return sum(scores) / len(scores) if scores and len(scores) == len(records) else None
 
 
 def _backbone_cost(value: Callable[[Costs], float | None]) -> Callable[[Sequence[Result]], float | None]:

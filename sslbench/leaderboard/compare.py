@@ -12,14 +12,12 @@ import numpy.typing as npt
 from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
 from sslbench.leaderboard.flags import is_floor
-from sslbench.leaderboard.grouping import groups_of, newest_of_each
+from sslbench.leaderboard.grouping import UNSET, groups_of, newest_of_each
 from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import Predictions, difference, holm
 from sslbench.names import did_you_mean
 from sslbench.results import Result
 from sslbench.results.records import Scores, read_scores, scores_path
-
-_UNSET = "unset"
 
 
 def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str, str, str]]:
@@ -49,7 +47,7 @@ def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str
     if a.benchmark is not None and b.benchmark is not None:
         first, second = a.benchmark, b.benchmark
         found.append(("benchmark", f"{first.name} v{first.version}", f"{second.name} v{second.version}"))
-    # Names of data may differ where the data do not, and the other way round: the fingerprints decide.
+    # Names of data are unreliable in both directions: the fingerprints decide.
     same = {"train data": one.train == other.train, "test data": one.test == other.test}
     return [(key, str(x), str(y)) for key, x, y in found if not same.get(key, x == y)]
 
@@ -60,7 +58,7 @@ def _data(name: str, fingerprint: str) -> str:
 
 def _settings(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     return [
-        (f"setting {name}", _text(one.get(name, _UNSET)), _text(other.get(name, _UNSET)))
+        (f"setting {name}", _text(one.get(name, UNSET)), _text(other.get(name, UNSET)))
         for name in sorted({*one, *other})
     ]
 
@@ -150,7 +148,7 @@ def compare_all(
     for result, each in others:
         if not same_samples(scores, each):
             raise ResultError(
-                f"the scores beside {_called(first)} and {_called(result)} are not of the same test samples and groups"
+                f"the stored scores of {_called(first)} and {_called(result)} are of different test samples or groups"
             )
     kind, labels = first.data.labels, scores.labels
     answers = [Predictions.together([_answers(*one) for one in each]) for each in (a, b)]
@@ -178,11 +176,11 @@ def compare_all(
 
 
 def _answers(result: Result, scores: Scores) -> Predictions:
-    drawn = result.protocol.settings.get("draws", 1)
-    if drawn > 1 and not scores.draws and scores.places is None:
+    draws = result.protocol.settings.get("draws", 1)
+    if draws > 1 and not scores.draws and scores.places is None:
         raise ResultError(
-            f"{_called(result)} is a mean over {drawn} draws, and the scores beside it are those of the first only: an "
-            "older sslbench wrote it",
+            f"{_called(result)} is a mean over {draws} draws, but only the scores of the first are stored: "
+            "it was written by an older sslbench",
             "Evaluate both again.",
         )
     return Predictions.of(result.seed, scores.scores, scores.draws, scores.places, result.probabilities)
@@ -191,13 +189,13 @@ def _answers(result: Result, scores: Scores) -> Predictions:
 def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
     if scores.places is not None and not scores.draws and metric in result.metrics:
         return ResultError(
-            f"{_called(result)}: '{metric}' of all draws cannot be computed, because the scores of so many draws, "
-            "samples and classes were too large to be kept",
-            "Compare by top1 or top5.",
+            f"{_called(result)}: '{metric}' over all draws cannot be computed, because "
+            "their scores were too large to store",
+            "Give --metric top1 or top5.",
         )
-    known = (name for name in result.metrics if not name.startswith("worst_group("))
+    metrics = (name for name in result.metrics if not name.startswith("worst_group("))
     return ResultError(
-        f"{_called(result)}: '{metric}' cannot be computed from its per-sample scores", did_you_mean(metric, known)
+        f"{_called(result)}: '{metric}' cannot be computed from its per-sample scores", did_you_mean(metric, metrics)
     )
 
 
@@ -224,7 +222,7 @@ def _scores(result: Result) -> Scores:
     path = scores_path(result)
     if path is None:
         raise ResultError(
-            f"{_called(result)} has no per-sample scores beside it, which a paired comparison needs",
+            f"{_called(result)} has no stored per-sample scores, which a paired comparison needs",
             "`sslbench eval` writes them for every protocol on features (not for detection).",
         )
     return read_scores(path)
@@ -238,10 +236,10 @@ def with_holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons with p values corrected for their number (Holm 1979); one needs no correction."""
     if len(comparisons) < 2:
         return list(comparisons)
-    given = [math.nan if one.p_mcnemar is None else one.p_mcnemar for one in comparisons]
+    p_values = [math.nan if one.p_mcnemar is None else one.p_mcnemar for one in comparisons]
     return [
         dataclasses.replace(one, p_holm=None if math.isnan(p) else p)
-        for one, p in zip(comparisons, holm(given), strict=True)
+        for one, p in zip(comparisons, holm(p_values), strict=True)
     ]
 
 
@@ -252,15 +250,15 @@ def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None 
     list has anything else.
     """
     found = []
-    ours, theirs = (_without_floors(newest_of_each(side, groups_of(side, metric))) for side in (first, second))
-    for a in ours:
-        alike = [b for b in theirs if b.seed == a.seed and a.id != b.id and not differing(a, b, metric)]
+    results_a, results_b = (_without_floors(newest_of_each(side, groups_of(side, metric))) for side in (first, second))
+    for a in results_a:
+        alike = [b for b in results_b if b.seed == a.seed and a.id != b.id and not differing(a, b, metric)]
         same_layer = [b for b in alike if b.layer == a.layer]
-        only_one = sum(not differing(a, other, metric) and other.seed == a.seed for other in ours) == 1
+        only_one = sum(not differing(a, other, metric) and other.seed == a.seed for other in results_a) == 1
         found += [(a, b) for b in (same_layer or (alike if len(alike) == 1 and only_one else []))]
     return found
 
 
 def _without_floors(results: Sequence[Result]) -> list[Result]:
-    kept = [result for result in results if not is_floor(result)]
-    return kept or list(results)
+    others = [result for result in results if not is_floor(result)]
+    return others or list(results)

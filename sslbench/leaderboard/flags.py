@@ -7,8 +7,8 @@ from sslbench.leaderboard.model import Cell, Column
 from sslbench.metrics.catalog import find
 from sslbench.results import Result
 
-_LEARNED = 90.0  # percent of train right, below which an unconverged probe is underfitted
-_OVERLAP = 0.01  # of the test images; fewer hardly change a number, and stand in its provenance only
+_LEARNED = 90.0  # train accuracy in percent below which an unconverged probe is underfitted
+_OVERLAP = 0.01  # share of the test images; smaller overlaps hardly change a number and appear only in its provenance
 
 
 def row_flags(members: Sequence[Result], columns: Sequence[Column], cells: Sequence[Cell | None]) -> tuple[str, ...]:
@@ -61,9 +61,9 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
     if any(str(record.selected.get("on", "")).startswith("test") for record in cell.records):
         flags.append("selected on test")
     floor = [record.floors.get("untrained", {}).get(metric) for record in cell.records]
-    known, value = [f for f in floor if f is not None], cell.metrics[metric].value
+    floors, value = [f for f in floor if f is not None], cell.metrics[metric].value
     sign = find(metric).sign
-    if known and value is not None and sign * value <= max(sign * f for f in known) and not is_floor(cell.records[0]):
+    if floors and value is not None and sign * value <= max(sign * f for f in floors) and not is_floor(cell.records[0]):
         flags.append("not above untrained")
     if any(underfitted(record) for record in cell.records if record.headline == metric):
         flags.append("underfitted")

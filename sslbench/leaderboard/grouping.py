@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from sslbench.identity import Comparability, comparability_key, row_key
 from sslbench.results import Result
 
+UNSET = "unset"
+"""Text for a setting that the other record has and this one lacks."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ColumnKey:
@@ -46,8 +49,8 @@ def newest_of_each(results: Sequence[Result], groups: Mapping[str, ColumnKey]) -
         key = (row_key(result), result.weights.sha256, groups[result.id], result.seed)
         if key not in newest or newest[key].created <= result.created:
             newest[key] = result
-    kept = {result.id for result in newest.values()}
-    return [result for result in results if result.id in kept]
+    ids = {result.id for result in newest.values()}
+    return [result for result in results if result.id in ids]
 
 
 def _benchmark(result: Result) -> str:

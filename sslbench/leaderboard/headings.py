@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sslbench.identity import digest
-from sslbench.leaderboard.grouping import ColumnKey
+from sslbench.leaderboard.grouping import UNSET, ColumnKey
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from sslbench.results import Result
-
-_UNSET = "unset"
 
 
 def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey, str]:
@@ -66,7 +64,7 @@ def _differences(groups: Sequence[ColumnKey]) -> dict[ColumnKey, list[str]]:
     parts: dict[ColumnKey, list[str]] = {group: [] for group in groups}
     settings = {group: json.loads(group.key.settings) for group in groups}
     texts: list[dict[ColumnKey, str]] = [
-        {group: f"{name}={_short(settings[group].get(name, _UNSET))}" for group in groups}
+        {group: f"{name}={_short(settings[group].get(name, UNSET))}" for group in groups}
         for name in sorted({name for values in settings.values() for name in values})
     ]
     texts += [{group: text(group) for group in groups} for text in _PARTS]
@@ -94,8 +92,8 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 def _unique(names: dict[ColumnKey, str]) -> dict[ColumnKey, str]:
     """Return the names, with a digest appended to those that shortening made equal."""
-    taken = list(names.values())
-    return {group: name if taken.count(name) == 1 else f"{name} #{_digits(group)}" for group, name in names.items()}
+    headings = list(names.values())
+    return {group: name if headings.count(name) == 1 else f"{name} #{_digits(group)}" for group, name in names.items()}
 
 
 def _digits(group: ColumnKey) -> str:
@@ -145,8 +143,8 @@ def preprocessing_text(values: Mapping[str, Any]) -> str:
     for key, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
         if isinstance(values.get(key), list | tuple) and tuple(values[key]) != usual:
             words.append(f"{key} {'/'.join(map(_plain, values[key]))}")
-    known = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
-    words += [f"{key} {_short(item)}" for key, item in values.items() if key not in known]
+    parameters = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
+    words += [f"{key} {_short(item)}" for key, item in values.items() if key not in parameters]
     return ", ".join(words)
 
 

@@ -49,7 +49,7 @@ def _row(file: Path, line: int, row: dict[str, str]) -> Published:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"{file}, line {line}: the value '{row['value']}' is no number")
+        raise UsageError(f"{file}, line {line}: the value '{row['value']}' is not a number")
     texts = {name: text for name, text in row.items() if name != "value"}
     return Published(value=number, **texts)
 
@@ -60,19 +60,19 @@ def with_published(board: Board, published: Iterable[Published]) -> Board:
     They have no interval and no per-sample scores, and their protocols are the sources' own: they are never marked as
     best or tied, count in no average, and stand in a block of their own.
     """
-    known = {(c.group.benchmark.rpartition(" v")[0], c.metric): i for i, c in enumerate(board.columns)}
+    positions = {(c.group.benchmark.rpartition(" v")[0], c.metric): i for i, c in enumerate(board.columns)}
     cells: dict[tuple[str, str, str], dict[int, Published]] = {}
     for row in published:
-        position = known.get((row.benchmark, row.metric))
+        position = positions.get((row.benchmark, row.metric))
         if position is not None:
             cells.setdefault((row.weights, row.backbone, row.source), {})[position] = row
     rows = [_as_row(found, len(board.columns)) for found in cells.values()]
     if not rows:
-        note = "Nothing is published for these benchmarks and metrics (benchmarks/published)."
+        note = "No published numbers for these benchmarks and metrics (benchmarks/published)."
         return dataclasses.replace(board, notes=(*board.notes, note))
     rows.sort(key=lambda row: _best_first(row, board))
     measured, floors = ([row for row in board.rows if row.floor is floor] for floor in (False, True))
-    note = "Published rows stand as their sources report them, by the sources' own protocols: they are not compared."
+    note = "Published rows quote their sources, which used their own protocols: they are not compared."
     return dataclasses.replace(board, rows=(*measured, *rows, *floors), notes=(*board.notes, note))
 
 

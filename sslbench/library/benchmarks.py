@@ -93,7 +93,7 @@ def load_benchmark(name: str) -> Benchmark:
     content = _read(file, name)
     for key in ("name", "sha256", "modified"):
         if key in content:
-            raise UsageError(f"{file}: the key '{key}' is not written in the file; the file's place is its name")
+            raise UsageError(f"{file}: remove the key '{key}', which follows from the file's path")
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
     shipped = _shipped(name)
     modified = shipped is None or (file.resolve() != shipped.resolve() and _read(shipped, name) != content)
@@ -128,7 +128,7 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
     if data is not None:
         if benchmark.test_folder and test_data is None:
             raise UsageError(
-                f"{benchmark.name} is tested on other data than it is trained on", "Give --test-data beside --data."
+                f"{benchmark.name} tests on data other than its training data", "Give --test-data as well as --data."
             )
         return data, test_data
     if benchmark.data:
@@ -140,7 +140,7 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
     wanted = [root / name for name in (benchmark.folder, benchmark.test_folder) if name]
     missing = [path.absolute() for path in wanted if not path.exists()]
     if missing:
-        where = f" The data are offered at {benchmark.page}." if benchmark.page else ""
+        where = f" The data are available at {benchmark.page}." if benchmark.page else ""
         where += " `sslbench data prepare` lists the data sets that it lays out from their archives."
         raise UsageError(
             f"{benchmark.name} needs --data: {benchmark.title}; looked for {' and '.join(map(str, missing))}",
@@ -204,5 +204,5 @@ def _base(file: Path, name: str) -> dict[str, Any]:
         raise UsageError(f"{file}: extends '{name}', which does not exist")
     base = read_yaml(found)
     if "extends" in base:
-        raise UsageError(f"{file}: extends {found}, which itself extends another file; a base stands for itself")
+        raise UsageError(f"{file}: extends {found}, which itself extends another file; only one level is allowed")
     return base

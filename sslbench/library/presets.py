@@ -67,7 +67,7 @@ def load_preset(name: str) -> Preset:
     content = read_yaml(file)
     for key in ("name", "sha256", "modified"):
         if key in content:
-            raise UsageError(f"{file}: the key '{key}' is not written in the file; the file's place is its name")
+            raise UsageError(f"{file}: remove the key '{key}', which follows from the file's path")
     stem = as_file_name(name).removesuffix(".yaml")
     shipped = paths.builtin_dir("benchmarks") / "presets" / f"{stem}.yaml"
     modified = shipped.is_file() and file.resolve() != shipped.resolve() and read_yaml(shipped) != content
@@ -98,7 +98,7 @@ def find_presets(asked: Sequence[str], protocols: Sequence[str]) -> list[Preset]
                 raise UsageError(
                     f"the preset {preset.name} is for {preset.family}, which is not among the protocols named: "
                     + ", ".join(protocols),
-                    f"Name {preset.family} too, or only give --preset {name}.",
+                    f"Name {preset.family} too, or give only --preset {name}.",
                 )
             found.setdefault(preset.name, preset)
     return list(found.values())
@@ -109,9 +109,9 @@ def _of_protocols(name: str, protocols: Sequence[str], known: Sequence[str]) -> 
     alike = [full for full in known if full.rpartition("/")[2] == name]
     if not protocols:
         which = ", ".join(alike) if alike else names.did_you_mean(name, known)
-        raise UsageError(f"--preset {name}: of which protocol?", f"Write it as PROTOCOL/NAME: {which}")
+        raise UsageError(f"--preset {name} exists for several protocols", f"Write it as PROTOCOL/NAME: {which}")
     found = [full for full in alike if family_of(full) in protocols]
-    # A protocol that runs presets of another's folder: `eval linear-online --preset moco`.
+    # A protocol may run presets from another's folder: `eval linear-online --preset moco`.
     found += [full for full in alike if full not in found and load_preset(full).protocol in protocols]
     if not found:
         own = [full for full in known if family_of(full) in protocols]

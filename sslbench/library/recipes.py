@@ -28,6 +28,10 @@ class Composed:
     origins: dict[str, str]
 
 
+_UNCHECKED = (ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError, RecursionError)
+"""Errors of Hydra about a list `defaults` that holds something else than names and mappings of them."""
+
+
 def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """configs/CONFIG.yaml with the files of its groups; a user's folders come before the built-in one.
 
@@ -50,14 +54,14 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
 
     for group, name in choices.items():
         if group in ("method", *GROUPS):
-            read_recipe(group, name)  # what is wrong with it, in our words
+            read_recipe(group, name)  # raises a clear message
     folders = [folder.resolve() for folder in paths.search_path("configs")]
     escaped = [str(folder).replace("'", "\\'") for folder in folders]
     searchpath = ",".join(f"'file://{folder}'" for folder in escaped)
     overrides = [f"hydra.searchpath=[{searchpath}]", *(f"{group}={name}" for group, name in choices.items())]
     primary = next(file for folder in folders if (file := folder / f"{config}.yaml").is_file())
     try:
-        # Hydra looks into the primary file's folder first. Alone in one, that file leaves the order to the search path.
+        # Hydra searches the primary file's folder first; alone in one, that file leaves the order to the search path.
         with tempfile.TemporaryDirectory() as alone:
             shutil.copy(primary, alone)
             with initialize_config_dir(alone, version_base="1.3"):
@@ -65,7 +69,7 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
         chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
         own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         values = OmegaConf.to_container(own, resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, *_UNCHECKED) as error:
         with_choices = " ".join(f"{group}={name}" for group, name in choices.items())
         message = " ".join(str(error).split())
         raise UsageError(f"configs/{config}.yaml {with_choices}".rstrip() + f": {message}") from error
@@ -89,7 +93,9 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
         UsageError: no such recipe or group, or another optimizer without a learning rate of its own.
     """
     if "method" in given:
-        raise UsageError("the method is the first word, not method=...", "For instance: sslbench pretrain simclr")
+        raise UsageError(
+            "give the method as the first word, not as method=...", "For example: sslbench pretrain simclr"
+        )
     base, choices = _base(method)
     chosen = {group: _choice(group, given[group]) for group in GROUPS if group in given}
     changed = {group: name for group, name in chosen.items() if name != choices.get(group)}
@@ -136,8 +142,8 @@ def _same_optimizer(method: str, choices: Mapping[str, str], changed: Mapping[st
     if "optimizer" in changed or old != new:
         chosen = changed.get("optimizer", new)
         raise UsageError(
-            f"the learning rate of the recipe {method} is for the optimizer {choices.get('optimizer')}, not {chosen}",
-            f"Give one as well: optimizer={chosen} optimizer.lr=...",
+            f"the learning rate of {method} is for the optimizer {choices.get('optimizer')}, not {chosen}",
+            f"Give a learning rate too: optimizer={chosen} optimizer.lr=...",
         )
 
 
@@ -154,7 +160,7 @@ def _base(method: str) -> tuple[Composed, dict[str, str]]:
         missing = [group for group in ("method", *GROUPS) if not isinstance(values.get(group), dict)]
         if missing:
             raise UsageError(
-                f"{method} is no configuration of a run: it has no mapping '{missing[0]}'",
+                f"{method} is not the configuration of a run: it has no mapping '{missing[0]}'",
                 "Give the config.yaml that an earlier run wrote into its --out.",
             )
         return Composed(values, dict.fromkeys(leaves(values), method)), {}
@@ -164,7 +170,7 @@ def _base(method: str) -> tuple[Composed, dict[str, str]]:
     else:
         raise UsageError(f"there is no method called '{method}'", did_you_mean(method, list_names("method")))
     if not isinstance(values.get("method"), dict) or "name" not in values["method"]:
-        raise UsageError(f"the recipe {method} does not say 'method: {{name: ...}}'", "It names a module of methods.")
+        raise UsageError(f"the recipe {method} lacks 'method: {{name: ...}}'", "Name the module of a method.")
     origins = {"method.name": "the command"}
     for group, name in choices.items():
         if group in ("method", *GROUPS):

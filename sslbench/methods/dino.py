@@ -134,7 +134,7 @@ class Method(method.Method[Config]):
             raise UsageError(
                 f"dino compares {config.teacher_views} teacher views with others, the augmentation makes "
                 f"{len(setup.sizes)} in all",
-                "The published one is augment=dino; method.teacher_views is the number of teacher views.",
+                "Set augment=dino (published), or method.teacher_views.",
             )
         if config.head_norm:
             need_several_images(setup, method="dino with method.head_norm=true")

@@ -190,7 +190,7 @@ def _vision_transformer(backbone: nn.Module, setup: Setup) -> VisionTransformer:
     plain = isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed)
     if not plain or backbone.attn_pool is not None or type(backbone)._pos_embed is not VisionTransformer._pos_embed:
         raise UsageError(
-            f"mae needs a plain vision transformer, and {setup.backbone} is not one",
+            f"mae needs a plain vision transformer, which {setup.backbone} is not",
             "For instance --backbone timm:vit_base_patch16_224, or timm:vit_tiny_patch16_224,img_size=32,patch_size=4 "
             "for small images.",
         )
@@ -200,7 +200,7 @@ def _vision_transformer(backbone: nn.Module, setup: Setup) -> VisionTransformer:
         raise UsageError(
             f"mae: the views have {' and '.join(str(s) for s in dict.fromkeys(setup.sizes))} pixels a side, "
             f"the backbone takes {size[0]} x {size[1]}",
-            f"Views of one size and the backbone built for it: --backbone {base},img_size={side}.",
+            f"Build the backbone for the size of the views: --backbone {base},img_size={side}.",
         )
     return backbone
 

@@ -126,7 +126,8 @@ def difference(
         KeyError: there is no such metric, or the scores that it needs were not kept.
 
     >>> right, wrong = np.array([[1.0, 0.0]] * 20), np.array([[0.0, 1.0]] * 20)
-    >>> found = difference("top1", "single", np.zeros(20, np.int64), Answers.of(0, right), Answers.of(0, wrong))
+    >>> a, b = Predictions.of(0, right), Predictions.of(0, wrong)
+    >>> found = difference("top1", "single", np.zeros(20, np.int64), a, b)
     >>> found.difference, found.low > 0, found.p is not None and found.p < 0.001
     (1.0, True, True)
     """

@@ -42,8 +42,8 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
     The interval of a group is that of its own samples; it is not corrected for the choice of the worst group.
 
     Args:
-        metric: name of a metric that `summarise` computes; more is better.
-        kind: 'single' or 'multi'.
+        metric: name of a metric that `summarise` computes; its direction decides what is worst.
+        kind: 'single', 'multi' or 'value'.
         values: labels of the N samples, as for `summarise`.
         scores: (N, C).
         groups: the group of each of the N samples.
@@ -62,14 +62,15 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
     [('b', 0.0), ('a', 1.0)]
     """
     names, number = np.unique(np.asarray(groups, dtype=np.str_), return_inverse=True)
-    found = []
+    found, sign = [], 1
     for i, name in enumerate(names.tolist()):
         rows = np.flatnonzero(number == i)
         units = Units.of(len(rows), None if together is None else together[rows])
         measure = one_measure(metric, kind, values[rows], scores[rows], units, probabilities)
+        sign = measure.metrics[measure.names.index(metric)].sign
         value, low, high = with_intervals(measure, units, seed, resamples)[metric]
         found.append(GroupScore(name, len(rows), value, low, high))
-    return sorted(found, key=lambda score: (np.isnan(score.value), score.value, score.name))
+    return sorted(found, key=lambda score: (np.isnan(score.value), sign * score.value, score.name))
 
 
 def warning(column: str, worst: GroupScore) -> str | None:

@@ -27,7 +27,7 @@ Interval = tuple[float, float, float]
 """Value, low and high end of its 95 % interval; NaN where not computable."""
 Values = dict[str, Interval]
 
-_BLOCK = 4_000_000  # weights in memory at a time
+_BLOCK = 4_000_000  # number of weights in memory at a time
 _CONFIDENCE = 0.975
 
 

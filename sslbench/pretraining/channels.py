@@ -36,8 +36,8 @@ def views_for(
     for name in _wrong_lengths(augment, channels):
         if channels == 3 or f"augment.{name}" in request.chosen:
             raise UsageError(
-                f"augment.{name} has {len(getattr(augment, name))} values; {backbone.name} takes images of "
-                f"{_channels(channels)}",
+                f"augment.{name} has {len(getattr(augment, name))} values, but {backbone.name} "
+                f"takes images of {_channels(channels)}",
                 "Give one per channel" + (", or none: then they are measured." if channels != 3 else "."),
             )
     if channels == 3:
@@ -47,7 +47,7 @@ def views_for(
         return augment, {}
     if "augment.views" in request.chosen:
         raise UsageError(
-            f"augment.views: {', '.join(dropped)}: for red, green and blue alone; {backbone.name} takes images of "
+            f"augment.views: {', '.join(dropped)}: for RGB images only; {backbone.name} takes images of "
             f"{_channels(channels)}",
             "Leave them out: brightness, contrast, blur and solarize work for any channels.",
         )
@@ -57,13 +57,13 @@ def views_for(
 
 
 def normalised(
-    augment: Augment, given: Preprocessing, source: Source, reading: Reading, *, seed: int
+    augment: Augment, preprocessing: Preprocessing, source: Source, reading: Reading, *, seed: int
 ) -> tuple[Augment, dict[str, str]]:
     """Return views with mean and std for all channels of the backbone: the backbone's own, or measured ones.
 
     Args:
         augment: views; mean and std with the right number of values are kept.
-        given: preprocessing of the backbone.
+        preprocessing: preprocessing of the backbone.
         source: training images.
         reading: decoder settings.
         seed: seed of the choice of images to measure.
@@ -74,12 +74,12 @@ def normalised(
     Raises:
         DataError: no image can be read.
     """
-    channels = given.channels
+    channels = preprocessing.channels
     unfit = _wrong_lengths(augment, channels)
     if not unfit:
         return augment, {}
-    if not given.averaged:
-        values, origin = {name: getattr(given, name) for name in unfit}, given.origin
+    if not preprocessing.averaged:
+        values, origin = {name: getattr(preprocessing, name) for name in unfit}, preprocessing.origin
     else:
         found = measure(source, channels, reading=reading, seed=seed)
         if not found.images:
@@ -108,11 +108,12 @@ def _check_images(source: Source, reading: Reading, backbone: Backbone) -> None:
     other = first_look(source, channels, reading=reading)
     if other is None:
         return
-    path, has = other
-    remedy = "A function of yours makes other channels of them: decoder=my_module.my_function."
-    if backbone.builder in ("resnet", "timm"):
-        remedy = f"--backbone {with_channels(backbone.name, has)} takes them (--stem maps the stem of --init). {remedy}"
-    raise UsageError(f"{path} has {_channels(has)}, and {backbone.name} takes {channels}", remedy)
+    path, channels_found = other
+    remedy = "Or convert the channels by your own decoder=my_module.my_function."
+    if "in_chans" in backbone.kind.options:
+        name = with_channels(backbone.name, channels_found)
+        remedy = f"--backbone {name} takes them (--stem maps the stem of --init). {remedy}"
+    raise UsageError(f"{path} has {_channels(channels_found)}, and {backbone.name} takes {channels}", remedy)
 
 
 def _channels(count: int) -> str:

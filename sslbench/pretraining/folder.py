@@ -77,7 +77,8 @@ def check_resume(request: PretrainRequest) -> None:
             raise UsageError(f"{request.out} already contains a run", "Give another --out, or leave out --no-resume.")
         if request.resume not in ("auto", "never") and not Path(request.resume).is_file():
             raise UsageError(
-                f"there is no checkpoint {request.resume}", "Leave out --resume-from to continue what lies in --out."
+                f"there is no checkpoint {request.resume}",
+                "Leave out --resume-from to continue from the newest checkpoint in --out.",
             )
 
     from_first(check)

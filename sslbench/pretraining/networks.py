@@ -36,12 +36,12 @@ def make_backbone(request: PretrainRequest) -> Backbone:
     """
     name = request.settings.backbone
     if name.partition(":")[0] == "pixels":
-        raise UsageError(f"'{name}' has nothing to train", "Name a network: backbone=resnet50.")
+        raise UsageError(f"'{name}' has no trainable parameters", "Name a network, such as backbone=resnet50.")
     if request.init is None and (request.init_format or request.stem):
-        raise UsageError("--format and --stem are for weights: there is no --init", "Add --init, or leave them out.")
+        raise UsageError("--format and --stem need --init, a weights file", "Add --init, or leave them out.")
     backbone = load_backbone(
         request.init or "random",
-        backbone=without_initialisation(name) if request.init else name,  # a recipe's initialisation gives way
+        backbone=without_initialisation(name) if request.init else name,  # --init replaces the recipe's initialisation
         format=request.init_format,
         stem=request.stem,
         seed=request.settings.seed,
@@ -71,7 +71,7 @@ def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, 
     method_type = find_method(name)
     values = {key: value for key, value in settings.items() if key != "name"}
     config = build(method_type.config_type, values, f"method {name}")
-    with seeded(seed + 1):  # another stream than that of the backbone's weights
+    with seeded(seed + 1):  # a random stream separate from that of the backbone's weights
         return method_type(backbone, config, setup)
 
 
@@ -119,7 +119,7 @@ def make_state(method: Method[Any], settings: PretrainSettings, device: torch.de
     """
     method = method.to(device)
     sharded = settings.strategy == "fsdp" and world_size() > 1
-    if settings.channels_last and not sharded:  # FSDP takes contiguous parameters only
+    if settings.channels_last and not sharded:  # FSDP supports contiguous parameters only
         method = method.to(memory_format=torch.channels_last)
     average = moving_average(method.backbone) if settings.ema is not None else None
     model = wrap(method, device, settings.strategy)

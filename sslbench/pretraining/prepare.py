@@ -201,7 +201,7 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
     if settings.clip_each and not settings.clip_norm:
         raise UsageError("clip_each=true clips nothing without clip_norm", "Set clip_norm=3, or leave clip_each out.")
     if settings.ema is not None and not 0 <= settings.ema < 1:
-        raise UsageError(f"ema {settings.ema:g} must be from 0 to below 1", "Or null, for no average.")
+        raise UsageError(f"ema {settings.ema:g} must be from 0 to below 1", "Use null for no average.")
     if settings.zero and settings.strategy == "fsdp":
         raise UsageError("zero=true and strategy=fsdp: fsdp divides the optimizer's state already", "Leave zero out.")
     steps = max(1, round(settings.epochs * per_epoch))

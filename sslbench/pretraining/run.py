@@ -83,7 +83,7 @@ def pretrain(
         StoppedError: SIGTERM, SIGUSR1 or SIGINT was received; everything is saved.
     """
     if request.eval_data is not None and evaluator is None:
-        raise ValueError("request.eval_data needs an evaluator, for instance knn_evaluator(request)")
+        raise ValueError("request.eval_data needs an evaluator, such as knn_evaluator(request)")
     try:
         with preserved_random_states():
             prepared = prepare(request)
@@ -97,7 +97,7 @@ def pretrain(
         # torch reports the loss of a worker at any moment, not only while a batch is waited for.
         raise DataError(
             f"a process that decodes and augments images was killed ({error})",
-            "Too little memory, perhaps; try fewer --workers. The same command continues.",
+            "Memory may be too small: try fewer --workers. The same command continues.",
         ) from error
 
 

@@ -43,7 +43,7 @@ class PretrainSettings:
     schedule: ScheduleSettings
     backbone: str = setting("resnet50", "architecture: a ResNet, a timm model, module:callable")
     epochs: float = setting(100, "passes over the data", unit="epochs")
-    batch_size: int = setting(256, "images per update, all processes together")
+    batch_size: int = setting(256, "images per update over all processes")
     accumulate: int = setting(1, "forward passes per update")
     clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip")
     clip_each: bool = setting(False, "apply clip_norm to each tensor's gradient (DINO's code) instead of all together")
@@ -54,7 +54,7 @@ class PretrainSettings:
     channels_last: bool = setting(True, "memory layout of images and convolutions")
     compile: bool = setting(False, "torch.compile every network of the method, including momentum copies")
     activation_checkpointing: bool = setting(False, "recompute activations in the backward pass, to save memory")
-    freeze: dict[str, int] | None = setting(None, "frozen parameters: prefix of the name -> number of updates")
+    freeze: dict[str, int] | None = setting(None, "frozen parameters: prefix of the name, and number of updates")
     ema: float | None = setting(None, "decay of a moving average of the backbone, saved as weights_ema.torch")
     seed: int = setting(0, "seed of initial weights, order of images, and views")
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, mps")
@@ -65,11 +65,11 @@ class PretrainSettings:
     max_pixels: int = setting(MAX_PIXELS, "larger images count as unreadable", unit="pixels")
     sampler: AskedSampler = setting(
         "auto",
-        "order of the images: shuffled; balanced shows every class equally often, stratified mixes them evenly, "
-        "weighted shows several sources by their weights, shards reads from a few shards at a time; auto: weighted "
-        "where the data give weights, else shuffled",
+        "order of the images: shuffled; balanced draws every class equally often, stratified mixes classes "
+        "evenly, weighted draws several sources by their weights, shards reads from a few shards at a time; auto: "
+        "weighted if the data have weights, else shuffled",
     )
-    shard_window: int = setting(WINDOW, "shards that sampler=shards draws from at a time", unit="shards")
+    shard_window: int = setting(WINDOW, "number of shards from which sampler=shards draws at a time", unit="shards")
     log_every: int = setting(10, "interval of the log", unit="updates")
     save_every: str = setting("1 epoch", "interval of checkpoints: 'N epochs' or 'N updates'")
     keep: int = setting(2, "checkpoints to keep; older ones are removed")
@@ -150,7 +150,7 @@ def updates(text: str, per_epoch: int) -> int:
     except ValueError:
         value = -1.0
     if value <= 0 or unit.rstrip("s") not in ("epoch", "update"):
-        raise UsageError(f"save_every: '{text}' is no interval", "Write '1 epoch', '0.5 epochs' or '500 updates'.")
+        raise UsageError(f"save_every: '{text}' is not an interval", "Write '1 epoch', '0.5 epochs' or '500 updates'.")
     return max(1, round(value * per_epoch if unit.startswith("epoch") else value))
 
 

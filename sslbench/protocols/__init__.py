@@ -22,7 +22,7 @@ def find(name: str) -> Protocol[Any]:
     protocol = vars(module).get("PROTOCOL")
     if not isinstance(protocol, Protocol):
         raise UsageError(
-            f"'{name}' ({module.__file__}) is no protocol",
-            "It needs a line PROTOCOL = Protocol(...): see CONTRIBUTING.md.",
+            f"'{name}' ({module.__file__}) is not a protocol",
+            "Add a line PROTOCOL = Protocol(...); see CONTRIBUTING.md.",
         )
     return protocol

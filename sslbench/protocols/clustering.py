@@ -37,14 +37,18 @@ _SETTLED = 1e-4  # relative change of the sum of squares in the last iteration
 class Settings:
     """Settings of clustering."""
 
-    k: tuple[int, ...] = setting((), "numbers of clusters, the first one leads; [] is the number of classes")
-    restarts: int = setting(10, "random starts; that of number i has the seed: seed of the run x restarts + i")
-    iterations: int = setting(100, "of Lloyd's algorithm, for each start")
-    normalise: bool = setting(True, "divide every feature vector by its length first, so that clusters are of cosine")
-    match: Literal["train", "test"] = setting(
-        "train", "labels that clusters are matched with classes on; test: as published, and the row is marked"
+    k: tuple[int, ...] = setting(
+        (), "numbers of clusters; the first gives the leading metric; []: the number of classes"
     )
-    silhouette_samples: int = setting(5000, "of more test samples, the silhouette is taken of so many, drawn at random")
+    restarts: int = setting(10, "random starts; start i has the seed (seed of the run) x restarts + i")
+    iterations: int = setting(100, "largest number of iterations of Lloyd's algorithm per start")
+    normalise: bool = setting(True, "scale every feature vector to length 1, so that clusters follow cosine similarity")
+    match: Literal["train", "test"] = setting(
+        "train", "split on whose labels clusters are matched with classes; test: as published, and the row is marked"
+    )
+    silhouette_samples: int = setting(
+        5000, "largest number of test samples of the silhouette; of more, a random subset is used"
+    )
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -56,16 +60,17 @@ def check(settings: Settings, train: Labels) -> None:
     """
     if train.kind != "single":
         raise DataError(
-            "clustering: clusters are compared with one class per sample, "
-            f"and these samples have {LABELS[train.kind].text}",
-            "The protocol geometry needs no labels.",
+            f"clustering needs one class per sample, and these samples have {LABELS[train.kind].text}",
+            "Use the protocol geometry, which needs no labels.",
         )
     if len(set(settings.k)) < len(settings.k) or any(k < 1 for k in settings.k):
-        raise UsageError(f"clustering: k should be one or several different numbers from 1 on, not {list(settings.k)}")
+        raise UsageError(
+            f"clustering: k should be one or several different numbers of at least 1, not {list(settings.k)}"
+        )
     if settings.restarts < 1 or settings.iterations < 1 or settings.silhouette_samples < 2:
         raise UsageError("clustering: restarts and iterations should be at least 1, silhouette_samples at least 2")
     if max(settings.k, default=0) > len(train):
-        raise UsageError(f"clustering: {max(settings.k)} clusters of {len(train)} training samples are not possible")
+        raise UsageError(f"clustering: k={max(settings.k)} is more than the {len(train)} training samples")
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -124,7 +129,7 @@ def _cluster(
         k,
         niter=iterations,
         seed=seed % 2**31,
-        # faiss draws 256 samples per cluster by default, and warns about fewer than 39.
+        # By default faiss subsamples to 256 samples per cluster, and warns about fewer than 39.
         max_points_per_centroid=len(fit),
         min_points_per_centroid=1,
     )
@@ -152,7 +157,7 @@ def _outcome(
     )
     notes = []
     if len(test) > settings.silhouette_samples:
-        notes.append(f"The silhouette is of {settings.silhouette_samples} of {len(test)} test samples.")
+        notes.append(f"The silhouette is computed on {settings.silhouette_samples} of {len(test)} test samples.")
     selected: dict[str, Any] = {}
     if settings.match == "test":
         notes.append("Clusters were matched with classes on the test labels, as publications do.")
@@ -167,7 +172,6 @@ def _outcome(
         selected=selected,
         converged=best.settled,
         notes=tuple(notes),
-        absolute=frozenset({"silhouette"}),
     )
 
 

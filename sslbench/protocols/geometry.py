@@ -29,10 +29,12 @@ _FEWEST = 2
 class Settings:
     """Settings of geometry."""
 
-    part: Literal["train", "test"] = setting("test", "part of the data that is looked at")
-    samples: int = setting(25600, "of more samples, so many are drawn at random; RankMe's authors use as many")
+    part: Literal["train", "test"] = setting("test", "split whose features are measured")
+    samples: int = setting(
+        25600, "largest number of samples; of more, a random subset is used (RankMe's authors use as many)"
+    )
     alpha_ranks: tuple[int, int] = setting(
-        (4, 100), "first and last rank of the eigenvalues that alpha-ReQ is fitted to"
+        (4, 100), "first and last rank of the eigenvalues to which alpha-ReQ is fitted"
     )
 
 
@@ -51,7 +53,9 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError(f"geometry: samples should be at least {_FEWEST}, not {settings.samples}")
     first, last = settings.alpha_ranks
     if not 1 <= first < last - 1:
-        raise UsageError(f"geometry: alpha_ranks should be two ranks from 1 on, three apart, not [{first}, {last}]")
+        raise UsageError(
+            f"geometry: alpha_ranks should be two ranks of at least 1, at least three apart, not [{first}, {last}]"
+        )
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -71,45 +75,42 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         DataError: features that are not finite, or fewer than two samples.
         UsageError: settings that are not possible.
     """
-    looked_at = train if settings.part == "train" else test
+    part = train if settings.part == "train" else test
     check(settings, train.labels)
-    if len(looked_at) < _FEWEST:
-        raise DataError(
-            f"geometry: there are {len(looked_at)} {settings.part} samples, and it takes at least {_FEWEST}"
-        )
+    if len(part) < _FEWEST:
+        raise DataError(f"geometry: there are {len(part)} {settings.part} samples, and at least {_FEWEST} are needed")
     check_finite(train, "train")
     check_finite(test, "test")
     notes = []
-    if len(looked_at) > settings.samples:
-        notes.append(f"{settings.samples} of {len(looked_at)} samples were drawn and looked at.")
-        rows = np.random.default_rng(seed).choice(len(looked_at), settings.samples, replace=False)
-        looked_at = looked_at.select(np.sort(rows))
-    width = looked_at.x.shape[1]
-    if len(looked_at) < width:
-        notes.append(f"There are fewer samples ({len(looked_at)}) than features ({width}), which bounds the ranks.")
-    metrics = _metrics(looked_at, settings)
+    if len(part) > settings.samples:
+        notes.append(f"Measured on a random subset of {settings.samples} of {len(part)} samples.")
+        rows = np.random.default_rng(seed).choice(len(part), settings.samples, replace=False)
+        part = part.select(np.sort(rows))
+    width = part.x.shape[1]
+    if len(part) < width:
+        notes.append(f"There are fewer samples ({len(part)}) than features ({width}), which limits the ranks.")
+    metrics = _metrics(part, settings)
     return Outcome(
         metrics=metrics,
         headline="rankme",
         scores=np.zeros((len(test), 0), dtype=np.float32),
         per_class={},
         notes=tuple(notes),
-        absolute=frozenset(metrics),
     )
 
 
-def _metrics(given: Features, settings: Settings) -> dict[str, tuple[float, float, float]]:
-    centred = spectrum.spectrum(given.x, centred=True, groups=given.groups)
+def _metrics(features: Features, settings: Settings) -> dict[str, tuple[float, float, float]]:
+    centred = spectrum.spectrum(features.x, centred=True, groups=features.groups)
     metrics = {
-        "rankme": spectrum.rankme(spectrum.spectrum(given.x, centred=False, groups=given.groups)),
+        "rankme": spectrum.rankme(spectrum.spectrum(features.x, centred=False, groups=features.groups)),
         "effective_rank": spectrum.effective_rank(centred),
         "alpha_req": spectrum.alpha_req(centred, settings.alpha_ranks),
     }
-    unit = spectrum.unit_length(given.x)
-    metrics["uniformity"] = spectrum.uniformity(unit, groups=given.groups)
-    metrics["feature_std"] = spectrum.feature_std(unit, groups=given.groups)
-    if given.labels.kind == "single":
-        metrics["alignment"] = spectrum.alignment(unit, given.labels.values, groups=given.groups)
+    unit = spectrum.unit_length(features.x)
+    metrics["uniformity"] = spectrum.uniformity(unit, groups=features.groups)
+    metrics["feature_std"] = spectrum.feature_std(unit, groups=features.groups)
+    if features.labels.kind == "single":
+        metrics["alignment"] = spectrum.alignment(unit, features.labels.values, groups=features.groups)
     return metrics
 
 

@@ -37,9 +37,12 @@ class Settings:
     """Settings of the kNN protocol."""
 
     k: tuple[int, ...] = setting(
-        _DEFAULT_K, "neighbours that vote; of several, the best on a held-out 10 % of train is reported"
+        _DEFAULT_K,
+        "number of neighbours that vote; of several values, the best on a held-out 10 % of train is reported",
     )
-    temperature: float = setting(0.07, "divides the similarity in the softmax vote; smaller trusts the nearest more")
+    temperature: float = setting(
+        0.07, "divisor of the similarity in the softmax vote; smaller values weigh the nearest more"
+    )
     metric: Literal["cosine", "dot", "l2"] = setting("cosine", "similarity of two feature vectors")
     vote: Literal["softmax", "uniform", "inverse"] = setting(
         "softmax",
@@ -47,13 +50,13 @@ class Settings:
         "1; or 1 / (distance + 1e-5)",
     )
     leave_one_out: bool = setting(
-        False, "score every training sample by the others and no test part; data without parts of its own is not split"
+        False, "score every training sample by the others, without a test split; unsplit data stay whole"
     )
     max_memory: float = setting(1.0, "working memory of the search", unit="GB", changes_result=False)
     backend: Literal["auto", "faiss", "torch"] = setting(
         "auto",
-        "library that searches, with the same result: faiss on the processor, torch on the run's device; auto: faiss "
-        "unless the run has a GPU",
+        "search library; results are the same: faiss on the CPU, torch on the run's device; auto: "
+        "faiss unless the run has a GPU",
         changes_result=False,
     )
 
@@ -91,7 +94,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     check(settings, train.labels)
     ks, notes = _usable_k(settings, _candidates(train, settings))
     if settings.leave_one_out and train.ids != test.ids:
-        raise UsageError("knn: leave_one_out scores the training samples, so the test samples must be the same ones")
+        raise UsageError("knn: leave_one_out scores the training samples, so test must be the same samples")
     chosen, selected = ks[0], dict[str, Any]()
     if len(ks) > 1 and not settings.leave_one_out:
         chosen, selected, note = _select(train, ks, settings, seed, device)
@@ -142,8 +145,8 @@ def _candidates(train: Features, settings: Settings) -> int:
     others = len(train) - int(np.unique(train.groups, return_counts=True)[1].max())
     if not others:
         raise UsageError(
-            "knn: leave_one_out scores a sample by those of other groups, and all samples belong to one group",
-            "Take data with several groups, or name no group.",
+            "knn: leave_one_out scores a sample by other groups, but all samples belong to one group",
+            "Give data with several groups, or leave out group=.",
         )
     return others
 
@@ -172,14 +175,14 @@ def _headline(found: _Neighbours, k: int, train: Labels, test: Labels, settings:
 
 def _check_settings(settings: Settings) -> None:
     if not settings.k or min(settings.k) < 1 or len(set(settings.k)) < len(settings.k):
-        raise UsageError(f"knn: k should be one or several different numbers from 1 on, not {list(settings.k)}")
+        raise UsageError(f"knn: k should be one or several different numbers of at least 1, not {list(settings.k)}")
     if not settings.temperature > 0:
         raise UsageError(f"knn: temperature should be greater than 0, not {settings.temperature}")
     if not settings.max_memory > 0:
         raise UsageError(f"knn: max_memory should be greater than 0, not {settings.max_memory}")
     if settings.vote == "inverse" and settings.metric == "dot":
         raise UsageError(
-            "knn: vote=inverse weighs by distance, and metric=dot has none", "Use metric=l2 or metric=cosine."
+            "knn: vote=inverse weighs by distance, which metric=dot does not have", "Use metric=l2 or metric=cosine."
         )
 
 
@@ -192,10 +195,10 @@ def _usable_k(settings: Settings, n_train: int) -> tuple[list[int], list[str]]:
     if settings.k != _DEFAULT_K:
         raise UsageError(
             f"knn: k={dropped[0]} is larger than the number of training samples, {n_train}",
-            f"Give a k of at most {n_train}.",
+            f"The largest possible k is {n_train}.",
         )
     names = ", ".join(map(str, dropped))
-    note = f"There are {n_train} training samples, so of the default values of k these were left out: {names}."
+    note = f"Default values of k above the {n_train} training samples were left out: {names}."
     return (fitting or [n_train]), [note if fitting else f"{note} k={n_train} was used."]
 
 
@@ -206,16 +209,16 @@ def _select(
     parts = holdout_rows(train.labels, _HOLDOUT, seed, train.groups)
     fitting = [k for k in ks if parts is not None and k <= len(parts[0])]
     if parts is None:
-        return ks[0], {}, [f"{no_holdout(train.groups)} to choose k on; the smallest, {ks[0]}, was used."]
+        return ks[0], {}, [f"{no_holdout(train.groups)} to select k on; the smallest, {ks[0]}, was used."]
     if len(fitting) < 2:
-        return ks[0], {}, [f"Train is too small to choose k on a held-out part of it; the smallest, {ks[0]}, was used."]
+        return ks[0], {}, [f"Train is too small to select k on a hold-out; the smallest, {ks[0]}, was used."]
     left_out = np.zeros(len(train), dtype=np.bool_)
     left_out[parts[1]] = True
-    # Train may be larger than memory: its rows are left out where they lie, not copied.
+    # Train may be larger than memory, so held-out rows are masked, not copied.
     found = _search(train, train, fitting[-1], settings, device, Scope(parts[1], left_out))
-    held = train.labels.select(parts[1])
+    held_out_labels = train.labels.select(parts[1])
     best, best_score = _best_k(
-        fitting, functools.partial(_headline, found, train=train.labels, test=held, settings=settings)
+        fitting, functools.partial(_headline, found, train=train.labels, test=held_out_labels, settings=settings)
     )
     selected = {"k": best, "on": f"held-out {percent(_HOLDOUT)} of train", "score": best_score, "seed": seed}
     return best, selected, []
@@ -237,13 +240,13 @@ def _choose_by_the_other_half(
     halves = holdout_rows(labels, 0.5, seed, train.groups)
     if halves is None:
         return found.vote(ks[0], labels, settings), {}
-    scores, chosen = np.empty((len(labels), len(labels.classes))), []
+    scores, best_ks = np.empty((len(labels), len(labels.classes))), []
     for scored, other in (halves, halves[::-1]):
-        there, own = found.of(other), labels.select(other)
-        k, _ = _best_k(ks, functools.partial(_headline, there, train=labels, test=own, settings=settings))
+        other_scores, own = found.of(other), labels.select(other)
+        k, _ = _best_k(ks, functools.partial(_headline, other_scores, train=labels, test=own, settings=settings))
         scores[scored] = found.of(scored).vote(k, labels, settings)
-        chosen.append(k)
-    return scores, {"k": chosen[0], "k of the other half": chosen[1], "on": "the other half of train", "seed": seed}
+        best_ks.append(k)
+    return scores, {"k": best_ks[0], "k of the other half": best_ks[1], "on": "the other half of train", "seed": seed}
 
 
 def weights(similarity: FloatArray, settings: Settings) -> FloatArray:
@@ -283,10 +286,10 @@ def vote(similarity: FloatArray, neighbours: IntArray, labels: Labels, settings:
     step = max(1, 4_000_000 // (neighbours.shape[1] * max(1, n_classes)))
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        given = labels.values[neighbours[part]]
-        present = np.einsum("mk,mkc->mc", weight[part], (given > 0).astype(np.float64))
-        known = np.einsum("mk,mkc->mc", weight[part], (given >= 0).astype(np.float64))
-        np.divide(present, known, out=scores[part], where=known > 0)
+        neighbour_labels = labels.values[neighbours[part]]
+        present = np.einsum("mk,mkc->mc", weight[part], (neighbour_labels > 0).astype(np.float64))
+        labelled_weight = np.einsum("mk,mkc->mc", weight[part], (neighbour_labels >= 0).astype(np.float64))
+        np.divide(present, labelled_weight, out=scores[part], where=labelled_weight > 0)
     return scores
 
 

@@ -27,7 +27,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_accuracy
 from sslbench.protocols._parts import few_shot
-from sslbench.protocols._parts.few_shot import Curve, Draw, Fitted, check_labels, usable_k
+from sslbench.protocols._parts.few_shot import Draw, Fitted, LearningCurve, check_labels, usable_k
 from sslbench.protocols._parts.selection import check_features, for_all_classes, is_better
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
@@ -41,14 +41,15 @@ _PUBLISHED_L2 = 1024.0
 class Settings:
     """Settings of few-shot least squares."""
 
-    k: tuple[int, ...] = setting(_DEFAULT_K, "samples per class; the largest leads")
-    draws: int = setting(3, "independent draws; that of number i has the seed: seed of the run x draws + i")
+    k: tuple[int, ...] = setting(_DEFAULT_K, "samples per class; the largest gives the leading metric")
+    draws: int = setting(3, "independent draws; draw i has the seed (seed of the run) x draws + i")
     l2: tuple[float, ...] = setting(
-        (_PUBLISHED_L2,), "strengths of the regularisation to choose from; one value is used as it is"
+        (_PUBLISHED_L2,), "candidates of the regularisation; a single value needs no selection"
     )
     folds: int = setting(3, "folds of the cross-validation inside a draw, if several l2 are given")
     select: Literal["train", "test"] = setting(
-        "train", "what l2 is chosen on, if several are given; test: the highest mean on test, and the row is marked"
+        "train",
+        "split on which l2 is selected, if several are given; test: the highest mean on test, and the row is marked",
     )
 
 
@@ -68,7 +69,7 @@ def check(settings: Settings, train: Labels) -> None:
     check_labels("lsr", train)
     if train.kind != "single":
         raise DataError(
-            "lsr: it draws samples per class and predicts one class, and these samples have several labels each",
+            "lsr needs one label per sample, and these samples have several",
             "Use low-shot, svm or linear for multi-label data.",
         )
     most, why = few_shot.largest_k(train)
@@ -94,7 +95,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     most, why = few_shot.largest_k(train.labels)
     ks, notes = usable_k("lsr", settings.k, _DEFAULT_K, most, why)
     seeds = few_shot.seeds(seed, settings.draws)
-    curve = Curve(test, train.ids)
+    curve = LearningCurve(test, train.ids)
     for k in ks:
         draws = [
             few_shot.k_per_class(train.labels, k, each, np.random.default_rng(each), groups=train.groups)
@@ -115,11 +116,11 @@ def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: S
     learned = few_shot.present(train.labels)
     models = [_model(train, draw, learned) for draw in draws]
     if settings.select == "test" and len(settings.l2) > 1:
-        chosen = [_best_on_test(models, test, learned, settings.l2)] * len(draws)
+        strengths = [_best_on_test(models, test, learned, settings.l2)] * len(draws)
     else:
-        chosen = [_inside(train, draw, learned, settings) for draw in draws]
+        strengths = [_inside(train, draw, learned, settings) for draw in draws]
     fitted = []
-    for model, draw, l2 in zip(models, draws, chosen, strict=True):
+    for model, draw, l2 in zip(models, draws, strengths, strict=True):
         own = model.decide(train.x[draw.rows], l2)
         score = top_k_accuracy(np.searchsorted(learned, draw.labels.values), own)
         fitted.append(Fitted(for_all_classes(model.decide(test.x, l2), learned, test.labels), score, l2))
@@ -145,10 +146,10 @@ def _inside(train: Features, draw: Draw, learned: IntArray, settings: Settings) 
     own = np.searchsorted(learned, draw.labels.values)
     right = np.zeros(len(settings.l2))
     for fold in range(int(folds.max()) + 1):
-        held = folds == fold
-        model = _model(train, draw, learned, ~held)
+        held_out = folds == fold
+        model = _model(train, draw, learned, ~held_out)
         for i, l2 in enumerate(settings.l2):
-            right[i] += np.sum(np.argmax(model.decide(train.x[draw.rows[held]], l2), axis=1) == own[held])
+            right[i] += np.sum(np.argmax(model.decide(train.x[draw.rows[held_out]], l2), axis=1) == own[held_out])
     return settings.l2[int(np.argmax(right))]
 
 

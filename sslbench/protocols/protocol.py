@@ -61,7 +61,7 @@ class RunOnImages(typing.Protocol[S_contra]):
         """
 
 
-class Rows(typing.Protocol[S_contra]):
+class RowNames(typing.Protocol[S_contra]):
     """Signature of `rows` of a protocol on images."""
 
     def __call__(
@@ -110,7 +110,7 @@ class OnImages(Generic[S]):
     """
 
     check: "Callable[[S, Labels], None]"
-    rows: Rows[S]
+    rows: RowNames[S]
     run: RunOnImages[S]
     label_kinds: frozenset[LabelKind] = CLASSES
 

@@ -60,5 +60,5 @@ def read(folder: Path) -> list[Hole]:
             return [Hole(**{key: plain_cell(cell) for key, cell in row.items()}) for row in csv.DictReader(file)]
     except (OSError, ValueError, TypeError, AttributeError, csv.Error) as error:
         raise ResultError(
-            f"{path} is damaged: {error}", "Remove it: `sslbench eval --suite` writes it anew."
+            f"{path} is damaged: {error}", "Remove it: `sslbench eval --suite` writes it again."
         ) from error

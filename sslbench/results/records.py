@@ -27,7 +27,7 @@ OVERLAPS = ".overlaps.csv"
 """Suffix of the list of suspected overlaps beside a record."""
 PREDICTIONS = ".predictions.json"
 """Suffix of a detector's COCO result file beside its record; `read_tree` skips it."""
-_COMPRESSED_UP_TO = 64_000_000  # bytes of scores
+_COMPRESSED_UP_TO = 64_000_000  # largest size of stored scores, in bytes
 _DRAWS_UP_TO = 256_000_000  # bytes of the scores of all draws: 5 of 50,000 samples and 256 classes
 _RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm")
 
@@ -67,14 +67,14 @@ def write(
     groups: npt.NDArray[np.int64] | None = None,
     draws: Sequence[npt.NDArray[np.float32]] = (),
     places: npt.NDArray[np.uint16] | None = None,
-) -> Path:
+) -> Result:
     """Write a record and its per-sample scores to `<folder>/<protocol>/<weights>-<id>.json` and `.scores.npz`.
 
     The JSON file is written last, so that a visible record has its scores. A record of the same measurement is
     replaced, even under another name of the weights.
 
     Args:
-        result: the record; its `scores_file` is filled in here.
+        result: the record.
         scores: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores.
         ids: ids of the N test samples.
         labels: int64 (N,), or int8 (N, C).
@@ -84,7 +84,7 @@ def write(
         places: uint16 (R, N), see `Scores`.
 
     Returns:
-        The path of the JSON file.
+        The record with its `file` and `scores_file`, as `read` returns it.
 
     Raises:
         ValueError: the arrays do not fit each other.
@@ -97,7 +97,7 @@ def write(
         raise ValueError(f"scores {scores.shape}, but those of a draw or the groups have another shape")
     stem = path_of(result, folder).stem
 
-    # Zeros and names compress well; dense scores of a thousand classes hardly do, and would take a quarter of a minute.
+    # Zeros and names compress well; dense scores of a thousand classes hardly do, in 15 seconds.
     kept = draws if sum(draw.nbytes for draw in draws) <= _DRAWS_UP_TO else ()
     save = np.savez_compressed if scores.nbytes * max(1, len(kept)) < _COMPRESSED_UP_TO else np.savez
 
@@ -111,8 +111,8 @@ def write(
     return _write(dataclasses.replace(result, scores_file=stem + _SCORES), folder, write_scores)
 
 
-def write_without_scores(result: Result, folder: Path) -> Path:
-    """Write the record of a measurement without per-sample scores, such as detection, and return its path.
+def write_without_scores(result: Result, folder: Path) -> Result:
+    """Write the record of a measurement without per-sample scores, such as detection; return it with its `file`.
 
     Raises:
         ResultError: the folder cannot be written.
@@ -125,11 +125,11 @@ def path_of(result: Result, folder: Path) -> Path:
     return Path(folder) / slug(result.protocol.name) / f"{slug(result.weights.name)}-{result.id}.json"
 
 
-def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], object] | None) -> Path:
+def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], object] | None) -> Result:
     path = path_of(result, folder)
     target = path.parent
     content = plain(result)
-    # A record that cannot be read back is not written.
+    # refuses a record that could not be read back
     config.build(Result, content, path.stem)
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -143,7 +143,7 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
                 other.with_suffix(OVERLAPS).unlink(missing_ok=True)
     except OSError as error:
         raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error
-    return path
+    return dataclasses.replace(result, file=path)
 
 
 def slug(name: str) -> str:

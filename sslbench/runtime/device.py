@@ -37,18 +37,19 @@ def choose_device(name: str) -> torch.device:
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():
-        raise UsageError("device 'cuda' was asked for, but torch finds no CUDA GPU here", "Use --device cpu.")
+        raise UsageError("--device cuda: torch finds no CUDA GPU on this machine", "Use --device cpu.")
     visible, world = torch.cuda.device_count(), this_process().world
     if device.index is None:
         return device if world == 1 else torch.device("cuda", local_gpu(visible))
     if device.index >= visible:
         raise UsageError(
-            f"device '{device}' was asked for, and there {'is 1 GPU' if visible == 1 else f'are {visible} GPUs'} here",
+            f"--device {device}: there {'is 1 GPU' if visible == 1 else f'are {visible} GPUs'} on this machine",
             f"Use {' or '.join(f'cuda:{number}' for number in range(min(visible, 8)))}.",
         )
     if world > 1 and visible > 1:
         raise UsageError(
-            f"device '{device}' is one GPU, and {world} processes were started", "Use cuda: each takes its own."
+            f"--device {device} names one GPU, but {world} processes were started",
+            "Use --device cuda: each process uses its own GPU.",
         )
     return device
 
@@ -68,7 +69,7 @@ def local_gpu(visible: int) -> int:
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun, whose processes see the same GPUs
     if 1 < visible < local_world:
         raise UsageError(
-            f"{local_world} processes were started on this machine, which shows them {visible} GPUs",
+            f"{local_world} processes were started on this machine, which has {visible} visible GPUs",
             f"Start as many as there are GPUs: torchrun --nproc-per-node {visible}.",
         )
     return this_process().local % visible

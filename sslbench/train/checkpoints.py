@@ -42,10 +42,10 @@ def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Pat
         with new_file(path) as temporary:
             write_torch(temporary, {"format": FORMAT, "version": VERSION, "step": step, **content})
     except (OSError, SslbenchError) as error:
-        kept = newest(folder)
-        remedy = f"The last whole checkpoint is {kept}." if kept else "No checkpoint was written yet."
+        previous = newest(folder)
+        remedy = f"The last complete checkpoint is {previous}." if previous else "No checkpoint was written yet."
         message = error.message if isinstance(error, SslbenchError) else f"cannot write {path}: {error}"
-        raise SslbenchError(message, f"Free some space. {remedy}") from error
+        raise SslbenchError(message, f"Free disk space. {remedy}") from error
     for old in files(folder)[: -max(keep, 1)]:
         old.unlink(missing_ok=True)
     return path

@@ -72,7 +72,7 @@ class LARS(torch.optim.Optimizer):
         if lr < 0 or momentum < 0 or weight_decay < 0 or trust_coefficient <= 0:
             raise ValueError("lr, momentum and weight_decay must be at least 0, trust_coefficient above 0")
         if nesterov and momentum == 0:
-            raise ValueError("nesterov needs a momentum")
+            raise ValueError("nesterov needs momentum above 0")
         defaults = {
             "lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
             "trust_coefficient": trust_coefficient, "denominator": denominator, "eps": eps, "clip": clip,
@@ -150,9 +150,9 @@ def _parts(group: dict[str, Any]) -> Iterator[_Part]:
     params = [p for p in group["params"] if p.grad is not None]
     excluded = [group["exclude_1d"] and p.dim() <= 1 for p in params]
     for adapted in (True, False):
-        chosen = [p for p, out in zip(params, excluded, strict=True) if out is not adapted]
-        if chosen:
-            yield _Part(group, chosen, adapted)
+        part = [p for p, out in zip(params, excluded, strict=True) if out is not adapted]
+        if part:
+            yield _Part(group, part, adapted)
 
 
 def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:

@@ -158,13 +158,13 @@ def _update(state: State, plan: TrainingPlan, step: Step) -> Tensor | None:
     return norm
 
 
-def _set_rates(state: State, plan: TrainingPlan, where: float) -> None:
+def _set_rates(state: State, plan: TrainingPlan, progress: float) -> None:
     set_rates(
         state.optimizer,
-        lr=plan.lr(where),
+        lr=plan.lr(progress),
         peak_lr=plan.peak_lr,
-        weight_decay=plan.weight_decay(where) if plan.weight_decay else None,
-        momentum=plan.momentum(where) if plan.momentum else None,
+        weight_decay=plan.weight_decay(progress) if plan.weight_decay else None,
+        momentum=plan.momentum(progress) if plan.momentum else None,
     )
 
 
@@ -193,9 +193,9 @@ def _stop_not_finite(
     raw: RawBatch, step: Step, own: float, mean: float, failed: Callable[[RawBatch, float, int], Path]
 ) -> None:
     """Raise NotFiniteError on all processes; those with a loss that is not finite save their batch first."""
-    kept = "" if math.isfinite(own) else f" The batch is in {failed(raw, own, step.index)}."
+    saved = "" if math.isfinite(own) else f" The batch is in {failed(raw, own, step.index)}."
     raise NotFiniteError(
-        f"the loss is {mean} in update {step.index + 1} (epoch {step.epoch + 1}).{kept}",
+        f"the loss is {mean} in update {step.index + 1} (epoch {step.epoch + 1}).{saved}",
         "Try a lower optimizer.lr, more schedule.warmup_epochs, clip_norm=3 or precision=fp32; the weights before this "
         "update are in the last checkpoint.",
     )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sslbench.config import setting
+from sslbench.distributed.parallel import zero_optimizer
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 from sslbench.train.lars import LARC, LARS
@@ -30,23 +31,27 @@ class OptimizerSettings:
 
     name: Name = setting("sgd", "sgd, adamw, lars, or larc (sgd with layer-wise rates as in apex)")
     lr: float = setting(0.1, "learning rate at base_batch_size images per update, after the warm-up")
-    lr_scaling: Scaling = setting("linear", "how the rate follows the images per update: none, linear, sqrt")
-    base_batch_size: int = setting(256, "images per update that lr is meant for", unit="images")
-    momentum: float = setting(0.9, "of sgd, lars and larc")
-    nesterov: bool = setting(False, "look ahead by one step of momentum (sgd, lars, larc)")
-    betas: tuple[float, float] = setting((0.9, 0.999), "of adamw: of the gradient's mean and of its square")
+    lr_scaling: Scaling = setting("linear", "scaling of lr with the images per update: none, linear, sqrt")
+    base_batch_size: int = setting(256, "images per update for which lr is given", unit="images")
+    momentum: float = setting(0.9, "momentum of sgd, lars and larc")
+    nesterov: bool = setting(False, "Nesterov momentum (sgd, lars, larc)")
+    betas: tuple[float, float] = setting(
+        (0.9, 0.999), "adamw: decay rates of the averages of the gradient and of its square"
+    )
     eps: float = setting(1e-8, "added to the denominator (adamw, larc)")
-    weight_decay: float = setting(1e-4, "of what is decayed; a schedule replaces it")
-    trust_coefficient: float = setting(1e-3, "length of a step over length of the tensor (lars, larc)")
+    weight_decay: float = setting(1e-4, "weight decay; a schedule replaces it")
+    trust_coefficient: float = setting(1e-3, "trust coefficient: norm of a step over norm of the tensor (lars, larc)")
     clip: bool = setting(False, "larc: the layer-wise rate is at most lr")
     exclude_norm_and_bias: bool = setting(False, "lars, larc: tensors of one dimension keep the plain rate")
-    decay_norm: bool = setting(True, "decay weights of normalisation layers, and their biases if decay_bias too")
+    decay_norm: bool = setting(True, "also decay weights of normalisation layers, and with decay_bias their biases")
     decay_bias: bool = setting(True, "decay biases")
     no_decay: tuple[str, ...] = setting((), "names, or parts of them between dots, of parameters without decay")
-    head_lr_factor: float = setting(1.0, "rate of everything that is not the backbone, over lr")
-    head_weight_decay: float | None = setting(None, "of everything that is not the backbone; null: the same")
+    head_lr_factor: float = setting(1.0, "learning rate of parameters outside the backbone, relative to lr")
+    head_weight_decay: float | None = setting(None, "weight decay of parameters outside the backbone; null: the same")
     constant_lr: tuple[str, ...] = setting((), "names, or parts of them between dots, whose rate has no schedule")
-    layer_decay: float | None = setting(None, "rate of each block of the backbone over that of the next; null: 1")
+    layer_decay: float | None = setting(
+        None, "learning rate of each block of the backbone relative to the next; null: 1"
+    )
 
     def __post_init__(self) -> None:
         not_negative = ("lr", "weight_decay", "head_lr_factor", "head_weight_decay", "eps")
@@ -63,7 +68,7 @@ class OptimizerSettings:
             if not all(0 <= value < 1 for value in values):
                 raise UsageError(f"optimizer.{name} must be from 0 to below 1, not {', '.join(map(str, values))}")
         if self.nesterov and self.name != "adamw" and self.momentum == 0:
-            raise UsageError("optimizer.nesterov needs a momentum, and optimizer.momentum is 0")
+            raise UsageError("optimizer.nesterov needs optimizer.momentum above 0")
 
 
 def scaled_lr(settings: OptimizerSettings, images_per_update: int) -> float:
@@ -205,9 +210,6 @@ def make_optimizer(
     """
     options = _options(settings)
     if zero:
-        # Only runs of several processes need torch's sharding, whose import takes a moment.
-        from sslbench.distributed.parallel import zero_optimizer
-
         optimizer = zero_optimizer(_CLASSES[settings.name], groups, **options)
     else:
         if settings.name in ("sgd", "adamw"):

@@ -70,12 +70,12 @@ def _choose(folder: Path, given: Path | None) -> tuple[Path, str] | None:
 
 def _read_same(path: Path, digest: str) -> dict[str, Any]:
     """Return the content of a checkpoint, if its digest is that of the first process."""
-    remedy = "All processes have to see the same --out, on a file system that their machines share."
-    who = f"process {rank()} on {socket.gethostname()}"
+    remedy = "All processes must see the same --out, on a file system shared by their machines."
+    process = f"process {rank()} on {socket.gethostname()}"
     try:
         own = digest if rank() == 0 else checkpoints.check(path)
     except WeightsError as error:
-        raise WeightsError(f"{who}: {error.message}", remedy) from error
+        raise WeightsError(f"{process}: {error.message}", remedy) from error
     if own != digest:
-        raise WeightsError(f"{path} differs between {who} and the first process", remedy)
+        raise WeightsError(f"{path} differs between {process} and the first process", remedy)
     return checkpoints.read(path)

@@ -25,14 +25,14 @@ log = logging.getLogger("sslbench")
 Schedule = Callable[[float], float]
 Scaling = Literal["rescaled", "fixed"]
 
-# Progress is a quotient of whole numbers: 30/90 may lie a rounding error below a third and still means a third.
+# Progress is a quotient of integers: 30/90 may be a rounding error below a third and still means a third.
 _EPSILON = 1e-6
 _LENGTH_TOLERANCE = 1e-3
 
 
 def constant(value: float) -> Schedule:
     """Return a constant schedule."""
-    return lambda where: value
+    return lambda progress: value
 
 
 def linear(start: float, end: float) -> Schedule:
@@ -41,7 +41,7 @@ def linear(start: float, end: float) -> Schedule:
     >>> linear(1.0, 0.0)(0.25)
     0.75
     """
-    return lambda where: start * (1 - where) + end * where
+    return lambda progress: start * (1 - progress) + end * progress
 
 
 def cosine(start: float, end: float) -> Schedule:
@@ -50,14 +50,14 @@ def cosine(start: float, end: float) -> Schedule:
     >>> round(cosine(1.0, 0.0)(0.5), 6)
     0.5
     """
-    return lambda where: end + 0.5 * (start - end) * (1 + math.cos(math.pi * where))
+    return lambda progress: end + 0.5 * (start - end) * (1 + math.cos(math.pi * progress))
 
 
 def polynomial(start: float, power: float) -> Schedule:
     """Return `start * (1 - where) ** power`; raise ValueError if power is not above 0."""
     if power <= 0:
         raise ValueError(f"power must be above 0, not {power:g}")
-    return lambda where: start * max(0.0, 1 - where) ** power
+    return lambda progress: start * max(0.0, 1 - progress) ** power
 
 
 def inverse_sqrt(start: float, warmup: float) -> Schedule:
@@ -69,7 +69,7 @@ def inverse_sqrt(start: float, warmup: float) -> Schedule:
     if warmup < 0:
         raise ValueError(f"warmup must be 0 or more, not {warmup:g}")
     scale = start * math.sqrt(warmup or 1)
-    return lambda where: scale * where**-0.5 if where > 0 else scale
+    return lambda progress: scale * progress**-0.5 if progress > 0 else scale
 
 
 def multistep(values: Sequence[float], milestones: Sequence[float], *, epochs: float) -> Schedule:
@@ -81,7 +81,7 @@ def multistep(values: Sequence[float], milestones: Sequence[float], *, epochs: f
         raise ValueError(f"{len(values)} values need {len(values) - 1} milestones between them, not {len(milestones)}")
     if any(b <= a for a, b in itertools.pairwise((0.0, *milestones))):
         raise ValueError(f"milestones must increase from above 0, not {list(milestones)}")
-    return lambda where: values[bisect.bisect_right(milestones, (where + _EPSILON) * epochs)]
+    return lambda progress: values[bisect.bisect_right(milestones, (progress + _EPSILON) * epochs)]
 
 
 def step(values: Sequence[float]) -> Schedule:
@@ -92,7 +92,7 @@ def step(values: Sequence[float]) -> Schedule:
     """
     if not values:
         raise ValueError("values is empty")
-    return lambda where: values[min(int((where + _EPSILON) * len(values)), len(values) - 1)]
+    return lambda progress: values[min(int((progress + _EPSILON) * len(values)), len(values) - 1)]
 
 
 def step_with_fixed_gamma(start: float, gamma: float, decays: int) -> Schedule:
@@ -136,9 +136,9 @@ def cosine_warm_restart(
     if adaptive:
         heights = [envelope(begin if wave == "half" else begin + interval) for begin in begins]
 
-    def schedule(where: float) -> float:
-        i = max(bisect.bisect_right(begins, where) - 1, 0)
-        return cosine(heights[i], end)((where - (begins[i] if wave == "half" else 0)) / interval)
+    def schedule(progress: float) -> float:
+        i = max(bisect.bisect_right(begins, progress) - 1, 0)
+        return cosine(heights[i], end)((progress - (begins[i] if wave == "half" else 0)) / interval)
 
     return schedule
 
@@ -165,17 +165,17 @@ def composite(parts: Sequence[Schedule], lengths: Sequence[float], scaling: Sequ
     begins = list(itertools.accumulate(lengths[:-1], initial=0.0))
     sizes = [*lengths[:-1], 1 - begins[-1]]
 
-    def schedule(where: float) -> float:
+    def schedule(progress: float) -> float:
         # Strictly above, as in the references: a part begins a rounding error early.
-        i = max(bisect.bisect_left(begins, where + _EPSILON) - 1, 0)
-        return parts[i](where if scaling[i] == "fixed" else (where - begins[i]) / sizes[i])
+        i = max(bisect.bisect_left(begins, progress + _EPSILON) - 1, 0)
+        return parts[i](progress if scaling[i] == "fixed" else (progress - begins[i]) / sizes[i])
 
     return schedule
 
 
 def scaled(schedule: Schedule, factor: float) -> Schedule:
     """Return a schedule multiplied by a number."""
-    return lambda where: schedule(where) * factor
+    return lambda progress: schedule(progress) * factor
 
 
 _KINDS: dict[str, Callable[..., Schedule]] = {
@@ -220,20 +220,20 @@ def build(spec: Mapping[str, Any] | float, *, where: str, epochs: float | None =
 
 
 def _arguments(
-    function: Callable[..., Schedule], given: Mapping[str, Any], where: str, epochs: float | None
+    function: Callable[..., Schedule], values: Mapping[str, Any], where: str, epochs: float | None
 ) -> dict[str, Any]:
     """Return the checked and converted arguments of a schedule's function."""
     hints = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters
     keys = [key for key in parameters if key != "epochs"]
-    for key in given:
+    for key in values:
         if key not in keys:
             raise UsageError(f"{where}: {function.__name__} has no key '{key}'", did_you_mean(str(key), keys))
     for key in keys:
-        if key not in given and parameters[key].default is inspect.Parameter.empty:
+        if key not in values and parameters[key].default is inspect.Parameter.empty:
             raise UsageError(f"{where}: {function.__name__} needs the key '{key}'", f"Its keys: {', '.join(keys)}.")
     arguments: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in values.items():
         if key == "parts":
             specs = convert(value, tuple[Any, ...], f"{where}: parts")
             arguments[key] = tuple(build(s, where=f"{where}: parts[{i}]", epochs=epochs) for i, s in enumerate(specs))
@@ -247,7 +247,7 @@ def _arguments(
 def _epochs_for(milestones: tuple[float, ...], where: str, epochs: float | None) -> float:
     """Return the epochs of the training; warn about milestones after its end."""
     if epochs is None:
-        raise UsageError(f"{where}: milestones are epochs, and their number is not known here", "Use 'step' instead.")
+        raise UsageError(f"{where}: milestones are in epochs, whose number is not known here", "Use 'step' instead.")
     late = [milestone for milestone in milestones if milestone >= epochs]
     if late:
         listed = ", ".join(f"{milestone:g}" for milestone in late)
@@ -293,9 +293,9 @@ def build_with_warmup(
     left = epochs
     for name, length in (("freeze_epochs", freeze_epochs), ("warmup_epochs", warmup_epochs)):
         if not 0 <= length <= left:
-            before = "" if left == epochs else f" after {freeze_epochs:g} at 0"
-            what = f"schedule.{name} {length:g} does not fit into {epochs:g} epochs{before}"
-            raise UsageError(what, f"Give schedule.{name}=... or more epochs.")
+            before = "" if left == epochs else f" after {freeze_epochs:g} frozen ones"
+            problem = f"schedule.{name} {length:g} does not fit into {epochs:g} epochs{before}"
+            raise UsageError(problem, f"Give schedule.{name}=... or more epochs.")
         left -= length
     schedule = build(spec, where=where, epochs=epochs)
     scaling: Scaling = "fixed" if isinstance(spec, Mapping) and spec["name"] in _BY_ABSOLUTE_TIME else "rescaled"
@@ -305,5 +305,5 @@ def build_with_warmup(
         (linear(warmup_start, schedule(after if scaling == "fixed" else 0.0)), warmup_epochs / epochs, "rescaled"),
         (schedule, 1 - after, scaling),
     ]
-    taken = [part for part in parts if part[1] > _EPSILON]
-    return taken[0][0] if len(taken) == 1 else composite(*zip(*taken, strict=True))
+    used = [part for part in parts if part[1] > _EPSILON]
+    return used[0][0] if len(used) == 1 else composite(*zip(*used, strict=True))

@@ -119,19 +119,19 @@ def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
     """
     if to in CONTAINERS and to not in list_names("format"):
         raise UsageError(
-            f"'{to}' is a container, not a format: it follows from the suffix of OUT",
-            f"Say whose key names the file should have, for instance: OUT.{to} --to torchvision.",
+            f"'{to}' is a container, not a format; the suffix of OUT selects it",
+            f"Name the format of the keys, such as: OUT.{to} --to torchvision.",
         )
     table = load_table(to)
     if table.variant and not table.file.variants[table.variant].shows:
         raise UsageError(
-            f"--to {to}: nothing in a file of format {table.name} would tell that it is of this variant",
+            f"--to {to}: a file of format {table.name} cannot record this variant",
             "Give --to sslbench, which keeps images and strides.",
         )
     dst = dst.expanduser()
     save.check_target(dst, overwrite=overwrite, remedy="replace it with --force")
     if dst.exists() and src.exists() and dst.samefile(src):
-        raise UsageError(f"{dst} is the file that is read", "Give another name for the converted file.")
+        raise UsageError(f"{dst} is the input file", "Give another name for the converted file.")
     layout.check_layout(dst, table)
 
 
@@ -169,7 +169,7 @@ def rewrite(  # noqa: PLR0913  the options of the command
     dst, table, source_table = dst.expanduser(), load_table(to), load_table(format or found.format)
     backbone = backbone or found.backbone or ""
     if table.name == save.FORMAT and not backbone:
-        raise UsageError("sslbench's own files name their architecture", "Name it: --backbone resnet50.")
+        raise UsageError("sslbench's own files name their architecture", "Give --backbone resnet50, for example.")
     refuse_undecided(found, str(file.path))
     if found.variant and table.name != save.FORMAT:
         table = _of_variant(table, found, to)
@@ -216,7 +216,7 @@ def _images_note(table: FormatTable, found: Recognised) -> str:
     if (source.mean, source.std) == (target.mean, target.std):
         return ""
     mean, std = (",".join(f"{value:g}" for value in values) for values in (source.mean, source.std))
-    return f"files of format {table.name} do not say mean and std: evaluate it with --mean {mean} --std {std}"
+    return f"files of format {table.name} do not store mean and std: evaluate it with --mean {mean} --std {std}"
 
 
 def _of_variant(table: FormatTable, found: Recognised, to: str) -> FormatTable:
@@ -291,7 +291,7 @@ def _output_file(table: FormatTable, found: Recognised, *, keep_heads: bool) -> 
         raise WeightsError(
             f"format {table.name} has no name for {len(unnamed)} of the file's "
             f"{len(found.canonical) + len(heads)} tensors: {listed}",
-            "Leave --keep-heads out." if heads_only else f"'sslbench show {table.name}' lists the names that it has.",
+            "Leave --keep-heads out." if heads_only else f"'sslbench show {table.name}' lists its names.",
         )
     restored = _lacking_counters(canonical, table)
     canonical |= restored

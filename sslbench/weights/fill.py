@@ -94,14 +94,14 @@ def _prefix(file: Shapes, backbone: Shapes, missing: Sequence[str], unexpected: 
             prefix = ".".join(segments[:cut]) + "."
             fits = sum(other.removeprefix(prefix) in lacking for other in extra if other.startswith(prefix))
             if 2 * fits > len(lacking):
-                return f"{fits} names in the file fit once '{prefix}' at their beginning is taken away"
+                return f"{fits} names in the file fit without the prefix '{prefix}'"
     for name in missing[:3]:
         segments = name.split(".")
         for cut in range(1, len(segments)):
             prefix = ".".join(segments[:cut]) + "."
             fits = sum(other.removeprefix(prefix) in extra for other in lacking if other.startswith(prefix))
             if 2 * fits > len(lacking):
-                return f"{fits} names in the file fit once '{prefix}' is put in front"
+                return f"{fits} names in the file fit with the prefix '{prefix}'"
     return ""
 
 
@@ -111,7 +111,7 @@ def _folded(backbone: Shapes, missing: Sequence[str]) -> str:
     if not statistics or set(missing) != statistics:
         return ""
     return (
-        "Its batch norm is folded into a scale and a bias, as in Detectron's Caffe2 files: take Detectron2's model "
+        "Its batch norm is folded into a scale and a bias, as in Detectron's Caffe2 files: use Detectron2's model "
         "zoo, whose R-50.pkl and R-101.pkl are the same networks with running statistics (--format "
         "detectron2_caffe2:msra)"
     )

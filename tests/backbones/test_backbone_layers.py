@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import Layer, forward_layers, resolve_layers, split_layers
 from sslbench.errors import BackboneError, UsageError
@@ -31,7 +31,9 @@ def images():
 
 def users(module, size=(8, 8)):
     module.eval()
-    return Backbone("mine:net", "module", module, Preprocessing(None, size), {}, "output", {"builder": "module"})
+    return Backbone(
+        "mine:net", Kind(users=True), module, Preprocessing(None, size), {}, "output", {"builder": "module"}
+    )
 
 
 def features(backbone, images, *specs):
@@ -121,7 +123,7 @@ def test_hooks_are_removed_even_after_an_error(small, images):
 
 @pytest.mark.parametrize(
     ("spec", "says"),
-    [("res6", "Did you mean .*'res5'"), ("layer3.9", "no layer 'layer3.9'"), ("output@input", "images themselves")],
+    [("res6", "Did you mean .*'res5'"), ("layer3.9", "no layer 'layer3.9'"), ("output@input", "input image itself")],
 )
 def test_an_unknown_layer_is_refused_with_the_nearest_ones(small, spec, says):
     with pytest.raises(BackboneError, match=f"(?s){says}"):

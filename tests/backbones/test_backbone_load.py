@@ -95,7 +95,11 @@ def test_random_and_pixels_are_no_files():
 
 @pytest.mark.parametrize(
     ("weights", "backbone", "says"),
-    [("random", None, "--backbone"), ("pixels", "resnet18", "of their own"), ("FILE", "pixels", "has no weights")],
+    [
+        ("random", None, "--backbone"),
+        ("pixels", "resnet18", "fixes the backbone"),
+        ("FILE", "pixels", "has no weights"),
+    ],
 )
 def test_contradictions_are_refused(weights, backbone, says, tmp_path):
     path = saved(tmp_path / "w.pth", build("resnet18w0.25").module.state_dict())

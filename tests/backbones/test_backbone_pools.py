@@ -90,7 +90,7 @@ def test_a_pooled_feature_is_float32_and_has_its_own_memory():
         ((2, 8, 4, 4), "cls", "8x4x4.*avg, max"),
         ((2, 8, 4), "cls", "8x4.*mean"),
         ((2, 8, 4), "avg(2,2)", "8x4.*mean"),
-        ((2, 8), "avg", "vector already"),
+        ((2, 8), "avg", "already a vector"),
         ((2, 8, 2, 2, 2), "", "flatten"),
     ],
 )

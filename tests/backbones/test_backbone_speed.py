@@ -7,7 +7,7 @@ import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 
-from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.module_identity import probe_images
@@ -34,7 +34,9 @@ def shake(module):
 
 def users(module):
     shake(module).eval().requires_grad_(False)
-    return Backbone("mine:net", "module", module, Preprocessing(None, (32, 32)), {}, "output", {"builder": "module"})
+    return Backbone(
+        "mine:net", Kind(users=True), module, Preprocessing(None, (32, 32)), {}, "output", {"builder": "module"}
+    )
 
 
 def plain(backbone, layers, images=IMAGES):

@@ -140,7 +140,7 @@ def test_a_random_stem_is_marked_as_partial(tmp_path):
     assert torch.equal(loaded.module.layer1[0].conv1.weight, load_backbone(path).module.layer1[0].conv1.weight)
     assert loaded.report.partial and loaded.report.missing == ("conv1.weight",)
     assert loaded.report.loaded == loaded.report.total - 1 and loaded.report.parameters_loaded_fraction < 1
-    assert "random (asked for)" in loaded.report.line()
+    assert "random, not from the file" in loaded.report.line()
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_a_random_stem_is_marked_as_partial(tmp_path):
         ("bands=0,1,4", f"{SMALL},in_chans=4", "0 to 3"),
         ("repeat", f"{SMALL},in_chans=2", "--stem average"),
         ("sum", f"{SMALL},in_chans=4", "--stem average"),
-        ("average", None, "nothing to do"),
-        ("random", SMALL, "nothing to do"),
+        ("average", None, "no effect"),
+        ("random", SMALL, "no effect"),
         ("sum", "alexnet_colorization", "no stem like that"),
     ],
 )
@@ -184,7 +184,7 @@ def test_without_a_file_there_is_no_stem_to_map(weights):
         ("resnet50,in_chans=x", "resnet50,in_chans=4"),
         ("resnet50,drop_path_rate=0.1", "timm:resnet50,drop_path_rate=0.1"),
         ("alexnet_bvlc,in_chans=4", "It has none"),
-        ("timm:resnet18,in_chans=0", "no number of channels"),
+        ("timm:resnet18,in_chans=0", "not a number of channels"),
     ],
 )
 def test_options_that_a_backbone_lacks_are_refused(name, says):
@@ -225,7 +225,7 @@ def test_a_stem_for_small_images_is_recognised_with_what_does_not_show(tmp_path)
     content = {f"backbone.{key}": tensor for key, tensor in theirs.state_dict().items() if "fc." not in key}
     torch.save({"state_dict": content}, tmp_path / "w.ckpt")
     loaded = load_backbone(str(tmp_path / "w.ckpt"))
-    assert loaded.name == "resnet18_cifar" and "neither shows in the tensors" in loaded.report.line()
+    assert loaded.name == "resnet18_cifar" and "neither is visible in the tensors" in loaded.report.line()
     assert (loaded.preprocessing.resize, loaded.preprocessing.crop) == (32, (32, 32))
     assert "32 x 32" in loaded.preprocessing.origin
     named = load_backbone(str(tmp_path / "w.ckpt"), backbone="resnet18_cifar")

@@ -156,7 +156,7 @@ def test_batch_norm_that_was_folded_into_scale_and_bias_is_refused(tmp_path):
 
 def test_a_file_that_could_not_tell_is_not_written(detectron2, tmp_path):
     path, out = detectron2 / "model_final.pth", tmp_path / "out.pth"
-    with pytest.raises(WeightsError, match="do not tell which"):
+    with pytest.raises(WeightsError, match="do not show which"):
         convert.convert(path, out, to="torchvision")
     with pytest.raises(WeightsError, match="would be taken for another network"):
         convert.convert(path, out, to="torchvision", format="detectron2:msra")

@@ -142,7 +142,7 @@ def test_moco_v3_small_has_twelve_heads(tmp_path, caplog):
 def test_a_size_nobody_else_has_needs_the_number_of_heads(tmp_path):
     theirs = random_vit("vit_small_patch16_224", **SHALLOW, img_size=32, patch_size=8)
     path = saved(tmp_path / "w.pth", theirs.state_dict())
-    with pytest.raises(BackboneError, match="number of heads does not show") as caught:
+    with pytest.raises(BackboneError, match="number of heads is not visible") as caught:
         load_backbone(path)
     name = caught.value.remedy.partition("--backbone ")[2]
     assert "num_heads=1," in name
@@ -207,10 +207,10 @@ def test_options_follow_a_timm_name_after_commas():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("img_size", "is no option"),
-        ("img_size=", "is no option"),
-        ("=3", "is no option"),
-        ("img_size=64,img_size=32", "is no option"),
+        ("img_size", "is not an option"),
+        ("img_size=", "is not an option"),
+        ("=3", "is not an option"),
+        ("img_size=64,img_size=32", "is not an option"),
         ("imgsize=64", "cannot build"),
         ("img_size=word", "cannot build"),
         ("num_heads=5", "cannot build"),

@@ -74,7 +74,7 @@ def test_images_of_both_parts_and_their_first_pairs(check, photos):
     assert f"3 of 12 images of {photos}/ (val) also in {photos}/ (train): " in out
     assert f"{photos}/val/dog/0.png = {photos}/train/dog/copy0.png" in out
     code, out = check(photos, "--no-copies")
-    assert "also in" not in out and "not looked for: 39 files would be read" in out
+    assert "also in" not in out and "not searched: 39 files would be read" in out
 
 
 def test_images_that_were_encoded_again_are_found_by_pixels(check, photos):
@@ -92,9 +92,9 @@ def test_images_that_were_encoded_again_are_found_by_pixels(check, photos):
 
 def test_what_a_large_set_is_not_searched_for_is_said(check, photos, monkeypatch):
     monkeypatch.setattr("sslbench.cli.commands.check_data.DECODED", 35)
-    assert "nearly the same were not looked for: 36 would be decoded (--near-copies pixels)" in check(photos)[1]
-    assert "not looked for" not in check(photos, "--near-copies", "none")[1]
-    assert "not looked for" not in check(photos, "--near-copies", "pixels")[1]
+    assert "near duplicates were not searched: 36 images would be decoded (--near-copies pixels)" in check(photos)[1]
+    assert "not searched" not in check(photos, "--near-copies", "none")[1]
+    assert "not searched" not in check(photos, "--near-copies", "pixels")[1]
 
 
 def test_pairs_of_test_and_train_are_listed(check, tmp_path):
@@ -163,7 +163,7 @@ def test_unlabelled_data_are_fine_to_pretrain_on(check, photos):
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        (lambda i: f"{i:02d}", "24 of 24 labels are the file's own name"),
+        (lambda i: f"{i:02d}", "24 of 24 labels equal the file's name"),
         (lambda i: f"id{i // 2 if i < 6 else i}", "classes for 24 images: are they ids, and not classes?"),
     ],
 )

@@ -71,7 +71,7 @@ def test_two_processes_write_one_record_and_find_what_one_finds(world, sslbench)
     assert steps == [1, 2] and result.metrics["AP"].n == 2
 
     code, _, err = sslbench("eval", "detection", *NET, *QUICK)
-    assert code == 0 and "trained already" in err
+    assert code == 0 and "already trained" in err
     assert predictions.read_text() == first and only_record().metrics == result.metrics
 
 
@@ -89,12 +89,12 @@ def test_without_data_the_untrained_backbone_stands_beside(world, sslbench, monk
     words = ("--weights", "w.pth", "--device", "cpu", *SMALLER)
     code, out, err = sslbench("eval", "detection", *words)
     assert code == 0, err
-    assert "no --data: using drawn toy shapes" in err and "also the untrained" in err
+    assert "no --data: using kwcoco's toy shapes" in err and "also trained from the untrained" in err
     assert re.search(r"^w.pth: AP .* of resnet18w0.125 untrained, trained alike", out, re.MULTILINE)
     code, out, err = sslbench("eval", "detection", *words, "--no-floors", "--dry-run")
     assert code == 0 and "baseline" not in out
     code, out, err = sslbench("eval", "detection", *words, "--dry-run")
-    assert code == 0 and re.search(r"random +resnet18w0.125, to stand beside +\[baseline\]", out)
+    assert code == 0 and re.search(r"random +resnet18w0.125, for comparison +\[baseline\]", out)
 
 
 def test_a_suite_with_detection_runs_it_alone_or_says_how(world, sslbench):
@@ -115,7 +115,7 @@ def test_a_suite_with_detection_runs_it_alone_or_says_how(world, sslbench):
 def test_blocks_that_c4_cannot_take_are_refused(world, sslbench, name):
     words = ("--weights", "random", "--backbone", name, "--benchmark", "detection/voc07", "--data", "squares.json")
     code, _, err = sslbench("eval", "detection", *words)
-    assert code == 2 and f"architecture=c4 does not go with {name}" in err and "Take architecture=fpn" in err
+    assert code == 2 and f"architecture=c4 does not go with {name}" in err and "Use architecture=fpn" in err
 
 
 def test_images_and_strides_that_weights_were_not_made_for_are_refused(world, sslbench):

@@ -42,7 +42,7 @@ def test_a_warm_run_decodes_nothing_and_gives_the_same_record(world, sslbench):
     before = records()
     code, _, err = sslbench(*EVAL, "--data", "photos", "--batch-size", "5", "--workers", "0")
     assert code == 0
-    assert err.count("features were stored, no image decoded") == 6, "two parts of weights, pixels and untrained"
+    assert err.count("features found in the store, no image decoded") == 6, "two parts of weights, pixels and untrained"
     assert " images in " not in err
     after = records()
     assert {k: r.id for k, r in before.items()} == {k: r.id for k, r in after.items()}

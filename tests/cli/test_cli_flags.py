@@ -3,11 +3,13 @@
 import ast
 import importlib
 import inspect
+from pathlib import Path
 
 import click
 import numpy as np
 import pytest
 
+from sslbench.cli import options
 from sslbench.cli.main import COMMANDS
 
 # Case of a command -> the words, and its flags that have no effect there. Every other flag is used in that case.
@@ -88,14 +90,14 @@ def commands():
         yield from command.commands.values() if isinstance(command, click.Group) else [command]
 
 
-@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
+@pytest.mark.parametrize("command", list(commands()), ids=lambda command: command.name)
 def test_every_flag_is_read(command):
     """Each parameter's name is read in the modules of its command, as a variable or as a field of its flags."""
-    module = inspect.getmodule(inspect.unwrap(command.callback))
-    shared = importlib.import_module("sslbench.cli.options")
+    module = Path(inspect.getfile(inspect.unwrap(command.callback)))
+    files = [*module.parent.glob("*.py")] if module.name == "__init__.py" else [module]
     read = set()
-    for source in (module, shared):
-        for node in ast.walk(ast.parse(inspect.getsource(source))):
+    for file in (*files, Path(options.__file__)):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 read.add(node.id)
             elif isinstance(node, ast.Attribute):

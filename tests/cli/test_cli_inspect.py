@@ -53,7 +53,7 @@ def test_a_vision_transformer_shows_its_numbers(folder, sslbench):
     assert (numbers["depth"], numbers["width"], numbers["patch"], numbers["image"]) == (2, 384, 14, 518)
     assert numbers["registers"] == 4 and numbers["layer_scale"] is True and numbers["channels"] == 3
     code, out, _ = sslbench("inspect", "vit.pth")
-    assert code == 1 and "number of heads does not show" in row(out, "problem")
+    assert code == 1 and "number of heads is not visible" in row(out, "problem")
     assert "ViT of 2 blocks, width 384" in out and "patch 14" in out and "3 input channels" in out
 
 
@@ -86,7 +86,7 @@ def test_a_known_format_of_an_unknown_architecture_shows_what_is_known(folder, s
     torch.save(build("timm:convnext_atto").module.state_dict(), "net.pth")
     code, out, _ = sslbench("inspect", "net.pth")
     assert code == 1 and row(out, "format").startswith("timm: ") and "--backbone" in out
-    assert "architecture does not show" in row(out, "problem")
+    assert "architecture cannot be recognised" in row(out, "problem")
     assert sslbench("inspect", "net.pth", "--backbone", "timm:convnext_atto")[0] == 0
 
 

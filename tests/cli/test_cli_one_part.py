@@ -110,4 +110,4 @@ def test_a_size_that_is_none_is_refused(world, sslbench):
         code, _, err = sslbench("eval", "knn", *OWN, "--data", "photos", "--max-memory", wrong)
         assert code == 2 and "8GB or 500MB" in err, wrong
     code, _, err = sslbench("eval", "lsr", *OWN, "--data", "photos", "--max-memory", "1GB")
-    assert code == 2 and "max_memory" in err
+    assert code == 2 and "--max-memory does not go with lsr" in err

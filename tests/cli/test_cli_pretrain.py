@@ -125,7 +125,7 @@ def test_a_method_of_the_users_own_needs_no_recipe(tmp_path, sslbench, monkeypat
     (tmp_path / "my_ssl_of_the_tests.py").write_text(
         "import dataclasses\nfrom sslbench.config import setting\nfrom sslbench.methods import simclr\n"
         "@dataclasses.dataclass(frozen=True)\nclass Config(simclr.Config):\n    extra: int = setting(1, 'unused')\n"
-        "Method = simclr.Method\n"
+        "class Method(simclr.Method):\n    config_type = Config\n"
     )
     (tmp_path / "my_ssl_of_the_tests_pkg").mkdir()
     (tmp_path / "my_ssl_of_the_tests_pkg" / "__init__.py").write_text("")
@@ -151,7 +151,7 @@ def test_the_settings_of_an_earlier_run_are_a_recipe_too(tmp_path, sslbench):
         (["pretrain", "simcrl"], "there is no method called 'simcrl'\n  Did you mean 'simclr'"),
         (["pretrain", "moco"], "Did you mean 'moco_v"),
         (["pretrain", "simclr", "moco_v2"], "one method at a time, not simclr and moco_v2"),
-        (["pretrain", "method=simclr", "simclr"], "the method is the first word"),
+        (["pretrain", "method=simclr", "simclr"], "give the method as the first word"),
         (["pretrain", "no_such_package_here.method", *TINY], "there is no Python module 'no_such_package_here"),
         (["pretrain", "simclr", "--epoch", "3"], "No such option '--epoch'"),
         (["pretrain", "simclr", "epoch=3"], "unknown key 'epoch'\n  Did you mean 'epochs'"),
@@ -167,7 +167,7 @@ def test_the_settings_of_an_earlier_run_are_a_recipe_too(tmp_path, sslbench):
         (["pretrain", "simclr", "--launcher", "slurm", "epoch=3"], "unknown key 'epoch'"),
         (
             ["pretrain", "simclr", "optimizer=adamw"],
-            "is for the optimizer larc, not adamw\n  Give one as well: optimizer=adamw",
+            "is for the optimizer larc, not adamw\n  Give a learning rate too: optimizer=adamw",
         ),
         (["pretrain", "simclr", "optimizer.name=sgd"], "is for the optimizer larc, not sgd"),
         (["pretrain", "simclr", "optimizer.name=adam"], "no optimizer called 'adam'\n  Did you mean 'adamw'"),
@@ -177,7 +177,7 @@ def test_the_settings_of_an_earlier_run_are_a_recipe_too(tmp_path, sslbench):
         (["pretrain", "simclr", *TINY, "--data", "empty"], "empty"),
         (["pretrain", "simclr", *TINY, "--data", "single"], "single"),
         (["pretrain", "simclr", *TINY, "--backbone", "resnet19"], "resnet19"),
-        (["pretrain", "simclr", *TINY, "--backbone", "pixels"], "nothing to train"),
+        (["pretrain", "simclr", *TINY, "--backbone", "pixels"], "no trainable parameters"),
         (["pretrain", "mae", *TINY[:3], *TINY[4:]], "vision transformer"),
         (["pretrain", "simclr", *TINY, "--init", "no-such-file.pth"], "no-such-file.pth"),
         (["pretrain", "simclr", *TINY, "--init", "nonsense.pth"], "nonsense.pth"),

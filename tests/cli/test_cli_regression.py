@@ -56,7 +56,7 @@ def test_floors_of_numbers_are_the_mean_of_train_pixels_and_the_untrained_networ
 def test_protocols_of_classes_refuse_numbers_before_any_image_is_decoded(table, sslbench):
     for protocol in ("knn", "svm", "low-shot", "lsr"):
         code, _, err = sslbench("eval", "linear", protocol, *RUN, "--value-col", "brightness")
-        assert code == 1 and f"{protocol} predicts classes, and these samples are labelled with numbers" in err
+        assert code == 1 and f"{protocol} predicts classes, but these samples are labelled with numbers" in err
         assert "Protocols for numbers: linear" in err and "images" not in err.split("error:")[1]
     assert not (table / "results").exists()
 
@@ -65,7 +65,7 @@ def test_protocols_of_classes_refuse_numbers_before_any_image_is_decoded(table, 
     ("column", "message"),
     [
         ("brightnes", "has no column 'brightnes'"),
-        ("site", "the column 'site' holds no number in line 2 (a)"),
+        ("site", "the column 'site' has no number in line 2 (a)"),
         ("size", "every image has the same value of size"),
     ],
 )
@@ -76,9 +76,9 @@ def test_what_is_no_number_to_predict_is_said(table, sslbench, column, message):
 
 def test_only_tables_have_such_columns_and_classes_exclude_them(table, sslbench):
     code, _, err = sslbench("eval", "linear", *RUN[:-1], "photos", "--value-col", "brightness")
-    assert code == 2 and "it is no table" in err
+    assert code == 2 and "it is not a table" in err
     code, _, err = sslbench("eval", "linear", *RUN, "--value-col", "size", "--label-col", "site")
-    assert code == 2 and "give one of them" in err
+    assert code == 2 and "give only one" in err
 
 
 def test_embeddings_made_elsewhere_with_two_numbers_each(world, sslbench):

@@ -55,7 +55,7 @@ def test_help_of_a_protocol_lists_its_settings(capsys):
     [
         (["evaluate"], "there is no command 'evaluate'. Did you mean 'eval'?"),
         (["eval", "knn", "--wieghts", "x"], "No such option '--wieghts'. Did you mean '--weights'"),
-        (["eval"], "what should be evaluated?"),
+        (["eval"], "no protocol is named"),
         (["eval", "kn", "--weights", "random"], "there is no protocol called 'kn'"),
         (["eval", "knn"], "--weights is missing"),
         (["eval", "knn", "--weights", "random", "kk=3"], "there is no setting 'kk'"),
@@ -68,7 +68,7 @@ def test_help_of_a_protocol_lists_its_settings(capsys):
         (["eval", "knn", "--weights", "random", "--batch-size", "many"], "Invalid value for '--batch-size'"),
         (["eval", "--benchmark", "knn/cifar", "--weights", "x"], "Did you mean 'knn/cifar10'"),
         (["eval", "--suite", "digit", "--weights", "x"], "Did you mean 'digits'"),
-        (["eval", "svm", "--benchmark", "knn/digits", "--weights", "x"], "no benchmark that was asked for uses"),
+        (["eval", "svm", "--benchmark", "knn/digits", "--weights", "x"], "none of the requested benchmarks uses"),
         (["eval", "knn", "--weights", "random", "--crop", "big"], "should be a number of pixels"),
         (["eval", "knn", "--features", "x.npy"], "--features needs --labels"),
         (["eval", "knn", "--features", "x.npy", "--weights", "y"], "exclude each other"),

@@ -62,8 +62,8 @@ def test_a_converted_stem_gives_the_features_of_one_that_is_mapped_on_loading(we
         ),
         (["extract", "--weights", "random", "--backbone", f"{SMALL},in_chans=4"], "has 3 channels"),
         (["convert", "rgb.pth", "x.pth", "--to", "timm", "--in-chans", "4"], "--in-chans needs --stem"),
-        (["convert", "rgb.pth", "x.pth", "--to", "timm", "--stem", "repeat"], "Say it: --in-chans 4"),
-        (["convert", "rgb.pth", "x.pth", "--to", "timm", "--stem", "random"], "not new ones"),
+        (["convert", "rgb.pth", "x.pth", "--to", "timm", "--stem", "repeat"], "For example --in-chans 4"),
+        (["convert", "rgb.pth", "x.pth", "--to", "timm", "--stem", "random"], "adds no new values"),
     ],
 )
 def test_what_is_missing_is_said_before_a_picture_is_decoded(arguments, message, weights, sslbench):

@@ -3,6 +3,7 @@
 import click
 import pytest
 
+from sslbench.cli import options
 from sslbench.cli.commands.eval import command, detection, samples
 from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.words import split_words
@@ -21,8 +22,6 @@ VALUES = {
     "decoder": "fast",
     "device": "cpu",
     "feature_dtype": "float16",
-    "limit": "7",
-    "limit_iters": "7",
     "max_memory": "7GB",
     "max_pixels": "777",
     "mean": "0.1,0.2,0.3",
@@ -30,11 +29,8 @@ VALUES = {
     "precision": "bf16",
     "resize": "32",
     "crop": "32",
-    "seed": "7",
     "start_method": "spawn",
     "std": "0.1,0.2,0.3",
-    "workers": "7",
-    "batch_size": "7",
     "backend": "detectron2",
     "test_classes": "subset",
 }
@@ -56,7 +52,10 @@ def plan(words):
 
 
 def typed(option):
-    return [option.opts[0]] if option.is_flag else [option.opts[0], VALUES.get(option.name, "something")]
+    if option.is_flag:
+        return [option.opts[0]]
+    usual = "7" if isinstance(option.type, click.types.IntParamType) else "something"
+    return [option.opts[0], VALUES.get(option.name, usual)]
 
 
 @pytest.fixture
@@ -124,7 +123,15 @@ def test_an_option_that_one_of_several_protocols_uses_is_not_refused(monkeypatch
 
 
 def test_the_options_have_a_field_each():
-    assert {parameter.name for parameter in command.params} == set(EvalOptions.__dataclass_fields__)
+    shared = {
+        "network": options.WeightsFlags,
+        "data": options.DataFlags,
+        "preprocessing": options.PreprocessingFlags,
+        "run": options.RunFlags,
+    }
+    names = [*(set(EvalOptions.__dataclass_fields__) - {"weights", *shared})]
+    names += [name for flags in shared.values() for name in flags.__dataclass_fields__]
+    assert sorted(names) == sorted(parameter.name for parameter in command.params)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -84,7 +84,7 @@ def test_the_default_settings_pass_the_check(name):
 
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if "multi" not in ALL[name].kind.label_kinds])
 def test_what_needs_one_label_per_sample_says_so_before_any_work(name):
-    with pytest.raises(DataError, match="several labels each"):
+    with pytest.raises(DataError, match="several labels"):
         ALL[name].kind.check(ALL[name].settings(), sample(80, 1, "multi").labels)
 
 

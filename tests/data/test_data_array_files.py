@@ -179,7 +179,7 @@ def test_a_zip_bomb_under_the_name_of_an_array_is_refused():
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("a.npy", npy(pixels(4, np.uint8)) + bytes(50_000_000))
-    with pytest.raises(UnreadableImage, match="larger than it says"):
+    with pytest.raises(UnreadableImage, match="larger than declared"):
         decode(archive.getvalue(), "bomb.npz", Wanted(4))
 
 

@@ -82,7 +82,7 @@ def test_the_project_comes_before_the_search_path_and_that_before_the_user(tmp_p
         ("pets: {dat: x}\n", "unknown key 'dat'"),
         ("pets: {label_column: x}\n", "the key 'data' is missing"),
         ("pets: [a, b]\n", "should be a string"),
-        ("pets: a\npets: b\n", "written twice"),
+        ("pets: a\npets: b\n", "occurs twice"),
         ("'a b': x\n", "cannot be a name"),
         ("pets: ''\n", "is empty"),
         ("- pets\n", "mapping"),

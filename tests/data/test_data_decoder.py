@@ -211,7 +211,7 @@ class TestNames:
             (("fats",), "Did you mean 'fast'"),
             (("a_module_of_handlers.dicon",), "Did you mean 'dicom'"),
             (("no_such_module_here.dicom",), "no_such_module_here"),
-            (("a_module_of_handlers.number",), "is no function"),
+            (("a_module_of_handlers.number",), "is not a function"),
             (("fast", "reference"), "exclude each other"),
         ],
     )

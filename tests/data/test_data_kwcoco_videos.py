@@ -77,9 +77,9 @@ def test_objects_of_one_video_stay_together_and_so_do_crops(videos):
 
 def test_videos_that_cannot_be_kept_whole_are_an_error_that_says_so(videos):
     spec = videos({"one": [1, 1, 1, 2, 2]})
-    with pytest.raises(DataError, match="separating those of one video"):
+    with pytest.raises(DataError, match="separating one video"):
         train_test(spec)
-    with pytest.raises(DataError, match="separating those of one video"):
+    with pytest.raises(DataError, match="separating one video"):
         split_objects(spec)
 
 

@@ -83,7 +83,7 @@ def test_equal_names_are_pairs_and_lines_name_the_classes(pairs):
 
 
 def test_maps_are_not_taken_for_images_of_their_own(pairs, tmp_path):
-    with pytest.raises(UsageError, match="no classes of whole images") as caught:
+    with pytest.raises(UsageError, match="not classes of whole images") as caught:
         refuse_label_maps(pairs(a=grid(0)))
     assert "check-data" in str(caught.value)
     refuse_label_maps(str(tmp_path / "images"))
@@ -109,7 +109,7 @@ def test_without_names_the_values_are_the_classes(pairs):
     source = open_label_maps(pairs(classes=(), a=grid(7, 255, 3), b=grid(3)))["all"]
     assert source.classes == ("3", "7") and source.ignore == (255,)
     assert columns(source.read_map(0).semantic) == [1, X, 0, 0, 0, 0, 0, 0]
-    assert "called by their values" in source.notes[0] and "255 do not count" in source.notes[1]
+    assert "named by value" in source.notes[0] and "255 are ignored" in source.notes[1]
 
 
 def test_of_0_and_255_the_255_is_the_foreground(pairs):
@@ -280,7 +280,7 @@ def test_indices_of_a_palette_and_16_bits_are_the_values():
         (encoded(Image.new("RGB", (9, 9)), "WEBP"), "a lossy WEBP"),
         (encoded(Image.effect_noise((99, 99), 40), "PNG")[:-900], "truncated"),
         (b"", "empty file"),
-        (b"no picture", "no picture, or a damaged one"),
+        (b"no picture", "not an image, or damaged"),
         (encoded(Image.new("F", (9, 9)), "TIFF"), "pixels of the kind F"),
         (encoded(Image.new("RGBA", (9, 9)), "PNG"), "transparent pixels"),
     ],
@@ -471,8 +471,8 @@ def put(table, key, value):
         (drop("annotations", "image_id"), r"annotations\[0\] has no image_id"),
         (drop("categories", "id"), r"categories\[0\] has no id"),
         (lambda tables: tables.pop("categories"), "no list 'categories'"),
-        (put("annotations", "file_name", "../../secret.png"), "leads out of its folder"),
-        (put("annotations", "file_name", "/etc/passwd"), "leads out of its folder"),
+        (put("annotations", "file_name", "../../secret.png"), "lies outside its folder"),
+        (put("annotations", "file_name", "/etc/passwd"), "lies outside its folder"),
         (put("annotations", "image_id", 8), "images that are not listed: image_id 8"),
         (put("annotations", "file_name", "2.png"), "1 of 1 image file missing: 2.png"),
         (put("images", "file_name", "2.jpg"), "1 of 1 image file missing: 2.jpg"),
@@ -502,7 +502,7 @@ def test_panoptic_that_contradicts_itself(panoptic):
 def test_a_grey_panoptic_file_is_refused(panoptic, tmp_path):
     spec = panoptic()
     write(tmp_path / "annotations" / "panoptic_val2017" / "1.png", grid(1))
-    with pytest.raises(UnreadableImage, match="a grey picture"):
+    with pytest.raises(UnreadableImage, match="a grey image"):
         open_label_maps(spec)["all"].read_map(0)
 
 
@@ -543,7 +543,7 @@ def test_masks_of_a_manifest_are_drawn_small_ones_on_top(tmp_path):
 def test_what_holds_no_label_maps(tmp_path):
     draw(tmp_path / "photos" / "cat" / "1.jpg")
     assert not are_label_maps(str(tmp_path / "photos"))
-    with pytest.raises(UsageError, match="has no label maps\nUnderstood are images/ and masks/"):
+    with pytest.raises(UsageError, match="has no label maps\nSupported: images/ and masks/"):
         open_label_maps(str(tmp_path / "photos"))
     with pytest.raises(UsageError, match="does not exist"):
         open_label_maps(str(tmp_path / "photso"))

@@ -149,7 +149,7 @@ def test_a_damaged_view_is_made_again(tmp_path, manifest, all_are_large, caplog)
         content[-3] ^= 1
         file.write_bytes(content)
         assert open_data(str(path))["all"].fingerprint() == expected
-        assert "made again" in caplog.text
+        assert "rebuilt" in caplog.text
         caplog.clear()
     assert open_data(str(path))["all"].fingerprint() == expected and not caplog.text
 

@@ -59,7 +59,7 @@ def test_splits_in_records(listed):
         ("t.txt", "a.png cat\nb.png\n", "labels on some lines only, not in line 2"),
         ("t.txt", "", "has no rows"),
         ("t.json", '[{"path": "a.png",', "t.json is not JSON"),
-        ("t.json", [{"path": "a.png"}, 3], "is no list of records"),
+        ("t.json", [{"path": "a.png"}, 3], "is not a list of records"),
         ("t.json", '{"a.png": "x", "a.png": "y"}', "the key 'a.png' occurs twice"),
         ("t.json", [{"path": "a.png", "label": "x"}, {"path": "b.png"}], "is empty in entry 2"),
         ("t.json", [{"path": "\ud800.png", "label": "x"}], "1 of 1 image file missing"),

@@ -141,7 +141,7 @@ def test_a_mask_without_area_is_reported(coco):
 
 def test_boxes_that_mostly_leave_the_image_are_suspected_to_be_corners(coco):
     source = open_objects(coco([[box(20, 20, 35, 28), box(10, 10, 38, 25)], []]))["all"]
-    assert "are the boxes x, y, width, height" in source.notes[0]
+    assert "check that boxes are x, y, width, height" in source.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_size_that_is_not_the_images_is_reported_when_it_is_decoded(coco):
     source.check_size(0, HEIGHT, WIDTH)
     with pytest.raises(DataError, match=r"00\.png is 30 x 40 pixels, but the annotations are for 40 x 30.*EXIF"):
         source.check_size(0, WIDTH, HEIGHT)
-    with pytest.raises(DataError, match="resized after it was annotated"):
+    with pytest.raises(DataError, match="resized after annotation"):
         source.check_size(0, HEIGHT * 2, WIDTH * 2)
 
 

@@ -73,7 +73,7 @@ def test_imagenet(imagenet, tmp_path):
     assert (folder / val[1]).read_bytes() == picture(102)
     assert {split: len(part) for split, part in open_data(str(folder)).items()} == {"train": 6, "val": 4}
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["imagenet"], "nothing else is left"
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         prepare("imagenet1k", [imagenet], root=tmp_path / "data", verify=False)
 
 
@@ -129,7 +129,7 @@ def test_a_disk_that_is_too_small_is_said_first(imagenet, tmp_path, monkeypatch)
 )
 def test_members_that_lead_out_of_the_archive_are_refused(name, tmp_path):
     path = tar(tmp_path / "imagenet-a.tar", {"imagenet-a/n01440764/1.jpg": picture(0), name: b"x"})
-    with pytest.raises(DataError, match="leads out of the archive"):
+    with pytest.raises(DataError, match="lies outside of the archive"):
         prepare("imagenet_a", [path], root=tmp_path / "data", verify=False)
     assert not list(tmp_path.rglob("evil*"))
 
@@ -259,7 +259,7 @@ class TestCommand:
         (["imagenet"], "or 'imagenet1k'?"),
         (["imagenet1k"], "not given: ILSVRC2012_img_train.tar"),
         (["imagenet1k", "--archive", "nowhere.tar"], "there is no nowhere.tar"),
-        (["--no-verify"], "which data set"),
+        (["--no-verify"], "NAME is missing"),
     ])  # fmt: skip
     def test_mistakes(self, words, message):
         error = CliRunner().invoke(command, ["prepare", *words]).exception

@@ -134,7 +134,7 @@ def deep(tmp_path):
 
 
 def test_folders_may_lie_in_each_other_at_any_depth(deep):
-    found = folder._Found()
+    found = folder._FolderContent()
     folder._walk(str(deep / "images"), found)
     assert found.images == ["d/" * 200 + "1.png"]
 
@@ -152,5 +152,5 @@ def test_a_data_location_that_is_a_pipe_is_refused(tmp_path, name):
 
 def test_a_data_location_that_is_a_link_to_itself_is_refused(tmp_path):
     (tmp_path / "self").symlink_to("self")
-    with pytest.raises(UsageError, match="is a link that leads to itself"):
+    with pytest.raises(UsageError, match="is a link to itself"):
         open_data(str(tmp_path / "self"))

@@ -222,7 +222,7 @@ def test_a_reader_that_is_killed_leaves_nothing_locked(tmp_path, monkeypatch, se
 def test_missing_shards_and_odd_braces_are_said_before_anything_is_fetched(server, local):
     with pytest.raises(UsageError, match=rf"there is no file {server.address}/s-0006.tar"):
         open_data(f"{server.address}/s-{{0000..0006}}.tar")
-    with pytest.raises(UsageError, match="braces in a URL may stand in the name of the file only"):
+    with pytest.raises(UsageError, match="in a URL, braces are allowed in the file name only"):
         open_data(f"{server.address}/{{.,./.}}/s-0000.tar")
     assert server.fetched() == {}
 

@@ -153,7 +153,7 @@ def test_a_source_without_labels_leaves_none_and_it_is_said():
     whole = join({"a": arrays("a", single_labels(["x", "y"])), "b": arrays("b", no_labels(3), 1)}, "x")
     assert whole.labels.kind == "none" and len(whole.labels) == 5
     assert "b without labels, so those of a are not used" in whole.notes
-    with pytest.raises(DataError, match="several sources have labels only if each of them has"):
+    with pytest.raises(DataError, match="joined sources have labels only if each has"):
         match_classes(whole, whole)
 
 

@@ -133,7 +133,7 @@ def test_a_window_that_does_not_fit_is_refused_with_the_number_needed(tmp_path, 
     ):
         TrainingData(source, VIEWS, batch_size=2, sampler="shards")
     TrainingData(source, VIEWS, batch_size=2, sampler="shards", shard_window=2)
-    assert "again and again" not in caplog.text
+    assert "downloaded repeatedly" not in caplog.text
     TrainingData(source, VIEWS, batch_size=2)
     assert "Give sampler=shards, or raise $SSLBENCH_REMOTE_CACHE" in caplog.text
     with pytest.raises(UsageError, match="shard_window=0 should be at least 1 shard"):

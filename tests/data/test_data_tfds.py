@@ -75,7 +75,7 @@ def test_a_part_of_a_split(prepared, part, expected):
         ("train[5:5]", "selects none of the 10 images"),
         ("train[a:5]", "neither a number nor a percentage"),
         ("train[5]", r"Write \[train\[100:200\]\]"),
-        ("train[:120%]", "more than everything"),
+        ("train[:120%]", "more than 100 %"),
         ("tr!", r"is no part of a split\nWrite \[train\]"),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_name_is_looked_up_and_the_newest_version_taken(tmp_path, monkeypatch)
         open_data("tfds:insects")
     with pytest.raises(UsageError, match="names no data set"):
         open_data("tfds:")
-    with pytest.raises(DataError, match=r"no data set that TFDS has prepared in .*\nsslbench downloads nothing"):
+    with pytest.raises(DataError, match=r"TFDS has prepared no such data set in .*\nsslbench downloads nothing"):
         open_data("tfds:gone")
 
 
@@ -173,7 +173,7 @@ def test_array_records(tmp_path):
     [
         ({"fileFormat": "riegeli"}, "files of the format riegeli"),
         ({"splits": []}, "lists no records"),
-        ({"splits": [{"name": "train"}]}, "is not as TFDS writes it"),
+        ({"splits": [{"name": "train"}]}, "is not in TFDS's form"),
         ({"splits": [{"name": "train", "shardLengths": ["5", "6"]}]}, "has 6 records, dataset_info.json says 5"),
         ({"splits": [{"name": "train", "shardLengths": ["4"] * 3}]}, "3 files of train missing"),
         ({"name": "../../x"}, "names a file that is not beside it"),

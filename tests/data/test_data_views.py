@@ -324,7 +324,7 @@ def test_sizes_can_be_replaced():
     ("values", "words"),
     [
         ({"sizes": 3}, "unknown key 'sizes'"),
-        ({"views": []}, "views: there are none"),
+        ({"views": []}, "views is empty"),
         ({"views": [{"scales": [0, 1]}]}, "unknown key 'scales'"),
         ({"views": [{"jitter": {"colour": 1}}]}, "unknown key 'colour'"),
         ({"views": [{"scale": [1.0, 0.2]}]}, "scale should ascend"),

@@ -182,17 +182,17 @@ def test_the_state_loads_strictly_into_another_one():
     with torch.no_grad():
         a, c = one.eval()(images)[0], other.eval()(images)[0]
     assert torch.equal(a.boxes, c.boxes) and torch.equal(a.masks, c.masks)
-    with pytest.raises(WeightsError, match="another network"):
+    with pytest.raises(WeightsError, match="its own differs"):
         to_detectron2(detector("vit_fpn").state_dict())
 
 
 @pytest.mark.parametrize(
     ("architecture", "backbone", "message"),
     [
-        ("c4", "resnet18w0.125", "architecture=c4 does not go with resnet18w0.125.*\nTake architecture=fpn"),
+        ("c4", "resnet18w0.125", "architecture=c4 does not go with resnet18w0.125.*\nUse architecture=fpn"),
         ("c4", "resnet50w0.125_cifar", "stem for small images"),
-        ("fpn", VIT, "needs a ResNet of sslbench.*\n.*vit_fpn is for vision transformers"),
-        ("vit_fpn", BOTTLENECK, "needs a vision transformer.*\n.*architecture=fpn and c4 are for ResNets"),
+        ("fpn", VIT, "needs a ResNet of sslbench.*\n.*use architecture=vit_fpn"),
+        ("vit_fpn", BOTTLENECK, "needs a vision transformer.*\n.*For ResNets use architecture=fpn or c4"),
         ("fpn", "pixels", "needs a ResNet"),
     ],
 )
@@ -247,7 +247,7 @@ def test_other_numbers_of_channels():
 
 def test_masks_that_are_missing_are_named():
     image, truth = scene(0)
-    with pytest.raises(DataError, match="masks=true, and an image has none"):
+    with pytest.raises(DataError, match="masks=true, but an image has none"):
         detector("fpn", masks=True)([image], [b.Target(truth.boxes, truth.classes)])
 
 

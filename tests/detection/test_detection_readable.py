@@ -104,7 +104,7 @@ def test_a_decoder_that_gives_no_picture_is_named(workers, manifest):
 
 
 def test_what_detection_cannot_do_is_refused_at_once(manifest):
-    with pytest.raises(UsageError, match="fast decodes to fewer pixels"):
+    with pytest.raises(UsageError, match="fast decodes at a reduced size"):
         prepared(manifest, decoder=("fast",))
     for channels in (1, 4):
         with pytest.raises(UsageError, match=f"sees images as RGB, and resnet.*takes {channels} channels"):

@@ -76,7 +76,7 @@ def test_its_keys_and_its_name_belong_to_detection(capsys, tmp_path, monkeypatch
     code, _, err = sslbench(capsys, "eval", "detection", "--weights", "w.pth", "d2.SOLVER.BASE_LR=0.1")
     assert code == 2 and "d2.SOLVER.BASE_LR is for Detectron2" in err and "Add --backend detectron2" in err
     code, _, err = sslbench(capsys, "eval", "knn", "--weights", "w.pth", "--backend", "detectron2")
-    assert code == 2 and "--backend is for detection" in err
+    assert code == 2 and "Only detection has --backend" in err
 
 
 # With it --------------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_the_command_trains_scores_and_records(world, capsys):
     assert code == 0, err
     [result] = read_tree(Path("results"))
     count = sum("num_batches" not in name for name in build(NET).module.state_dict())
-    assert f"Detectron2 took {count} of {count} backbone tensors, compared bit for bit" in err
+    assert f"Detectron2 loaded {count} of {count} backbone tensors, compared bit for bit" in err
     assert "replaces 0.01, which the recipe says" in err and "AP " in out
     settings = result.protocol.settings
     assert settings["backend"] == "detectron2" and settings["d2"] == {"SOLVER.BASE_LR": 0.002, "SOLVER.STEPS": [1]}
@@ -178,18 +178,18 @@ def test_weights_that_do_not_arrive_are_refused(name):
     with own_log(None):
         configuration = configured(backbone, recipe(**changes), 2, {}, device=CPU)
         model = build_model(configuration)
-        assert load_weights(model, backbone).startswith("Detectron2 took 265 of 265")
+        assert load_weights(model, backbone).startswith("Detectron2 loaded 265 of 265")
     canonical = {n: t for n, t in backbone.module.state_dict().items() if "num_batches" not in n}
     broken = {**canonical, "layer4.2.conv3.weight": canonical["layer4.2.conv3.weight"] + 1e-7}
     place = "roi_heads.res5.2" if c4 else "backbone.bottom_up.res5.2"
-    with pytest.raises(WeightsError, match=f"took 264 of the 265 backbone tensors; not: '{place}.conv3.weight'"):
+    with pytest.raises(WeightsError, match=f"took 264 of the 265 backbone tensors; missing: '{place}.conv3.weight'"):
         check_load(model, broken)
 
 
 @REAL
 def test_another_network_than_the_backbone_is_refused():
     given = {"MODEL.RESNETS.DEPTH": 101}
-    with pytest.raises(WeightsError, match="backbone tensors; not: "):
+    with pytest.raises(WeightsError, match="backbone tensors; missing: "):
         # Detectron2 itself only warns and trains what was not filled from random weights.
         backend.check_configuration(
             build("resnet_bottleneck_3-4-23-3w0.125"), recipe(), {"MODEL.RESNETS.DEPTH": 50}, device=CPU, processes=1

@@ -102,11 +102,11 @@ def test_a_backbone_that_is_another_network_now_is_refused(tmp_path, case):
 
 def test_other_files_are_no_detectors(tmp_path):
     torch.save(build("resnet_basic_1-1-1-1w0.125").module.state_dict(), tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"w\.pth holds no detector\nsslbench eval detection writes"):
+    with pytest.raises(WeightsError, match=r"w\.pth does not hold a detector\nsslbench eval detection writes"):
         load_detector(tmp_path / "w.pth")
     _, about, _ = saved(tmp_path, "fpn")
     path = checkpoints.write(tmp_path / "c", 3, {"detector": {}, "about": about.text()}, keep=1)
-    with pytest.raises(WeightsError, match="is a checkpoint of a training"):
+    with pytest.raises(WeightsError, match="is a training checkpoint"):
         load_detector(path)
     newer = dataclasses.replace(about, classes=()).text().replace('"architecture"', '"architektur"')
     path = checkpoints.write(tmp_path / "d", 3, {"detector": {}, "about": newer}, keep=1)

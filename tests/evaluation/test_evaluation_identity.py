@@ -219,7 +219,7 @@ def command(tmp_path, monkeypatch, capsys):
     def run(*words):
         sys.modules.pop("edited_net", None)
         with pytest.raises(SystemExit) as done:
-            main(["eval", *words, "--device", "cpu", "--workers", "0"])
+            main(["eval", *words, "--device", "cpu", *(() if "--features" in words else ("--workers", "0"))])
         captured = capsys.readouterr()
         assert done.value.code == 0, captured.err
         return captured.out + captured.err
@@ -228,17 +228,17 @@ def command(tmp_path, monkeypatch, capsys):
 
 
 def test_a_suite_computes_again_after_forward_was_edited(photos, command):
-    """Seen: it said 'not computed again' and gave the old score."""
+    """Seen: it said 'already computed' and gave the old score."""
     folder = photos.parent
     (folder / "edited_net.py").write_text(NET)
     words = ["knn", "--weights", "random", "pixels:2", "--backbone", "edited_net:Net", "--data", "photos", "k=3"]
     words += ["--no-floors"]
     command(*words)
     again = command(*words)
-    assert again.count("not computed again") == 2
+    assert again.count("already computed") == 2
     (folder / "edited_net.py").write_text(NET.replace("self.conv(x).flatten(1)", "0 * self.conv(x).flatten(1)"))
     edited = command(*words)
-    assert edited.count("not computed again") == 1
+    assert edited.count("already computed") == 1
     found = {read["weights"]["name"]: read for read in map(_json, sorted((folder / "results/knn").glob("*.json")))}
     assert len(list((folder / "results/knn").glob("edited*.json"))) == 2
     values = {read["metrics"]["top1"]["value"] for read in map(_json, (folder / "results/knn").glob("edited*.json"))}
@@ -300,7 +300,7 @@ class TestBenchmarks:
         board = table(records.read_tree(photos.parent / "out"))
         ((row,),) = ([row for row in board.rows if row.label.startswith("pixels:4")],)
         assert len(board.columns) == 1 and len(row.cells[0].records) == 1
-        assert any("made again" in note for note in board.notes)
+        assert any("older records" in note for note in board.notes)
 
     def test_a_floor_of_another_leading_metric_is_not_served(self, photos):
         """Seen: the floor without a benchmark, under one that leads with balanced accuracy, had a column of its own."""
@@ -356,7 +356,7 @@ class TestFloors:
         (paths.cache_dir() / "floors").write_text("no folder")
         (result,) = evaluate(sequence(nn.ReLU()), photos, run=RUN)
         assert set(result.floors) == {"chance", "majority", "pixels", "untrained"}
-        assert "a floor is not kept for later runs" in caplog.text
+        assert "a floor cannot be stored for later runs" in caplog.text
 
     def test_groups_of_a_stored_floor_are_those_of_today(self, photos):
         """The members may change while everything that a score depends on stays."""

@@ -16,3 +16,9 @@ def test_a_resize_that_leaves_most_of_the_crop_black_is_refused(resize):
 def test_a_crop_that_was_asked_for_and_one_that_is_filled_are_taken(values):
     used = with_preprocessing(build("resnet18w0.25"), values)[0].preprocessing
     assert (used.resize, used.crop) == (values["resize"], tuple(values["crop"]) if values.get("crop") else used.crop)
+
+
+@pytest.mark.parametrize("values", [{"resize": 10**400}, {"crop": [10**400, 8]}, {"resize": 16_385}, {"crop": [0, 8]}])
+def test_sizes_that_no_image_has_are_refused(values):
+    with pytest.raises(UsageError, match="sizes should be from 1 to 16,384 pixels"):
+        with_preprocessing(build("resnet18w0.25"), values)

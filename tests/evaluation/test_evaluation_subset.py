@@ -1,4 +1,4 @@
-"""Test data with a part of train's classes: nothing else is predicted, and what is learnt is learnt on all of them."""
+"""Test data with part of train's classes: nothing else is predicted, and what is learnt is learnt on all of them."""
 
 import dataclasses
 
@@ -87,7 +87,7 @@ def test_a_mean_over_draws_cannot_be_restricted_afterwards():
     own = dataclasses.replace(test, labels=Labels("single", ("bee", "eel"), (test.labels.values == 4).astype(np.int64)))
     module = find_module("protocol", "lsr")
     outcome = module.run(train, widened(train.labels, own), module.Settings(k=(1, 2)), seed=0)
-    with pytest.raises(UsageError, match=r"lsr cannot be scored .* part of train's classes"):
+    with pytest.raises(UsageError, match=r"lsr cannot be scored .* subset of train's classes"):
         restricted(outcome, "lsr", train.labels, own, seed=0)
 
 

@@ -256,9 +256,7 @@ def _interrupted(backbone, source, root):
         if done >= 6:
             raise KeyboardInterrupt
 
-    with pytest.raises(
-        KeyboardInterrupt, match="the features extracted so far are kept, and the same command continues"
-    ):
+    with pytest.raises(KeyboardInterrupt, match="the features extracted so far are kept; the same command continues"):
         run(backbone, source, root, progress=stop)
     (rows,) = root.glob("*/*.partial")
     return rows
@@ -348,7 +346,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_the_same_command_continues(
 
     monkeypatch.setattr(extract_module, "FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(partial.os, "pwrite", pwrite)
-    with pytest.raises(StoreError, match=r"no room for .*/res5avg\.npy\.(partial|progress): .* are free"):
+    with pytest.raises(StoreError, match=r"not enough disk space for .*/res5avg\.npy\.(partial|progress): .* are free"):
         run(backbone, source, tmp_path / "store")
     monkeypatch.undo()
     found = run(backbone, source, tmp_path / "store")
@@ -381,10 +379,10 @@ def claim_columns_first(content):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (change_first_row, "its rows are not those that were written"),
+        (change_first_row, "its rows differ from the written ones"),
         (claim_half, "holds float16, its meta.json says float32"),
-        (claim_columns_first, "in another order"),
-        (lambda content: content + b"x", "its rows are not those that were written"),
+        (claim_columns_first, "in an order other than"),
+        (lambda content: content + b"x", "its rows differ from the written ones"),
     ],
 )
 def test_complete_features_that_a_disk_has_changed_are_refused(backbone, pictures, tmp_path, change, message):
@@ -406,7 +404,7 @@ def test_each_layer_keeps_its_checksum(backbone, pictures, tmp_path):
     for file in first.entry.folder.glob("*.npy"):
         content = file.read_bytes()
         file.write_bytes(change_first_row(content))
-        with pytest.raises(StoreError, match="not those that were written"):
+        with pytest.raises(StoreError, match="differ from the written ones"):
             first.entry.read(file.stem)
         file.write_bytes(content)
         first.entry.read(file.stem)

@@ -1,5 +1,7 @@
 """Average precision and the VOC07 SVM, as VISSL computes them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from golden_cases import Case
@@ -8,7 +10,7 @@ from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.metrics import ranking
 from sslbench.protocols import svm
-from sslbench.protocols.svm.choice import Solver
+from sslbench.protocols.svm.choice import make_solver
 
 
 def average_precision(case: Case) -> None:
@@ -65,10 +67,11 @@ def _coefficients(given: dict[str, np.ndarray], wanted: dict[str, np.ndarray], s
     for c in range(given["train_y"].shape[1]):
         target = np.where(given["train_y"][:, c] > 0, 1, -1).astype(np.int8)
         for i, cost in enumerate(settings.costs):
-            model = Solver(settings, seed=0).fit(x, target, cost)
+            one = dataclasses.replace(settings, costs=(cost,))
+            model = make_solver(np.asarray(x, dtype=np.float64), one, 0)[0].fit(target[:, None], [cost])
             recorded = wanted["coef"][c, i]
-            np.testing.assert_allclose(model.weight, recorded, atol=1e-2 * np.abs(recorded).max())
-            assert model.bias == pytest.approx(float(wanted["intercept"][c, i]), rel=1e-2)
+            np.testing.assert_allclose(model.weight[0], recorded, atol=1e-2 * np.abs(recorded).max())
+            assert model.bias[0] == pytest.approx(float(wanted["intercept"][c, i]), rel=1e-2)
 
 
 def _features(x: np.ndarray, y: np.ndarray) -> Features:

@@ -38,8 +38,8 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any], tuple[tuple[str, ...], ...]]] = 
             "data": "photos",
             "settings": {"k": [1], "metric": "cosine"},
             "preprocessing": {"resize": 8, "crop": [8, 8], "interpolation": "bilinear"},
-            "layers": ["res5"],
-            "reference": {"top1": 90.0},
+            "layers": ["pixels"],
+            "reference": {"weights": "w", "metric": "top1", "value": 90.0, "source": "b 2020", "tolerance": 1.0},
         },
         (("show", "knn/mine"), ("eval", "--benchmark", "knn/mine", "--weights", "pixels", "--no-floors")),
     ),
@@ -99,8 +99,8 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any], tuple[tuple[str, ...], ...]]] = 
     "catalog": ("sslbench-data.yaml", {"mine": "photos", "other": "photos"}, ((*PIXELS, "--data", "mine"),)),
     "several": (
         "both.yaml",
-        {"sources": {"a": "photos", "b": {"data": "photos", "weight": 2}}},
-        ((*PIXELS, "--data", "both.yaml"),),
+        {"sources": {"a": "photos", "b": {"data": "others/photos", "weight": 2}}},
+        (("check-data", "both.yaml"),),
     ),
 }
 """Role -> where the document lies, the document, and the commands that read it."""
@@ -143,6 +143,8 @@ def document_cases() -> Iterator[Case]:
 def _with_photos(path: str, text: str, words: tuple[str, ...]) -> Callable[[Path], list[str]]:
     def write(folder: Path) -> list[str]:
         photos(folder)
+        for i, file in enumerate(sorted(photos(folder / "others").rglob("*.png"))):
+            file.write_bytes(picture(20 * i + 9))  # none is in both folders
         if "w.pth" in words:
             (folder / "w.pth").write_bytes(torch_file({f"net.{name}": t for name, t in tensors().items()}))
         start = "# @package _global_\n" if path.startswith("configs") else ""

@@ -65,7 +65,7 @@ def write(result, right, folder, ids=IDS, labels=LABELS):
     scores = np.zeros((len(ids), 3), np.float32)
     scores[np.arange(len(ids)), np.where(right, labels, (labels + 1) % 3)] = 1.0
     result = change(result, metrics={"top1": MetricValue(value=100.0 * float(np.mean(right)), n=len(ids))})
-    return records.read(records.write(result, scores, ids, labels, folder))
+    return records.read(records.write(result, scores, ids, labels, folder).file)
 
 
 def body(board):

@@ -43,7 +43,7 @@ def test_they_are_never_best_tied_or_averaged_and_have_no_interval():
 def test_only_the_same_benchmark_and_metric_are_beside():
     others = [row(70.0, benchmark="linear/cifar10"), row(71.0, metric="top5"), row(72.0, benchmark="knn/imagenet1k")]
     shown = with_published(board(), others)
-    assert shown.rows == board().rows and "Nothing is published" in shown.notes[-1]
+    assert shown.rows == board().rows and "No published numbers" in shown.notes[-1]
 
 
 def test_one_source_with_two_benchmarks_is_one_row():

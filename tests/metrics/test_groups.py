@@ -37,3 +37,10 @@ def test_a_small_worst_group_is_told():
 def test_an_unknown_metric_is_a_key_error():
     with pytest.raises(KeyError):
         by_group("nmi", "single", np.array([0, 1]), np.eye(2), ["a", "b"], seed=0)
+
+
+def test_the_largest_error_is_the_worst():
+    scores = np.array([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.7, 0.3]])
+    labels = np.array([0, 0, 1, 1])
+    found = by_group("nll", "single", labels, scores, ["a", "a", "b", "b"], seed=0, probabilities="scores")
+    assert [group.name for group in found] == ["b", "a"] and found[0].value > found[1].value

@@ -218,7 +218,7 @@ def test_a_checkpoint_is_a_weights_file_too(method, network, tmp_path):
 
 def test_a_checkpoint_of_something_else_is_named(tmp_path):
     path = checkpoints.write(tmp_path, 1, {"heads": {"weight": torch.ones(2, 2)}}, keep=1)
-    with pytest.raises(SslbenchError, match="is a checkpoint of the training of linear heads, not weights"):
+    with pytest.raises(SslbenchError, match="is a training checkpoint of linear heads, not weights"):
         load_backbone(str(path))
 
 
@@ -399,15 +399,15 @@ def test_freezing_the_moving_average_and_starting_from_weights(undisturbed, tmp_
         ({"batch_size": 512}, "96"),
         ({"batch_size": 15, "accumulate": 2}, "does not divide"),
         ({"epochs": 0}, "epochs 0 must be positive"),
-        ({"save_every": "often"}, "is no interval"),
+        ({"save_every": "often"}, "is not an interval"),
         ({"export": "teacher"}, "no such network"),
-        ({"backbone": "pixels"}, "nothing to train"),
+        ({"backbone": "pixels"}, "no trainable parameters"),
         ({"backbone": "resnet51"}, "Did you mean"),
         ({"method": {"name": "simcrl"}}, "Did you mean 'simclr'"),
         ({"method": {"name": "simclr", "temprature": 1}}, "Did you mean 'temperature'"),
         ({"schedule": {"lr": 1.0, "warmup_epochs": 5}}, "does not fit into 3 epochs"),
         ({"device": "cuda"}, "cuda"),
-        ({"save_every": "0 epochs"}, "is no interval"),
+        ({"save_every": "0 epochs"}, "is not an interval"),
         ({"clip_each": True}, "clips nothing without clip_norm"),
     ],
 )
@@ -460,7 +460,7 @@ def test_init_is_loaded_strictly(undisturbed, tmp_path):
     changes = {"backbone": "resnet18w0.25"}
     with pytest.raises(SslbenchError, match="shape"):
         start(init=str(undisturbed[0].weights))
-    with pytest.raises(UsageError, match="there is no --init"):
+    with pytest.raises(UsageError, match="need --init"):
         start(stem="average")
     assert not (tmp_path / "out").exists()
 
@@ -490,5 +490,5 @@ def test_residual_branches_begin_at_zero_and_the_weights_hold_the_plain_architec
         runs.settings("simclr", **changes), "sklearn:digits", tmp_path / "b", init=str(undisturbed[0].weights), limit=96
     )
     assert torch.equal(conv(pretrain(request, command="test")), conv(undisturbed[0])), "loaded weights stay"
-    with pytest.raises(UsageError, match="zero_init_residual says how random weights begin"):
+    with pytest.raises(UsageError, match="zero_init_residual sets random initial weights"):
         load_backbone(str(zero.weights), backbone=backbone)

@@ -117,5 +117,5 @@ def test_impossible_settings_are_refused(blobs, bad, says):
 
 def test_several_labels_per_sample_are_refused(blobs):
     train, _ = blobs(multi=True)
-    with pytest.raises(DataError, match="several labels each"):
+    with pytest.raises(DataError, match="several labels"):
         clustering.check(Settings(), train.labels)

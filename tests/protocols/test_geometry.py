@@ -5,6 +5,7 @@ import pytest
 
 from sslbench.data.labels import no_labels
 from sslbench.errors import DataError, UsageError
+from sslbench.metrics.catalog import METRICS
 from sslbench.protocols import geometry
 from sslbench.protocols.geometry import Settings
 
@@ -19,7 +20,7 @@ def test_no_labels_are_needed_and_only_alignment_uses_them(blobs):
     without = geometry.run(unlabelled(train), unlabelled(test), Settings(), seed=0)
     assert set(labelled.metrics) - set(without.metrics) == {"alignment"}
     assert all(labelled.metrics[name] == without.metrics[name] for name in without.metrics)
-    assert without.headline == "rankme" and without.absolute == set(without.metrics)
+    assert without.headline == "rankme" and all(METRICS[name].scale == 1 for name in labelled.metrics)
     assert without.scores.shape == (60, 0)
 
 
@@ -46,7 +47,7 @@ def test_values_are_those_of_a_singular_value_decomposition(blobs):
 def test_of_many_samples_some_are_drawn_and_it_is_said(blobs):
     _, test = blobs(10, 90)
     outcome = geometry.run(test, test, Settings(samples=40), seed=0)
-    assert outcome.notes == ("40 of 90 samples were drawn and looked at.",)
+    assert outcome.notes == ("Measured on a random subset of 40 of 90 samples.",)
     assert outcome.metrics != geometry.run(test, test, Settings(samples=40), seed=1).metrics
     assert geometry.run(test, test, Settings(samples=90), seed=0).notes == ()
 

@@ -113,12 +113,12 @@ def test_leave_one_out_leaves_the_whole_group_out(backend):
         knn.run(one, one, knn.Settings(k=(3,), leave_one_out=True), seed=0)
 
 
-@pytest.mark.parametrize(("name", "what"), [("knn", "choose k on"), ("linear", "choose c on")])
+@pytest.mark.parametrize(("name", "what"), [("knn", "select k on"), ("linear", "select c on")])
 def test_a_train_part_of_one_group_is_told(name, what):
     module, chosen = CASES[name]
     train = grouped()
     for groups, why in (
-        (np.zeros(60, np.int64), "All training samples belong to one group, so that none can be held out"),
+        (np.zeros(60, np.int64), "All training samples belong to one group, so no group can be held out"),
         (train.labels.values, "The training samples belong to 3 groups, and holding out one of them would take away"),
     ):
         notes = module.run(dataclasses.replace(train, groups=groups), grouped(seed=1), chosen, seed=0).notes

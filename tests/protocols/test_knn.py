@@ -265,7 +265,7 @@ def test_leave_one_out_chooses_k_for_each_half_on_the_other(blobs):
 
 def test_leave_one_out_wants_the_same_samples_and_one_neighbour_less(blobs):
     train, test = blobs(30, 20)
-    with pytest.raises(UsageError, match="the same ones"):
+    with pytest.raises(UsageError, match="the same samples"):
         knn.run(train, test, knn.Settings(k=(3,), leave_one_out=True), seed=0)
     with pytest.raises(UsageError, match="training samples, 29"):
         knn.run(train, train, knn.Settings(k=(30,), leave_one_out=True), seed=0)

@@ -76,7 +76,7 @@ def test_c_is_chosen_on_a_part_of_train_and_not_on_test(blobs):
 
 def test_a_choice_at_the_edge_of_the_grid_and_an_unfinished_solver_are_said(blobs):
     train, test = blobs(300, 100)
-    assert "of those tried" in linear.run(train, test, linear.Settings(c=(1e-9, 1e-3)), seed=0).notes[0]
+    assert "value tried" in linear.run(train, test, linear.Settings(c=(1e-9, 1e-3)), seed=0).notes[0]
     stopped = linear.run(train, test, linear.Settings(c=(10.0,), max_iter=2), seed=0)
     assert stopped.converged is False and "did not converge" in stopped.notes[0]
 

@@ -167,7 +167,7 @@ def test_a_choice_on_test_is_said(tmp_path):
     (outcome,) = run(tmp_path / "a", changed(lr=(1e-6, 0.3), select_on="test")).values()
     assert outcome.selected["on"] == "test" and outcome.selected["lr"] == 0.3
     assert outcome.selected["score"] == pytest.approx(outcome.metrics["top1"][0], abs=1e-6)
-    assert any("chosen on the test samples" in note for note in outcome.notes)
+    assert any("selected on the reported test samples" in note for note in outcome.notes)
     (outcome,) = run(tmp_path / "b", changed(select_on="test")).values()
     assert outcome.selected == {}, "one head: there was nothing to choose"
 
@@ -187,7 +187,7 @@ def _fit_part():
 
 
 def test_when_all_heads_diverge_the_message_says_what_to_do(tmp_path):
-    with pytest.raises(NotFiniteError, match="no head is left") as caught:
+    with pytest.raises(NotFiniteError, match="all heads diverged") as caught:
         run(tmp_path, changed(lr=(1e38, 2e38), norm="none"))
     assert "lower learning rates" in caught.value.remedy
 
@@ -375,7 +375,7 @@ def test_one_of_several_numbers_of_blocks_is_chosen(tmp_path):
         ({"warmup_epochs": 7.0}, "does not fit into 6 epochs"),
         ({"patch_mean": (True,)}, "patch_mean has no effect without blocks"),
         ({"momentum": 1.5}, "momentum"),
-        ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov needs optimizer.momentum"),
         ({"scale": (0.5, 0.1)}, "scale should ascend"),
         ({"holdout": 1.0}, "holdout should lie between"),
         ({"size": 32, "augment": "none"}, "size has no effect"),
@@ -389,7 +389,7 @@ def test_settings_that_cannot_work_are_refused(values, words):
 def test_labels_that_are_no_classes_are_refused():
     train = pictures(8, 1).labels
     for kind, values in (("none", np.zeros((8, 0), np.int8)), ("value", np.zeros((8, 1)))):
-        with pytest.raises(DataError, match="linear-online trains classifiers"):
+        with pytest.raises(DataError, match="linear-online needs classes"):
             linear_online.check(QUICK, dataclasses.replace(train, kind=kind, values=values))
 
 
@@ -409,7 +409,7 @@ def test_what_does_not_go_together_is_refused_before_any_training():
     assert "Did you mean 'output'" in refused(changed(plain_layers=("outptu",)))
     text = refused(changed(batch_size=128))
     assert "96 images to train on" in text and "batch_size=64" in text
-    assert "too small to hold out" in refused(changed(batch_size=2, lr=(0.1, 0.3)), train=pictures(4, 1))
+    assert "too small for a hold-out" in refused(changed(batch_size=2, lr=(0.1, 0.3)), train=pictures(4, 1))
     wide = small(preprocessing=dataclasses.replace(online_samples.PLAIN, crop=(10, 8)))
     assert "10 x 8 pixels" in refused(QUICK, wide)
 

@@ -70,7 +70,7 @@ def test_mean_average_precision_of_single_labels_leads_and_is_chosen_by_on_reque
     assert outcome.headline == "mAP" and outcome.metrics["mAP"][0] == pytest.approx(max(means.values()), abs=2e-3)
     assert outcome.selected["mean on test"]["k=5"] == pytest.approx(means, abs=2e-3)
     assert outcome.variants["k=5"]["mAP"] == pytest.approx(outcome.metrics["mAP"][0])
-    with pytest.raises(UsageError, match="metric=top1 is for single labels"):
+    with pytest.raises(UsageError, match="metric=top1 needs one label per sample"):
         run(*blobs(multi=True), metric="top1")
 
 

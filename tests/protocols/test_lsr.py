@@ -86,7 +86,7 @@ def test_what_cannot_work_is_refused(blobs):
     train, _ = blobs()
     with pytest.raises(UsageError, match="k=31 is more than train has samples for: 30 of class 'class0'"):
         lsr.check(lsr.Settings(k=(31,)), train.labels)
-    with pytest.raises(DataError, match="several labels each"):
+    with pytest.raises(DataError, match="several labels"):
         lsr.check(lsr.Settings(), blobs(multi=True)[0].labels)
     for bad in ({"k": ()}, {"k": (0,)}, {"draws": 0}, {"l2": ()}, {"l2": (0.0,)}, {"folds": 1}):
         with pytest.raises(UsageError):

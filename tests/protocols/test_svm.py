@@ -178,12 +178,12 @@ def test_an_unfinished_solver_marks_the_result(blobs):
     for solver in ("newton", "liblinear"):
         outcome = svm.run(*blobs(), svm.Settings(costs=(100.0, 1000.0), max_iter=1, solver=solver), seed=0)
         assert outcome.converged is False and "did not converge" in outcome.notes[-1]
-        assert outcome.notes[-2].startswith("While the cost was chosen, ")
+        assert outcome.notes[-2].startswith("During the selection of the cost, ")
 
 
 def test_what_cannot_be_learned_is_refused(blobs, make):
     train, test = blobs()
-    with pytest.raises(DataError, match="nothing to learn"):
+    with pytest.raises(DataError, match="no class has both positive and negative"):
         svm.run(make(train.x, np.zeros(len(train)), 4), test, svm.Settings(), seed=0)
     for bad in ({"costs": ()}, {"costs": (-1.0,)}, {"folds": 1}, {"max_iter": 0}, {"intercept_scaling": 0}):
         with pytest.raises(UsageError):

@@ -14,7 +14,7 @@ LATER = ("per_class_metrics", "groups", "probabilities", "costs", "preset")
 
 
 def test_a_record_without_the_later_fields_is_read(result, tmp_path):
-    path = records.write(result, SCORES, IDS, LABELS, tmp_path)
+    path = records.write(result, SCORES, IDS, LABELS, tmp_path).file
     content = json.loads(path.read_text(encoding="utf-8"))
     for name in LATER:
         del content[name]
@@ -32,7 +32,7 @@ def test_groups_costs_and_classes_survive_writing_and_reading(result, tmp_path):
         per_class_metrics={"f1": {"cat": 50.0, "dog": None}},
         probabilities="softmax",
     )
-    found = records.read(records.write(full, SCORES, IDS, LABELS, tmp_path))
+    found = records.read(records.write(full, SCORES, IDS, LABELS, tmp_path).file)
     assert all(getattr(found, name) == getattr(full, name) for name in LATER)
     assert identified(full).id == result.id
     assert comparability_key(full) == comparability_key(result)

@@ -18,7 +18,7 @@ from sslbench.results import SCHEMA, MetricValue, Outcome, canonical, percent_me
 
 
 def put(result, folder, labels=LABELS):
-    return records.write(result, SCORES, IDS, labels, folder)
+    return records.write(result, SCORES, IDS, labels, folder).file
 
 
 def edited(path, **changes):
@@ -38,6 +38,14 @@ def test_what_is_written_is_read_back(result, tmp_path):
     assert scores.scores.dtype == np.float32 and np.array_equal(scores.scores, SCORES)
     assert np.array_equal(scores.labels, LABELS)
     assert sorted(f.name for f in path.parent.iterdir()) == sorted([path.name, back.scores_file])
+
+
+def test_writing_returns_the_record_that_reading_returns(result, tmp_path):
+    written = records.write(result, SCORES, IDS, LABELS, tmp_path)
+    assert records.read(written.file) == written and records.scores_path(written).is_file()
+    assert records.read(written.file).file == written.file
+    without = records.write_without_scores(result, tmp_path / "other")
+    assert without.scores_file is None and records.read(without.file) == without
 
 
 def test_multi_label_scores_keep_their_ignored_labels(result, tmp_path):

@@ -42,15 +42,15 @@ def test_one_process_alone_takes_the_current_one(gpus):
 
 def test_a_gpu_that_is_not_there_is_refused(gpus):
     gpus(2)
-    with pytest.raises(UsageError, match=r"'cuda:3' was asked for, and there are 2 GPUs here\nUse cuda:0 or cuda:1"):
+    with pytest.raises(UsageError, match=r"cuda:3: there are 2 GPUs on this machine\nUse cuda:0 or cuda:1"):
         choose_device("cuda:3")
 
 
 def test_several_processes_do_not_share_a_gpu(gpus):
     torchrun = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
     gpus(2, **torchrun, LOCAL_WORLD_SIZE="4")
-    with pytest.raises(UsageError, match=r"4 processes were started on this machine, which shows them 2 GPUs"):
+    with pytest.raises(UsageError, match=r"4 processes were started on this machine, which has 2 visible GPUs"):
         local_gpu(2)
     gpus(4, **torchrun, LOCAL_WORLD_SIZE="4")
-    with pytest.raises(UsageError, match=r"'cuda:1' is one GPU, and 4 processes were started"):
+    with pytest.raises(UsageError, match=r"cuda:1 names one GPU, but 4 processes were started"):
         choose_device("cuda:1")

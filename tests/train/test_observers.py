@@ -99,7 +99,7 @@ def test_the_curve_is_drawn_from_one_point_on(tmp_path, steps):
 
 
 def test_a_curve_of_nothing_is_refused_and_a_run_with_nothing_left_draws_none(tmp_path):
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(ValueError, match="no values to plot"):
         curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
     for observer in (JsonLines(tmp_path / "metrics.jsonl"), CurvePlot()):
         drive(observer, info(tmp_path, start=40), [])
@@ -157,7 +157,7 @@ def test_waiting_for_images_is_told_once_when_it_lasts(tmp_path, caplog):
 def test_replaced_images_are_told_as_a_rate_per_epoch(tmp_path, caplog):
     lines = [line(5, replaced=2), line(10, replaced=1), line(15), line(20), line(25, replaced=8)]
     told = warnings(caplog, lines, info(tmp_path))
-    assert [text.split(" could")[0] for text in told] == [
+    assert [text.split(" were")[0] for text in told] == [
         "3 of the last 640 images (0.47%)",
         "8 of the last 320 images (2.50%)",
     ]

@@ -156,7 +156,7 @@ def test_what_cannot_be_grouped_is_refused():
         ({"layer_decay": 0.0}, "optimizer.layer_decay must be above 0"),
         ({"momentum": 1.0}, "optimizer.momentum must be from 0 to below 1"),
         ({"betas": (0.9, 1.5)}, "optimizer.betas"),
-        ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov needs optimizer.momentum"),
     ],
 )
 def test_impossible_settings_are_named(settings, message):

@@ -50,7 +50,9 @@ def test_processes_that_see_different_folders_end_with_one_message(tmp_path):
     outcomes = two_processes.run(resumed_as_seen, paths[0], paths[1])
     assert [told for _, told in outcomes] == [False, True]
     for message, _ in outcomes:
-        assert "process 1 on" in message and "cannot read" in message and "file system that their machines" in message
+        assert (
+            "process 1 on" in message and "cannot read" in message and "file system shared by their machines" in message
+        )
     checkpoints.write(paths[1], 8, {"number": 88}, keep=9)
     for message, _ in two_processes.run(resumed_as_seen, paths[0], paths[1]):
         assert "differs between process 1 on" in message

@@ -155,7 +155,7 @@ def test_a_file_that_is_there_is_not_replaced_unless_asked(tmp_path, source):
     convert(source, tmp_path / "out.pth", to="moco", overwrite=True)
     assert recognise(read(tmp_path / "out.pth")).format == "moco"
     before = source.read_bytes()
-    with pytest.raises(UsageError, match="is the file that is read"):
+    with pytest.raises(UsageError, match="is the input file"):
         convert(source, source, to="moco", overwrite=True)
     assert source.read_bytes() == before
 

@@ -143,13 +143,13 @@ def test_a_transform_that_makes_no_sense_is_one_message(tmp_path, metadata):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet50w64", "has 96,040,185,909 numbers, and the file holds 1"),
-        ("timm:vit_giant_patch14_dinov2", "numbers, and the file holds 1"),
+        ("resnet50w64", "has 96,040,185,909 parameters, but the file holds 1"),
+        ("timm:vit_giant_patch14_dinov2", "parameters, but the file holds 1"),
         ("resnet_bottleneck_999999999-1-1-1", "blocks; at most 1000"),
-        ("timm:vit_tiny_patch16_224,depth=1000000", "depth=1000000 is more than any network has"),
+        ("timm:vit_tiny_patch16_224,depth=1000000", "depth=1000000 is larger than in any network"),
         ("timm:vit_tiny_patch16_224,patch_size=0", "cannot be built"),
         ("timm:no_such", "timm has no model"),
-        ("resnet50,checkpoint_path=x", "is no option"),
+        ("resnet50,checkpoint_path=x", "is not an option"),
     ],
 )
 def test_a_short_file_does_not_make_a_large_network(tmp_path, name, message):

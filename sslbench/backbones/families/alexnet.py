@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from sslbench.backbones import alexnet
-from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import no_such_option
 from sslbench.preprocessing import Preprocessing
@@ -19,7 +19,7 @@ def _build(name: str) -> Backbone:
     spec = alexnet.SPECS.get(name)
     return Backbone(
         name=name,
-        builder="alexnet",
+        kind=Kind(),
         module=alexnet.create(name),
         preprocessing=spec.preprocessing if spec else Preprocessing(origin="torchvision default"),
         aliases=alexnet.aliases(name),

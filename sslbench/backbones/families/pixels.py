@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.family import Family
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
@@ -28,7 +28,7 @@ def _build(name: str) -> Backbone:
     side = None if size == "native" else (int(size), int(size))
     return Backbone(
         name=f"pixels:{size}",
-        builder="pixels",
+        kind=Kind(pixels=True),
         module=Pixels(),
         preprocessing=Preprocessing(side, None, "bilinear", (0.0,) * 3, (1.0,) * 3, origin="pixels"),
         aliases={"pixels": ""},

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from sslbench.backbones import resnet
-from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import no_such_option
 from sslbench.errors import BackboneError
@@ -61,7 +61,7 @@ def _build(name: str) -> Backbone:
     usual = _CIFAR if spec.stem == "cifar" else Preprocessing(origin="torchvision default")
     return Backbone(
         name=spec.name,
-        builder="resnet",
+        kind=Kind(options=frozenset({"in_chans", "last_stride"})),
         module=resnet.ResNet(spec),
         preprocessing=usual.for_channels(spec.channels),
         aliases=RESNET_LAYERS,

@@ -37,9 +37,9 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str)
         return None
     if not vit.heads_known:
         raise BackboneError(
-            f"{weights}: {vit.describe()}? The number of heads does not show in the tensors, and for this "
-            "size it is not the same everywhere",
-            f"Give the right number: --backbone {vit.name}",
+            f"{weights}: {vit.describe()}? The number of heads is not visible in the "
+            "tensors, and models of this size differ in it",
+            f"Give the number of heads: --backbone {vit.name}",
         )
     for note in vit.notes:
         log.info(f"{weights}: {note}")

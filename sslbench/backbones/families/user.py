@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.family import Family
 from sslbench.backbones.in_memory import from_module, users_preprocessing
 from sslbench.errors import BackboneError, UsageError
@@ -20,13 +20,14 @@ def _build(spec: str) -> Backbone:
         raise UsageError(f"'{spec}' is a {type(target).__name__}, not a function that builds a backbone")
     module = _call(spec, target)
     backbone = from_module(spec, module, users_preprocessing(spec, module))
-    return dataclasses.replace(backbone, builder="module")
+    return dataclasses.replace(backbone, kind=Kind(users=True))
 
 
 def _call(spec: str, target: Callable[[], Any]) -> nn.Module:
     if isinstance(target, nn.Module):
         raise UsageError(
-            f"'{spec}' is a module already", f"Give a function that returns it: lambda: {spec.split(':')[1]}"
+            f"'{spec}' is a module, not a function that builds one",
+            f"Give a function that returns it: lambda: {spec.split(':')[1]}",
         )
     try:
         module = target()
@@ -41,8 +42,8 @@ def _call(spec: str, target: Callable[[], Any]) -> nn.Module:
 
 def _check_recorded(name: str, where: str) -> None:
     raise BackboneError(
-        f"{where} names the Python code '{name}', which is not run because a file says so",
-        f"If you trust it, name it yourself: --backbone {name}",
+        f"{where} names the Python code '{name}'; code named in a file is not run",
+        f"If you trust it, give it on the command line: --backbone {name}",
     )
 
 

@@ -30,7 +30,7 @@ def fit_positions(tensors: Mapping[str, Tensor], module: nn.Module) -> tuple[dic
     target, grid = getattr(module, "pos_embed", None), _grid(module)
     if "pos_embed" not in changed or not isinstance(target, Tensor) or grid is None:
         return changed, ()
-    prefix = target.shape[1] - grid[0] * grid[1]  # rows of the module that belong to no patch
+    prefix = target.shape[1] - grid[0] * grid[1]  # position rows without a patch
     if prefix == 0 and isinstance(getattr(module, "reg_token", None), Tensor):
         changed = without_class_position(changed)
         if changed["pos_embed"] is not tensors["pos_embed"]:

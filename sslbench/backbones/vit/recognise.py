@@ -32,7 +32,7 @@ _SIZES: Mapping[tuple[int, int, int], tuple[str, int]] = {
     (1536, 40, 4096): ("giant", 24),  # DINOv2's, with SwiGLU
     (1664, 48, 8192): ("gigantic", 16),
 }
-# MoCo v3's own ViT-S has twice the heads of everybody else's (Chen et al. 2021, section 5: 12 heads of 32).
+# MoCo v3's ViT-S has twice the usual number of heads (Chen et al. 2021, section 5: 12 heads of 32).
 _MOCO_V3_SMALL_HEADS = 12
 # DINOv2 finishes its training at this size, and is evaluated at 224 (Oquab et al. 2023, section 7).
 _DINOV2_TRAINED, _DINOV2_EVALUATED = 518, 224
@@ -235,7 +235,7 @@ def _name(vit: ViT, word: str, hidden: int, shapes: Shapes, tag: str) -> str:
 
 def _base(vit: ViT, word: str, tag: str) -> tuple[str, dict[str, object]]:
     """Return the nearest existing name of timm and the properties it implies."""
-    sizes = (word, "giant") if vit.swiglu else (word, "small", "base")  # only DINOv2's giant has SwiGLU by itself
+    sizes = (word, "giant") if vit.swiglu else (word, "small", "base")  # only DINOv2's giant has SwiGLU by default
     for size, patch, image in ((w, p, i) for w in sizes if w for p, i in _nearest(vit)):
         registers = 4 if vit.registers else 0
         name = {

@@ -69,21 +69,23 @@ def command(
     terminal.show_messages()
     stored = [_is_features(Path(side)) for side in (a, b)]
     if any(stored) and not all(stored):
-        raise UsageError("A and B should both be weights or both be features", "Features: .npy files or store folders.")
-    chosen = _layers(layers), _layers(layers_b or layers)
+        raise UsageError("A and B must both be weights or both be features", "Features: .npy files or store folders.")
+    layers_of_both = _layers(layers), _layers(layers_b or layers)
     if all(stored):
         used = ("layers", "layers_b", "debiased", "csv_path", "png_path")
-        options.refuse(ctx, used=used, what="features, which are computed already")
-        sides = similarity.read(Path(a), chosen[0]), similarity.read(Path(b), chosen[1])
+        options.refuse(ctx, used=used, what="features, which are already computed")
+        sides = similarity.read(Path(a), layers_of_both[0]), similarity.read(Path(b), layers_of_both[1])
     else:
         if data.data and data.test_data:
-            raise UsageError("--data and --test-data exclude each other", "Both networks encode one set of images.")
+            raise UsageError(
+                "--data and --test-data exclude each other", "Both networks encode the same images; give one set."
+            )
         for flag, text, side in (("--format", format, a), ("--format-b", format_b, b)):
             if text and side == "random":
-                raise UsageError(f"{flag} is for a weights file, and '{side}' is none")
+                raise UsageError(f"{flag} applies to a weights file, which '{side}' is not")
         networks = (
-            _Network(a, backbone, format, chosen[0], trust_pickle),
-            _Network(b, backbone_b or backbone, format_b, chosen[1], trust_pickle),
+            _Network(a, backbone, format, layers_of_both[0], trust_pickle),
+            _Network(b, backbone_b or backbone, format_b, layers_of_both[1], trust_pickle),
         )
         sides = _encode(networks, data, preprocessing, run)
     found = similarity.similarity(*sides, debiased=debiased)

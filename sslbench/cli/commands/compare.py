@@ -39,10 +39,10 @@ def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
     if a.is_file() and b.is_file():
         found = [compare(read(a), read(b), metric=metric)]
     else:
-        ours, theirs = read_tree(a), read_tree(b)
-        matched = pairs(ours, theirs, metric)
+        results_a, results_b = read_tree(a), read_tree(b)
+        matched = pairs(results_a, results_b, metric)
         if not matched:
-            raise _nothing(a, b, ours, theirs)
+            raise _nothing(a, b, results_a, results_b)
         found = with_holm([compare(one, other, metric=metric) for one, other in matched])
     if as_json:
         echo(_json(found))
@@ -50,23 +50,25 @@ def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
         _print(found)
 
 
-def _nothing(a: Path, b: Path, ours: "Sequence[Result]", theirs: "Sequence[Result]") -> Exception:
+def _nothing(a: Path, b: Path, results_a: "Sequence[Result]", results_b: "Sequence[Result]") -> Exception:
     """Return the error for results without a comparable pair; it lists the differences of the most similar two."""
     from sslbench.errors import ResultError
     from sslbench.leaderboard.compare import differing
 
-    options = [(differing(x, y), x, y) for x in ours for y in theirs]
+    options = [(differing(x, y), x, y) for x in results_a for y in results_b]
     if not options:
-        return ResultError(f"there are no result records below {a if not ours else b}", "`sslbench eval` writes them.")
+        return ResultError(
+            f"there are no result records below {a if not results_a else b}", "`sslbench eval` writes result records."
+        )
     nearest, x, y = min(options, key=lambda option: len(option[0]))
     if not nearest:
         return ResultError(
-            f"{a} and {b}: the same results, or several layers or seeds that have no counterpart",
-            "Name two records in place of the folders.",
+            f"{a} and {b}: both folders hold the same results, or several layers or seeds without a counterpart",
+            "Name two records instead of the folders.",
         )
     listed = "\n".join(f"  {key}: {one} / {other}" for key, one, other in nearest)
     return ResultError(
-        f"no result below {a} can be compared with one below {b}; the two most similar differ in (A / B):\n{listed}",
+        f"no result below {a} is comparable with one below {b}; the two most similar differ in (A / B):\n{listed}",
         f"They are {x.file} and {y.file}.",
     )
 
@@ -105,17 +107,17 @@ def _notes(found: "list[Comparison]") -> list[str]:
     lines = []
     if len(found) > 1:
         lines.append(
-            f"{len(found)} comparisons: each verdict is for itself, and one in twenty of equal models is not tied by "
-            "chance. Holm p holds for all of them together."
+            f"{len(found)} comparisons: each verdict stands alone, so about one in twenty pairs of equal models "
+            "differs by chance. Holm p is corrected for all of them."
         )
     grouped = sorted({one.groups for one in found if one.groups is not None})
     if grouped:
         numbers = ", ".join(f"{number:,}" for number in grouped)
         lines.append(
-            f"The test samples belong to {numbers} groups, which are kept together: McNemar p is that of groups."
+            f"The test samples form {numbers} groups, which are kept together: McNemar p is computed over groups."
         )
     if any(one.p_mcnemar is None and one.metric == "top1" for one in found):
-        lines.append("Means over draws: the interval holds other draws and other test samples.")
+        lines.append("Means over draws: the interval covers other draws and other test samples.")
     return list(dict.fromkeys(lines))
 
 

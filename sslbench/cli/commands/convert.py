@@ -104,7 +104,7 @@ def _lines(report: "ConversionReport") -> list[str]:
         "read back and compared bit for bit",
     ]
     if report.dropped:
-        lines.append(f"left out {', '.join(report.dropped)} ({report.dropped_count} tensors, no part of the backbone)")
+        lines.append(f"left out {', '.join(report.dropped)} ({report.dropped_count} tensors, not part of the backbone)")
     if report.heads:
         lines.append(f"kept     heads: {', '.join(report.heads[:6])}{' ...' if len(report.heads) > 6 else ''}")
     for name, count in report.operations.items():

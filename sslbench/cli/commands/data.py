@@ -102,7 +102,11 @@ def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_v
 
     terminal.show_messages()
     if name is None:
-        options.refuse(click.get_current_context(), used=(), what="a list of data sets: NAME is missing")
+        options.refuse(
+            click.get_current_context(),
+            used=(),
+            what="a list of data sets (NAME is missing)",
+        )
         for line in prepared.described():
             click.echo(line)
         return
@@ -143,16 +147,16 @@ def add(
 
     terminal.show_messages()
     parts = open_data(location, image_column=image_column, label_column=label_column)
-    kept = location if project else absolute(location)
+    stored = location if project else absolute(location)
     file = _catalog_file(project)
     catalog.add(
         name,
-        catalog.CatalogEntry(kept, image_column=image_column, label_column=label_column),
+        catalog.CatalogEntry(stored, image_column=image_column, label_column=label_column),
         file,
         overwrite=overwrite,
     )
     counts = ", ".join(f"{split} {len(part):,}" for split, part in parts.items())
-    echo(f"{name} = {kept} ({counts} images), in {file}")
+    echo(f"{name} = {stored} ({counts} images), in {file}")
     if Path(name).exists():
         echo(f"note: here '{name}' is also a path, and in this folder --data {name} means the path", err=True)
 
@@ -174,11 +178,11 @@ def list_names() -> None:
     """List the names that --data accepts."""
     from sslbench.data import catalog
 
-    known = catalog.entries()
-    if not known:
+    entries = catalog.entries()
+    if not entries:
         echo("no names yet: sslbench data add NAME STRING", err=True)
-    width = max(map(len, known), default=0)
-    for named in known.values():
+    width = max(map(len, entries), default=0)
+    for named in entries.values():
         echo(f"{named.name:<{width}}  {named.entry.data}")
 
 
@@ -188,11 +192,11 @@ def show(name: str) -> None:
     """Print the location behind NAME and the catalog that has it."""
     from sslbench.data import catalog
 
-    known = catalog.entries()
-    if name not in known:
-        raise UsageError(f"there is no data location called '{name}'", did_you_mean(name, known))
-    echo(f"# {known[name].file}")
-    for key, value in dataclasses.asdict(known[name].entry).items():
+    entries = catalog.entries()
+    if name not in entries:
+        raise UsageError(f"there is no data location called '{name}'", did_you_mean(name, entries))
+    echo(f"# {entries[name].file}")
+    for key, value in dataclasses.asdict(entries[name].entry).items():
         if value is not None:
             echo(f"{key}: {value}")
 

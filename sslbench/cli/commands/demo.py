@@ -108,5 +108,5 @@ def verdict(results: "list[Result]") -> list[str]:
             f"{result.protocol.name}: SimCLR {word} its own random initialisation, "
             f"{metric.value:.2f} against {untrained:.2f} (pixels: {pixels:.2f})"
         )
-    lines.append("The test images were among those it was trained on, without their labels.")
+    lines.append("The test images were part of pretraining, without their labels.")
     return lines

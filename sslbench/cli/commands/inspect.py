@@ -80,12 +80,12 @@ def _weights(path: Path, backbone: str | None, format_: str | None, as_json: boo
     from sslbench.weights.reading.files import read
 
     file = read(path, trust_pickle=trust_pickle)
-    # Tensors at the top of a detector's file are its backbone; a checkpoint of its training has none to load.
+    # Top-level tensors of a detector file are its backbone; a detector's training checkpoint has no loadable ones.
     if file.content.keys() & {"detector", "about"} and not _detector(file, path, as_json) and not (backbone or format_):
         return 0
-    known = describe(file, backbone=backbone, format=format_)
-    echo(description_json(path, known) if as_json else page(path, known))
-    return 1 if known.problem else 0
+    description = describe(file, backbone=backbone, format=format_)
+    echo(description_json(path, description) if as_json else page(path, description))
+    return 1 if description.problem else 0
 
 
 def _detector(file: "WeightsFile", path: Path, as_json: bool) -> bool:
@@ -136,76 +136,85 @@ def _features(path: Path) -> None:
 _SHOWN = 12
 
 
-def description_json(path: Path, known: "Description") -> str:
+def description_json(path: Path, description: "Description") -> str:
     """Return the description of a weights file as JSON."""
     from sslbench.results import plain
 
-    return json.dumps(plain({"path": str(path), **dataclasses.asdict(known)}), indent=1, allow_nan=False)
+    return json.dumps(plain({"path": str(path), **dataclasses.asdict(description)}), indent=1, allow_nan=False)
 
 
-def page(path: Path, known: "Description") -> str:
+def page(path: Path, description: "Description") -> str:
     """Return the description of a weights file, one label and value per line."""
-    rows = [*_file_rows(known), *_format_rows(known), *_backbone_rows(known)]
-    if known.problem:
-        message, *remedies = known.problem.splitlines()
+    rows = [*_file_rows(description), *_format_rows(description), *_backbone_rows(description)]
+    if description.problem:
+        message, *remedies = description.problem.splitlines()
         rows += [("problem", message), *(("", remedy) for remedy in remedies)]
     text = [str(path), *(f"  {label:<13}{value}" for label, value in rows)]
-    if not known.format:
-        text += _keys(known)
+    if not description.format:
+        text += _keys(description)
     return "\n".join(text)
 
 
-def _file_rows(known: "Description") -> list[tuple[str, str]]:
-    rows = [("file", f"{known.container}, {_size(known.size)}, sha256 {known.sha256}")]
-    if known.beside:
-        shown = [f"{key}: {_short(value)}" for key, value in list(known.beside.items())[:6]]
-        rows.append(("beside", ", ".join(shown) + (", ..." if len(known.beside) > 6 else "")))
-    if known.stubbed:
-        rows.append(("not loaded", "objects of " + ", ".join(known.stubbed)))
-    if known.suspicious:
-        rows.append(("suspicious", "names functions that weights do not need: " + ", ".join(known.suspicious)))
+def _file_rows(description: "Description") -> list[tuple[str, str]]:
+    rows = [("file", f"{description.container}, {_size(description.size)}, sha256 {description.sha256}")]
+    if description.beside:
+        shown = [f"{key}: {_short(value)}" for key, value in list(description.beside.items())[:6]]
+        rows.append(("beside", ", ".join(shown) + (", ..." if len(description.beside) > 6 else "")))
+    if description.stubbed:
+        rows.append(("not loaded", "objects of " + ", ".join(description.stubbed)))
+    if description.suspicious:
+        rows.append(("suspicious", "names functions that weights do not need: " + ", ".join(description.suspicious)))
     return rows
 
 
-def _format_rows(known: "Description") -> list[tuple[str, str]]:
-    place = f"at '{known.where}'" if known.where else "at the top of the file"
-    tensors = f"{len(known.tensors)} {place}"
-    if not known.format:
+def _format_rows(description: "Description") -> list[tuple[str, str]]:
+    place = f"at '{description.where}'" if description.where else "at the top of the file"
+    tensors = f"{len(description.tensors)} {place}"
+    if not description.format:
         return [("format", "not recognised"), ("tensors", tensors)]
-    variant = f":{known.variant}" if known.variant else ""
-    rows = [("format", f"{known.format}{variant}: {known.title}"), ("because", known.why), ("tensors", tensors)]
-    if known.prefix or known.other_networks:
-        others = ", ".join(f"--format {known.format}:{name}" for name in known.other_networks)
-        taken = known.network + (", " if known.network and known.prefix else "")
-        taken += f"keys start with '{known.prefix}'" if known.prefix else ""
-        rows.append(("sub-network", taken + (f" (the file also has: {others})" if others else "")))
-    if known.heads:
-        shown = [f"{name} {_shape(shape)}" for name, shape in list(known.heads.items())[:4]]
-        rows.append(("heads", ", ".join(shown) + (f", ... {len(known.heads)} tensors" if len(known.heads) > 4 else "")))
-    if known.ignored:
-        rows.append(("ignored", ", ".join(known.ignored)))
+    variant = f":{description.variant}" if description.variant else ""
+    rows = [
+        ("format", f"{description.format}{variant}: {description.title}"),
+        ("because", description.why),
+        ("tensors", tensors),
+    ]
+    if description.prefix or description.other_networks:
+        others = ", ".join(f"--format {description.format}:{name}" for name in description.other_networks)
+        network = description.network + (", " if description.network and description.prefix else "")
+        network += f"keys start with '{description.prefix}'" if description.prefix else ""
+        rows.append(("sub-network", network + (f" (the file also has: {others})" if others else "")))
+    if description.heads:
+        shown = [f"{name} {_shape(shape)}" for name, shape in list(description.heads.items())[:4]]
+        rows.append(
+            (
+                "heads",
+                ", ".join(shown) + (f", ... {len(description.heads)} tensors" if len(description.heads) > 4 else ""),
+            )
+        )
+    if description.ignored:
+        rows.append(("ignored", ", ".join(description.ignored)))
     return rows
 
 
-def _backbone_rows(known: "Description") -> list[tuple[str, str]]:
-    if not known.format:
+def _backbone_rows(description: "Description") -> list[tuple[str, str]]:
+    if not description.format:
         return []
     rows = []
-    described = [known.backbone] * bool(known.backbone) + _architecture(known)
+    described = [description.backbone] * bool(description.backbone) + _architecture(description)
     rows += [("" if number else "backbone", line) for number, line in enumerate(described)]
-    dtypes = ", ".join(f"{count} {dtype}" for dtype, count in known.dtypes.items())
-    rows.append(("parameters", f"{known.parameters:,} ({dtypes} tensors)"))
-    if known.preprocessing is not None:
-        rows += [("" if number else "input", line) for number, line in enumerate(_input(known))]
-        rows += [("strides", known.strides)] if known.strides else []
-        rows.append(("loads", known.report))
-        rows.append(("layers", f"{', '.join(known.layers)} (default {known.layers[0]})"))
-        rows.append(("tensor hash", known.tensors_sha256))
+    dtypes = ", ".join(f"{count} {dtype}" for dtype, count in description.dtypes.items())
+    rows.append(("parameters", f"{description.parameters:,} ({dtypes} tensors)"))
+    if description.preprocessing is not None:
+        rows += [("" if number else "input", line) for number, line in enumerate(_input(description))]
+        rows += [("strides", description.strides)] if description.strides else []
+        rows.append(("loads", description.report))
+        rows.append(("layers", f"{', '.join(description.layers)} (default {description.layers[0]})"))
+        rows.append(("tensor hash", description.tensors_sha256))
     return rows
 
 
-def _architecture(known: "Description") -> list[str]:
-    numbers = dict(known.architecture)
+def _architecture(description: "Description") -> list[str]:
+    numbers = dict(description.architecture)
     if not numbers:
         return []
     lines = [str(numbers.pop("kind"))]
@@ -225,8 +234,8 @@ def _channels(count: int) -> str:
     return f"{count} input channel{'s' if count > 1 else ''}"
 
 
-def _input(known: "Description") -> list[str]:
-    used = known.preprocessing
+def _input(description: "Description") -> list[str]:
+    used = description.preprocessing
     if used is None:
         return []
     spaces = {
@@ -234,7 +243,7 @@ def _input(known: "Description") -> list[str]:
         "BGR": "BGR in the file, turned to RGB on loading",
         "lightness": "lightness (L of CIE Lab / 100) of RGB",
     }
-    order = spaces.get(known.space, f"{used.channels} channel{'s' if used.channels > 1 else ''}")
+    order = spaces.get(description.space, f"{used.channels} channel{'s' if used.channels > 1 else ''}")
     mean, std = ("(" + ", ".join(f"{value:.4g}" for value in values) + ")" for values in (used.mean, used.std))
     resize = (
         "images keep their size" if used.resize is None else f"{used.interpolation} resize to {_pixels(used.resize)}"
@@ -247,10 +256,10 @@ def _pixels(size: int | tuple[int, int]) -> str:
     return f"{size} (shorter side)" if isinstance(size, int) else f"{size[0]}x{size[1]}"
 
 
-def _keys(known: "Description") -> list[str]:
-    width = max((len(name) for name in list(known.tensors)[:_SHOWN]), default=0)
-    lines = [f"    {name:<{width}}  {_shape(shape)}" for name, shape in list(known.tensors.items())[:_SHOWN]]
-    more = len(known.tensors) - _SHOWN
+def _keys(description: "Description") -> list[str]:
+    width = max((len(name) for name in list(description.tensors)[:_SHOWN]), default=0)
+    lines = [f"    {name:<{width}}  {_shape(shape)}" for name, shape in list(description.tensors.items())[:_SHOWN]]
+    more = len(description.tensors) - _SHOWN
     return lines + ([f"    ... and {more} more (--json lists all)"] if more > 0 else [])
 
 

@@ -15,7 +15,7 @@ def command(kind: str | None) -> None:
     if kind is not None:
         singular = kind.removesuffix("s")
         if singular not in KINDS:
-            raise UsageError(f"there is no kind of thing called '{kind}'", did_you_mean(singular, KINDS))
+            raise UsageError(f"there is no list of '{kind}'", did_you_mean(singular, KINDS))
         kinds = (singular,)
     for each in kinds:
         if kind is None:

@@ -32,8 +32,8 @@ def command(name: str) -> None:
             if kind == "benchmark" and "\nextends:" in f"\n{text}":
                 _show_resolved(name.removeprefix("benchmark/"))
             return
-    known = {*list_names("protocol"), *(n for kind in kinds for n in list_names(kind))}
-    raise UsageError(f"there is nothing called '{name}'", did_you_mean(name, known))
+    valid = {*list_names("protocol"), *(n for kind in kinds for n in list_names(kind))}
+    raise UsageError(f"there is nothing called '{name}'", did_you_mean(name, valid))
 
 
 def _source_text(kind: FileKind, name: str) -> tuple[Path, str]:
@@ -55,7 +55,7 @@ def _show_resolved(name: str) -> None:
     content = {
         key: value for key, value in plain(load_benchmark(name)).items() if value not in (None, "", 0, [], {}, False)
     }
-    echo("\n# with what it extends:")
+    echo("\n# merged with the file that it extends:")
     echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).rstrip())
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sslbench import paths
 from sslbench.data import remote
-from sslbench.data.hashes import Stamp
+from sslbench.data.hashes import Stamp, stamp_of
 from sslbench.data.once import warn_once
 from sslbench.errors import DataError
 
@@ -49,17 +49,16 @@ class Index:
             raise ValueError(f"{len(self.names)} names, {len(self.numbers)} places, {len(self.texts)} texts")
 
 
-def stamp_of(path: Path) -> Stamp:
-    """Return the stamp of a file, which changes with its content.
+def container_stamp(path: Path) -> Stamp:
+    """Return the stamp of a container.
 
     Raises:
         DataError: the file cannot be accessed.
     """
     try:
-        stat = path.stat()
+        return stamp_of(path.stat())
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 def indexed(
@@ -76,7 +75,7 @@ def indexed(
     Raises:
         DataError: the container cannot be read or changes meanwhile; or `build` raises it.
     """
-    stamp = stamp_of(path) if origin is None else origin.stamp
+    stamp = container_stamp(path) if origin is None else origin.stamp
     name = f"{kind}\0{os.path.abspath(path) if origin is None else origin.url}"  # noqa: PTH100 - links stay as they are
     file = paths.cache_dir() / "indexes" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.idx"
     known = _load(file, [name, *map(str, stamp)])
@@ -90,7 +89,7 @@ def indexed(
         index = build(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    if stamp_of(path) != stamp:
+    if container_stamp(path) != stamp:
         raise DataError(f"{path} was written to while it was read", "Try again when it is complete.")
     if time.time_ns() - max(stamp[1], stamp[2]) > SETTLED_NS:
         _save(file, [name, *map(str, stamp)], index)

@@ -54,7 +54,7 @@ def _overlap(train: Source, test: Source, shared: list[tuple[int, int]], readabl
     if not shared:
         return []
     if len(shared) == readable:
-        message = f"all {len(test):,} images of {test.name} are in {train.name} too: a score would be from memory"
+        message = f"all {len(test):,} images of {test.name} are in {train.name} too: scores would measure memorisation"
         return [Finding("error", message)]
     pairs = [f"{test.images.path(i)} = {train.images.path(j)}" for i, j in shared[:3]]
     message = f"{len(shared):,} of {counted(len(test), 'image')} of {test.name} also in {train.name}: {some(pairs, 5)}"

@@ -111,7 +111,7 @@ def check_maps(
     findings += [Finding("error", f"{path}: {reason}") for path, reason in unreadable]
     findings += [*_across(parts, counts), *(_copies(parts) if copies else ())]
     if not copies:
-        findings.append(Finding("note", "duplicate images were not looked for (--copies)"))
+        findings.append(Finding("note", "duplicate images were not searched (--copies)"))
     return CheckedMaps(
         spec, dict(parts), counts, present, tuple(by_level(findings)), tuple(unreadable), copies, reading
     )
@@ -155,8 +155,8 @@ def _damage(part: LabelMapSource, facts: Sequence[MapFacts]) -> list[Finding]:
     smooth = [fact.path for fact in facts if fact.smooth]
     if smooth:
         message = (
-            f"{part.name}: {counted(len(smooth), 'map')} with values in between along the borders of its regions, as "
-            f"smoothing or JPEG leaves them: {some(smooth)}; maps are resized by the nearest pixel, and saved as PNG"
+            f"{part.name}: {counted(len(smooth), 'map')} with mixed values along region borders, "
+            f"as smoothing or JPEG produces: {some(smooth)}; resize maps by nearest neighbour and save them as PNG"
         )
         found.append(Finding("warning" if part.coding.named else "error", message))
     turned = [part.images.path(fact.index) for fact in facts if fact.turned]
@@ -225,7 +225,7 @@ def _about_pixels(part: LabelMapSource, facts: Sequence[MapFacts], counts: PartC
             found.append(Finding("note", message))
     crowds = sum(fact.crowds for fact in facts)
     if crowds:
-        message = f"{part.name}: {counted(crowds, 'crowd')} (iscrowd), of the class but no instances"
+        message = f"{part.name}: {counted(crowds, 'crowd')} (iscrowd), counted for the class but not as instances"
         found.append(Finding("note", message))
     return found
 

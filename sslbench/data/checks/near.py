@@ -89,7 +89,7 @@ def near_pairs(
     arrays = [first] if second is None else [first, second]
     fitted = _whitening(arrays)
     if fitted is None:
-        return NearDuplicates(problem="their vectors are all equal, or not finite")
+        return NearDuplicates(problem="their vectors are all equal or not finite")
     rows = _whitened(first, *fitted)
     other = rows if second is None else _whitened(second, *fitted)
     if not len(rows) or len(other) < (2 if second is None else 1):
@@ -97,7 +97,7 @@ def near_pairs(
     cosines, places = _nearest(rows, other, itself=second is None, device=device)
     hits, crowded = _copies(cosines, places, other, threshold)
     if crowded.sum() > 0.5 * len(rows):
-        problem = f"to {crowded.mean():.0%} of the images the {_NEIGHBOURS} nearest others are all similar"
+        problem = f"{crowded.mean():.0%} of the images are similar to all of their {_NEIGHBOURS} nearest neighbours"
         return NearDuplicates((), int(crowded.sum()), problem)
     chosen = np.flatnonzero(hits)
     chosen = chosen[

@@ -106,7 +106,8 @@ def open_parts(
 def open_with_boxes(data: str, test_data: str | None, *, seed: int, test_fraction: float) -> OpenedParts:
     """Open both parts with their boxes, with `open_objects.split_objects`."""
     objects = split_objects(data, test_data, seed=seed, test_fraction=test_fraction)
-    return OpenedParts(data, TrainTest(as_source(objects.train), as_source(objects.test), objects.how), objects)
+    train, test = as_source(objects.train), as_source(objects.test)
+    return OpenedParts(data, TrainTest(train, test, objects.how, seeded=objects.seeded), objects)
 
 
 def check_parts(
@@ -140,7 +141,7 @@ def check_parts(
     total = len(both.train) + len(both.test)
     findings += [Finding("error", f"{path}: {reason}") for _, path, reason in unreadable]
     if not copies:
-        message = f"duplicate images were not looked for: {total:,} files would be read (--copies)"
+        message = f"duplicate images were not searched: {total:,} files would be read (--copies)"
         findings.append(Finding("note", message))
     named = {
         name: dict(zip(part.labels.classes, tally, strict=False))

@@ -72,7 +72,7 @@ def _single_classes(train: Source, test: Source) -> list[Finding]:
     findings = []
     if len(there) == 1:
         name = next(iter(there))
-        message = f"{train.name} has one class, '{name}': there is nothing to distinguish"
+        message = f"{train.name} has one class only, '{name}': nothing can be distinguished"
         findings.append(Finding("error", message))
     untrained = [name for name, n in in_test.items() if n and not counts.get(name) and name in counts]
     if untrained:
@@ -94,10 +94,10 @@ def _names_as_labels(source: Source, classes: int) -> list[Finding]:
     names = (PurePosixPath(sample_id) for sample_id in source.ids)
     same = sum(source.labels.text(i) in (name.name, name.stem) for i, name in enumerate(names))
     if same > len(source) / 2:
-        message = f"{source.name}: {same:,} of {len(source):,} labels are the file's own name: no class can be learnt"
+        message = f"{source.name}: {same:,} of {len(source):,} labels equal the file's name: no class can be learnt"
         return [Finding("warning", message)]
     if classes > len(source) / 2:
-        message = f"{source.name} has {classes:,} classes for {len(source):,} images: are they ids, and not classes?"
+        message = f"{source.name} has {classes:,} classes for {len(source):,} images: they look like ids, not classes"
         return [Finding("warning", message)]
     return []
 
@@ -108,7 +108,7 @@ def _imbalance(source: Source, counts: dict[str, int]) -> list[Finding]:
     largest, smallest = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
     message = (
         f"{source.name} is imbalanced: {counts[largest]:,} images of '{largest}', {counts[smallest]:,} of "
-        f"'{smallest}'; look at the mean per-class accuracy too"
+        f"'{smallest}'; see balanced accuracy too"
     )
     return [Finding("note", message)]
 

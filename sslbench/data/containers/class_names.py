@@ -21,13 +21,13 @@ def class_names(file: Path, highest: int) -> tuple[str, ...]:
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not a text in UTF-8: {error}") from error
+        raise DataError(f"{file} is not text in UTF-8: {error}") from error
     while lines and not lines[-1]:
         lines.pop()
     if len(lines) <= highest:
         raise DataError(f"{file} names {len(lines)} classes, but there is a class number {highest}")
     if "" in lines or len(set(lines)) < len(lines):
-        raise DataError(f"{file}: a line is empty or occurs twice", "It should name each class once, in their order.")
+        raise DataError(f"{file}: a line is empty or occurs twice", "It should name each class once, in order.")
     return tuple(lines)
 
 

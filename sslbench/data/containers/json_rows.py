@@ -50,7 +50,7 @@ def json_rows(file: TextIO, tables: tuple[str, ...]) -> Iterator[tuple[str, Any,
         text.peek()
         key = text.value()
         if not isinstance(key, str):
-            raise ValueError(f"a key should stand in place of {key!r:.40}")
+            raise ValueError(f"{key!r:.40} is not a key")
         if key in seen:
             raise ValueError(f"the key '{key}' occurs twice")
         seen.add(key)
@@ -123,7 +123,7 @@ class _Text:
             except RecursionError as error:
                 raise ValueError("it is nested too deeply") from error
             else:
-                # A number may go on: of 1.5e3 the decoder takes the 1 when no more is there yet.
+                # A number may continue in the next chunk: of 1.5e3 the decoder would accept the 1 alone.
                 if self._ended or self._buffer[end : end + 1] not in ("", ".", "e", "E"):
                     self._at = end
                     return value

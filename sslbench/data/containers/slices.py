@@ -57,7 +57,7 @@ class _Handles:
                 self._open.pop(next(iter(self._open)), None)
             handle = self._open[path] = _Handle(path, stamp)
         else:
-            check_unchanged(path, os.fstat(handle.fd), stamp)  # it may be written to while it is open
+            check_unchanged(path, os.fstat(handle.fd), stamp)  # the file may be written to while it is open
         return handle
 
 
@@ -166,7 +166,7 @@ def _unpack(data: bytes, size: int, packing: int) -> bytes:
     if packing == BASE64:
         return binascii.a2b_base64(data.translate(_URL_SAFE), strict_mode=True)
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-    unpacked = unpacker.decompress(data, size + 1)  # never more than the archive's directory announces
+    unpacked = unpacker.decompress(data, size + 1)  # never more than the archive's directory declares
     if len(unpacked) != size or not unpacker.eof:
         raise ValueError(f"unpacks to {'more' if len(unpacked) > size else 'less'} than the {size:,} bytes announced")
     return unpacked

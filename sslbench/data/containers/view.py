@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sslbench import paths
-from sslbench.data.cache.index import SETTLED_NS, stamp_of
+from sslbench.data.cache.index import SETTLED_NS, container_stamp
 from sslbench.data.containers.names import check_some
 from sslbench.data.images import Files
 from sslbench.data.objects.rows import ObjectRows, write_objects
@@ -50,10 +50,10 @@ def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S
         DataError: the manifest cannot be read or changes meanwhile, or images are missing; or `build` raises it.
     """
     path = Path(spec)
-    stamp = stamp_of(path)
+    stamp = container_stamp(path)
     if stamp[0] < LARGE:
         return build()
-    # The name is a part of the key, since messages and the names of sources contain it.
+    # The name is part of the key, since messages and the names of sources contain it.
     key = json.dumps([_VERSION, kind, arguments, spec, os.path.abspath(path)])  # noqa: PTH100 - links stay as they are
     name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     folder = paths.cache_dir() / "manifests" / f"{name}-{hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]}"
@@ -64,7 +64,7 @@ def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S
         return known
     _log.info("reading %s (once: its content is kept in the cache folder)", spec)
     sources = build()
-    if stamp_of(path) != stamp:
+    if container_stamp(path) != stamp:
         raise DataError(f"{path} was written to while it was read", "Try again when it is complete.")
     if time.time_ns() - max(stamp[1], stamp[2]) < SETTLED_NS or not all(map(_can_be_kept, sources.values())):
         return sources

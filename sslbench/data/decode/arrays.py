@@ -57,12 +57,12 @@ def _only_member(data: bytes, path: str, wanted: Wanted) -> io.BytesIO:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
         if len(members) != 1:
-            raise UnreadableImage(path, f"an .npz with {len(members)} arrays, should be one")
+            raise UnreadableImage(path, f"an .npz with {len(members)} arrays instead of one")
         with archive.open(members[0]) as file:
             head = io.BytesIO(file.read(_HEAD))
         size = _check_header(head, path, wanted)
-        if members[0].file_size > size + _HEAD:  # the zip's size decides what is unpacked
-            raise UnreadableImage(path, "an .npz whose array is larger than it says")
+        if members[0].file_size > size + _HEAD:  # the size in the zip directory limits the unpacking
+            raise UnreadableImage(path, "an .npz whose array is larger than declared")
         return io.BytesIO(archive.read(members[0]))
 
 

@@ -99,7 +99,7 @@ class Decoder:
             if value is not None:
                 return handler, value
         if self.must_decode:
-            asked = ", ".join(name_of(handler) for handler in self.handlers) or "there are none"
+            asked = ", ".join(name_of(handler) for handler in self.handlers) or "no handler is installed"
             raise UnreadableImage(path, f"no handler takes it ({asked})")
         return None, None
 
@@ -138,7 +138,7 @@ class PictureDecoder:
             return decode(data, path, self.wanted)
         handler, value = self.decoder.route(path, data)
         if handler is None:
-            raise UnreadableImage(path, "left undecoded, and a backbone takes pictures")
+            raise UnreadableImage(path, "left undecoded, but a backbone needs images")
         if isinstance(handler, PictureHandler):
             return value  # type: ignore[no-any-return]
         decoded = as_picture(value, path, self.wanted, name_of(handler))
@@ -233,7 +233,7 @@ def as_picture(value: Any, path: str, wanted: Wanted, handler: str) -> Decoded:
     if isinstance(value, np.ndarray):
         return from_array(value, path, wanted)
     raise UsageError(
-        f"the decoder {handler} gave a {type(value).__name__} for {path}, which is no picture",
+        f"the decoder {handler} returned a {type(value).__name__} for {path}, which is not an image",
         "Return an array (H, W, channels), a tensor (channels, H, W), a Pillow image, or None for the next handler.",
     )
 
@@ -279,11 +279,11 @@ def _find(name: str) -> Handler:
     if not colon or not module:
         raise UsageError(
             f"there is no decoder '{name}'",
-            f"{did_you_mean(name, WAYS)} A function of yours is named with its module: my_module.my_function.",
+            f"{did_you_mean(name, WAYS)} Name your own function with its module: my_module.my_function.",
         )
     handler = find_object(f"{module}:{attribute}")
     if not callable(handler):
-        raise UsageError(f"decoder '{plain}' is no function", "It should be one of (path, file).")
+        raise UsageError(f"decoder '{plain}' is not a function", "It should be one of (path, file).")
     return handler  # type: ignore[no-any-return]
 
 

@@ -157,6 +157,12 @@ def orientation(image: bytes | Image.Image) -> int:
     return value if value in UPRIGHT else 1
 
 
+def upright_size(image: Image.Image, orientation: int) -> tuple[int, int]:
+    """Return height and width of a picture that is turned upright by its EXIF orientation (1 to 8)."""
+    swapped = orientation in UPRIGHT and UPRIGHT[orientation][0]
+    return (image.width, image.height) if swapped else (image.height, image.width)
+
+
 def _damage(error: Exception, kind: str) -> str:
     message = " ".join(str(error).split())
     if "truncated" in message.lower() or isinstance(error, EOFError):

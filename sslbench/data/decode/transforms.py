@@ -41,7 +41,7 @@ def resize_and_crop(
         image = _resize(image, *preprocessing.squash, preprocessing.interpolation)
     if preprocessing.crop is not None:
         image = functional.center_crop(image, list(preprocessing.crop))
-    return image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # a view would keep the whole picture in memory
+    return image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # a view would keep the whole image in memory
 
 
 def check_resized(height: int, width: int, preprocessing: Preprocessing) -> tuple[int, int]:
@@ -141,8 +141,8 @@ def check_channels(preprocessing: Preprocessing, channels: int = 3) -> None:
     if preprocessing.channels != channels and (preprocessing.channels, channels) != (1, 3):
         raise UsageError(
             f"the backbone takes images of {preprocessing.channels} channels (preprocessing from "
-            f"{preprocessing.origin}), these are decoded to {channels}",
-            f"Take a backbone for {channels} channels: --stem maps the stem of weights (average, bands=...).",
+            f"{preprocessing.origin}), but these are decoded to {channels}",
+            f"Use a backbone for {channels} channels; --stem maps the stem of the weights (average, bands=...).",
         )
 
 
@@ -169,11 +169,6 @@ def lightness(images: torch.Tensor) -> torch.Tensor:
     y = (linear * weights).sum(1, keepdim=True)
     found = torch.where(y > (6 / 29) ** 3, 116 * y.clamp(min=1e-8) ** (1 / 3) - 16, (29 / 3) ** 3 * y) * 2.55
     return found if images.is_floating_point() else found.round()
-
-
-def equal_size(preprocessing: Preprocessing) -> bool:
-    """Return whether all pictures get the same size, so that they can be batched."""
-    return output_size(preprocessing) is not None
 
 
 def output_size(preprocessing: Preprocessing) -> tuple[int, int] | None:

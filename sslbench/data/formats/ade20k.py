@@ -23,6 +23,7 @@ from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, 
 from sslbench.data.maps.pairs import find_places, paired
 from sslbench.data.maps.types import Coding, Grid, LabelMapSource, RawMap
 from sslbench.errors import DataError
+from sslbench.preprocessing import MAX_PIXELS
 
 _INFO = "objectInfo150.txt"
 _SEG = "_seg"
@@ -165,13 +166,11 @@ def _names_in_json(spec: str, splits: dict[str, Pairs]) -> tuple[Coding, list[st
         pairs = [(value, f"{name} ({value})" if name in twice else name) for value, name in sorted(names.items())]
         return make_coding(spec, pairs), []
     numbers = _numbers(splits)
-    note = f"{spec}: no JSON files beside the images name the classes, so they are called by their numbers"
+    note = f"{spec}: no JSON files with class names lie beside the images, so classes are named by number"
     return dataclasses.replace(make_coding(spec, [(n, str(n)) for n in numbers]), named=False), [note]
 
 
 def _numbers(splits: dict[str, Pairs]) -> list[int]:
-    from sslbench.preprocessing import MAX_PIXELS
-
     found: set[int] = set()
     for pairs in splits.values():
         maps = FullMaps(pairs.maps)

@@ -100,7 +100,7 @@ def _walk(root: str, found: _FolderContent, suffixes: frozenset[str] = SUFFIXES)
                         waiting.append((f"{name}/", around))
                 elif suffix not in suffixes:
                     found.others[suffix] += 1
-                elif entry.is_file() or _dangles(entry):  # a link to nothing is an unreadable image, not nothing
+                elif entry.is_file() or _dangles(entry):  # a dangling link counts as an unreadable image
                     found.images.append(name)
                 else:
                     found.special.append(name)
@@ -166,7 +166,7 @@ def _open_split(root: Path, name: str, notes: tuple[str, ...]) -> Source:
         others = f" ({_others(found.others)})" if found.others else ""
         raise DataError(
             f"{root} has no image{others}",
-            f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} and the like; a table (.csv) can list others.",
+            f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} or similar; a table (.csv) can list others.",
         )
     in_classes = [image for image in found.images if "/" in image]
     images = tuple(sorted(in_classes or found.images, key=printable))
@@ -189,10 +189,10 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[
     if found.loops:
         notes.append(f"{where}: links to a folder around them or to themselves left out: {some(sorted(found.loops))}")
     if found.special:
-        notes.append(f"{where}: left out, since it is no regular file: {some(sorted(found.special))}")
+        notes.append(f"{where}: left out, not regular files: {some(sorted(found.special))}")
     lists = sorted(e.name for e in root.iterdir() if e.name.lower().endswith((".csv", ".tsv", ".parquet", ".json")))
     if lists:
-        notes.append(f"{where}: if {some(lists)} lists labels, give that file as the data instead")
+        notes.append(f"{where}: if {some(lists)} lists labels, give that file as --data instead")
     if not classes:
         notes.append(f"{where}: no class folders, so its images have no labels")
         return notes

@@ -26,13 +26,13 @@ SUFFIXES = (".yaml", ".yml")
 class ListedSource:
     """Member of a list of sources."""
 
-    data: str = config.setting(dataclasses.MISSING, "the data location, as --data takes it; relative to the file")
+    data: str = config.setting(dataclasses.MISSING, "data location, as for --data; relative to the file")
     weight: float | None = config.setting(
-        None, "sampling frequency in pretraining, relative to the others (1 for those that give none)"
+        None, "sampling frequency in pretraining, relative to the other sources; default 1"
     )
-    split: str | None = config.setting(None, "the only split that is taken; of data without splits, what they are")
-    image_column: str | None = config.setting(None, "of a table, the column with the paths")
-    label_column: str | None = config.setting(None, "of a table, the column with the labels")
+    split: str | None = config.setting(None, "only split to use; for data without splits, the split's name")
+    image_column: str | None = config.setting(None, "column of image paths, for a table")
+    label_column: str | None = config.setting(None, "column of labels, for a table")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _read_file(file: Path) -> dict[str, ListedSource]:
     if "sources" not in content:
         near = "".join(f", not '{key}'" for key in difflib.get_close_matches("sources", content, n=1))
         raise UsageError(
-            f"{file} lists no sources: as data, a YAML file holds the key 'sources'{near}",
+            f"{file} lists no sources: a YAML file given as --data needs the key 'sources'{near}",
             "Such as:\nsources:\n  coco: annotations/instances.json\n  photos: {data: photos/, weight: 2}",
         )
     listed = config.build(_File, content, str(file)).sources
@@ -148,11 +148,12 @@ def _check(spec: str, parts: Mapping[str, ListedSource]) -> None:
         if part.weight is not None and not (part.weight > 0 and math.isfinite(part.weight)):
             raise UsageError(
                 f"{where}: the weight {part.weight:g} should be a number above 0",
-                "Leave out a source to show none of it.",
+                "Leave out the source to exclude it.",
             )
         if _lists_several(part.data):
             raise UsageError(
-                f"{where}: {part.data} lists several sources itself", "List those here, each under a name of its own."
+                f"{where}: {part.data} lists several sources itself",
+                "List those here directly, each under its own name.",
             )
 
 
@@ -171,7 +172,7 @@ def _joined(spec: str, opened: Mapping[str, dict[str, Source]], weights: Mapping
         there = ", ".join(dict.fromkeys(split for name in divided for split in opened[name]))
         raise UsageError(
             f"{spec}: {some(divided)} {_has(divided)} splits ({there}), and {some(undivided)} {_has(undivided)} none",
-            f"Say in a YAML file what it is, with the key 'split': {undivided[0]}: {{data: ..., split: train}}.",
+            f"Name its split in a YAML file: {undivided[0]}: {{data: ..., split: train}}.",
         )
     names = sorted({split for splits in opened.values() for split in splits}, key=split_rank)
     found = {}
@@ -184,7 +185,7 @@ def _joined(spec: str, opened: Mapping[str, dict[str, Source]], weights: Mapping
         if whole.weights:
             total = sum(whole.weights.values())
             drawn = ", ".join(f"{name} {weight / total:.1%}" for name, weight in whole.weights.items())
-            notes.append(f"pretraining shows {drawn}, by their weights; everything else takes every image once")
+            notes.append(f"pretraining draws {drawn}, by their weights; everything else uses every image once")
         found[split] = dataclasses.replace(whole, notes=(*notes, *whole.notes))
     return found
 

@@ -91,12 +91,12 @@ def _is_label(name: str) -> bool:
 
 def _unusable(member: tarfile.TarInfo, name: str | None) -> str | None:
     if name is None:
-        return None if member.isdir() else "with a name that leads outside"
+        return None if member.isdir() else "with a name outside the archive"
     if member.issym() or member.islnk():
         return "that are links"
     if member.isdir():
         return None
-    return None if member.isreg() and member.sparse is None else "that are no plain files"
+    return None if member.isreg() and member.sparse is None else "that are not regular files"
 
 
 def _members(shown: str, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
@@ -110,12 +110,12 @@ def _members(shown: str, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
                 if member.size < 0 or member.offset_data + member.size > end or member.offset_data <= reached:
                     raise _truncated(shown, member.offset)
                 reached = member.offset_data
-                archive.members = []  # type: ignore[attr-defined]  # a list of all members is kept otherwise
+                archive.members = []  # type: ignore[attr-defined]  # else tarfile keeps a list of all members
                 yield member
             at = archive.offset
     except (tarfile.TarError, ValueError, OverflowError, EOFError, MemoryError) as error:
         raise DataError(
-            f"{shown} is no tar file, damaged or truncated: {error}", "Get it again, or make it again."
+            f"{shown} is not a tar file, or is damaged or truncated: {error}", "Download or create it again."
         ) from error
     file.seek(at)
     if file.read(_BLOCK) != bytes(_BLOCK):
@@ -123,13 +123,13 @@ def _members(shown: str, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     while rest := file.read(1 << 20):
         if rest.strip(b"\0"):
             raise DataError(
-                f"{shown} goes on after its end mark (byte {at:,}): several archives were put one behind the other",
-                "Give them as several files, or make one archive of them.",
+                f"{shown} continues after its end mark (byte {at:,}): several archives were concatenated",
+                "Give them as separate files, or create one archive.",
             )
 
 
 def _truncated(shown: str, at: int) -> DataError:
-    return DataError(f"{shown} is damaged or truncated at byte {at:,}", "Get it again, or make it again.")
+    return DataError(f"{shown} is damaged or truncated at byte {at:,}", "Download or create it again.")
 
 
 def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -> str:
@@ -258,7 +258,7 @@ def _shards(spec: str) -> list[_Shard]:
     if len(names) == 1 and not Path(names[0]).exists() and any(sign in names[0] for sign in "*?["):
         names = sorted(glob.glob(names[0]))  # noqa: PTH207 - the string may be relative or absolute
         if not names:
-            raise UsageError(f"no file is called like '{spec}'")
+            raise UsageError(f"no file matches '{spec}'")
     if len(set(names)) < len(names):
         raise UsageError(f"{spec} names a shard twice")
     copies = {name: origin for name in names if remote.is_copy(Path(name)) and (origin := remote.origin_of(Path(name)))}

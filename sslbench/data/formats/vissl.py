@@ -18,6 +18,8 @@ from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted, printable
 from sslbench.errors import DataError, UsageError, WeightsError
+from sslbench.weights.reading.pickled import resolve
+from sslbench.weights.reading.unpickle import RestrictedPickle
 
 PREFIX = "vissl:"
 _SUFFIXES = (".npy", ".pkl")
@@ -74,7 +76,7 @@ def _parse(spec: str) -> _Request:
         if equals and key == "prefix":
             old, arrow, new = value.partition("->")
             if not arrow or not old:
-                raise UsageError(f"'{part}' in {spec} is no rule for paths", "Write prefix=/old/folder->/new/folder")
+                raise UsageError(f"'{part}' in {spec} is not a rule for paths", "Write prefix=/old/folder->/new/folder")
             prefixes.append((old, new))
         elif equals and key == "classes":
             classes = Path(value).expanduser()
@@ -132,9 +134,6 @@ def _ids(name: str, paths: Sequence[str], folder: Path) -> tuple[list[str], tupl
 
 def _read(path: Path) -> Any:
     """Read an array or list without running anything in the file."""
-    from sslbench.weights.reading.pickled import resolve
-    from sslbench.weights.reading.unpickle import RestrictedPickle
-
     try:
         with path.open("rb") as file:
             if path.suffix.lower() == ".npy":
@@ -150,7 +149,7 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path}: {error.message}") from error
     except Exception as error:  # a damaged pickle raises anything
         message = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} is no list that numpy or pickle wrote, or is damaged: {message}") from error
+        raise DataError(f"{path} is not a list written by numpy or pickle, or is damaged: {message}") from error
 
 
 def _checked_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -168,7 +167,7 @@ def _paths(path: Path) -> list[str]:
     listed = list(values) if isinstance(values, list | tuple) else []
     names = [os.fsdecode(value) if isinstance(value, bytes) else value for value in listed]
     if not names or not all(isinstance(name, str) and _can_be_path(name) for name in names):
-        raise DataError(f"{path} is no list of paths", "It should hold one text per image.")
+        raise DataError(f"{path} is not a list of paths", "It should hold one path per image.")
     return names
 
 
@@ -181,9 +180,9 @@ def _can_be_path(name: str) -> bool:
 
 def _checked_length(path: Path, values: Any, images: Path, n: int) -> Any:
     if not isinstance(values, np.ndarray | list | tuple):
-        raise DataError(f"{path} is no list of labels")
+        raise DataError(f"{path} is not a list of labels")
     if isinstance(values, np.ndarray) and values.ndim == 0:
-        raise DataError(f"{path} is one value, no list of labels")
+        raise DataError(f"{path} is one value, not a list of labels")
     if len(values) != n:
         raise DataError(f"{path} has {counted(len(values), 'label')}, {images} has {counted(n, 'image')}")
     return values

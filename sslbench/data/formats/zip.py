@@ -78,7 +78,7 @@ def _checked(path: Path, member: zipfile.ZipInfo) -> str:
     name = safe_name(member.filename.replace("\\", "/"))
     if name is None:
         raise DataError(
-            f"{path}: '{shown}' would lie outside of the archive", "Do not use it unless you trust its maker."
+            f"{path}: '{shown}' would lie outside of the archive", "Do not use it unless you trust its author."
         )
     if stat.S_ISLNK(member.external_attr >> 16):
         raise DataError(
@@ -93,7 +93,7 @@ def _place(path: Path, file: IO[bytes], member: zipfile.ZipInfo, end: int) -> tu
     shown = printable(member.filename)
     if member.compress_type not in _PACKINGS:
         method = _OTHER_METHODS.get(member.compress_type, str(member.compress_type))
-        raise DataError(f"{path}: '{shown}' is packed by the method {method}", "Pack it again with deflate or store.")
+        raise DataError(f"{path}: '{shown}' is packed by the method {method}", "Create it again with deflate or store.")
     if member.file_size > MAX_BYTES:
         raise DataError(f"{path}: '{shown}' unpacks to {member.file_size:,} bytes, the limit is {MAX_BYTES:,}")
     file.seek(member.header_offset)
@@ -103,7 +103,7 @@ def _place(path: Path, file: IO[bytes], member: zipfile.ZipInfo, end: int) -> tu
         raise DataError(f"{path} is damaged: '{shown}' is not where the directory of the archive says")
     packing = _PACKINGS[member.compress_type]
     if packing == RAW and member.compress_size != member.file_size:
-        raise DataError(f"{path} is damaged: '{shown}' is not packed and has two sizes")
+        raise DataError(f"{path} is damaged: '{shown}' is stored uncompressed but has two sizes")
     return start, member.compress_size, member.file_size, member.CRC, packing
 
 

@@ -209,9 +209,9 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         found = {path: reason for _, path, reason in unreadable}
         files = some([f"{path} ({reason})" for path, reason in found.items()])
         return DataError(
-            f"{self.name}: {counted(len(found), 'image')} tried for one batch cannot be read, and no other is left to "
-            f"stand in: {files}",
-            "sslbench check-data lists all of them. Mend or remove them, or lower batch_size.",
+            f"{self.name}: {counted(len(found), 'image')} tried for one batch cannot be read, and no "
+            f"replacement is left: {files}",
+            "sslbench check-data lists them. Repair or remove them, or lower batch_size.",
         )
 
     def _index(self, position: int) -> int:
@@ -240,7 +240,7 @@ def start_worker(worker: int) -> None:
     import cv2
 
     torch.set_num_threads(1)
-    cv2.setNumThreads(0)  # 1 would look for the threads of the parent, which a fork does not copy, and crash
+    cv2.setNumThreads(0)  # 1 would access the parent's threads, which a fork does not copy, and crash
     for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

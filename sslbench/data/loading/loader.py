@@ -189,7 +189,7 @@ class _BatchDataset(Dataset[PictureBatch | SslbenchError]):
 def _stack(pictures: list[torch.Tensor]) -> torch.Tensor:
     if not pictures:
         return torch.empty((0, 3, 0, 0), dtype=torch.uint8)
-    if len({picture.dtype for picture in pictures}) > 1:  # some of 8 bits, some of 16
+    if len({picture.dtype for picture in pictures}) > 1:  # 8 and 16 bits mixed
         pictures = [picture.to(torch.float32) for picture in pictures]
     return torch.stack([picture.permute(1, 2, 0) for picture in pictures]).permute(0, 3, 1, 2)
 

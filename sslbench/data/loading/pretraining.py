@@ -52,7 +52,7 @@ class TrainingData:
         steps_per_epoch: number of batches in one epoch.
     """
 
-    def __init__(  # noqa: PLR0913  what is read, how, and for which of the processes
+    def __init__(  # noqa: PLR0913  source, reading, and process
         self,
         source: Source,
         augment: Augment,
@@ -159,7 +159,7 @@ class TrainingData:
         for index, path, reason in batch.unreadable:
             if index not in self._reported:
                 self._reported.add(index)
-                _log.warning("cannot be read, another image stands in: %s: %s", path, reason)
+                _log.warning("cannot be read and is replaced by another image: %s: %s", path, reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,13 +225,13 @@ def _check(source: Source, batch_size: int, world: int, seed: int) -> None:
     n, share = len(source), len(source) // world
     if n < 2:
         raise DataError(
-            f"{source.name} has {counted(n, 'image') if n else 'no images'}, nothing to learn a representation from",
+            f"{source.name} has {counted(n, 'image') if n else 'no images'}, too few to learn a representation",
             "Give a folder, manifest or data set with at least as many images as one batch.",
         )
     if batch_size < 1:
         raise UsageError(f"a batch of {batch_size} images", "batch_size should be at least 1 image per process.")
     if seed < 0:
-        raise UsageError(f"seed={seed} should not be negative")
+        raise UsageError(f"seed should not be negative, not {seed}")
     if batch_size > share:
         each = "" if world == 1 else f", {share:,} for each of {world} processes"
         raise UsageError(

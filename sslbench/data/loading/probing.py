@@ -36,7 +36,7 @@ class EpochBatches:
         batch_size: images per batch, over all processes.
     """
 
-    def __init__(  # noqa: PLR0913  what is read, how, and for which of the processes
+    def __init__(  # noqa: PLR0913  source, reading, and process
         self,
         source: Source,
         view: View | Callable[[Tensor], Tensor],

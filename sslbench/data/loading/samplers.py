@@ -38,7 +38,7 @@ def choose_sampler(asked: str, source: Source, world: int = 1) -> SamplerName:
     if sampler == "weighted":
         _check_origins(source, world)
     elif source.weights:
-        _log.warning("%s: its weights are not used by sampler=%s", source.name, sampler)
+        _log.warning("%s: sampler=%s ignores its weights", source.name, sampler)
     return sampler
 
 
@@ -54,14 +54,14 @@ def check_sampler(sampler: str, source: Source) -> SamplerName:
         raise UsageError(f"there is no sampler '{sampler}'. {did_you_mean(sampler, SAMPLERS)}")
     if sampler == "weighted" and ORIGIN not in source.attributes:
         raise UsageError(
-            f"sampler=weighted mixes several sources, and {source.name} is one",
+            f"sampler=weighted mixes several sources, but {source.name} is a single one",
             "List them with their weights in a YAML file; or sampler=balanced shows every class equally often.",
         )
     if sampler in ("balanced", "stratified") and source.labels.kind != "single":
         raise UsageError(
             f"sampler={sampler} needs images with one class each, and those of {source.name} have "
             f"{LABELS[source.labels.kind].text}",
-            "Without sampler=, every image is shown once per epoch, in random order.",
+            "Leave out sampler= to draw every image once per epoch, in random order.",
         )
     return known
 
@@ -94,7 +94,7 @@ def _check_origins(source: Source, world: int) -> None:
             )
 
 
-def epoch_order(  # noqa: PLR0913  what the samplers look at, and where the numbers come from
+def epoch_order(  # noqa: PLR0913  the samplers' inputs and seeds
     sampler: SamplerName,
     n: int,
     classes: IntArray | None,

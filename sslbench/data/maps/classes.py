@@ -68,7 +68,7 @@ def coding_beside(root: Path, options: LabelMapOptions) -> Coding | None:
     found = next((root / name for name in names if (root / name).is_file()), None)
     if found is None:
         if options.classes:
-            raise UsageError(f"there is no {root / options.classes}, which should name the classes")
+            raise UsageError(f"the file of class names, {root / options.classes}, does not exist")
         return None
     try:
         text = found.read_text(encoding="utf-8-sig")
@@ -113,7 +113,7 @@ def colour(rgb: Sequence[int]) -> int:
 def _from_lines(path: Path, text: str) -> Coding:
     lines = [line.strip() for line in text.rstrip().splitlines()]
     if "" in lines:
-        raise DataError(f"{path}: line {lines.index('') + 1} is empty, but every line names the class of its number")
+        raise DataError(f"{path}: line {lines.index('') + 1} is empty, but every line must name a class")
     numbered = [_NUMBERED.fullmatch(line) for line in lines]
     if lines and all(numbered):
         return make_coding(path, [(int(match[1]), match[2]) for match in numbered if match])
@@ -200,29 +200,27 @@ def coding_of_values(spec: str, files: Files) -> tuple[Coding, tuple[str, ...]]:
     Raises:
         DataError: no map can be read, or there are more values than classes can be.
     """
-    _log.info("%s: nothing names the classes, so the values of %s are looked up", spec, counted(len(files), "map"))
+    _log.info("%s: no file names the classes, so the values of %s are read", spec, counted(len(files), "map"))
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda index: _values_of(files, index), range(len(files))))
     readable = [one for one in found if one is not None]
     if not readable:
-        raise DataError(f"{spec}: not one of {counted(len(files), 'map')} can be read: {_why(files)}")
+        raise DataError(f"{spec}: none of {counted(len(files), 'map')} can be read: {_why(files)}")
     colours = any(coloured for _, coloured in readable)
     columns = [_values_of(files, i, colours=True) for i in range(len(files))] if colours else found
     values = sorted({value for one in columns if one is not None for value in one[0].tolist()})
     if len(values) > _MOST:
         raise DataError(
             f"{spec}: the maps hold {len(values):,} different values, too many for classes",
-            "Were they smoothed, or are they pictures? If they are maps, name the classes in classes.txt.",
+            "They may be smoothed, or be photos. If they are maps, name the classes in classes.txt.",
         )
     ignore = (255,) if not colours and 255 in values and set(values) != {0, 255} and len(values) > 1 else ()
     kept = tuple(value for value in values if value not in ignore)
     shown = Coding(kept, tuple(map(str, kept)), ignore, colours, named=False)
     coding = dataclasses.replace(shown, classes=tuple(shown.text(value) for value in kept))
-    notes = [
-        f"{spec}: nothing names the classes (classes.txt, one per line, would), so they are called by their values"
-    ]
+    notes = [f"{spec}: no file names the classes (classes.txt, one per line), so they are named by value"]
     if ignore:
-        notes.append(f"{spec}: pixels of the value 255 do not count (?ignore=none would make them a class)")
+        notes.append(f"{spec}: pixels of value 255 are ignored (?ignore=none makes them a class)")
     return coding, tuple(notes)
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.maps.sizes import check_same_size, upright_size
+from sslbench.data.maps.sizes import check_same_size, size_and_turn
 from sslbench.data.maps.types import UNKNOWN, Grid, LabelMapSource, distinct
 from sslbench.data.workers import run
 from sslbench.errors import SslbenchError
@@ -85,7 +85,7 @@ def _facts(source: LabelMapSource, index: int, max_pixels: int) -> MapFacts:
     semantic = source.coding.positions(raw.values)
     counts = np.bincount(semantic.reshape(-1) - UNKNOWN, minlength=len(source.classes) + 2)
     values, pixels = np.unique(raw.values[semantic == UNKNOWN], return_counts=True)
-    size, turned = upright_size(source.images, index)
+    size, turned = size_and_turn(source.images, index)
     objects = None if raw.instances is None else distinct(raw.instances)[0]
     return MapFacts(
         index=index,

@@ -15,12 +15,12 @@ from PIL import Image, UnidentifiedImageError
 
 from sslbench.data.decode.picture import UnreadableImage, check_size, declared_too_large
 from sslbench.data.decode.pillow import strict_and_silent
-from sslbench.data.images import Files
+from sslbench.data.images import DIGEST_BYTES, Files, digest
 from sslbench.data.maps.types import Grid, RawMap
 from sslbench.preprocessing import MAX_PIXELS
 
 _FORMATS = ("PNG", "TIFF", "GIF", "BMP", "PPM", "WEBP")
-_BITS, _COLOUR_TYPE = 24, 25  # where the head of a PNG says them
+_BITS, _COLOUR_TYPE = 24, 25  # byte offsets in the header of a PNG
 _STRETCHED = {2: 85, 4: 17}
 """Bits of a grey PNG -> the factor by which Pillow multiplies its values."""
 
@@ -52,7 +52,7 @@ class MapPixels:
             UnreadableImage: there are colours.
         """
         if self.coloured:
-            raise UnreadableImage(self.path, "a colour picture, where every pixel should hold one number, its class")
+            raise UnreadableImage(self.path, "a colour image, but every pixel should hold one number, its class")
         return (self.array if self.array.ndim == 2 else self.array[..., 0]).astype(np.int32)
 
     def colours(self) -> Grid:
@@ -103,7 +103,7 @@ def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
         except UnreadableImage:
             raise
         except UnidentifiedImageError as error:
-            raise UnreadableImage(path, "no picture, or a damaged one") from error
+            raise UnreadableImage(path, "not an image, or damaged") from error
         except Image.DecompressionBombError as error:
             raise declared_too_large(error, path, max(max_pixels, MAX_PIXELS)) from error
         except Exception as error:  # decoders raise almost anything on a damaged file
@@ -117,7 +117,7 @@ def _check_kind(image: Image.Image, data: bytes, path: str) -> None:
     if kind in ("JPEG", "MPO") or lossy:
         raise UnreadableImage(path, f"a lossy {kind}: compression has changed the classes; maps should be PNG")
     if kind not in _FORMATS:
-        raise UnreadableImage(path, f"a {kind}, which is not read as a label map; maps should be PNG")
+        raise UnreadableImage(path, f"a {kind}, which is not supported for label maps; maps should be PNG")
     if getattr(image, "n_frames", 1) > 1:
         raise UnreadableImage(path, f"a {kind} of several frames")
 
@@ -144,9 +144,11 @@ def _pixels(image: Image.Image, data: bytes, path: str, codec: str) -> MapPixels
     if mode.startswith("I"):
         array = np.asarray(image).astype(np.int64)
         if array.size and not 0 <= array.min() <= array.max() < 2**31 - 1:
-            raise UnreadableImage(path, f"values from {array.min()} to {array.max()}; classes are numbers from 0 on")
+            raise UnreadableImage(
+                path, f"values from {array.min()} to {array.max()}; classes are numbers of at least 0"
+            )
         return MapPixels(path, array)
-    raise UnreadableImage(path, f"pixels of the kind {mode}, not one whole number each")
+    raise UnreadableImage(path, f"pixels of mode {mode}, not one whole number each")
 
 
 def _palette(image: Image.Image) -> npt.NDArray[np.uint8] | None:
@@ -188,7 +190,7 @@ class ValueMaps:
         instances = load(self.objects, index, max_pixels)
         numbers = self.numbers(instances)
         if numbers.shape != values.shape:
-            raise UnreadableImage(instances.path, "of another size than the map of classes")
+            raise UnreadableImage(instances.path, "of a size other than that of the class map")
         return RawMap(values, numbers.astype(np.int32))
 
     def digests(self) -> npt.NDArray[np.uint8]:
@@ -206,7 +208,6 @@ def joined_digests(files: Files, others: Files | None) -> npt.NDArray[np.uint8]:
     first = files.digests()
     if others is None:
         return first
-    from sslbench.data.images import DIGEST_BYTES, digest
 
     pairs = np.concatenate([first, others.digests()], axis=1)
     joined = b"".join(digest(row.tobytes()) for row in pairs)

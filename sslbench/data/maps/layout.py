@@ -43,7 +43,7 @@ def walk(folder: Path) -> list[str]:
         DataError: a folder cannot be read.
     """
     found: list[str] = []
-    waiting = [""]  # a list, so that any number of folders may lie in each other
+    waiting = [""]  # an explicit stack, so that folders may be nested to any depth
     try:
         while waiting:
             prefix = waiting.pop()

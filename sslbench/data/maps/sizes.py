@@ -5,19 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image
+from PIL import Image
 
 from sslbench.data.decode.picture import UPRIGHT
-from sslbench.data.decode.pillow import strict_and_silent
+from sslbench.data.decode.pillow import orientation, strict_and_silent, upright_size
 from sslbench.data.source import Images
-
-_ROTATED = (5, 6, 7, 8)
-
 
 _EXIF = (b"eXIf", b"exif", b"Orientation")
 
 
-def upright_size(images: Images, index: int) -> tuple[tuple[int, int] | None, bool]:
+def size_and_turn(images: Images, index: int) -> tuple[tuple[int, int] | None, bool]:
     """Read height and width of the upright image, and whether EXIF turns it, from the head of its file.
 
     The size is None if the file cannot be read: decoding the image says what is wrong with it.
@@ -27,10 +24,9 @@ def upright_size(images: Images, index: int) -> tuple[tuple[int, int] | None, bo
         if isinstance(data, np.ndarray):
             return (data.shape[0], data.shape[1]), False
         with strict_and_silent(2**40), Image.open(io.BytesIO(data)) as image:
-            said = image.format != "PNG" or any(mark in data for mark in _EXIF)  # for a PNG, getexif decodes it all
-            orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if said else 1
-            size = (image.width, image.height) if orientation in _ROTATED else (image.height, image.width)
-            return size, orientation in UPRIGHT
+            tagged = image.format != "PNG" or any(mark in data for mark in _EXIF)  # getexif would decode all of a PNG
+            turn = orientation(image) if tagged else 1
+            return upright_size(image, turn), turn in UPRIGHT
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None, False
 
@@ -42,5 +38,5 @@ def check_same_size(values: npt.NDArray[np.integer], size: Sequence[int] | None)
         return None
     message = f"the map is {width} x {height} pixels, but its image {size[1]} x {size[0]}"
     if tuple(size) == (width, height):
-        return f"{message}: it seems to be made on the image before its EXIF rotation"
+        return f"{message}: it was probably drawn on the image before its EXIF rotation"
     return message

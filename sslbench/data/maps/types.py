@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.maps.sizes import check_same_size, size_and_turn
 from sslbench.data.source import Images
 from sslbench.data.wording import some
 from sslbench.errors import DataError
@@ -198,19 +199,17 @@ class LabelMapSource:
             UnreadableImage: there is no complete map.
             DataError: it is of another size than the image, has a value that is no class, or contradicts its manifest.
         """
-        from sslbench.data.maps.sizes import check_same_size, upright_size
-
         raw, path = self.maps.read(index, max_pixels), self.maps.path(index)
         if raw.broken:
             raise DataError(f"{self.name}: {path}: {'; '.join(raw.broken)}")
-        if found := check_same_size(raw.values, size or upright_size(self.images, index)[0]):
+        if found := check_same_size(raw.values, size or size_and_turn(self.images, index)[0]):
             raise DataError(f"{self.name}: {path}: {found}")
         semantic = self.coding.positions(raw.values)
         if (semantic == UNKNOWN).any():
             values = [self.coding.text(value) for value in np.unique(raw.values[semantic == UNKNOWN]).tolist()]
             raise DataError(
-                f"{self.name}: {path} has values that are no class: {some(values, 8)}",
-                "List them among the classes, or leave them out: PLACE?ignore=255 (several with commas).",
+                f"{self.name}: {path} has values without a class: {some(values, 8)}",
+                "Add them to the classes, or ignore them: DATA?ignore=255 (several with commas).",
             )
         return LabelMap(semantic, raw.instances)
 

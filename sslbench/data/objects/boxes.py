@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image
+from PIL import Image
 
+from sslbench.data.decode.pillow import orientation, upright_size
 from sslbench.data.objects.types import Objects
 from sslbench.data.regular import open_regular
 from sslbench.data.wording import counted, some
 from sslbench.metrics.detection.masks import is_empty
 
-_ROTATED = (5, 6, 7, 8)
 _SLACK = 1.0
 """Pixels by which a box may leave its image and stay as it is: annotations round, and pycocotools scores them so."""
 
@@ -39,12 +39,12 @@ class BoxIssues:
         if self.clipped:
             hint = ""
             if len(self.clipped) > self.total / 4:
-                hint = " (so many: are the boxes x, y, width, height, and the sizes those of the images?)"
+                hint = " (check that boxes are x, y, width, height and that sizes are those of the images)"
             found.append(f"{counted(len(self.clipped), 'box')} clipped to the image: {some(self.clipped)}{hint}")
         if self.unmasked:
             many = counted(len(self.unmasked), "mask")
             found.append(
-                f"{many} without area (less than three corners), which nothing can match: {some(self.unmasked)}"
+                f"{many} without area (fewer than three corners), which no prediction can match: {some(self.unmasked)}"
             )
         return tuple(f"{spec}: {sentence}" for sentence in found)
 
@@ -101,9 +101,7 @@ def size_in_file(path: Path) -> tuple[int, int]:
     """Read height and width of the upright image from the head of its file; zeros if that fails."""
     try:
         with open_regular(str(path)) as file, Image.open(file) as image:
-            width, height = image.size
-            turned = image.getexif().get(ExifTags.Base.Orientation) in _ROTATED
+            return upright_size(image, orientation(image))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         logging.getLogger("sslbench").debug("%s: no size (%s)", path, error)
         return 0, 0
-    return (width, height) if turned else (height, width)

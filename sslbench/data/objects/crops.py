@@ -3,22 +3,20 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.config import setting
+from sslbench.data.decode.handlers import PictureDecoder, picture_decoder, picture_of
+from sslbench.data.decode.picture import Decoded, UnreadableImage
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST
 from sslbench.data.labels import single_labels
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Images, Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from sslbench.data.decode.handlers import PictureDecoder
-    from sslbench.data.decode.picture import Decoded
 
 IMAGE = "image"
 """Attribute with the image of a crop."""
@@ -30,7 +28,7 @@ class CropOptions:
 
     unit: Literal["image", "annotation"] = setting("image", "unit of a sample: an image, or the crop of each box")
     classes: Literal["category", "supercategory"] = setting("category", "level of the classes")
-    margin: float = setting(0.1, "of a crop, on each side, as a share of the box's side")
+    margin: float = setting(0.1, "margin of a crop on each side, as a share of the box's side")
     min_size: float = setting(8.0, "boxes with a shorter side are left out", unit="pixels")
 
     def __post_init__(self) -> None:
@@ -77,15 +75,13 @@ class Crops:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def decoded(self, index: int, decoder: "PictureDecoder") -> "Decoded":
+    def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
         """Decode the whole image and cut out the box with its margin, clipped to the image.
 
         Raises:
             UnreadableImage: the image cannot be decoded, or is of another size than its boxes are for.
             OSError: its file cannot be read.
         """
-        from sslbench.data.decode.picture import UnreadableImage
-
         whole = self._whole(int(self.rows[index]), decoder)
         height, width = whole.image.shape[1:]
         said = tuple(self.sizes[index].tolist())
@@ -93,14 +89,12 @@ class Crops:
             reason = f"is {width} x {height} pixels, but its boxes are for {said[1]} x {said[0]}"
             raise UnreadableImage(self.path(index), reason)
         left, top, right, bottom = _grown(self.boxes[index], self.margin, height, width)
-        # Channels interleaved in memory, as decoders give them and resizing is fast with.
+        # Interleaved channels, the memory layout of decoders, make resizing fast.
         part = whole.image[:, top:bottom, left:right].permute(1, 2, 0).contiguous().permute(2, 0, 1)
         return dataclasses.replace(whole, image=part)
 
-    def _whole(self, row: int, decoder: "PictureDecoder") -> "Decoded":
+    def _whole(self, row: int, decoder: PictureDecoder) -> Decoded:
         """Return the whole image at full size: boxes are in its pixels."""
-        from sslbench.data.decode.handlers import picture_of
-
         full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))
         known = self._last.known
         if known is None or known[0] != row or not known[1].same_as(full):
@@ -115,8 +109,6 @@ class Crops:
             UnreadableImage: as for `decoded`.
             OSError: as there.
         """
-        from sslbench.data.decode.handlers import picture_decoder
-
         crop = self.decoded(index, picture_decoder(None, self.images)).image
         return np.ascontiguousarray(crop.permute(1, 2, 0).numpy(), dtype=np.uint8)
 
@@ -210,7 +202,7 @@ def _crops(
                 kept.append((f"{sample}#{k:04d}", row, k))
                 found.append(((x1, y1, x2, y2), int(objects.classes[k]), int(numbers[k])))
     if not kept:
-        raise DataError(f"{source.name} has no box that can be a sample: of {crowds + ignored + small}, all left out")
+        raise DataError(f"{source.name} has no box that can be a sample: all {crowds + ignored + small} were left out")
     order = sorted(range(len(kept)), key=kept.__getitem__)
     ids, rows_, ks = zip(*(kept[i] for i in order), strict=True)
     boxes, classes, numbers_ = zip(*(found[i] for i in order), strict=True)

@@ -94,14 +94,14 @@ def _named(spec: str) -> _Toy:
     parts = [(part, _PART.fullmatch(part)) for part in match["parts"].split("-")[1:]] if match else []
     if match is None or not all(found for _, found in parts):
         if name.startswith("photos"):
-            raise UsageError(f"'{spec}' would have to be downloaded, and toy data are drawn here", _KNOWN)
+            raise UsageError(f"'{spec}' is a downloaded data set of kwcoco; only drawn toy data are supported", _KNOWN)
         raise UsageError(f"there is no toy data set '{spec}'", _KNOWN)
     sides = [part.removeprefix("gsize") for part, found in parts if found and found["value"] and _is_side(found)]
     if len(sides) > 1 or not all(side.isdecimal() and 10 <= int(side) < 10_000 for side in sides):
         raise UsageError(f"'{spec}': the side of the images should be one whole number from 10 to 9999", _KNOWN)
     rest = [part for part, found in parts if found and not _is_side(found)]
     rest = ["msi" if part == "multispectral" else part for part in rest]
-    rest += ["msi"] if "multisensor" in rest else []  # kwcoco fails on the one without the other
+    rest += ["msi"] if "multisensor" in rest else []  # kwcoco needs both
     key = "-".join([f"vidshapes{match['n']}", *sorted(set(rest))])
     return _Toy(int(match["n"]), int(sides[0]) if sides else _SIDE, key)
 
@@ -126,7 +126,7 @@ def _draw(folder: Path, toy: _Toy) -> None:
         try:
             temporary.rename(folder)
         except OSError:
-            if not (folder / _MANIFEST).is_file():  # else another process was faster, with the same images
+            if not (folder / _MANIFEST).is_file():  # else another process has written the same images
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -139,7 +139,7 @@ def _relative(file: str | None, folder: Path) -> str | None:
 
 
 def _call_kwcoco(folder: Path, toy: _Toy) -> None:
-    said = io.StringIO()  # kwcoco shows progress on stdout, where the results go
+    said = io.StringIO()  # kwcoco prints progress to stdout, which is reserved for results
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         common: Any = {"image_size": (toy.side, toy.side), "rng": 0, "bundle_dpath": str(folder.resolve())}

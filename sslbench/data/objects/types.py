@@ -135,10 +135,10 @@ class ObjectSource:
         )
         if said == (width, height):
             raise DataError(
-                f"{message}: they seem to be made on the image before its EXIF rotation",
-                "Boxes belong to the upright image: turn them, or remove the orientation from the file.",
+                f"{message}: they were probably made on the image before its EXIF rotation",
+                "Boxes refer to the upright image: rotate them, or remove the orientation from the file.",
             )
-        raise DataError(message, "Was the image resized after it was annotated? Boxes and size must be scaled with it.")
+        raise DataError(message, "If the image was resized after annotation, scale boxes and size likewise.")
 
     def masks_of(self, index: int) -> tuple[rle.Rle, ...]:
         """Return the masks of one image as run lengths.

@@ -61,7 +61,7 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
     refuse_existing(root / place)
     found = find_archives(name, official, archives, verify=verify)
     samples = settings["samples"]
-    if place == settings.get("test_folder"):  # trained on other data
+    if place == settings.get("test_folder"):  # benchmarks that train on other data
         samples = {"test": samples["test"]}
     counted = verify and not all(archive.md5 for archive in official)
     return prepare_folder(Layout(root / place, samples if counted else {}), MAKERS[name][1](found))

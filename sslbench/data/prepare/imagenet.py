@@ -32,12 +32,12 @@ def _files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], byt
     for name, content in members(archives[VAL]):
         found = _VAL_IMAGE.fullmatch(PurePosixPath(name).name)
         if found is None or not 1 <= int(found[1]) <= len(classes):
-            raise DataError(f"{archives[VAL]}: {name!a} is no validation image that the devkit knows")
+            raise DataError(f"{archives[VAL]}: {name!a} is not a validation image of the devkit")
         yield f"val/{classes[int(found[1]) - 1]}/{found[0]}", content
     for name, content in members(archives[TRAIN]):
         wnid = _CLASS.fullmatch(name)
         if wnid is None:
-            raise DataError(f"{archives[TRAIN]}: {name!a} is no tar of a class")
+            raise DataError(f"{archives[TRAIN]}: {name!a} is not the tar of a class")
         yield from _class_images(archives[TRAIN], wnid[1], content())
 
 
@@ -47,9 +47,9 @@ def _class_images(archive: Path, wnid: str, content: bytes) -> Iterator[tuple[st
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as inner:
             for member in inner:
                 if not member.isfile() or not _TRAIN_IMAGE.fullmatch(member.name):
-                    raise DataError(f"{archive}: {member.name!a} in {wnid}.tar is no training image")
+                    raise DataError(f"{archive}: {member.name!a} in {wnid}.tar is not a training image")
                 if member.offset_data + member.size > len(content):
-                    raise DataError(f"{archive}: {wnid}.tar ends early", "Download it again; what is written stays.")
+                    raise DataError(f"{archive}: {wnid}.tar ends early", "Download it again; written images are kept.")
                 yield f"train/{wnid}/{member.name}", _slice(content, member.offset_data, member.size)
     except tarfile.TarError as error:
         raise DataError(f"{archive}: {wnid}.tar is damaged: {error}", "Download it again.") from error
@@ -74,7 +74,7 @@ def _validation_classes(devkit: Path) -> list[str]:
     except (KeyError, ValueError) as error:
         raise DataError(f"{devkit}: the ground truth names a class that meta.mat does not know: {error}") from error
     if wrong := [wnid for wnid in set(classes) if not re.fullmatch(r"n\d{8}", wnid)]:
-        raise DataError(f"{devkit}: {wrong[0]!a} is no WordNet id")
+        raise DataError(f"{devkit}: {wrong[0]!a} is not a WordNet id")
     return classes
 
 

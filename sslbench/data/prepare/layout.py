@@ -72,7 +72,7 @@ def prepare_folder(layout: Layout, plan: LayoutPlan) -> Path:
     except OSError as error:
         where = error.filename or partial
         raise DataError(
-            f"stopped at {where}: {error.strerror or error}", "What is written stays; the same command continues."
+            f"stopped at {where}: {error.strerror or error}", "Written images are kept; the same command continues."
         ) from error
     partial.with_name(f"{partial.name}.lock").unlink(missing_ok=True)
     return target
@@ -85,7 +85,7 @@ def refuse_existing(target: Path) -> None:
         UsageError: it is there already.
     """
     if target.exists():
-        raise UsageError(f"{target} is there already", "Remove it, or give another --out.")
+        raise UsageError(f"{target} exists already", "Remove it, or give another --out.")
 
 
 @contextlib.contextmanager
@@ -104,11 +104,11 @@ def _check_space(partial: Path, needed: int) -> None:
     )
     free = shutil.disk_usage(partial).free
     if there:
-        log.info(f"continuing: {there / 1e9:.1f} GB are there already")
+        log.info(f"continuing: {there / 1e9:.1f} GB are already written")
     if needed - there > free:
         raise DataError(
             f"{partial.parent} has {free / 1e9:.1f} GB free, and {(needed - there) / 1e9:.1f} GB are needed",
-            "Free some space, or give another --out.",
+            "Free disk space, or give another --out.",
         )
 
 
@@ -145,8 +145,8 @@ def _check_counts(found: Counter[str], samples: Mapping[str, int], target: Path)
     if wrong:
         text = "; ".join(f"{part}: {ours.get(part, 0):,} images, expected {n:,}" for part, n in wrong.items())
         raise DataError(
-            f"the archives are not the whole of {target.name}: {text}",
-            "Check the archives. --no-verify keeps a part of the data set.",
+            f"the archives do not hold all of {target.name}: {text}",
+            "Check the archives; --no-verify accepts a part of the data set.",
         )
 
 
@@ -156,7 +156,7 @@ def members(archive: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     A member's content has to be asked for before the next member is.
 
     Raises:
-        DataError: the archive is damaged, or a member is a link or leads out of the archive.
+        DataError: the archive is damaged, or a member is a link or lies outside of the archive.
     """
     if zipfile.is_zipfile(archive):
         with _damage(archive), zipfile.ZipFile(archive) as packed:
@@ -174,7 +174,7 @@ def _damage(archive: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise DataError(f"{archive} is damaged: {error}", "Download it again; what is written stays.") from error
+        raise DataError(f"{archive} is damaged: {error}", "Download it again; written images are kept.") from error
     except (NotImplementedError, RuntimeError) as error:
         raise DataError(f"{archive} cannot be unpacked: {error}", "Is it the official archive?") from error
 
@@ -211,7 +211,7 @@ def _reader_of_zip(archive: Path, packed: zipfile.ZipFile, info: zipfile.ZipInfo
 def _safe(archive: Path, name: str) -> str:
     safe = safe_name(name)
     if safe is None or "\\" in name or "\0" in name:
-        raise DataError(f"{archive}: the member {name!a} leads out of the archive, which is refused")
+        raise DataError(f"{archive}: the member {name!a} lies outside of the archive, which is refused")
     return safe
 
 

@@ -50,12 +50,12 @@ def find_archives(
         inside = [path] if path.name in known else [path / name for name in known if (path / name).exists()]
         if not inside:
             listed = ", ".join(archive.name for archive in wanted)
-            raise UsageError(f"{path} is no archive of {data_set} by its name", f"They are called: {listed}")
+            raise UsageError(f"{path} does not have the name of an archive of {data_set}", f"Archives: {listed}")
         for file in inside:
             found.setdefault(known[file.name].name, file)
     if missing := [archive.name for archive in wanted if archive.name not in found]:
         raise UsageError(
-            f"{data_set} is made of {len(wanted)} archives; not given: {', '.join(missing)}",
+            f"{data_set} consists of {len(wanted)} archives; missing: {', '.join(missing)}",
             "Add --archive FILE for each, or --archive FOLDER for a folder that holds them.",
         )
     for archive in wanted:
@@ -76,5 +76,5 @@ def _compare(path: Path, wanted: str) -> None:
     if digest.hexdigest() != wanted:
         raise DataError(
             f"{path} is damaged or another file: its MD5 checksum is {digest.hexdigest()}, published is {wanted}",
-            "Download it again; --no-verify takes it as it is.",
+            "Download it again; --no-verify skips the check.",
         )

@@ -53,4 +53,4 @@ def _read(path: Path) -> npt.NDArray[np.generic]:
         values = np.frombuffer(content, _DTYPES[magic], offset=4 * (2 + max(n, 3)))
         return values.reshape(shape)
     except (EOFError, gzip.BadGzipFile, KeyError, ValueError) as error:
-        raise DataError(f"{path} is no array of small NORB: {error}", "Download it again.") from error
+        raise DataError(f"{path} is not an array of small NORB: {error}", "Download it again.") from error

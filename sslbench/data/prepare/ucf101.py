@@ -26,7 +26,7 @@ def plan(archives: Mapping[str, Path]) -> LayoutPlan:
     videos = archives[VIDEOS]
     if not videos.is_dir():
         raise UsageError(
-            f"{videos} is packed in a way that Python cannot read",
+            f"Python cannot read the compression of {videos}",
             f"Unpack it (unrar x {videos.name}, or bsdtar -xf) and give the folder: --archive {VIDEOS}",
         )
     listed = _listed(archives[LISTS])
@@ -69,7 +69,7 @@ def _middle_frame(video: Path) -> Callable[[], bytes]:
         try:
             middle = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) // 2
             frame = None
-            for _ in range(middle + 1):  # jumping to a frame is not exact in these files
+            for _ in range(middle + 1):  # seeking to a frame is inexact in these files
                 good, picture = capture.read()
                 frame = picture if good else frame
         finally:

@@ -43,7 +43,7 @@ SHARDS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """Suffixes of shards, which are downloaded when they are read."""
 
 _AT_ONCE = 16
-_OFTEN = 5  # downloads of one shard within _SOON_S that call for a warning
+_OFTEN = 5  # downloads of one shard within _SOON_S that cause a warning
 _SOON_S = 600.0
 _log = logging.getLogger("sslbench")
 
@@ -116,7 +116,7 @@ def origin_of(path: Path) -> Origin | None:
     Raises:
         DataError: the file cannot be read.
     """
-    _clean_up_at_exit()  # in this process: forked ones may end without running their exit handlers
+    _clean_up_at_exit()  # in this process, since forked ones may end without running exit handlers
     if is_copy(path):
         known = known_of(path)
         return Origin(known["url"], known["state"], known["size"], str(path)) if known else None
@@ -199,7 +199,7 @@ def _fetch(origin: Origin, *, again: bool) -> None:
         )
         if origin_of(Path(origin.url)) != origin:
             path.unlink(missing_ok=True)
-            raise DataError(f"{origin.url} was written to while it was read", "Try again when it is complete.")
+            raise DataError(f"{origin.url} changed while it was read", "Try again when it is complete.")
         return
     size = f" ({origin.size:,} bytes)" if origin.size is not None else ""
     _log.log(level, "copying %s%s", origin.url, size)

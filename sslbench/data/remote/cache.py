@@ -53,7 +53,7 @@ def bound() -> int:
 def _size(text: str) -> int:
     match = re.fullmatch(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)B?", text.strip().upper())
     if match is None:
-        raise UsageError(f"$SSLBENCH_REMOTE_CACHE is '{text}', which is no size", "Such as 50GB, 500MB, or 0.")
+        raise UsageError(f"$SSLBENCH_REMOTE_CACHE is '{text}', which is not a size", "Such as 50GB, 500MB, or 0.")
     return int(float(match["number"]) * _UNITS[match["unit"]])
 
 
@@ -184,7 +184,7 @@ class PartialCopy:
                 missing, writers = _evict(more, Path(self._file.name))
                 if missing <= 0:
                     self._reserved += more
-                    os.ftruncate(self._file.fileno(), self._reserved)  # the size that others count
+                    os.ftruncate(self._file.fileno(), self._reserved)  # the size that other processes count
                     return
             if writers:
                 since = time.monotonic()

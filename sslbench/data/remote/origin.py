@@ -41,7 +41,7 @@ class Origin:
     def stamp(self) -> Stamp:
         """Stamp of the file, the same on every machine."""
         number = int.from_bytes(hashlib.sha256(f"{self.url}\0{self.state}".encode()).digest()[:12])
-        # The copy gets this time, in whole even seconds, which every file system keeps.
+        # The copy's modification time: even whole seconds, which every file system can store.
         return self.size or 0, 2 * (number % 2**29) * 10**9, 0, number >> 33
 
 

@@ -54,11 +54,11 @@ def described(url: str) -> RemoteFile:
         OSError: the server cannot be reached; some packages of fsspec raise a RuntimeError instead.
     """
     if re.search(r"[\s\x00-\x1f]|%00", url):
-        raise UsageError(f"{url!r} is no URL: it has a space or a control character", "Write a space as %20.")
+        raise UsageError(f"{url!r} is not a URL: it has a space or a control character", "Write a space as %20.")
     try:
-        urllib.parse.urlsplit(url).port  # noqa: B018 - raises for what is no address
+        urllib.parse.urlsplit(url).port  # noqa: B018 - raises for an invalid port
     except ValueError as error:
-        raise UsageError(f"{url} is no URL: {error}") from error
+        raise UsageError(f"{url} is not a URL: {error}") from error
     return _over_http(url) if url.startswith(("http://", "https://")) else _by_fsspec(url)
 
 

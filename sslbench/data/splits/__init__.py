@@ -1,8 +1,8 @@
 """Train and test parts of data: their own splits, or a seeded stratified split."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.data.groups import choose_groups, source_groups, torn_classes
 from sslbench.data.labels import among_classes, present_classes
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
 from sslbench.data.splits.stratify import choose
@@ -17,6 +18,8 @@ from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
 from sslbench.names import did_you_mean
+
+S = TypeVar("S", Source, ObjectSource)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,7 @@ class TrainTest:
         how: origin of the two parts, for messages and results: 'train/ against val/'.
         notes: surprising facts about the parts, one sentence each.
         whole: the source that both were cut from, if any: its features serve both, at any seed of the split.
+        seeded: the parts were drawn with a seed.
     """
 
     train: Source
@@ -36,6 +40,7 @@ class TrainTest:
     how: str
     notes: tuple[str, ...] = ()
     whole: Source | None = None
+    seeded: bool = False
 
 
 def train_test(
@@ -75,12 +80,30 @@ def train_test(
     if test_data is None:
         return _from_one(data, sources, seed, test_fraction)
     others = open_data(test_data, **columns, **further)
-    train = _part(data, sources, ("train", "all"))
-    test = _part(test_data, others, ("test", "val", "all"))
+    train = choose_train(data, sources)
+    test = choose_test(test_data, others)
     return TrainTest(train, test, f"{train.name} against {test.name}")
 
 
-def _part(spec: str, sources: dict[str, Source], wanted: tuple[str, ...]) -> Source:
+def choose_train(spec: str, sources: Mapping[str, S]) -> S:
+    """Return the split to fit on, where another location has the test part: train, or all.
+
+    Raises:
+        UsageError: there are other splits only.
+    """
+    return _part(spec, sources, ("train", "all"))
+
+
+def choose_test(spec: str, sources: Mapping[str, S]) -> S:
+    """Return the split to score on, where another location has the train part: test, else val, else all.
+
+    Raises:
+        UsageError: there are other splits only.
+    """
+    return _part(spec, sources, ("test", "val", "all"))
+
+
+def _part(spec: str, sources: Mapping[str, S], wanted: tuple[str, ...]) -> S:
     for name in wanted:
         if name in sources:
             return sources[name]
@@ -116,7 +139,7 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     fit, held = holdout(source.labels, test_fraction, seed, groups=groups)
     if groups is not None and not (len(fit) and len(held)):
         raise DataError(
-            f"{source.name}: its {len(source)} images cannot be split without separating those of one "
+            f"{source.name}: its {len(source)} images cannot be split without separating one "
             f"{source.grouped_by} (of these it has {groups.max() + 1:,})",
             "Every class of the test part needs two groups; or give the test images with --test-data.",
         )
@@ -131,7 +154,8 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     how = f"seeded {kind} split{by}: {100 - percent} % train, {percent} % test (seed {seed})"
     train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
     test = source.select(held, f"{source.name} (test, {percent} %)")
-    return TrainTest(train, test, how, torn_classes(source, test, grouped=groups is not None), whole=source)
+    torn = torn_classes(source, test, grouped=groups is not None)
+    return TrainTest(train, test, how, torn, whole=source, seeded=True)
 
 
 def holdout(labels: Labels, fraction: float, seed: int, *, groups: IntArray | None = None) -> tuple[IntArray, IntArray]:
@@ -210,7 +234,7 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     known = {name: i for i, name in enumerate(train.labels.classes)}
     values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
     if train.labels.kind == "single":
-        # A class that test lists but has no sample of may be unknown to train: its number is never looked up.
+        # A class listed by test without samples may be unknown to train: its number is never used.
         numbers = np.array([known.get(name, -1) for name in test.labels.classes], dtype=np.int64)
         values = numbers[test.labels.values]
     else:
@@ -257,7 +281,7 @@ def name_numbered(train: Source, test: Source) -> Source:
     if odd or len({int(name) for name in test.labels.classes}) < len(test.labels.classes):
         raise DataError(
             f"the classes of {test.name} should be numbers from 0 to {len(ordered) - 1}, each once: {some(odd)}",
-            f"They stand for the classes of {train.name} in the order of their names.",
+            f"They number the classes of {train.name}, sorted by name.",
         )
     names = tuple(ordered[int(name)] for name in test.labels.classes)
     return dataclasses.replace(test, labels=dataclasses.replace(test.labels, classes=names))
@@ -270,7 +294,7 @@ def label_problems(train: Source, test: Source) -> list[str]:
         verb = "has" if len(unlabelled) == 1 else "have"
         remedy = "give a folder with a sub-folder per class, or a table or manifest with labels"
         if ORIGIN in train.attributes:
-            remedy = "several sources have labels only if each of them has; sslbench check-data names those without"
+            remedy = "joined sources have labels only if each has; sslbench check-data lists those without"
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
     if train.labels.kind != test.labels.kind:
         return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]
@@ -282,14 +306,15 @@ def label_problems(train: Source, test: Source) -> list[str]:
     problems = []
     for name in unknown[:5]:
         problems.append(
-            f"the class '{name}' of {test.name} is not in {train.name}. {_nearest(name, train.labels.classes)}"
+            f"the class '{name}' of {test.name} is not in {train.name}. {nearest_class(name, train.labels.classes)}"
         )
     if len(unknown) > 5:
         problems.append(f"... and {len(unknown) - 5} more classes of {test.name}")
     return problems
 
 
-def _nearest(name: str, classes: tuple[str, ...]) -> str:
+def nearest_class(name: str, classes: Iterable[str]) -> str:
+    """Return a sentence about the class that a user may have meant, in the style of `did_you_mean`; '' without one."""
     for other in classes:
         if other.casefold() == name.casefold():
             return f"It differs from '{other}' only in case."
@@ -314,7 +339,7 @@ def not_listed(train: Source, test: Source) -> str | None:
     unlisted = [name for name in train.labels.classes if name not in listed]
     if test.labels.kind != "multi" or not unlisted:
         return None
-    return f"{test.name} does not list {some(unlisted, 5)}, so its images count neither for nor against that"
+    return f"{test.name} does not list {some(unlisted, 5)}, so its images are ignored for these classes"
 
 
 def _present(source: Source) -> list[str]:

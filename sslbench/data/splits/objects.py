@@ -7,10 +7,9 @@ from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.open import open_objects
-from sslbench.data.splits import holdout
+from sslbench.data.splits import choose_test, choose_train, holdout, nearest_class
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
-from sslbench.names import did_you_mean
 
 _FEWEST = 2
 
@@ -24,12 +23,14 @@ class TrainTestObjects:
         test: to score on.
         how: origin of the two parts, for messages and results.
         notes: surprising facts about the parts, one sentence each, beside the notes of the sources.
+        seeded: the parts were drawn with a seed.
     """
 
     train: ObjectSource
     test: ObjectSource
     how: str
     notes: tuple[str, ...] = ()
+    seeded: bool = False
 
 
 def split_objects(
@@ -54,23 +55,14 @@ def split_objects(
     others = None if test_data is None else open_objects(test_data)
     sources = open_objects(data)
     if others is not None and test_data is not None:
-        train = _part(data, sources, ("train", "all"))
-        test = _part(test_data, others, ("test", "val", "all"))
+        train = choose_train(data, sources)
+        test = choose_test(test_data, others)
         parts = TrainTestObjects(train, test, f"{train.name} against {test.name}")
     elif len(sources) == 1:
         parts = _seeded(next(iter(sources.values())), seed, test_fraction)
     else:
         parts = _own(data, sources)
     return _matched(parts)
-
-
-def _part(spec: str, sources: Mapping[str, ObjectSource], wanted: tuple[str, ...]) -> ObjectSource:
-    for name in wanted:
-        if name in sources:
-            return sources[name]
-    if len(sources) == 1:
-        return next(iter(sources.values()))
-    raise UsageError(f"{spec} has the splits {', '.join(sources)}, but none called {' or '.join(wanted[:-1])}")
 
 
 def _own(spec: str, sources: Mapping[str, ObjectSource]) -> TrainTestObjects:
@@ -102,14 +94,15 @@ def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObject
     if min(len(fit), len(held)) < _FEWEST:
         raise DataError(
             f"{source.name} has {counted(len(source), 'image')}, too few to split into train and test"
-            + (f" without separating those of one {source.grouped_by}" if grouped else ""),
+            + (f" without separating one {source.grouped_by}" if grouped else ""),
             "Both parts need two images or more; or give the test images with --test-data.",
         )
     percent = round(100 * len(held) / len(source))
     by = source.grouped_by if grouped else "image"
     how = f"seeded split by {by}: {100 - percent} % train, {percent} % test (seed {seed})"
     train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
-    return TrainTestObjects(train, source.select(held, f"{source.name} (test, {percent} %)"), how)
+    test = source.select(held, f"{source.name} (test, {percent} %)")
+    return TrainTestObjects(train, test, how, seeded=True)
 
 
 def _matched(parts: TrainTestObjects) -> TrainTestObjects:
@@ -123,16 +116,16 @@ def _matched(parts: TrainTestObjects) -> TrainTestObjects:
         if len(part) < _FEWEST:
             raise DataError(
                 f"{part.name} has {counted(len(part), 'image')}; detection needs two or more",
-                "Average precision on a single image says nothing, and neither does training on one.",
+                "Neither training nor average precision is meaningful with one image.",
             )
         if not part.counts().any():
-            raise DataError(f"{part.name} has no objects (crowds apart)", "Detection needs boxes on both sides.")
+            raise DataError(f"{part.name} has no objects (crowds apart)", "Detection needs boxes in both parts.")
     there = {name for name, n in zip(train.classes, train.counts(), strict=True) if n}
     tested = {name for name, n in zip(test.classes, test.counts(crowds=True), strict=True) if n}
     unknown = sorted(tested - there)
     if unknown:
         lines = [
-            f"the class '{name}' of {test.name} has no object in {train.name}. {_nearest(name, there)}"
+            f"the class '{name}' of {test.name} has no object in {train.name}. {nearest_class(name, there)}"
             for name in unknown[:5]
         ]
         more = [f"... and {len(unknown) - 5} more classes of {test.name}"] if len(unknown) > 5 else []
@@ -143,7 +136,7 @@ def _matched(parts: TrainTestObjects) -> TrainTestObjects:
     notes = parts.notes
     if absent:
         notes = (*notes, f"{counted(len(absent), 'class')} of train without an object in test: {some(absent, 5)}")
-    # Result files name a class as test's manifest does.
+    # Result files use the class names of test's manifest.
     numbers_of_test = dict(zip(test.classes, test.class_numbers, strict=True))
     own = tuple(numbers_of_test.get(name, number) for name, number in zip(names, numbers, strict=True))
     return dataclasses.replace(
@@ -162,10 +155,3 @@ def _kept(train: ObjectSource, names: tuple[str, ...], numbers: tuple[int, ...])
         changed = changed or len(rows) < len(one)
     kept = dataclasses.replace(train, objects=tuple(objects)) if changed else train
     return kept.with_classes(names, numbers)
-
-
-def _nearest(name: str, classes: set[str]) -> str:
-    for other in classes:
-        if other.casefold() == name.casefold():
-            return f"It differs from '{other}' only in case."
-    return did_you_mean(name, classes)

@@ -47,7 +47,7 @@ class Blur:
     p: float = setting(0.0, "probability")
     sigma: tuple[float, float] = setting((0.1, 2.0), "standard deviation, drawn uniformly between these", unit="pixels")
     kernel: float | None = setting(
-        None, "side of the kernel as a part of the view's side (SimCLR: 0.1); null takes 3 sigma to either side"
+        None, "side of the kernel as a share of the view's side (SimCLR: 0.1); null: 3 sigma to either side"
     )
 
     def __post_init__(self) -> None:
@@ -85,17 +85,17 @@ class View:
     """
 
     count: int = setting(1, "views of this kind per image")
-    size: int = setting(224, "side of the view", unit="pixels")
-    scale: tuple[float, float] = setting((0.08, 1.0), "part of the image's area that is cropped, drawn between these")
-    ratio: tuple[float, float] = setting((3 / 4, 4 / 3), "width / height of the crop, its logarithm drawn uniformly")
-    interpolation: Literal["bilinear", "bicubic"] = setting("bilinear", "filter of the resize, with antialiasing")
+    size: int = setting(224, "side of the view in pixels", unit="pixels")
+    scale: tuple[float, float] = setting((0.08, 1.0), "range of the crop's area, as a share of the image's")
+    ratio: tuple[float, float] = setting((3 / 4, 4 / 3), "range of the crop's width / height, log-uniform")
+    interpolation: Literal["bilinear", "bicubic"] = setting("bilinear", "resampling filter, with antialiasing")
     flip: float = setting(0.5, "probability of a horizontal flip")
     jitter: Jitter = setting(Jitter(), "brightness, contrast, saturation and hue")
-    grayscale: float = setting(0.0, "probability of taking the colour away")
+    grayscale: float = setting(0.0, "probability of conversion to grayscale")
     blur: Blur = setting(Blur(), "Gaussian blur")
-    solarize: Solarize = setting(Solarize(), "inverting what is bright")
+    solarize: Solarize = setting(Solarize(), "solarisation: bright pixels are inverted")
     order: tuple[Colour, Colour, Colour, Colour] = setting(
-        ("jitter", "grayscale", "blur", "solarize"), "of the colour changes"
+        ("jitter", "grayscale", "blur", "solarize"), "order of the colour operations"
     )
 
     def __post_init__(self) -> None:
@@ -114,13 +114,13 @@ class Augment:
     """Views of every image, and their normalisation on the training device."""
 
     views: tuple[View, ...] = setting((View(count=2),), "kinds of views")
-    size: int | None = setting(None, "replaces the size of the large views; null leaves it", unit="pixels")
-    small_size: int | None = setting(None, "replaces the size of the other views; null leaves it", unit="pixels")
-    mean: tuple[float, ...] = setting(IMAGENET_MEAN, "per channel, subtracted after scaling to 0..1")
-    std: tuple[float, ...] = setting(IMAGENET_STD, "per channel, divided by")
+    size: int | None = setting(None, "size that replaces that of the large views; null: unchanged", unit="pixels")
+    small_size: int | None = setting(None, "size that replaces that of the small views; null: unchanged", unit="pixels")
+    mean: tuple[float, ...] = setting(IMAGENET_MEAN, "mean per channel, of pixels from 0 to 1")
+    std: tuple[float, ...] = setting(IMAGENET_STD, "standard deviation per channel")
 
     def __post_init__(self) -> None:
-        _check(bool(self.views), "views: there are none")
+        _check(bool(self.views), "views is empty")
         for name, value in (("size", self.size), ("small_size", self.small_size)):
             _check(value is None or value >= 1, f"{name} should be at least 1 pixel, not {value}")
         each = "one {}number per channel, not {}"
@@ -132,7 +132,7 @@ class Augment:
         if self.small_size is not None and not small:
             raise UsageError(
                 f"augment: small_size={self.small_size} has no effect, all views are of one size",
-                "Leave it out, or take views of two sizes (augment=swav, dino, small_multicrop).",
+                "Leave it out, or use views of two sizes (augment=swav, dino, small_multicrop).",
             )
         if small and max(view.size for view in small) >= large[0].size:
             raise UsageError(

@@ -111,7 +111,7 @@ def adjust_saturation(pixels: ByteArray, factor: float) -> ByteArray:
 def adjust_hue(pixels: ByteArray, turns: float) -> ByteArray:
     """Shift the hue by a part of the colour circle, with 8 bits for hue and saturation as in Pillow's HSV."""
     hsv = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV_FULL), dtype=np.uint8)
-    hsv[:, :, 0] += np.uint8(round(turns * 256) % 256)  # wraps around, as hue does
+    hsv[:, :, 0] += np.uint8(round(turns * 256) % 256)  # hue is circular
     return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL), dtype=np.uint8)
 
 

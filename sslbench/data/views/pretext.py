@@ -59,7 +59,7 @@ def counted_from_zero(permutations: npt.NDArray[np.int64]) -> npt.NDArray[np.int
     """
     shifted = np.asarray(permutations, dtype=np.int64) - int(np.min(permutations))
     if shifted.ndim != 2 or np.any(np.sort(shifted, axis=1) != np.arange(shifted.shape[1])):
-        raise UsageError("the rows are no permutations of equally many pieces, counted from 0 or from 1")
+        raise UsageError("the rows are not permutations of equally many pieces, numbered from 0 or from 1")
     return shifted
 
 
@@ -85,7 +85,7 @@ def distant_permutations(
         [[0, 1, 2], [1, 2, 0]]
     """
     if pieces > _LONGEST:
-        raise UsageError(f"permutations of {pieces} pieces are too many to choose from; at most {_LONGEST} pieces")
+        raise UsageError(f"permutations of {pieces} pieces are too many; at most {_LONGEST} pieces")
     total = math.factorial(pieces)
     if not (1 <= n <= total and 0 <= first < total):
         raise UsageError(f"{pieces} pieces have {total:,} orders; asked for {n:,}, from number {first:,} on")

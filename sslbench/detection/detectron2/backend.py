@@ -41,8 +41,8 @@ _OF_TRAINING = ("SOLVER.", "DATALOADER.", "TEST.PRECISE_BN.", "INPUT.CROP.", "IN
 """Keys that change the training, but neither the network nor the choice of its detections."""
 DIFFERENCES = (
     "Detectron2 draws order, sizes, flips and regions from other random numbers than the torchvision backend; they "
-    "depend on the number of processes, and the order of the images begins anew after an interruption.",
-    "Precise BatchNorm is fvcore's: over batches of the first process, each weighed by the pixels it has.",
+    "depend on the number of processes, and the order of the images restarts after an interruption.",
+    "Precise BatchNorm is fvcore's: over batches of the first process, each weighted by its number of pixels.",
 )
 """Known differences from the torchvision backend, listed in every record of this one."""
 
@@ -132,7 +132,7 @@ def run(
     ):
         _join()
         whole = dataclasses.replace(configuration, cfg=cfg)
-        load("utils.env").seed_all_rng(training.seed)  # every process begins with the same heads
+        load("utils.env").seed_all_rng(training.seed)  # every process starts with the same heads
         model = build_model(whole)
         taken = load_weights(model, backbone)
         log.info(taken)
@@ -162,7 +162,7 @@ def as_detector(
     if any(not key.startswith(_OF_TRAINING) for key in given):
         return None
     detector = build_detector(backbone, recipe, classes)
-    fill(detector, from_detectron2(ran.state), what="the detector that Detectron2 trained")
+    fill(detector, from_detectron2(ran.state), what="the detector trained by Detectron2")
     return detector.eval()
 
 
@@ -194,5 +194,5 @@ def _notes(configuration: Configured, data: TrainTestObjects, stem: Path, taken:
     ]
     difficult = sum(int(objects.difficult.sum()) for objects in data.test.objects)
     if difficult:
-        notes.append(f"Its COCOEvaluator knows no difficult objects and counts the {difficult} of the test part.")
+        notes.append(f"Its COCOEvaluator ignores the flag 'difficult' and counts the {difficult} such objects of test.")
     return tuple(notes)

@@ -31,9 +31,7 @@ def detectron2_options(backbone: Backbone, recipe: DetectionRecipe, n_classes: i
     check(recipe)
     full = resolved(recipe)
     if full.optimizer != "sgd":
-        raise UsageError(
-            f"optimizer={full.optimizer}: Detectron2's trainer has only SGD", "Take --backend torchvision."
-        )
+        raise UsageError(f"optimizer={full.optimizer}: Detectron2's trainer has only SGD", "Use --backend torchvision.")
     return {
         **_backbone(backbone, full),
         **_regions(full, n_classes),
@@ -46,7 +44,7 @@ def detectron2_options(backbone: Backbone, recipe: DetectionRecipe, n_classes: i
 def _backbone(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
     network = backbone.module
     if recipe.architecture == "vit_fpn" or not isinstance(network, ResNet):
-        raise UsageError(f"Detectron2's configuration has no network such as {backbone.name}; it has ResNets")
+        raise UsageError(f"Detectron2 has no network such as {backbone.name}, only ResNets")
     spec = network.spec
     depth = next((int(d) for d, value in DEPTHS.items() if value == (spec.block, spec.layers)), 0)
     if depth not in _DEPTHS or spec.stem != "imagenet":
@@ -55,10 +53,10 @@ def _backbone(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
     if not bottleneck and spec.width != 64:
         raise UsageError(
             f"Detectron2 has no {backbone.name}: its resnet18 and resnet34 have 64 channels after the stem",
-            "Take --backend torchvision, or a resnet50 of that width.",
+            "Use --backend torchvision, or a resnet50 of that width.",
         )
     if recipe.architecture == "c4" and not bottleneck:
-        raise UsageError(f"architecture=c4 does not go with {backbone.name}", "Take architecture=fpn.")
+        raise UsageError(f"architecture=c4 does not go with {backbone.name}", "Use architecture=fpn.")
     pyramid = recipe.architecture == "fpn"
     stages = ["res2", "res3", "res4", "res5"] if pyramid else ["res4"]
     options = {
@@ -179,7 +177,7 @@ _OURS = {
     "MODEL.WEIGHTS": "the weights are given with --weights",
     "MODEL.DEVICE": "the device is given with --device",
     "MODEL.ROI_HEADS.NUM_CLASSES": "the number of classes follows from the data",
-    "MODEL.LOAD_PROPOSALS": "proposals made elsewhere are not read",
+    "MODEL.LOAD_PROPOSALS": "precomputed proposals are not supported",
     "MODEL.KEYPOINT_ON": "the data have no keypoints",
     "INPUT.FORMAT": "the order of the channels is channel_order=BGR, a setting of the recipe",
     "DATASETS": "the data are given with --data and --test-data",
@@ -194,7 +192,7 @@ _OURS = {
 }
 """Keys (or prefixes) that d2.KEY=value cannot set -> reason, or the option to use instead."""
 
-# Errors of Detectron2 about a wrong configuration: it asserts, and looks names up.
+# Errors of Detectron2 about a wrong configuration: failed assertions and look-ups.
 _REFUSALS = (AssertionError, KeyError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError)
 
 
@@ -248,7 +246,7 @@ def configured(
         raise UsageError("d2.SOLVER.AMP.ENABLED=true: Detectron2's mixed precision needs a GPU", "Leave it out.")
     understood = {key: _value(cfg, key) for key in given}
     replaced = [key for key in given if key in options and understood[key] != before[key]]
-    notes = [f"d2.{key}={understood[key]} replaces {before[key]}, which the recipe says." for key in replaced]
+    notes = [f"d2.{key}={understood[key]} replaces the recipe's {before[key]}." for key in replaced]
     cfg.freeze()
     return Configured(cfg, understood, tuple(notes))
 
@@ -259,7 +257,7 @@ def _for_device(options: dict[str, Any], device: torch.device, processes: int) -
         return options
     other = "BN" if processes == 1 else "naiveSyncBN"
     why = "the same for a single process" if processes == 1 else "Detectron2's own, also over all processes"
-    log.info(f"norm=sync needs GPUs; on the CPU Detectron2's {other} is taken, {why}")
+    log.info(f"norm=sync needs GPUs; on the CPU Detectron2's {other} is used, {why}")
     return {key: other if value == "SyncBN" else value for key, value in options.items()}
 
 
@@ -316,7 +314,7 @@ def refusals(given: Mapping[str, Any]) -> Iterator[None]:
             raise
         words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         keys = ", ".join(f"d2.{key}={value}" for key, value in given.items())
-        raise UsageError(f"Detectron2 cannot work with {keys} ({words})", "Leave out what it does not know.") from error
+        raise UsageError(f"Detectron2 cannot work with {keys} ({words})", "Leave out the unknown keys.") from error
 
 
 def build_model(configuration: Configured) -> Any:

@@ -70,8 +70,8 @@ def _mask_form(source: ObjectSource, cfg: Any) -> str | None:
     all_masks = [mask for objects in source.objects for mask in objects.masks or ()]
     if form == "polygon" and not all(_is_polygons(mask) for mask in all_masks):
         raise UsageError(
-            f"d2.INPUT.MASK_FORMAT=polygon, and {source.name} has masks that are no polygons",
-            "Leave it out: bitmask takes every form.",
+            f"d2.INPUT.MASK_FORMAT=polygon, but {source.name} has masks that are not polygons",
+            "Leave it out: bitmask supports every form.",
         )
     return form
 

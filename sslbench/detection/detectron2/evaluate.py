@@ -43,7 +43,7 @@ def detect(
     collected = _make_collector(len(source), progress)
     tasks = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
-        # use_fast_impl is "unofficial" by its own documentation, and there only when Detectron2 is compiled.
+        # use_fast_impl is documented as unofficial, and exists only if Detectron2 is compiled.
         theirs = evaluation.COCOEvaluator(TEST, tasks=tasks, distributed=True, use_fast_impl=False)
         evaluators = evaluation.DatasetEvaluators([theirs, collected])
         loader = test_loader(source, cfg, workers=workers)

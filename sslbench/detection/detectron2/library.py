@@ -60,10 +60,10 @@ class Probe:
         """Return the problem with the installed Detectron2 and the remedy; None if it is usable."""
         if self.version is None:
             return (
-                "Detectron2 is not installed, and no package index has it",
+                "Detectron2 is not installed; it is on no package index",
                 f"Install it with: {INSTALL}\n"
                 f"It needs a C++ compiler; without one: {_WITHOUT_COMPILER}\n"
-                "Or take --backend torchvision, which needs nothing else.",
+                "Or use --backend torchvision, which needs nothing else.",
             )
         found = re.match(r"(\d+)\.(\d+)", self.version)
         if found is None or (int(found[1]), int(found[2])) < OLDEST:
@@ -73,8 +73,7 @@ class Probe:
             )
         if self.missing:
             return (
-                f"Detectron2 {self.version} lies in {self.folder}, but what it needs is missing: "
-                f"{', '.join(self.missing)}",
+                f"Detectron2 {self.version} in {self.folder} lacks required packages: {', '.join(self.missing)}",
                 f"Install it with: pip install {' '.join(self.missing)}",
             )
         return None
@@ -117,7 +116,7 @@ def load(name: str) -> Any:
             return importlib.import_module(f"detectron2.{name}" if name else "detectron2")
         except (ImportError, AttributeError) as error:
             raise UsageError(
-                f"Detectron2 is there, but cannot be imported: {error}", f"Install it anew with: {INSTALL}"
+                f"Detectron2 is installed, but cannot be imported: {error}", f"Reinstall it with: {INSTALL}"
             ) from error
 
 

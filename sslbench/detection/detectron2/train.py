@@ -185,7 +185,7 @@ def _not_finite(recipe: DetectionRecipe, folder: Path) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         kept = checkpoints.newest(folder)
-        where = f" The last checkpoint, {kept}, is from before." if kept else ""
+        where = f" The last checkpoint, {kept}, is older." if kept else ""
         raise NotFiniteError(
             f"Detectron2 stopped: {str(error).splitlines()[0]}{where}",
             f"Try a lower rate (lr={recipe.lr:g} now) or a longer warm-up (warmup_iterations="
@@ -199,6 +199,6 @@ def _checkpoint(folder: Path) -> dict[str, Any] | None:
         return None
     path, content = found
     if content.get("backend") != BACKEND:
-        raise UsageError(f"{path} was not written by the detectron2 backend", "Remove it to begin anew.")
+        raise UsageError(f"{path} was not written by the detectron2 backend", "Remove it to start again.")
     continue_from(folder, path, int(content["step"]))
     return content

@@ -57,10 +57,10 @@ def check_load(model: Any, canonical: dict[str, Tensor]) -> str:
     if wrong:
         listed = ", ".join(f"'{name}'" for name in sorted(wrong)[:3]) + (" ..." if len(wrong) > 3 else "")
         raise WeightsError(
-            f"Detectron2 took {len(wanted) - len(wrong)} of the {len(wanted)} backbone tensors; not: {listed}",
-            "Its network is another one than the backbone: see the d2. keys, or take --backend torchvision.",
+            f"Detectron2 loaded {len(wanted) - len(wrong)} of the {len(wanted)} backbone tensors; missing: {listed}",
+            "Its network differs from the backbone: check the d2. keys, or use --backend torchvision.",
         )
-    return f"Detectron2 took {len(wanted)} of {len(wanted)} backbone tensors, compared bit for bit"
+    return f"Detectron2 loaded {len(wanted)} of {len(wanted)} backbone tensors, compared bit for bit"
 
 
 def _same(found: Tensor | None, wanted: Tensor) -> bool:

@@ -71,7 +71,7 @@ def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> tuple[tuple[floa
     """Return mean and standard deviation of the channels: the recipe's, otherwise those of the weights."""
     given = backbone.preprocessing
     if not recipe.pixel_mean:
-        # The weights' are those of red, green, blue, whatever order the network takes them in.
+        # The weights give mean and std in the order RGB, whatever the network's channel order.
         step = -1 if recipe.channel_order == "BGR" else 1
         return given.mean[::step], given.std[::step]
     if len(recipe.pixel_mean) != given.channels:

@@ -83,9 +83,9 @@ def c4_parts(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> tuple
     network = prepared(backbone, recipe)
     if network.spec.block != "bottleneck":
         raise UsageError(
-            f"architecture=c4 does not go with {backbone.name}: its fifth stage on every region is made for "
-            "bottleneck blocks (resnet50 and larger)",
-            "Take architecture=fpn, or another backbone.",
+            f"architecture=c4 does not go with {backbone.name}: its fifth stage on every region "
+            "needs bottleneck blocks (resnet50 and larger)",
+            "Use architecture=fpn, or another backbone.",
         )
     res5 = nn.Sequential(*network.layer4)
     heads = Res5Heads(recipe, res5, channels(network.spec, 3), classes)

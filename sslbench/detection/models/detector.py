@@ -127,7 +127,7 @@ class Detector(nn.Module):
         if targets is None or len(targets) != len(images):
             raise DataError(f"{len(images)} images for training with {len(targets or ())} targets")
         if self.recipe.masks and any(t.masks is None for t in targets):
-            raise DataError("masks=true, and an image has none", "Give data with masks, or masks=false.")
+            raise DataError("masks=true, but an image has none", "Give data with masks, or masks=false.")
         proposals, losses = self.proposal_generator(features, sizes, targets, generator)
         return losses | self.roi_heads.losses(features, proposals, targets, generator)  # type: ignore[no-any-return, operator]
 

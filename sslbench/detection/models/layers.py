@@ -82,7 +82,7 @@ def synchronised(module: nn.Module, device: torch.device) -> nn.Module:
         alone = world_size() == 1
         log.log(
             logging.INFO if alone else logging.WARNING,
-            "norm=sync needs GPUs; on the CPU BatchNorm takes the statistics of each process for itself"
+            "norm=sync needs GPUs; on the CPU, each process uses its own BatchNorm statistics"
             + (", which is the same for a single one" if alone else ""),
         )
         return module

@@ -10,7 +10,7 @@ from sslbench.weights.formats.tables import load_table
 _COUNTER = ".num_batches_tracked"
 _PYRAMID, _TRUNK, _RES5 = "backbone.bottom_up.", "backbone.", "roi_heads.res5."
 _RES5_NORM = f"{_RES5}norm."
-# Not learnt: other tensors in some Detectron2 files.
+# not learnt: further tensors of some Detectron2 files
 _BESIDE = ("pixel_mean", "pixel_std", "proposal_generator.anchor_generator.")
 
 
@@ -23,7 +23,7 @@ def to_detectron2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         WeightsError: the backbone is no ResNet: Detectron2's vision transformers are other networks than timm's.
     """
     if any(name.startswith("backbone.net.") for name in state):
-        raise WeightsError("Detectron2 has no names for a vision transformer of timm: its own is another network")
+        raise WeightsError("Detectron2 cannot name the tensors of timm's vision transformers: its own differs")
     pyramid = any(name.startswith(_PYRAMID) for name in state)
     canonical, heads = {}, {}
     for name, tensor in state.items():

@@ -39,20 +39,20 @@ def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
     """
     network = copied(backbone.module)
     if not isinstance(network, ResNet):
-        other = "vit_fpn is for vision transformers of timm." if backbone.builder == "timm" else ""
+        other = "For a vision transformer of timm use architecture=vit_fpn." if backbone.kind.tags else ""
         raise UsageError(
-            f"architecture={recipe.architecture} needs a ResNet of sslbench, and the backbone is {backbone.name}",
-            f"Take resnet18 to resnet200, wide or grouped ones. {other}".strip(),
+            f"architecture={recipe.architecture} needs a ResNet of sslbench, but the backbone is {backbone.name}",
+            f"Use resnet18 to resnet200, wide or grouped. {other}".strip(),
         )
     if network.spec.stem != "imagenet":
         raise UsageError(
-            f"{backbone.name} has the stem for small images; its maps are too fine for a detector",
-            "Take a backbone with the usual stem.",
+            f"{backbone.name} has the stem for small images, whose maps are too fine for a detector",
+            "Use a backbone with the usual stem.",
         )
     if network.spec.last_stride != 2:
         raise UsageError(
-            f"{backbone.name} has a last stage of stride 1, and a detector takes maps of stride 4, 8, 16 and 32",
-            "Take a backbone without last_stride=1.",
+            f"{backbone.name} has a last stage of stride 1, but a detector needs maps of stride 4, 8, 16 and 32",
+            "Use a backbone without last_stride=1.",
         )
     network.requires_grad_(True)
     if recipe.norm == "frozen":

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
+from sslbench.backbones.resnet import ResNet
 from sslbench.detection.models.fpn import coarsest
 from sslbench.detection.models.layers import Conv, Norm, freeze, make_norm
 from sslbench.detection.recipe import DetectionRecipe
@@ -64,16 +65,16 @@ def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe) -> SimplePyramid
     Raises:
         UsageError: the backbone is no plain vision transformer of timm.
     """
-    if backbone.builder != "timm" or not isinstance(backbone.module, VisionTransformer):
-        other = " architecture=fpn and c4 are for ResNets." if backbone.builder == "resnet" else ""
+    if backbone.kind.users or not isinstance(backbone.module, VisionTransformer):
+        other = " For ResNets use architecture=fpn or c4." if isinstance(backbone.module, ResNet) else ""
         raise UsageError(
-            f"architecture=vit_fpn needs a vision transformer of timm, and the backbone is {backbone.name}",
-            f"Take one such as timm:vit_base_patch16_224.{other}",
+            f"architecture=vit_fpn needs a vision transformer of timm, but the backbone is {backbone.name}",
+            f"For example timm:vit_base_patch16_224.{other}",
         )
     net = build(f"{backbone.name},dynamic_img_size=True").module
     net.load_state_dict(backbone.module.state_dict())
     if not isinstance(net, VisionTransformer):
-        raise UsageError(f"{backbone.name} is no vision transformer when built for images of any size")
+        raise UsageError(f"{backbone.name} cannot be built for images of any size")
     patch = int(net.patch_embed.patch_size[0])
     if patch not in (8, 16):
         log.warning(f"{backbone.name}: its patches of {patch} pixels are resampled to 16 for detection")

@@ -47,7 +47,7 @@ __all__ = [
 
 log = logging.getLogger("sslbench")
 
-_SAVE_EVERY = 500  # iterations, at most
+_SAVE_EVERY = 500  # upper bound, in iterations
 _NO_BASELINE = "--baseline random trains the same detector from the untrained backbone"
 
 
@@ -72,8 +72,8 @@ def prepare_detection(
         log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")
     if backbone.preprocessing.channels != 3:
         raise UsageError(
-            f"a detector sees images as RGB, and {backbone.name} takes {backbone.preprocessing.channels} channels",
-            "Detection on other channels is not there. --backbone NAME without in_chans takes three.",
+            f"detectors take RGB images, and {backbone.name} takes {backbone.preprocessing.channels} channels",
+            "Detection supports three channels only: give --backbone NAME without in_chans.",
         )
     check_weights(backbone, request.recipe, request.weights)
     backend = try_backend(request, run, backbone)
@@ -91,8 +91,8 @@ def _decoding(run: RunSettings) -> dict[str, Any]:
     """Return the settings of decoding that differ from the default."""
     if "fast" in run.decoder:
         raise UsageError(
-            "--decoder fast decodes to fewer pixels, and boxes belong to the whole picture",
-            "Leave it out; JPEGs are decoded by libjpeg-turbo in any case.",
+            "--decoder fast decodes at a reduced size, and boxes refer to the full image",
+            "Leave it out; detection decodes JPEGs by libjpeg-turbo anyway.",
         )
     return run.decoding()
 
@@ -125,23 +125,23 @@ def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[
     Raises:
         UsageError: one is of another architecture.
     """
-    for given in dict.fromkeys(request.baselines):
-        if given == request.weights:
+    for weights in dict.fromkeys(request.baselines):
+        if weights == request.weights:
             continue
-        if given == "random":
+        if weights == "random":
             other = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
-            yield given, dataclasses.replace(other, preprocessing=backbone.preprocessing)
+            yield weights, dataclasses.replace(other, preprocessing=backbone.preprocessing)
             continue
-        other = load_backbone(given, backbone=request.backbone, trust_pickle=request.trust_pickle, as_stored=True)
+        other = load_backbone(weights, backbone=request.backbone, trust_pickle=request.trust_pickle, as_stored=True)
         if other.name != backbone.name:
             raise UsageError(
-                f"--baseline {given} is a {other.name}, and --weights {request.weights} a {backbone.name}",
-                "Beside each other they would say more of the architectures than of the weights.",
+                f"--baseline {weights} is a {other.name}, and --weights {request.weights} a {backbone.name}",
+                "Compare weights of one architecture, so that the difference is due to the weights.",
             )
-        check_weights(other, request.recipe, given)
+        check_weights(other, request.recipe, weights)
         used = backbone.preprocessing
         read = dataclasses.replace(other.preprocessing, decoder=used.decoder, max_pixels=used.max_pixels)
-        yield given, dataclasses.replace(other, preprocessing=read)
+        yield weights, dataclasses.replace(other, preprocessing=read)
 
 
 def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
@@ -149,8 +149,8 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
         for part in (data.train, data.test):
             if not part.has_masks:
                 raise DataError(
-                    f"masks=true, and {part.name} has objects without a mask",
-                    "Give masks=false, or data with segmentations.",
+                    f"masks=true, but {part.name} has objects without a mask",
+                    "Set masks=false, or give data with segmentations.",
                 )
     benchmark = request.benchmark
     if benchmark is None:
@@ -162,7 +162,7 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
     if benchmark.classes and len(data.train.classes) != benchmark.classes:
         raise DataError(
             f"{benchmark.name} has {benchmark.classes} classes, this data has {len(data.train.classes)}",
-            "For other data copy the benchmark and change its 'classes'.",
+            "To use other data, copy the benchmark and change its 'classes'.",
         )
 
 
@@ -197,15 +197,16 @@ def evaluate_detection(
     with process_group(prepared.run.torch_device()):
         parts = prepared.data.train, prepared.data.test
         check_readable(parts, workers=_workers(prepared.run), progress=progress)
-        beside = [_measure(prepared, other, given, out, command, progress, says) for given, other in prepared.baselines]
+        baselines = [
+            _measure(prepared, other, weights, out, command, progress, says) for weights, other in prepared.baselines
+        ]
         own = _measure(prepared, prepared.backbone, request.weights, out, command, progress, says)
         if rank() != 0:
             return []
-        result = compared(own, beside, prepared.data.test.truth(), request.recipe, seed=prepared.run.seed)
-        if not beside and not result.weights.untrained:
+        result = compared(own, baselines, prepared.data.test.truth(), request.recipe, seed=prepared.run.seed)
+        if not baselines and not result.weights.untrained:
             result = dataclasses.replace(result, missing_floors={"untrained": _NO_BASELINE})
-        path = records.write_without_scores(result, out)
-        return [*(other.result for other in beside), dataclasses.replace(result, file=path)]
+        return [*(other.result for other in baselines), records.write_without_scores(result, out)]
 
 
 def _log_line(line: DetectionLogLine) -> None:
@@ -215,7 +216,7 @@ def _log_line(line: DetectionLogLine) -> None:
 def _measure(
     prepared: PreparedDetection,
     backbone: Backbone,
-    given: str,
+    weights: str,
     out: Path,
     command: str,
     progress: Progress | None,
@@ -223,9 +224,9 @@ def _measure(
 ) -> DetectorResult:
     """Train and score one detector and write its record; the main one is written again with the baselines."""
     recipe, run, data = prepared.request.recipe, prepared.run, prepared.data
-    blank = blank_result(prepared, backbone, given, command)
+    blank = blank_result(prepared, backbone, weights, command)
     stem = records.path_of(blank, out).with_suffix("")
-    about = describe(prepared, backbone, given, blank.id)
+    about = describe(prepared, backbone, weights, blank.id)
     training = TrainingRun(
         run.seed,
         run.torch_device(),
@@ -256,8 +257,7 @@ def _measure(
     result = dataclasses.replace(
         result, references=compare_references(prepared.request.benchmark, result.weights, result.metrics)
     )
-    path = records.write_without_scores(result, out)
-    return DetectorResult(dataclasses.replace(result, file=path), ran.found)
+    return DetectorResult(records.write_without_scores(result, out), ran.found)
 
 
 def _workers(run: RunSettings) -> int:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from sslbench.backbones.backbone import Backbone
+from sslbench.detection.detectron2 import backend
+from sslbench.detection.detectron2.backend import check_configuration
 from sslbench.detection.detectron2.library import require
 from sslbench.detection.evaluate import detect
 from sslbench.detection.log import Watch
@@ -55,7 +57,7 @@ def check_backend(request: DetectionRequest) -> None:
     elif request.d2:
         key = next(iter(request.d2))
         raise UsageError(
-            f"d2.{key} is for Detectron2, and the backend is {request.backend}", "Add --backend detectron2."
+            f"d2.{key} is a setting of Detectron2, but the backend is {request.backend}", "Add --backend detectron2."
         )
 
 
@@ -71,7 +73,6 @@ def try_backend(request: DetectionRequest, run: RunSettings, backbone: Backbone)
     if request.backend == "torchvision":
         make_optimizer(build_detector(backbone, request.recipe, 1), request.recipe)
         return {"backend": "torchvision"}
-    from sslbench.detection.detectron2.backend import check_configuration
 
     device, processes = run.torch_device(), this_process().world
     checked = check_configuration(backbone, request.recipe, request.d2, device=device, processes=processes)
@@ -109,7 +110,6 @@ def run_backend(
         began = time.perf_counter()
         found = detect(detector, data.test, workers=training.workers, progress=progress)
         return DetectorRun(detector, trained, found, time.perf_counter() - began)
-    from sslbench.detection.detectron2 import backend
 
     ran = backend.run(backbone, request.recipe, request.d2, data, training, stem=stem, watch=watch, progress=progress)
     detector = backend.as_detector(backbone, request.recipe, classes, ran, request.d2)

@@ -19,19 +19,19 @@ class DetectorResult:
 
 
 def compared(
-    own: DetectorResult, beside: list[DetectorResult], truth: Truth, recipe: DetectionRecipe, *, seed: int
+    own: DetectorResult, baselines: list[DetectorResult], truth: Truth, recipe: DetectionRecipe, *, seed: int
 ) -> Result:
     """Return the record with the baselines beside it: the difference of AP, its interval, and whether they are tied.
 
     Args:
         own: the one in question.
-        beside: the same detector trained alike from other weights.
+        baselines: the same detector trained alike from other weights.
         truth: of the test part.
         recipe: its metric counts.
         seed: of the bootstrap.
     """
     result, variants, notes, floors = own.result, dict(own.result.variants), list(own.result.notes), {}
-    for other in beside:
+    for other in baselines:
         weights = other.result.weights
         values = ap_difference(truth, own.found, other.found, _METRICS[recipe.metric], seed=seed)
         difference, low, high = (percent(value) for value in values)

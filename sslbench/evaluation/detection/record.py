@@ -62,11 +62,11 @@ def _frozen(recipe: DetectionRecipe) -> tuple[str, ...]:
 
 def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
     """Return the parts of the backbone's preprocessing that a detector uses; the sizes stand in its recipe."""
-    given = backbone.preprocessing
-    reading = {key: value for key, value in given.values().items() if key in ("decoder", "max_pixels")}
+    preprocessing = backbone.preprocessing
+    reading = {key: value for key, value in preprocessing.values().items() if key in ("decoder", "max_pixels")}
     if recipe.pixel_mean:
         return {**reading, "mean": recipe.pixel_mean, "std": recipe.pixel_std, "origin": "recipe"}
-    return {**reading, "mean": given.mean, "std": given.std, "origin": given.origin}
+    return {**reading, "mean": preprocessing.mean, "std": preprocessing.std, "origin": preprocessing.origin}
 
 
 def _part(source: ObjectSource) -> DataPart:
@@ -74,7 +74,7 @@ def _part(source: ObjectSource) -> DataPart:
     return DataPart(name=source.name, fingerprint=source.fingerprint(), n=n, n_used=n, classes=source.classes)
 
 
-def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measurement: str) -> DetectorDescription:
+def describe(prepared: PreparedDetection, backbone: Backbone, weights: str, measurement: str) -> DetectorDescription:
     """Return the provenance of a detector, for its file and its checkpoints."""
     request, data = prepared.request, prepared.data
     return DetectorDescription(
@@ -82,7 +82,7 @@ def describe(prepared: PreparedDetection, backbone: Backbone, given: str, measur
         classes=data.train.classes,
         backbone=backbone.name,
         preprocessing=backbone.preprocessing,
-        weights=given,
+        weights=weights,
         data=data.train.name,
         benchmark="" if request.benchmark is None else request.benchmark.name,
         measurement=measurement,
@@ -110,7 +110,7 @@ def finished(
     """
     trained, notes = ran.trained, [*blank.notes, *ran.notes]
     if trained.resumed_from is not None and trained.iterations:
-        notes.append(f"Training was continued after iteration {trained.resumed_from}; its time is that of the rest.")
+        notes.append(f"Training was resumed after iteration {trained.resumed_from}; the time covers the rest only.")
     return dataclasses.replace(
         blank,
         metrics={
@@ -154,10 +154,10 @@ def run_exported(
     if prepared.request.backend != "torchvision" or not from_first(path.is_file):
         return None
     detector, about = read_detector(path, training.device)
-    log.info(f"trained already: {path}")
+    log.info(f"already trained: {path}")
     began = time.perf_counter()
     found = detect(detector, prepared.data.test, workers=training.workers, progress=progress)
-    notes = ("The detector was trained in an earlier run; this one only scored it.",)
+    notes = ("The detector was trained in an earlier run; this run only scored it.",)
     return DetectorRun(
         detector, Trained(0.0, 0, about.recipe.iterations), found, time.perf_counter() - began, notes=notes
     )

@@ -57,7 +57,7 @@ def data_efficiency(results: Iterable[Result], path: Path) -> None:
     ]
     if not panels:
         raise ResultError(
-            "no result has scores for several numbers of training samples", "`sslbench eval low-shot lsr` makes them."
+            "no result has scores for several numbers of training samples", "Run `sslbench eval low-shot lsr`."
         )
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
@@ -118,8 +118,8 @@ def _chance(board: Board, position: int) -> float | None:
     """Return the chance level of a column, from the records that state it."""
     metric = board.columns[position].metric
     cells = [row.cells[position] for row in board.rows]
-    known = [r.floors.get("chance", {}).get(metric) for cell in cells if cell is not None for r in cell.records]
-    return next((value for value in known if value is not None), None)
+    levels = [r.floors.get("chance", {}).get(metric) for cell in cells if cell is not None for r in cell.records]
+    return next((value for value in levels if value is not None), None)
 
 
 def _panel(axis: "Axes", column: Column, unit: str, lines: Sequence[EfficiencyCurve], chance: float | None) -> None:

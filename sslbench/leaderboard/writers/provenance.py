@@ -16,7 +16,7 @@ def how_made(row: Row, cell: Cell) -> list[Lines]:
         found = cell.published
         return [[("published in", found.source), ("where", found.where), ("protocol", found.protocol)]]
     if not cell.records:
-        return [[("floor", f"{row.label}: as the records of this column name it")]]
+        return [[("floor", f"{row.label}: the records' own name")]]
     return [_record(record) for record in cell.records]
 
 
@@ -50,8 +50,8 @@ def _record(record: Result) -> Lines:
         lines.append(("overlaps of train and test", _overlaps(record.overlaps, record.headline)))
     if record.selected:
         lines.append(("selected", _pairs(record.selected)))
-    known = {name: values.get(record.headline) for name, values in record.floors.items()}
-    lines.append(("floors", ", ".join(f"{name} {value:.2f}" for name, value in known.items() if value is not None)))
+    floors = {name: values.get(record.headline) for name, values in record.floors.items()}
+    lines.append(("floors", ", ".join(f"{name} {value:.2f}" for name, value in floors.items() if value is not None)))
     lines += [(f"no floor: {name}", reason) for name, reason in record.missing_floors.items()]
     lines += [("note", note) for note in record.notes]
     lines += [
@@ -86,7 +86,7 @@ def _overlaps(found: Overlaps, headline: str) -> str:
         text += f" ({found.exact:,} with the same content), listed in {found.pairs_file}"
     if found.without is not None:
         text += f"; {headline} without them {_metric(found.without)}, n {found.without.n}"
-    return f"{text}; images that look alike were not judged: {found.problem}" if found.problem else text
+    return f"{text}; near duplicates were not searched: {found.problem}" if found.problem else text
 
 
 def _costs(costs: Costs) -> str:

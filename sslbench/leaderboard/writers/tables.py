@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.columns import COLUMNS, extra_texts
-from sslbench.leaderboard.model import Board, Cell, Row, shown, value
+from sslbench.leaderboard.model import Board, Cell, Published, Row, shown, value
 from sslbench.results.records import replace_file
 from sslbench.text import csv_text, table_cell, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sslbench.leaderboard.model import Published
 
 LEGEND = (
     "In brackets: 95 % interval. "
@@ -62,9 +61,9 @@ def _wide(board: Board) -> Iterator[list[Any]]:
     for position, row in enumerate(board.rows):
         values = [number(value(row, i, board.columns)) for i in range(len(board.columns))]
         named = [getattr(row, name) for name in fixed[1:]]
-        beside = [number(extra.values[position]) for extra in board.extras]
+        extras = [number(extra.values[position]) for extra in board.extras]
         mean = [number(row.average)] if average else []
-        yield [row.label, *named, *values, *mean, *beside, "; ".join(row.flags)]
+        yield [row.label, *named, *values, *mean, *extras, "; ".join(row.flags)]
 
 
 def _long(board: Board) -> Iterator[list[Any]]:
@@ -93,9 +92,12 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         "test_fingerprint": key.test,
         "flags": "; ".join(row.flags),
     }
-    if cell.published is not None:  # the column's data and settings are ours, not theirs
-        ours = ("protocol_version", "settings", "n_train", "train_fingerprint", "test_fingerprint")
-        common |= dict.fromkeys(ours, "") | {"protocol": cell.published.protocol, "source": _source(cell.published)}
+    if cell.published is not None:  # a published number has its own data and settings, not the column's
+        own_columns = ("protocol_version", "settings", "n_train", "train_fingerprint", "test_fingerprint")
+        common |= dict.fromkeys(own_columns, "") | {
+            "protocol": cell.published.protocol,
+            "source": _source(cell.published),
+        }
         common |= {"benchmark": cell.published.benchmark}
     if cell.records:
         first = cell.records[0]
@@ -108,7 +110,7 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         if first.preset is not None:
             modified = any(r.preset.modified for r in cell.records if r.preset is not None)
             common |= {"preset": first.preset.name, "modified": int(modified or common.get("modified", 0))}
-        # A row of the long table is one cell: costs of the backbone come from the cell's own records.
+        # A row of the long table is one cell, whose records give the costs of the backbone.
         further = {column.name: number(column.value(cell.records)) for column in COLUMNS}
         common |= {column.name: further[column.name] for column in COLUMNS if not column.headline_only}
     for name in sorted(cell.metrics, key=lambda name: (name != column.metric, name)):
@@ -122,7 +124,7 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         yield common | entry
 
 
-def _source(published: "Published") -> str:
+def _source(published: Published) -> str:
     return f"{published.source}: {published.where}"
 
 
@@ -190,8 +192,8 @@ def markdown(board: Board) -> str:
         texts = [cell_text(board, row, i) for i in range(len(board.columns))]
         cells = [f"**{text}**" if leads(cell) else text for text, cell in zip(texts, row.cells, strict=True)]
         average = [f"{row.average:.2f}" if row.average is not None else ""] if board.averaged else []
-        beside = [*cells, *average, *extra_texts(board, row)]
-        lines.append(_markdown([row.label, *([row.layer] if layer else []), *beside, "; ".join(row.flags)]))
+        cells_of_row = [*cells, *average, *extra_texts(board, row)]
+        lines.append(_markdown([row.label, *([row.layer] if layer else []), *cells_of_row, "; ".join(row.flags)]))
     return "\n".join([*lines, "", LEGEND, *(f"\n{note}" for note in board.notes)]) + "\n"
 
 

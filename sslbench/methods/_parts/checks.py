@@ -19,7 +19,7 @@ def need_views(setup: Setup, count: int, *, method: str) -> None:
         raise UsageError(
             f"{method} takes {'one view' if count == 1 else f'{count} views'} of every image, "
             f"the augmentation makes {len(setup.sizes)}",
-            f"The published one is augment={method}; the list is augment.views.",
+            f"Set augment={method} (published), or change the list augment.views.",
         )
 
 
@@ -45,7 +45,7 @@ def need_view_pairs(setup: Setup, *, method: str) -> None:
     if len(setup.sizes) < 2:
         raise UsageError(
             f"{method} compares views of one image, but the augmentation makes {len(setup.sizes)}",
-            f"The published one is augment={method}; the list is augment.views.",
+            f"Set augment={method} (published), or change the list augment.views.",
         )
 
 

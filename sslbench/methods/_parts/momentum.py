@@ -39,10 +39,10 @@ def update(copy: nn.Module, module: nn.Module, momentum: float) -> None:
         torch._foreach_lerp_(averaged, current, 1 - momentum)
 
 
-def cosine_momentum(start: float, end: float, where: float) -> float:
+def cosine_momentum(start: float, end: float, progress: float) -> float:
     """Return the momentum on half a cosine from `start` (where = 0) to `end` (where = 1): BYOL, section 3.2.
 
     >>> round(cosine_momentum(0.99, 1.0, 0.5), 6)
     0.995
     """
-    return end - (end - start) * (math.cos(math.pi * where) + 1) / 2
+    return end - (end - start) * (math.cos(math.pi * progress) + 1) / 2

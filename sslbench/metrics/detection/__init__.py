@@ -196,7 +196,9 @@ def _coco_values(precision: FloatArray, recall: FloatArray) -> list[float]:
 
 
 def _coco_statistic(
-    matches: Sequence[ClassMatches], curves: Sequence[list[list[precision_recall.Curve]]], weights: FloatArray
+    matches: Sequence[ClassMatches],
+    curves: Sequence[list[list[precision_recall.PrecisionRecallCurve]]],
+    weights: FloatArray,
 ) -> FloatArray:
     rule = precision_recall.coco_points
     columns = []

@@ -16,7 +16,7 @@ _BLOCK = 2_000_000  # numbers in memory at a time in one array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Curve:
+class PrecisionRecallCurve:
     """Precision-recall curve of one class, area range and threshold at its true positives, where its envelope changes.
 
     Attributes:
@@ -30,13 +30,13 @@ class Curve:
     objects: FloatArray
 
 
-def curves(matches: ClassMatches) -> list[list[Curve]]:
+def curves(matches: ClassMatches) -> list[list[PrecisionRecallCurve]]:
     """Return the A x T curves of a class."""
     areas, thresholds, _ = matches.hits.shape
     return [[_curve(matches, a, t) for t in range(thresholds)] for a in range(areas)]
 
 
-def _curve(matches: ClassMatches, area: int, threshold: int) -> Curve:
+def _curve(matches: ClassMatches, area: int, threshold: int) -> PrecisionRecallCurve:
     from scipy.sparse import csr_array
 
     hit, counted = matches.hits[area, threshold], ~matches.ignored[area, threshold]
@@ -45,10 +45,10 @@ def _curve(matches: ClassMatches, area: int, threshold: int) -> Curve:
     seen, step = seen[step < len(right)], step[step < len(right)]
     shape = (len(right), matches.objects.shape[1])
     steps = csr_array((np.ones(len(seen)), (step, matches.images[seen])), shape=shape)
-    return Curve(matches.images[right], steps, matches.objects[area].astype(np.float64))
+    return PrecisionRecallCurve(matches.images[right], steps, matches.objects[area].astype(np.float64))
 
 
-def average_precision(curve: Curve, weights: FloatArray, rule: Rule) -> FloatArray:
+def average_precision(curve: PrecisionRecallCurve, weights: FloatArray, rule: Rule) -> FloatArray:
     """Return the average precisions (R,); NaN where there are no objects.
 
     Args:

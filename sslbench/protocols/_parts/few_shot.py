@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
+from sslbench.data.groups import choose_groups
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -171,14 +172,12 @@ def share(labels: Labels, fraction: float, seed: int, *, stratified: bool, group
 
 def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, stratified: bool) -> IntArray:
     """Return the rows of about n samples; at least of one group."""
-    from sslbench.data.groups import choose_groups
-
-    if stratified and (chosen := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
-        return np.flatnonzero(chosen)
+    if stratified and (mask := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
+        return np.flatnonzero(mask)
     names, place, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     order = np.random.RandomState(seed).permutation(len(names))
-    taken = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), n, side="right")))]
-    return np.flatnonzero(np.isin(place, taken))
+    selected = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), n, side="right")))]
+    return np.flatnonzero(np.isin(place, selected))
 
 
 def _draw(labels: Labels, rows: IntArray, seed: int, groups: IntArray | None = None) -> Draw:
@@ -232,28 +231,28 @@ class Fitted:
 
 def statistics(values: Sequence[float]) -> dict[str, float]:
     """Return mean, min, max, std (R - 1) and the 95 % interval of the mean; NaN where one draw is too few."""
-    known = _known(values)
-    if not len(known):
+    finite = _finite_values(values)
+    if not len(finite):
         return dict.fromkeys(("mean", "min", "max", "std", "low", "high"), math.nan)
     half = student_half_width(values)
-    low, high = _cut(float(known.mean()) - half, float(known.mean()) + half)
+    low, high = _cut(float(finite.mean()) - half, float(finite.mean()) + half)
     return {
-        "mean": float(known.mean()),
-        "min": float(known.min()),
-        "max": float(known.max()),
-        "std": float(known.std(ddof=1)) if len(known) > 1 else math.nan,
+        "mean": float(finite.mean()),
+        "min": float(finite.min()),
+        "max": float(finite.max()),
+        "std": float(finite.std(ddof=1)) if len(finite) > 1 else math.nan,
         "low": low,
         "high": high,
     }
 
 
-def _known(values: Sequence[float]) -> FloatArray:
+def _finite_values(values: Sequence[float]) -> FloatArray:
     return np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
 
 
 def _mean(values: Sequence[float]) -> float:
-    known = _known(values)
-    return float(known.mean()) if len(known) else math.nan
+    finite = _finite_values(values)
+    return float(finite.mean()) if len(finite) else math.nan
 
 
 def _cut(low: float, high: float) -> tuple[float, float]:
@@ -261,16 +260,16 @@ def _cut(low: float, high: float) -> tuple[float, float]:
     return (low if math.isnan(low) else max(low, 0.0)), (high if math.isnan(high) else min(high, 1.0))
 
 
-def leading_metric(asked: str, labels: Labels) -> str:
+def leading_metric(metric: str, labels: Labels) -> str:
     """Return the metric that leads; 'auto' is top-1 of single labels and mAP of several.
 
     Raises:
         UsageError: samples of several classes have no top-1 accuracy.
     """
     usual = LABELS[labels.kind].metric
-    if asked == "top1" and usual != "top1":
-        raise UsageError("metric=top1 is for single labels, and these samples have several", "Leave metric out.")
-    return usual if asked == "auto" else asked
+    if metric == "top1" and usual != "top1":
+        raise UsageError("metric=top1 needs one label per sample, and these samples have several", "Leave out metric=.")
+    return usual if metric == "auto" else metric
 
 
 def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> float:
@@ -283,7 +282,7 @@ def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> flo
     return float(values[measure.names.index(metric)])
 
 
-class Curve:
+class LearningCurve:
     """Learning curve over the number of training samples; the last point added is the headline."""
 
     def __init__(self, test: Features, train_ids: Sequence[str], metric: str = "auto") -> None:
@@ -312,7 +311,7 @@ class Curve:
     def outcome(self, *, seed: int, selected: dict[str, Any], seeds: Sequence[int], notes: Sequence[str]) -> Outcome:
         """Return the outcome, with the last point as headline; `seed` is that of the half-samples."""
         kind, classes, values = self._test.kind, self._test.classes, self._test.values
-        # All draws together get the resamples of one result: it is the mean of their half widths that is used.
+        # All draws share the resamples of one result: the interval uses the mean of their half widths.
         resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / len(self._last)))
         each = [
             summarise(kind, classes, values, one.scores, seed=seed, resamples=resamples, groups=self._groups)
@@ -325,7 +324,7 @@ class Curve:
         return Outcome(
             metrics=metrics,
             headline=self._metric,
-            # Of the first draw and not an average of all, which would be another and better classifier.
+            # Scores of the first draw: their average over draws would be a different, better classifier.
             scores=scores[0],
             draws=tuple(scores) if len(scores) > 1 else (),
             per_class=per_class,
@@ -356,19 +355,19 @@ def usable_k(
         DataError: none of the defaults fits.
     """
     if min(asked, default=1) < 1 or len(set(asked)) < len(asked):
-        raise UsageError(f"{protocol}: k should be one or several different numbers from 1 on, not {list(asked)}")
+        raise UsageError(f"{protocol}: k should be one or several different numbers of at least 1, not {list(asked)}")
     fitting, dropped = [k for k in sorted(asked) if k <= most], [k for k in sorted(asked) if k > most]
     if not dropped:
         return fitting, []
     if asked != default:
         raise UsageError(
-            f"{protocol}: k={dropped[0]} is more than train has samples for: {why}",
-            f"Give a k of at most {most}." if most else None,
+            f"{protocol}: train has too few samples for k={dropped[0]}: {why}",
+            f"The largest possible k is {most}." if most else None,
         )
     if not fitting:
         raise DataError(f"{protocol}: train is too small to draw {dropped[0]} samples per class: {why}")
     names = ", ".join(map(str, dropped))
-    return fitting, [f"Train is too small for these default values of k ({why}): {names}."]
+    return fitting, [f"Default values of k were left out because train is too small ({why}): {names}."]
 
 
 def check_labels(protocol: str, labels: Labels) -> None:
@@ -377,12 +376,10 @@ def check_labels(protocol: str, labels: Labels) -> None:
     Raises:
         DataError: there are none, or fewer than two classes of single labels.
     """
-    from sslbench.protocols._parts.few_shot import present
-
     if not labels.labelled:
         raise DataError(
-            f"{protocol}: the train samples have no labels to draw samples per class by",
+            f"{protocol}: the train samples have no labels, so none can be drawn per class",
             "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
         )
     if len(present(labels)) < (2 if labels.kind == "single" else 1):
-        raise DataError(f"{protocol}: train should have at least two classes")
+        raise DataError(f"{protocol} needs at least two classes in train")

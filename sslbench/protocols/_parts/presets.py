@@ -33,17 +33,17 @@ def full_settings(name: str) -> tuple[str, dict[str, Any]]:
     """
     protocols = names.list_names("protocol")
     protocol = name.removesuffix(f"/{DEFAULT}").replace("_", "-")
-    known = names.list_names("preset")
+    presets = names.list_names("preset")
     if protocol in protocols:
         preset = None
-    elif as_file_name(name) in known or name.endswith(".yaml"):
+    elif as_file_name(name) in presets or name.endswith(".yaml"):
         preset = load_preset(name)
         protocol = preset.protocol
     else:
-        raise UsageError(f"there is no preset called '{name}'", names.did_you_mean(name, [*known, *protocols]))
+        raise UsageError(f"there is no preset called '{name}'", names.did_you_mean(name, [*presets, *protocols]))
     settings = find(protocol).settings
-    given = [] if preset is None else [(f"preset {preset.name}", preset.settings)]
-    values, _ = resolve(settings, given)
+    layers = [] if preset is None else [(f"preset {preset.name}", preset.settings)]
+    values, _ = resolve(settings, layers)
     content: dict[str, Any] = {info.name: getattr(values, info.name) for info in describe(settings)}
     content["layers"] = list(preset.layers) if preset is not None and preset.layers else "the backbone's default"
     fixed = preset.preprocessing if preset is not None else {}

@@ -1,16 +1,18 @@
 """Checks of features, hold-outs, folds and score arrays of protocols on features."""
 
 import math
+import warnings
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
+from sslbench.data.groups import group_folds
 from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 
-_ROWS = 4096  # rows looked at together, so that memory-mapped features are never copied whole
+_ROWS = 4096  # rows per block, so that memory-mapped features are never copied whole
 
 
 def check_features(train: Features, test: Features) -> None:
@@ -22,7 +24,7 @@ def check_features(train: Features, test: Features) -> None:
     for name, part in (("train", train), ("test", test)):
         if not part.labels.labelled:
             raise DataError(
-                f"the {name} samples have no labels, and this protocol scores features against labels",
+                f"the {name} samples have no labels, which this protocol needs",
                 "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
             )
         if not len(part):
@@ -48,7 +50,7 @@ def check_finite(part: Features, name: str) -> None:
         more = f" and {count - len(bad)} more" if count > len(bad) else ""
         raise DataError(
             f"the features of {count} of {len(part)} {name} samples are not finite numbers: {', '.join(bad)}{more}",
-            "The backbone overflowed or its weights are damaged; try --precision fp32, or look at the weights.",
+            "The backbone overflowed (try --precision fp32) or its weights are damaged (see sslbench inspect).",
         )
 
 
@@ -67,18 +69,18 @@ def holdout_rows(
 
     if not 0 < fraction < 1 or len(labels) < 2:
         return None
-    fit, held = holdout(labels, fraction, seed, groups=groups)
-    return (fit, held) if len(fit) and len(held) else None
+    fit, held_out = holdout(labels, fraction, seed, groups=groups)
+    return (fit, held_out) if len(fit) and len(held_out) else None
 
 
 def no_holdout(groups: IntArray | None) -> str:
     """Return the reason why `holdout_rows` gave None, as the beginning of a sentence."""
     if groups is None:
-        return "Train is too small to hold out a part of it"
+        return "Train is too small for a hold-out"
     number = len(np.unique(groups))
     if number < 2:
-        return "All training samples belong to one group, so that none can be held out"
-    return f"The training samples belong to {number} groups, and holding out one of them would take away a class"
+        return "All training samples belong to one group, so no group can be held out"
+    return f"The training samples belong to {number} groups, and holding out any of them would remove a class"
 
 
 def class_sizes(classes: npt.NDArray[np.integer], groups: IntArray | None) -> IntArray:
@@ -101,21 +103,17 @@ def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | N
         number: of folds.
         groups: (N,) group numbers: the samples of one group are in one fold; or None.
     """
-    import warnings
-
     from sklearn.model_selection import StratifiedKFold
 
     if groups is not None:
-        from sslbench.data.groups import group_folds
-
         names = tuple(map(str, range(int(classes.max()) + 1)))
         return group_folds(Labels("single", names, classes), groups, number).astype(np.int16)
     folds = np.empty(len(classes), np.int16)
     with warnings.catch_warnings():
-        # Classes with fewer samples than folds are absent from some folds; the solvers know what to do.
+        # Classes with fewer samples than folds are absent from some folds; the solvers handle that.
         warnings.simplefilter("ignore", UserWarning)
-        for fold, (_, held) in enumerate(StratifiedKFold(number).split(classes, classes)):
-            folds[held] = fold
+        for fold, (_, held_out) in enumerate(StratifiedKFold(number).split(classes, classes)):
+            folds[held_out] = fold
     return folds
 
 
@@ -161,13 +159,13 @@ def signed_targets(labels: Labels, *, ignore: bool = True) -> tuple[npt.NDArray[
 
 
 def folds_of_class(
-    positive: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_], number: int, groups: IntArray | None
+    positive: npt.NDArray[np.bool_], labelled: npt.NDArray[np.bool_], number: int, groups: IntArray | None
 ) -> npt.NDArray[np.int16]:
     """Return (N,) stratified folds of one class, as many as its positives and negatives allow.
 
     Samples that are not known have -1; all have where there are too few for two folds.
     """
-    rows = np.flatnonzero(known)
+    rows = np.flatnonzero(labelled)
     classes, own = positive[rows].astype(np.int64), None if groups is None else groups[rows]
     sizes = class_sizes(classes, own)
     number = min(number, *sizes) if len(sizes) == 2 else 0

@@ -75,18 +75,18 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     scores = _scores(model, on_test, usable, test.labels)
     train_scores = _scores(model, x, usable, train.labels)
     kind, classes = test.labels.kind, test.labels.classes
-    # A class that train has no example of has no probability either.
+    # A class without an example in train gets no probability.
     logits = kind == "single" and len(usable) == len(classes)
-    how: Literal["softmax"] | None = "softmax" if logits else None
+    probabilities: Literal["softmax"] | None = "softmax" if logits else None
     metrics, name, per_class = summarise(
-        kind, classes, test.labels.values, scores, seed=seed, probabilities=how, groups=test.groups
+        kind, classes, test.labels.values, scores, seed=seed, probabilities=probabilities, groups=test.groups
     )
     notes += choice.notes
     if not model.converged:
         bound = f"{model.gap:.2g}" if np.isfinite(model.gap) else "not known"
         notes.append(
-            f"The solver did not converge in {model.iterations} steps: the largest possible distance of the objective "
-            f"to its lowest value is {bound}, relative to that; the tolerance is {settings.tolerance:.2g}."
+            f"The solver did not converge in {model.iterations} steps: the objective exceeds its "
+            f"minimum by at most {bound}, relative to that minimum; the tolerance is {settings.tolerance:.2g}."
         )
     return Outcome(
         metrics=metrics,
@@ -97,7 +97,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         selected=choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations},
         converged=model.converged,
         notes=tuple(notes),
-        probabilities=how,
+        probabilities=probabilities,
     )
 
 
@@ -120,13 +120,13 @@ def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
     if labels.kind == "single":
         usable = np.unique(values).astype(np.int64)
         if len(usable) < 2:
-            raise DataError(f"all training samples are of one class, '{labels.classes[int(usable[0])]}'")
+            raise DataError(f"all training samples belong to one class, '{labels.classes[int(usable[0])]}'")
     else:
         usable = np.flatnonzero((values > 0).any(axis=0) & (values == 0).any(axis=0))
         if not len(usable):
-            raise DataError("no class is both present and absent in train, so there is nothing to learn")
+            raise DataError("no class has both positive and negative training samples, so nothing can be learned")
     left_out = [name for c, name in enumerate(labels.classes) if c not in usable]
-    notes = [f"Classes that train gives no examples of were left out: {', '.join(left_out)}."] if left_out else []
+    notes = [f"Classes without an example in train were left out: {', '.join(left_out)}."] if left_out else []
     return usable, notes
 
 
@@ -167,21 +167,21 @@ def _choose(
     labels, grid = train.labels, sorted(settings.c)
     if len(grid) == 1:
         return _Choice(grid[0])
-    on, fitted, (held, held_labels) = "test", np.arange(len(x)), test
+    on, fitted, (held_out, held_labels) = "test", np.arange(len(x)), test
     if settings.select_on == "train":
         parts = holdout_rows(labels, settings.holdout, seed, train.groups)
         if parts is None:
             middle = grid[len(grid) // 2]
-            note = f"{no_holdout(train.groups)} to choose c on; {middle:g} was used."
+            note = f"{no_holdout(train.groups)} to select c on; {middle:g} was used."
             return _Choice(middle, notes=(note,))
         on, fitted = f"held-out {percent(settings.holdout)} of train", parts[0]
-        held, held_labels = x[parts[1]], labels.select(parts[1])
+        held_out, held_labels = x[parts[1]], labels.select(parts[1])
     inside = labels.select(fitted)
     learned, _ = _usable_classes(inside)
-    scored = _problem_of_held(held, held_labels, learned)
+    scored = _held_out_problem(held_out, held_labels, learned)
 
     def judge(model: "Fit") -> tuple[float, float]:
-        score = headline(labels.kind, held_labels.values, _scores(model, held, learned, labels))
+        score = headline(labels.kind, held_labels.values, _scores(model, held_out, learned, labels))
         return score, scored.loss(model.decide(scored.x)) if len(scored.x) else float("nan")
 
     problem = _problem(x if len(fitted) == len(x) else x[fitted], inside, learned)
@@ -199,20 +199,20 @@ def _choose(
     within = max(settings.tolerance, TOLERANCE)
     unconverged = sum(not point.fit.converged for point in tried)
     if unconverged:
-        notes.append(f"While c was chosen, {unconverged} of {len(tried)} fits did not come within {within:.2g}.")
+        notes.append(f"During the selection of c, {unconverged} of {len(tried)} fits did not converge to {within:.2g}.")
     if best.c <= grid[0] or best.c >= grid[-1]:
         end = "smallest" if best.c <= grid[0] else "largest"
-        notes.append(f"The chosen c={best.c:g} is the {end} of those tried; the best may lie beyond.")
+        notes.append(f"The selected c={best.c:g} is the {end} value tried; the best may lie beyond.")
     selected = {"c": best.c, "on": on, "score": best.score, "tried": len(tried), "seed": seed}
     selected["gap_while_choosing"] = max(point.fit.gap for point in tried)
     same = len(learned) == len(_usable_classes(labels)[0])
     return _Choice(best.c, selected, tuple(notes), best.fit if same else None)
 
 
-def _problem_of_held(held: Matrix, labels: Labels, learned: IntArray) -> "Problem":
+def _held_out_problem(held_out: Matrix, labels: Labels, learned: IntArray) -> "Problem":
     """Return the problem of the samples whose class was learned, to compute a loss on."""
-    rows = np.arange(len(held)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
-    return _problem(held[rows], labels.select(rows), learned)
+    rows = np.arange(len(held_out)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
+    return _problem(held_out[rows], labels.select(rows), learned)
 
 
 PROTOCOL = Protocol(

@@ -11,8 +11,8 @@ from sslbench.arrays import FloatArray
 from sslbench.protocols._parts.selection import is_better
 from sslbench.solvers.logistic import Fit, Problem, extrapolate, fit
 
-TOLERANCE = 1e-4  # largest relative distance to the lowest objective of a fit that is only compared
-_AHEAD = 2.0  # a guess at the next fit goes on by at most so many times the last step
+TOLERANCE = 1e-4  # relative tolerance of the objective for fits that are only compared
+_AHEAD = 2.0  # largest extrapolation of the next starting point, in multiples of the last step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _best(tried: Sequence[Point]) -> Point:
         if best is None or is_better(point.score, best.score):
             best = point
     if best is None:
-        raise ValueError("no strength was tried")
+        raise ValueError("no value of the regularisation was tried")
     return best
 
 

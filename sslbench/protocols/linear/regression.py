@@ -32,7 +32,6 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
         train=headline("value", train.labels.values, model.predict(on_train, alpha)),
         selected={"alpha": alpha} | selected,
         notes=notes,
-        absolute=frozenset({"mae", "rmse"}),
     )
 
 
@@ -44,26 +43,26 @@ def _choose(
     if len(grid) == 1:
         return grid[0], {}, ()
     if settings.select_on == "test":
-        on, labels, tried, held = "test", test.labels, model, on_test
+        on, labels, tried, held_out = "test", test.labels, model, on_test
     else:
         parts = holdout_rows(train.labels, settings.holdout, seed, train.groups)
         if parts is None:
             middle = grid[len(grid) // 2]
-            note = f"{no_holdout(train.groups)} to choose alpha on; {middle:g} was used."
+            note = f"{no_holdout(train.groups)} to select alpha on; {middle:g} was used."
             return middle, {}, (note,)
         on, labels = f"held-out {percent(settings.holdout)} of train", train.labels.select(parts[1])
         tried = fit_regression(
             train.x[parts[0]], train.labels.values[parts[0]], standardise=settings.scale == "standard"
         )
-        held = tried.axes.project(train.x[parts[1]])
-    scores = [_score(tried, held, alpha, labels) for alpha in grid]
+        held_out = tried.axes.project(train.x[parts[1]])
+    scores = [_score(tried, held_out, alpha, labels) for alpha in grid]
     best = 0
     for i, score in enumerate(scores):
         best = i if is_better(score, scores[best]) else best
     notes: tuple[str, ...] = ()
     if best in (0, len(grid) - 1):
         end = "largest" if best == 0 else "smallest"
-        notes = (f"The chosen alpha={grid[best]:g} is the {end} of those tried; the best may lie beyond.",)
+        notes = (f"The selected alpha={grid[best]:g} is the {end} value tried; the best may lie beyond.",)
     return grid[best], {"on": on, "score": scores[best], "seed": seed}, notes
 
 

@@ -16,25 +16,23 @@ class Settings:
     """Settings of the linear probe."""
 
     c: tuple[float, ...] = setting(
-        GRID, "inverse regularisation strengths to choose from (scikit-learn's C); one value is used as it is"
+        GRID, "candidates of the inverse regularisation (scikit-learn's C); a single value needs no selection"
     )
-    refine: int = setting(
-        0, "how often the spacing of c is then halved around the best, and its two neighbours tried (CLIP: 4)"
-    )
+    refine: int = setting(0, "refinements of c: halve the spacing around the best and try its two neighbours (CLIP: 4)")
     select_on: Literal["train", "test"] = setting(
-        "train", "what c is chosen on: a held-out part of train; or test, and the row is marked"
+        "train", "split on which c is selected: a hold-out of train; or test, and the row is marked"
     )
-    holdout: float = setting(0.2, "share of train that is held out to choose c or alpha on")
+    holdout: float = setting(0.2, "share of train held out to select c or alpha")
     scale: Literal["standard", "none"] = setting(
-        "standard", "standard: features minus their mean, divided by their deviation, both of train; none: as they are"
+        "standard", "standard: subtract train's mean and divide by train's standard deviation; none: unchanged"
     )
     alpha: tuple[float, ...] = setting(
-        ALPHAS, "labels that are numbers: strengths of ridge regression (scikit-learn's alpha) to choose from"
+        ALPHAS, "numbers as labels: candidates of ridge regression's penalty (scikit-learn's alpha)"
     )
     patience: int = setting(
-        0, "the values of c end early after so many in a row with a worse loss and no better score; 0: all are tried"
+        0, "stop the path of c after this many values in a row with a worse loss and no better score; 0: try all"
     )
-    max_iter: int = setting(1000, "largest number of steps of the solver for one c")
+    max_iter: int = setting(1000, "largest number of solver steps for one c")
     tolerance: float = setting(
-        1e-10, "largest distance of the objective to its lowest value, relative to that, that counts as converged"
+        1e-10, "largest relative distance of the objective from its minimum that counts as converged"
     )

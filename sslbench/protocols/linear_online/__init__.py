@@ -37,7 +37,7 @@ def check(settings: Settings, train: Labels) -> None:
     check_settings(settings)
     if not LABELS[train.kind].classes:
         raise DataError(
-            f"the train samples have {LABELS[train.kind].text}, and linear-online trains classifiers",
+            f"linear-online needs classes, and the train samples have {LABELS[train.kind].text}",
             "Give data with classes: a folder per class, a table with a label column, or a manifest with categories.",
         )
 
@@ -69,7 +69,7 @@ def check_images(
     return tuple(dict.fromkeys(plan.row for plan in plans))
 
 
-def run_on_images(  # noqa: PLR0913  what every protocol on images is called with
+def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
     backbone: "Backbone",
     layers: "Sequence[Layer]",
     train: Source,

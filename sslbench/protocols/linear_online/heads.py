@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812  the name everyone uses
+import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor, nn
 
 from sslbench.distributed.collectives import sum_
@@ -22,7 +22,7 @@ Norm = Literal["none", "batch", "affine"]
 Init = Literal["normal", "zeros", "uniform"]
 
 _STD = 0.01
-_MOMENTUM = 0.1  # of the running statistics, torch's own
+_MOMENTUM = 0.1  # momentum of the running statistics, torch's default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Bank(nn.Module):
         if self.norm != "none":
             x = self._normalised(x, total)
         if self.norm == "affine":
-            # Folded into the head: scaling its weights is the same as scaling what it sees, for all heads at once.
+            # Scaling a head's weights equals scaling its input, and does so for all heads at once.
             repeats = weight.shape[2] // self.channels
             bias = bias + (weight @ self.shift.repeat_interleave(repeats, dim=1)[:, :, None]).squeeze(2)
             weight = weight * self.scale.repeat_interleave(repeats, dim=1)[:, None, :]
@@ -121,7 +121,7 @@ class Bank(nn.Module):
 
 
 def _initial(classes: int, width: int, init: Init, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    if init == "uniform":  # nn.Linear's own
+    if init == "uniform":  # as nn.Linear initialises
         bound = 1 / math.sqrt(width)
         values = torch.rand((classes, width + 1), generator=generator) * 2 * bound - bound
         return values[:, :-1], values[:, -1]
@@ -151,9 +151,9 @@ class Heads(nn.Module):
             labels: int64 (B,) classes, or int8 (B, C) with 1 present, 0 absent, -1 ignore.
             total: images of the batch, of all processes together.
         """
-        known = sum_((labels >= 0).sum(0)) if labels.ndim == 2 else None
+        labelled = sum_((labels >= 0).sum(0)) if labels.ndim == 2 else None
         return torch.cat(
-            [head_losses(bank(features[bank.input], total), labels, total, known) for bank in self.all_banks()]
+            [head_losses(bank(features[bank.input], total), labels, total, labelled) for bank in self.all_banks()]
         )
 
     def groups(self, settings: OptimizerSettings, batch_size: int) -> list[dict[str, Any]]:
@@ -220,7 +220,7 @@ def _group(
     }
 
 
-def head_losses(logits: Tensor, labels: Tensor, total: int, known: Tensor | None) -> Tensor:
+def head_losses(logits: Tensor, labels: Tensor, total: int, labelled: Tensor | None) -> Tensor:
     """Return (H,) cross-entropy; for several labels binary cross-entropy, mean over known labels, sum over classes.
 
     The latter is VISSL's (`bce_logits_multiple_output_single_target`): each class is a problem of its own, to which
@@ -230,12 +230,12 @@ def head_losses(logits: Tensor, labels: Tensor, total: int, known: Tensor | None
         logits: (B, H, C).
         labels: int64 (B,), or int8 (B, C) with 1 present, 0 absent, -1 ignore.
         total: images of the batch, of all processes together.
-        known: (C,), of those images the ones whose label is known; None for one label per image.
+        labelled: (C,), the number of those images whose label is known; None for one label per image.
     """
     heads = logits.shape[1]
-    if known is None:
+    if labelled is None:
         targets = labels[:, None].expand(-1, heads).reshape(-1)
         return F.cross_entropy(logits.flatten(0, 1), targets, reduction="none").view(-1, heads).sum(0) / total
     targets = labels.clamp(min=0).to(logits.dtype)[:, None, :].expand_as(logits)
     each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    return ((each * (labels >= 0)[:, None, :]).sum(0) / known.clamp(min=1)).sum(1)
+    return ((each * (labels >= 0)[:, None, :]).sum(0) / labelled.clamp(min=1)).sum(1)

@@ -57,12 +57,12 @@ def block_inputs(backbone: Backbone, counts: Sequence[int], means: Sequence[bool
         UsageError: the backbone has no such blocks, or fewer.
         BackboneError: its tokens have no class token.
     """
-    there = {name for name, _ in backbone.module.named_modules()}
-    total = next(i for i in range(len(there) + 1) if f"blocks.{i}" not in there)
-    if not total or _NORM not in there:
+    modules = {name for name, _ in backbone.module.named_modules()}
+    total = next(i for i in range(len(modules) + 1) if f"blocks.{i}" not in modules)
+    if not total or _NORM not in modules:
         raise UsageError(
-            f"blocks={list(counts)} is for vision transformers; {backbone.name} has no modules blocks.0, ..., norm",
-            "Leave out blocks, and name layers with --layers.",
+            f"blocks={list(counts)} needs a vision transformer; {backbone.name} has no modules blocks.0, ..., norm",
+            "Leave out blocks=, and name layers with --layers.",
         )
     if max(counts) > total:
         raise UsageError(f"blocks={list(counts)}: {backbone.name} has {total} blocks")
@@ -134,7 +134,7 @@ class InputEncoder:
     def _joined(self, each: Input, features: dict[str, Tensor]) -> Tensor:
         parts = [features[layer.text] for layer in each.layers]
         if self._norm is not None:
-            # The norm works token by token, so it may be applied to the class tokens alone.
+            # The norm acts per token, so it can be applied to the class tokens alone.
             parts = [self._norm(part) if i < each.normalised else part for i, part in enumerate(parts)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -171,5 +171,5 @@ def _check_equal(
             raise UsageError(
                 f"layer '{name}' has {width:,} features for views of {sides[0]} pixels and {evaluation[name][0]:,} for "
                 f"the {sides[1]} pixels of the evaluation transform",
-                "Leave out size, or pool the layer to a fixed size: LAYER:avg, LAYER:adaptive(2,2).",
+                "Leave out size=, or pool the layer to a fixed size: LAYER:avg, LAYER:adaptive(2,2).",
             )

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +25,10 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.selection import holdout_rows, no_holdout
 from sslbench.protocols.linear_online.heads import Bank, Head, Heads, Norm
 from sslbench.protocols.linear_online.inputs import Input, block_inputs, layer_inputs
+from sslbench.protocols.linear_online.settings import Settings
 from sslbench.runtime.workers import StartMethod
 from sslbench.train import schedules
 from sslbench.train.optimizers import OptimizerSettings
-
-if TYPE_CHECKING:
-    from sslbench.protocols.linear_online.settings import Settings
 
 _SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine": {"name": "cosine", "start": 1.0, "end": 0.0},
@@ -48,7 +46,7 @@ class BankPlan:
     row: str
 
 
-def check_settings(settings: "Settings") -> None:
+def check_settings(settings: Settings) -> None:
     """Refuse settings that are not possible, whatever the data and the backbone.
 
     Raises:
@@ -56,7 +54,7 @@ def check_settings(settings: "Settings") -> None:
     """
     for name in ("lr", "weight_decay", "patch_mean"):
         if not getattr(settings, name):
-            raise UsageError(f"linear-online: {name} is empty", f"Give one value or several: {name}=[...].")
+            raise UsageError(f"linear-online: {name} has no value", f"Give one or several values: {name}=[...].")
     _check(all(math.isfinite(lr) and lr > 0 for lr in settings.lr), f"lr should be above 0, not {list(settings.lr)}")
     decays = settings.weight_decay
     _check(all(math.isfinite(wd) and wd >= 0 for wd in decays), f"weight_decay should be 0 or more, not {list(decays)}")
@@ -85,7 +83,7 @@ def _check(right: bool, message: str) -> None:
         raise UsageError(f"linear-online: {message}")
 
 
-def optimizer_settings(settings: "Settings") -> OptimizerSettings:
+def optimizer_settings(settings: Settings) -> OptimizerSettings:
     """Return the optimizer settings that all heads share; each head has its own learning rate and weight decay.
 
     Raises:
@@ -105,7 +103,7 @@ def optimizer_settings(settings: "Settings") -> OptimizerSettings:
     )
 
 
-def schedule(settings: "Settings", epochs: float) -> schedules.Schedule:
+def schedule(settings: Settings, epochs: float) -> schedules.Schedule:
     """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
 
     Args:
@@ -125,10 +123,10 @@ def schedule(settings: "Settings", epochs: float) -> schedules.Schedule:
     )
     if settings.schedule_per == "update":
         return factor
-    return lambda where: factor(math.floor(where * epochs + 1e-6) / epochs)
+    return lambda progress: factor(math.floor(progress * epochs + 1e-6) / epochs)
 
 
-def view(settings: "Settings", size: int) -> View:
+def view(settings: Settings, size: int) -> View:
     """Return the recipe of the augmented view of an image.
 
     Raises:
@@ -142,7 +140,7 @@ def view(settings: "Settings", size: int) -> View:
 def make_batches(
     source: Source,
     preprocessing: Preprocessing,
-    settings: "Settings",
+    settings: Settings,
     *,
     seed: int,
     piece: int,
@@ -166,16 +164,16 @@ def make_batches(
     if preprocessing.channels not in (1, 3):
         raise UsageError(
             f"linear-online augments RGB images, and the backbone takes {preprocessing.channels} channels",
-            "Take a protocol on features: linear.",
+            "Use a protocol on features, such as linear.",
         )
     size = settings.size or evaluation_side(source, preprocessing)
-    how: View | Callable[[Tensor], Tensor] = view(settings, size)
+    transform: View | Callable[[Tensor], Tensor] = view(settings, size)
     if settings.augment == "none":
-        how = evaluation_view(preprocessing, settings.flip)
+        transform = evaluation_view(preprocessing, settings.flip)
     process = this_process()
     return EpochBatches(
         source,
-        how,
+        transform,
         size=size,
         batch_size=settings.batch_size,
         piece=piece,
@@ -196,8 +194,8 @@ def evaluation_side(source: Source, preprocessing: Preprocessing) -> int:
     height, width = _first(source, preprocessing) if size is None else size
     if height != width:
         raise UsageError(
-            f"linear-online takes square images, and the evaluation transform gives {height} x {width} pixels",
-            "Give --crop, or a --resize to a square.",
+            f"linear-online needs square images, but the evaluation transform gives {height} x {width} pixels",
+            "Give --crop, or --resize to a square.",
         )
     return int(height)
 
@@ -212,12 +210,12 @@ def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
         image = loader.read(source.images, 0, picture_decoder(preprocessing, source.images)).image
     except UnreadableImage as error:
         raise DataError(
-            f"the first image of {source.name} cannot be read, and its size decides that of all: {error.path}"
+            f"the first image of {source.name}, whose size fixes that of all, cannot be read: {error.path}"
         ) from error
     return int(image.shape[1]), int(image.shape[2])
 
 
-def planned(backbone: Backbone, layers: Sequence[Layer], settings: "Settings") -> tuple[BankPlan, ...]:
+def planned(backbone: Backbone, layers: Sequence[Layer], settings: Settings) -> tuple[BankPlan, ...]:
     """Return the banks of heads, in the order of the results.
 
     Raises:
@@ -232,9 +230,7 @@ def planned(backbone: Backbone, layers: Sequence[Layer], settings: "Settings") -
     found = block_inputs(backbone, settings.blocks, settings.patch_mean) if settings.blocks else layer_inputs(layers)
     for name in settings.plain_layers:
         if name not in texts or settings.blocks:
-            raise UsageError(
-                f"plain_layers: '{name}' is not among the layers that are evaluated", did_you_mean(name, texts)
-            )
+            raise UsageError(f"plain_layers: '{name}' is not an evaluated layer", did_you_mean(name, texts))
     plans = []
     for each in found:
         plans.append(BankPlan(each, settings.norm, each.row))
@@ -243,12 +239,12 @@ def planned(backbone: Backbone, layers: Sequence[Layer], settings: "Settings") -
     return tuple(plans)
 
 
-def has_choice(plans: Sequence[BankPlan], settings: "Settings") -> bool:
+def has_choice(plans: Sequence[BankPlan], settings: Settings) -> bool:
     """Return True if a row has several heads, of which one must be chosen."""
     return len(settings.lr) * len(settings.weight_decay) > 1 or len({plan.row for plan in plans}) < len(plans)
 
 
-def split(train: Source, plans: Sequence[BankPlan], settings: "Settings", seed: int) -> tuple[Source, Source | None]:
+def split(train: Source, plans: Sequence[BankPlan], settings: Settings, seed: int) -> tuple[Source, Source | None]:
     """Return the training part and the part held out for the choice; None where nothing is chosen on train."""
     if settings.select_on == "test" or not has_choice(plans, settings):
         return train, None
@@ -256,7 +252,7 @@ def split(train: Source, plans: Sequence[BankPlan], settings: "Settings", seed: 
     parts = holdout_rows(train.labels, settings.holdout, seed, groups)
     if parts is None:
         raise UsageError(
-            f"{train.name}: {no_holdout(groups)[0].lower()}{no_holdout(groups)[1:]} for the choice between heads",
+            f"{train.name}: {no_holdout(groups)[0].lower()}{no_holdout(groups)[1:]} for the selection of a head",
             f"Give one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}.",
         )
     return train.select(parts[0]), train.select(parts[1])
@@ -266,7 +262,7 @@ def make_heads(
     plans: Sequence[BankPlan],
     widths: dict[str, tuple[int, int]],
     classes: int,
-    settings: "Settings",
+    settings: Settings,
     *,
     seed: int,
     device: torch.device,

@@ -4,7 +4,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +18,10 @@ from sslbench.metrics.summary import Probabilities, summarise
 from sslbench.protocols.linear_online import plan as planning
 from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.protocols.linear_online.scoring import Chosen, Scored, candidates, choose, score
+from sslbench.protocols.linear_online.settings import Settings
 from sslbench.protocols.linear_online.training import Training, train, unreadable_images
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, stage_progress
-
-if TYPE_CHECKING:
-    from sslbench.protocols.linear_online.settings import Settings
 
 log = logging.getLogger("sslbench")
 
@@ -32,7 +30,7 @@ def run(
     backbone: Backbone,
     layers: Sequence[Layer],
     parts: tuple[Source, Source],
-    settings: "Settings",
+    settings: Settings,
     *,
     seed: int,
     engine: ExtractSettings,
@@ -42,7 +40,7 @@ def run(
     """Run the protocol, see `linear_online.run_on_images`; `parts` are train and test."""
     whole, test = parts
     plans = planning.planned(backbone, layers, settings)
-    fit, held = planning.split(whole, plans, settings, seed)
+    fit, held_out = planning.split(whole, plans, settings, seed)
     batches = planning.make_batches(
         fit,
         backbone.preprocessing,
@@ -72,12 +70,14 @@ def run(
     )
     train(heads, encode, fit, batches, plan)
 
-    def scored(source: Source, wanted: Sequence[int], what: str) -> Scored:
-        report = stage_progress(progress, f"{backbone.name}: {what} {source.name}")
-        return score(heads, encode, source, backbone.preprocessing, engine, wanted=wanted, progress=report)
+    def scored(source: Source, heads_: Sequence[int], title: str) -> Scored:
+        report = stage_progress(progress, f"{backbone.name}: {title} {source.name}")
+        return score(heads, encode, source, backbone.preprocessing, engine, wanted=heads_, progress=report)
 
     found = candidates(plans, settings, heads.finite())
-    chosen = choose(found, settings, functools.partial(scored, what="choosing heads on"), test=test, held=held)
+    chosen = choose(
+        found, settings, functools.partial(scored, title="selecting heads on"), test=test, held_out=held_out
+    )
     numbers = [each.head.number for each in chosen.values()]
     on_test = scored(test, numbers, "scoring")
     sample = _sample(fit, len(test), seed)
@@ -85,11 +85,11 @@ def run(
     if rank() != 0:
         return {}
     for row in dict.fromkeys(each.row for each in found if each.row not in chosen):
-        log.warning(f"{row}: every head diverged, so there is no result; try lower learning rates")
+        log.warning(f"{row}: every head diverged; try lower learning rates")
     trained = f"Trained for {batches.batch_size * updates / len(fit):.3g} epochs" + (
-        f" on {len(fit):,} of {len(whole):,} train samples; the others chose the head." if held is not None else "."
+        f" on {len(fit):,} of {len(whole):,} train samples; the others chose the head." if held_out is not None else "."
     )
-    notes = [trained, f"The train score is that of {len(sample):,} samples with the evaluation transform."]
+    notes = [trained, f"The train score is measured on {len(sample):,} samples with the evaluation transform."]
     return {row: _outcome(each, on_test, on_train, test, settings, seed, notes) for row, each in chosen.items()}
 
 
@@ -101,26 +101,26 @@ def _sample(source: Source, most: int, seed: int) -> Source:
 
 
 def _outcome(
-    chosen: Chosen,
+    choice: Chosen,
     on_test: Scored,
     on_train: Scored,
     test: Source,
-    settings: "Settings",
+    settings: Settings,
     seed: int,
     notes: Sequence[str],
 ) -> Outcome:
-    number, kind, classes = chosen.head.number, test.labels.kind, test.labels.classes
+    number, kind, classes = choice.head.number, test.labels.kind, test.labels.classes
     logits = on_test.logits[number]
-    how: Probabilities | None = "softmax" if kind == "single" else None
+    probabilities: Probabilities | None = "softmax" if kind == "single" else None
     metrics, name, per_class = summarise(
-        kind, classes, test.labels.values, logits, seed=seed, probabilities=how, groups=source_groups(test)
+        kind, classes, test.labels.values, logits, seed=seed, probabilities=probabilities, groups=source_groups(test)
     )
     selected: dict[str, Any] = {}
-    if chosen.on:
-        selected = {**chosen.head.choice, "on": chosen.on, "score": chosen.score}
-        selected |= {} if chosen.on == "test" else {"seed": seed}
-    # What the other heads score on test, for information; several labels would need the scores of every head.
-    variants = {} if kind == "multi" else {each.text: {name: on_test.headlines[each.number]} for each in chosen.others}
+    if choice.on:
+        selected = {**choice.head.choice, "on": choice.on, "score": choice.score}
+        selected |= {} if choice.on == "test" else {"seed": seed}
+    # Test scores of the other heads, for information; multi-label data would need the scores of every head.
+    variants = {} if kind == "multi" else {each.text: {name: on_test.headlines[each.number]} for each in choice.others}
     return Outcome(
         metrics=metrics,
         headline=name,
@@ -129,24 +129,24 @@ def _outcome(
         train=on_train.headlines[number],
         selected=selected,
         variants=variants,
-        notes=(*notes, *_notes(chosen, settings)),
-        probabilities=how,
+        notes=(*notes, *_notes(choice, settings)),
+        probabilities=probabilities,
     )
 
 
-def _notes(chosen: Chosen, settings: "Settings") -> list[str]:
+def _notes(choice: Chosen, settings: Settings) -> list[str]:
     """Return the notes on the choice of a head."""
     notes = []
-    if chosen.on == "test":
-        heads = len(chosen.others) + 1
+    if choice.on == "test":
+        heads = len(choice.others) + 1
         notes.append(
-            f"The best of {heads} heads was chosen on the test samples that are reported: the score is too high."
+            f"The best of {heads} heads was selected on the reported test samples, so the score is optimistic."
         )
-    lost = [each.text for each in chosen.others if not each.alive]
-    if lost:
-        notes.append(f"Heads that diverged were left out: {'; '.join(lost)}.")
-    lr, tried = chosen.head.choice["lr"], sorted(settings.lr)
+    diverged = [each.text for each in choice.others if not each.alive]
+    if diverged:
+        notes.append(f"Diverged heads were left out: {'; '.join(diverged)}.")
+    lr, tried = choice.head.choice["lr"], sorted(settings.lr)
     if len(tried) > 2 and lr in (tried[0], tried[-1]):
         end = "smallest" if lr == tried[0] else "largest"
-        notes.append(f"The chosen lr={lr:g} is the {end} of those tried; the best may lie beyond.")
+        notes.append(f"The selected lr={lr:g} is the {end} value tried; the best may lie beyond.")
     return notes

@@ -5,7 +5,6 @@ Shapes: N samples, C classes.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +20,8 @@ from sslbench.protocols._parts.selection import is_better, percent
 from sslbench.protocols.linear_online.heads import Heads
 from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.protocols.linear_online.plan import BankPlan
+from sslbench.protocols.linear_online.settings import Settings
 from sslbench.protocols.linear_online.training import unreadable_images
-
-if TYPE_CHECKING:
-    from sslbench.protocols.linear_online.settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +146,7 @@ class Chosen:
     score: float = float("nan")
 
 
-def candidates(plans: Sequence[BankPlan], settings: "Settings", alive: Sequence[bool]) -> list[Candidate]:
+def candidates(plans: Sequence[BankPlan], settings: Settings, alive: Sequence[bool]) -> list[Candidate]:
     """Return all heads in the order of `Heads.all_heads`."""
     found: list[Candidate] = []
     for plan in plans:
@@ -164,7 +161,7 @@ def candidates(plans: Sequence[BankPlan], settings: "Settings", alive: Sequence[
 
 
 def choose(
-    found: Sequence[Candidate], settings: "Settings", score: Score, *, test: Source, held: Source | None
+    found: Sequence[Candidate], settings: Settings, score: Score, *, test: Source, held_out: Source | None
 ) -> dict[str, Chosen]:
     """Return the chosen head of each row, of equal scores the first one; rows whose heads all diverged are left out.
 
@@ -173,19 +170,19 @@ def choose(
         settings: says where to choose.
         score: of a source, keeping the scores of some heads.
         test: what is reported.
-        held: the held-out part of train; None where nothing is chosen on it.
+        held_out: the held-out part of train; None where nothing is chosen on it.
     """
     rows: dict[str, list[Candidate]] = {}
     for each in found:
         rows.setdefault(each.row, []).append(each)
-    part = held if held is not None else test if any(len(row) > 1 for row in rows.values()) else None
+    part = held_out if held_out is not None else test if any(len(row) > 1 for row in rows.values()) else None
     values: Mapping[int, float] = {}
     if part is not None:
-        # mAP needs the scores of all heads; for top-1 right answers are counted on the way.
-        wanted = [each.number for each in found] if part.labels.kind == "multi" else []
-        values = dict(enumerate(score(part, wanted).headlines))
-    on = "test" if held is None else f"held-out {percent(settings.holdout)} of train"
-    chosen = {}
+        # mAP needs the scores of all heads; top-1 only counts correct predictions.
+        numbers = [each.number for each in found] if part.labels.kind == "multi" else []
+        values = dict(enumerate(score(part, numbers).headlines))
+    on = "test" if held_out is None else f"held-out {percent(settings.holdout)} of train"
+    choices = {}
     for name, row in rows.items():
         alive = [each for each in row if each.alive]
         if not alive:
@@ -194,5 +191,5 @@ def choose(
         for each in alive[1:]:
             best = each if is_better(values[each.number], values[best.number]) else best
         others = tuple(each for each in row if each is not best)
-        chosen[name] = Chosen(best, others, on, values[best.number]) if others else Chosen(best, ())
-    return chosen
+        choices[name] = Chosen(best, others, on, values[best.number]) if others else Chosen(best, ())
+    return choices

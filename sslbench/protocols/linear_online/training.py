@@ -34,9 +34,9 @@ from sslbench.train.schedules import Schedule
 
 log = logging.getLogger("sslbench")
 
-CHECK_EVERY = 10  # updates between two looks at losses and, of several processes, at signals
-SAVE_SECONDS = 300.0  # at most this much work is lost when a run is killed
-LINE_SECONDS = 30.0  # between lines of the log, which also come at the end of an epoch
+CHECK_EVERY = 10  # updates between two checks of losses and, with several processes, of signals
+SAVE_SECONDS = 300.0  # maximum loss of work when a run is killed
+LINE_SECONDS = 30.0  # between log lines, which are also written at the end of an epoch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatche
     optimizer = make_optimizer(heads.groups(plan.optimizer, data.batch_size), plan.optimizer)
     start = _resume(heads, optimizer, plan)
     run = _HeadTraining(heads, optimizer, plan, source, data)
-    # Closed whatever happens: workers that outlive the loop would hold up the end of the process.
+    # Always closed: workers that outlive the loop would delay the end of the process.
     with stop_signals() as signal_number, contextlib.closing(data.batches(start, plan.updates)) as stream:
         for index, pieces in enumerate(stream, start=start):
             features, labels = run.encoded(encode, pieces)
@@ -106,12 +106,12 @@ def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatche
             if stop and done < plan.updates:
                 raise StoppedError(stop, f"update {done} of {plan.updates}")
     if encode.state_sha256() != frozen:
-        # What was saved on the way is wrong too, and must not be continued.
+        # The checkpoints are wrong too and must not be resumed.
         for file in checkpoints.files(plan.folder) if rank() == 0 else ():
             file.unlink(missing_ok=True)
         raise BackboneError(
             "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
-            "Its forward pass should not put a part into training mode or write into weights.",
+            "Its forward pass should not switch to training mode or modify weights.",
         )
     run.save(plan.updates, now=start < plan.updates)
     return time.perf_counter() - began
@@ -166,14 +166,14 @@ class _HeadTraining:
     def _line(self, values: Tensor, done: int) -> str:
         left = values.nan_to_num(nan=float("inf"), posinf=float("inf"))
         best, count = int(left.argmin()), len(values)
-        lost = int((~torch.isfinite(values)).sum())
+        diverged = int((~torch.isfinite(values)).sum())
         rates = [group["lr"] for group in self.optimizer.param_groups if "weight" in group["names"]]
         epochs = self.plan.updates / self.data.steps_per_epoch
         return (
             f"epoch {done / self.data.steps_per_epoch:.3g} of {epochs:.3g}, update {done} of {self.plan.updates}: "
             + (f"lowest loss of {count} heads" if count > 1 else "loss")
             + f" {float(values[best]):.4g}, lr {rates[best]:.3g}"
-            + (f"; {lost} diverged" if lost else "")
+            + (f"; {diverged} diverged" if diverged else "")
         )
 
     def save(self, done: int, *, now: bool) -> None:
@@ -203,11 +203,11 @@ def _stop_diverged(features: dict[str, Tensor], done: int) -> None:
         if not torch.isfinite(values).all():
             raise DataError(
                 f"the features of layer '{name}' are not finite numbers (update {done})",
-                "The backbone overflowed or its weights are damaged; try --precision fp32, or look at the weights.",
+                "The backbone overflowed (try --precision fp32) or its weights are damaged (see sslbench inspect).",
             )
     raise NotFiniteError(
-        f"no head is left: the loss of each was NaN or infinite by update {done}",
-        "Give lower learning rates (lr=[0.01,0.1]), or norm=batch, which makes rates independent of the features.",
+        f"all heads diverged: each loss was NaN or infinite by update {done}",
+        "Give lower learning rates (lr=[0.01,0.1]), or norm=batch, which normalises the features.",
     )
 
 
@@ -219,7 +219,7 @@ def unreadable_images(source: Source, preprocessing: Preprocessing, engine: Extr
         preprocessing: decoder and limits.
         engine: its workers look for them.
     """
-    log.warning(f"{source.name}: an image cannot be read; looking for all that cannot")
+    log.warning(f"{source.name}: an image cannot be read; looking for all unreadable ones")
     reading = Reading(start_method=engine.start_method)
     rows = np.arange(len(source))
     found = loader.scan(source, rows, engine.workers, preprocessing=preprocessing, reading=reading)

@@ -28,7 +28,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.protocols._parts import few_shot
-from sslbench.protocols._parts.few_shot import Curve, Draw, check_labels, leading, leading_metric, usable_k
+from sslbench.protocols._parts.few_shot import Draw, LearningCurve, check_labels, leading, leading_metric, usable_k
 from sslbench.protocols._parts.selection import check_features, is_better, percent
 from sslbench.protocols.low_shot.models import Classifier, Logistic, Svm
 from sslbench.protocols.low_shot.settings import DEFAULT_K, Settings
@@ -87,7 +87,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     seeds = few_shot.seeds(seed, settings.draws)
     learner: Classifier = Svm(test.x, settings, seed) if settings.classifier == "svm" else Logistic(test.x, settings)
     strengths = settings.costs if settings.classifier == "svm" else settings.c
-    curve, on_test = Curve(test, train.ids, settings.metric), {}
+    curve, on_test = LearningCurve(test, train.ids, settings.metric), {}
     for point in points:
         draws = [point.draw(train, each, settings) for each in seeds]
         used: Sequence[float] = strengths
@@ -101,8 +101,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         selected = {"on": _chosen_on(settings), name: curve.strengths}
     if on_test:
         selected["mean on test"] = on_test
-    what = f"{points[-1].name} images per class".replace("k=", "") if points[-1].k else f"{points[-1].name} of train"
-    notes = [f"The metrics are means over {settings.draws} draws of {what}.", *notes]
+    condition = (
+        f"{points[-1].name} images per class".replace("k=", "") if points[-1].k else f"{points[-1].name} of train"
+    )
+    notes = [f"The metrics are means over {settings.draws} draws of {condition}.", *notes]
     return curve.outcome(seed=seed, selected=selected, seeds=seeds, notes=notes)
 
 
@@ -137,7 +139,7 @@ def _points(settings: Settings, labels: Labels) -> tuple[list[_Point], list[str]
     missing = sorted(set(range(len(labels.classes))) - set(few_shot.present(labels).tolist()))
     if missing:
         names = ", ".join(labels.classes[c] for c in missing)
-        notes.append(f"Classes that train gives no examples of were left out: {names}.")
+        notes.append(f"Classes without an example in train were left out: {names}.")
     shares = [_Point(percent(fraction), fraction=fraction) for fraction in sorted(settings.fractions)]
     return [*shares, *(_Point(f"k={k}", k=k) for k in ks)], notes
 

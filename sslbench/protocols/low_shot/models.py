@@ -13,12 +13,13 @@ from sslbench.metrics import ranking
 from sslbench.metrics.summary import headline
 from sslbench.protocols._parts.few_shot import Fitted, leading, stratified_folds
 from sslbench.protocols._parts.selection import class_sizes, folds_of_class, for_all_classes, signed_targets
+from sslbench.protocols.low_shot.settings import Settings
+from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
+from sslbench.protocols.svm.settings import Settings as SvmSettings
+from sslbench.solvers.svm import SvmSolver
 
 if TYPE_CHECKING:
-    from sslbench.protocols.low_shot.settings import Settings
-    from sslbench.protocols.svm.settings import Settings as SvmSettings
     from sslbench.solvers.logistic import Fit, Problem
-    from sslbench.solvers.svm import SvmSolver
 
 
 class Classifier(Protocol):
@@ -39,14 +40,12 @@ class Classifier(Protocol):
 class Svm:
     """One linear SVM per class, as in the SVM protocol; labels -1 are left out."""
 
-    def __init__(self, test: Matrix, settings: "Settings", seed: int) -> None:
+    def __init__(self, test: Matrix, settings: Settings, seed: int) -> None:
         self._settings, self._seed = settings, seed
         self._test = _unit(test)
 
     def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
         """Fit one draw, see `Classifier`. With several labels per sample the cost is chosen per class."""
-        from sslbench.protocols.svm.choice import make_solver
-
         x = _unit(x)
         targets, learned = _targets(labels)
         names = [labels.classes[c] for c in learned]
@@ -59,9 +58,7 @@ class Svm:
         train = leading(self._settings.metric, labels, for_all_classes(models.decide(x), learned, labels))
         return Fitted(scores, train, strength, bool(models.converged.all()), (*notes, *searched))
 
-    def _as_svm(self, strengths: Sequence[float]) -> "SvmSettings":
-        from sslbench.protocols.svm.settings import Settings as SvmSettings
-
+    def _as_svm(self, strengths: Sequence[float]) -> SvmSettings:
         s = self._settings
         return SvmSettings(
             costs=tuple(strengths),
@@ -73,7 +70,7 @@ class Svm:
 
     def _choose(
         self,
-        solver: "SvmSolver",
+        solver: SvmSolver,
         targets: npt.NDArray[np.int8],
         names: list[str],
         kind: str,
@@ -81,11 +78,9 @@ class Svm:
         groups: IntArray | None,
     ) -> tuple[float | dict[str, float], list[float], tuple[str, ...]]:
         """Return the cost for the record, the cost of every class, and notes; without folds the fixed cost."""
-        from sslbench.protocols.svm.choice import choose_each, choose_one
-
         fixed = self._settings.fixed_cost if len(strengths) > 1 else strengths[0]
         fewest = np.array([_fewest(column, groups) for column in targets.T])
-        # Classes with one sample are never right when it is held out, and would have a say in the one cost for all.
+        # A class with one sample is never predicted when that is held out, and would bias the shared cost.
         folds = min(self._settings.folds, int(np.median(fewest) if kind == "single" else fewest.max()))
         if len(strengths) == 1 or folds < 2:
             return fixed, [fixed] * len(names), ()
@@ -101,7 +96,7 @@ class Svm:
 class Logistic:
     """Logistic regression on features standardised by the draw: multinomial, or one per class (multi-label)."""
 
-    def __init__(self, test: Matrix, settings: "Settings") -> None:
+    def __init__(self, test: Matrix, settings: Settings) -> None:
         self._settings, self._test = settings, test
 
     def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
@@ -141,7 +136,7 @@ class Logistic:
         if folds is None:
             return len(x) / self._settings.fixed_lambda
         grid = sorted(strengths)
-        held = np.full((len(grid), len(x), len(labels.classes)), np.nan)
+        held_out_scores = np.full((len(grid), len(x), len(labels.classes)), np.nan)
         for fold in range(int(folds.max()) + 1):
             rows = folds == fold
             inside, rest = _without(x, labels, rows)
@@ -152,8 +147,8 @@ class Logistic:
                 model, learned = self._fit(inside, rest, variance, c, model, TOLERANCE)
                 decided = _decide(model, x, learned, labels)
                 mask = rows if rows.ndim == 2 else rows[:, None]
-                held[i] = np.where(mask, decided, held[i])
-        scores = [_held_out_score(labels, folds, part) for part in held]
+                held_out_scores[i] = np.where(mask, decided, held_out_scores[i])
+        scores = [_held_out_score(labels, folds, part) for part in held_out_scores]
         return grid[int(np.argmax(np.nan_to_num(scores, nan=-1.0)))]
 
 
@@ -166,20 +161,20 @@ def _unit(x: Matrix) -> FloatArray:
 
 def _targets(labels: Labels) -> tuple[npt.NDArray[np.int8], IntArray]:
     targets, learned = signed_targets(labels)
-    return np.ascontiguousarray(targets), learned  # the order of the memory decides the rounding of products
+    return np.ascontiguousarray(targets), learned  # memory order determines the rounding of products
 
 
 def _nothing(n: int, labels: Labels) -> Fitted:
     """Return the result of a draw of one class (a small share of train), from which nothing can be learned."""
     scores = np.full((n, len(labels.classes)), np.nan if labels.kind == "multi" else 0.0)
-    return Fitted(scores, float("nan"), {}, True, ("A draw had samples of one class only, so nothing was learned.",))
+    return Fitted(scores, float("nan"), {}, True, ("A draw contained one class only, so nothing was learned.",))
 
 
 def _problem(x: Matrix, labels: Labels, targets: npt.NDArray[np.int8], learned: IntArray) -> "Problem":
     from sslbench.solvers.logistic import Problem
 
     if labels.kind == "multi":
-        # There -1 is to be ignored and 0 a negative.
+        # In multi-label targets -1 is ignored and 0 is a negative.
         return Problem(x, np.where(targets == 0, -1, targets > 0).astype(np.int8), len(learned))
     if len(learned) == 2:
         return Problem(x, (targets[:, 1:] > 0).astype(np.int8), 1)
@@ -200,29 +195,29 @@ def _fewest(target: npt.NDArray[np.int8], groups: IntArray | None) -> int:
     return int(sizes.min()) if len(sizes) == 2 else 0
 
 
-def _folds(labels: Labels, wanted: int, groups: IntArray | None) -> npt.NDArray[np.int16] | None:
+def _folds(labels: Labels, number: int, groups: IntArray | None) -> npt.NDArray[np.int16] | None:
     """Return (N,) folds of single labels, (N, C) of several with -1 for samples left out; None where k is 1."""
     if labels.kind == "single":
-        return stratified_folds(labels.values, wanted, groups)
-    columns = [folds_of_class(column > 0, column >= 0, wanted, groups) for column in labels.values.T]
+        return stratified_folds(labels.values, number, groups)
+    columns = [folds_of_class(column > 0, column >= 0, number, groups) for column in labels.values.T]
     folds = np.stack(columns, axis=1)
     return folds if folds.max() > 0 else None
 
 
-def _without(x: Matrix, labels: Labels, held: npt.NDArray[np.bool_]) -> tuple[Matrix, Labels]:
+def _without(x: Matrix, labels: Labels, held_out: npt.NDArray[np.bool_]) -> tuple[Matrix, Labels]:
     """Return the training part of a fold: rows are removed, or with several labels per sample marked as unknown."""
-    if held.ndim == 1:
-        rows = np.flatnonzero(~held)
+    if held_out.ndim == 1:
+        rows = np.flatnonzero(~held_out)
         return x[rows], labels.select(rows)
-    return x, dataclasses.replace(labels, values=np.where(held, -1, labels.values).astype(np.int8))
+    return x, dataclasses.replace(labels, values=np.where(held_out, -1, labels.values).astype(np.int8))
 
 
-def _held_out_score(labels: Labels, folds: npt.NDArray[np.int16], held: FloatArray) -> float:
+def _held_out_score(labels: Labels, folds: npt.NDArray[np.int16], scores: FloatArray) -> float:
     """Return accuracy, or the mean over classes and folds of the non-interpolated average precision."""
     if folds.ndim == 1:
-        return headline("single", labels.values, np.where(np.isnan(held), -np.inf, held))
+        return headline("single", labels.values, np.where(np.isnan(scores), -np.inf, scores))
     values = [
-        ranking.single_class(ranking.non_interpolated, labels.values[rows, c], held[rows, c])
+        ranking.single_class(ranking.non_interpolated, labels.values[rows, c], scores[rows, c])
         for c in range(folds.shape[1])
         for fold in range(int(folds[:, c].max()) + 1)
         if len(rows := np.flatnonzero(folds[:, c] == fold))

@@ -19,8 +19,10 @@ from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features, for_all_classes, signed_targets
 from sslbench.protocols.protocol import OnFeatures, Protocol
+from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
 from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
+from sslbench.solvers.svm import relative_gaps
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -46,15 +48,12 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         DataError: features that are not finite, no labels, or nothing to learn in train.
         UsageError: settings that are not possible.
     """
-    from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
-    from sslbench.solvers.svm import relative_gaps
-
     check_features(train, test)
     check(settings, train.labels)
     x = _prepare(train.x, settings.normalise)
     targets, usable = _targets(train.labels, settings)
     left_out = [name for c, name in enumerate(train.labels.classes) if c not in usable]
-    notes = [f"Classes that train gives no examples of were left out: {', '.join(left_out)}."] if left_out else []
+    notes = [f"Classes without an example in train were left out: {', '.join(left_out)}."] if left_out else []
     solver, solver_notes = make_solver(x, settings, seed)
     if train.labels.kind == "single":
         choice = choose_one(solver, targets, settings, train.groups)
@@ -112,7 +111,7 @@ def _prepare(x: npt.NDArray[np.floating], normalise: bool) -> FloatArray:
 def _targets(labels: Labels, settings: Settings) -> tuple[npt.NDArray[np.int8], IntArray]:
     targets, usable = signed_targets(labels, ignore=settings.ignore_in_training == "drop")
     if not len(usable):
-        raise DataError("no class has both positive and negative training samples, so there is nothing to learn")
+        raise DataError("no class has both positive and negative training samples, so nothing can be learned")
     return targets, usable
 
 

@@ -2,29 +2,18 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sslbench.arrays import FloatArray, Int8Array, Int16Array, IntArray
 from sslbench.metrics import ranking
 from sslbench.protocols._parts.selection import class_sizes, folds_of, folds_of_class
+from sslbench.protocols.svm.liblinear import Liblinear
+from sslbench.protocols.svm.settings import Settings
 from sslbench.solvers import svm
 
-if TYPE_CHECKING:
-    from sslbench.protocols.svm.settings import Settings
-
-
-_NEWTON_UP_TO = 12288  # axes: the memory for turning the features grows with their square, the time with their cube
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """One binary SVM: (D,) weight, bias, and whether the solver reached its tolerance."""
-
-    weight: FloatArray
-    bias: float
-    converged: bool
+_NEWTON_UP_TO = 12288  # axes: memory of rotating the features grows with their square, time with their cube
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,35 +25,15 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-class Solver:
-    """Solver of single SVMs, by the settings."""
-
-    def __init__(self, settings: "Settings", seed: int) -> None:
-        self._settings, self._seed = settings, seed
-
-    def fit(self, x: FloatArray, target: Int8Array, cost: float) -> Model:
-        """Return one binary SVM.
-
-        Args:
-            x: (N, D).
-            target: (N,), 1 or -1, both present.
-            cost: scikit-learn's C.
-        """
-        settings = dataclasses.replace(self._settings, costs=(cost,))
-        models = make_solver(np.asarray(x, dtype=np.float64), settings, self._seed)[0].fit(target[:, None], [cost])
-        return Model(models.weight[0], float(models.bias[0]), bool(models.converged[0]))
-
-
-def make_solver(x: FloatArray, settings: "Settings", seed: int) -> tuple[svm.SvmSolver, list[str]]:
+def make_solver(x: FloatArray, settings: Settings, seed: int) -> tuple[svm.SvmSolver, list[str]]:
     """Return the solver of the settings for features (N, D), with a note where 'auto' chose the slow one."""
     axes = min(x.shape[0], x.shape[1] + 1)
     if settings.solver == "newton" or (settings.solver == "auto" and axes <= _NEWTON_UP_TO):
         from sslbench.protocols.svm.newton import Newton
 
         return Newton(x, settings), []
-    from sslbench.protocols.svm.liblinear import Liblinear
 
-    because = f"liblinear was used, because {axes} axes are many for the solver that takes all classes together."
+    because = f"liblinear was used, because {axes} axes are too many for the joint solver."
     return Liblinear(x, settings, seed), [because[0].upper() + because[1:]] if settings.solver == "auto" else []
 
 
@@ -72,7 +41,7 @@ def choose_each(
     solver: svm.SvmSolver,
     targets: Int8Array,
     classes: Sequence[str],
-    settings: "Settings",
+    settings: Settings,
     groups: IntArray | None = None,
 ) -> Choice:
     """Return a cost per class: the first with the highest mean average precision over the folds.
@@ -96,27 +65,25 @@ def choose_each(
             k = validated[part.column]
             means[k, part.place] = _average_precision(targets[:, k], folds[:, k], part.decision)
             unconverged += part.unconverged
-    chosen = [_first_best(costs, row) for row in means]
+    best_costs = [_first_best(costs, row) for row in means]
     few = [name for name, n in zip(classes, number, strict=True) if n < settings.folds]
     notes = _search_notes(unconverged)
     if few:
         note = (
-            f"Classes with fewer than {settings.folds} positive (or negative) {_what(groups)} were "
+            f"Classes with fewer than {settings.folds} positive (or negative) {_samples_in_words(groups)} were "
             f"cross-validated in fewer folds, with a single one not at all: {', '.join(few)}."
         )
         notes = (note, *notes)
     best = [np.nan if np.isnan(row).all() else np.nanmax(row) for row in means]
     selected = {
-        "cost": dict(zip(classes, chosen, strict=True)),
+        "cost": dict(zip(classes, best_costs, strict=True)),
         "on": f"{settings.folds}-fold cross-validation on train, per class",
         "score": ranking.mean_over_classes(np.asarray(best)),
     }
-    return Choice(chosen, selected, notes)
+    return Choice(best_costs, selected, notes)
 
 
-def choose_one(
-    solver: svm.SvmSolver, targets: Int8Array, settings: "Settings", groups: IntArray | None = None
-) -> Choice:
+def choose_one(solver: svm.SvmSolver, targets: Int8Array, settings: Settings, groups: IntArray | None = None) -> Choice:
     """Return one cost for all classes: the first with the highest accuracy over the folds.
 
     Args:
@@ -132,10 +99,10 @@ def choose_one(
     number = min(settings.folds, int(max(class_sizes(own, groups))))
     if number < 2:
         one = "one training sample" if groups is None else "the training samples of one group"
-        note = f"Every class has {one}, so no cost could be chosen; {_middle(costs):g} was used."
+        note = f"Every class has {one}, so no cost could be selected; {_middle(costs):g} was used."
         return Choice([_middle(costs)] * classes, notes=(note,))
     folds = np.broadcast_to(folds_of(own, number, groups)[:, None], targets.shape)
-    # Only the best class so far is kept, of equals the first: all decision values would be costs x classes as many.
+    # Keeps only the best class so far (the first of equals): all of them would need costs x classes times the memory.
     best = np.full((len(costs), len(own)), -np.inf)
     predicted = np.full(best.shape, -1)
     unconverged = 0
@@ -145,16 +112,16 @@ def choose_one(
         unconverged += part.unconverged
     accuracy = np.mean(predicted == own, axis=1)
     cost = _first_best(costs, accuracy)
-    fewer = (f"The cost was chosen in {number} folds, for lack of samples.",) if number < settings.folds else ()
+    fewer = (f"The cost was selected by {number} folds, for lack of samples.",) if number < settings.folds else ()
     selected = {"cost": cost, "on": f"{number}-fold cross-validation on train", "score": float(accuracy.max())}
     return Choice([cost] * classes, selected, fewer + _search_notes(unconverged))
 
 
 def _search_notes(unconverged: int) -> tuple[str, ...]:
-    return (f"While the cost was chosen, {unconverged} of the SVMs did not converge.",) if unconverged else ()
+    return (f"During the selection of the cost, {unconverged} of the SVMs did not converge.",) if unconverged else ()
 
 
-def _what(groups: IntArray | None) -> str:
+def _samples_in_words(groups: IntArray | None) -> str:
     return "training samples" if groups is None else "groups with training samples"
 
 

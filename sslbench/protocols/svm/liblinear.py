@@ -4,21 +4,19 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sslbench.arrays import FloatArray, Int8Array, Int16Array
+from sslbench.protocols.svm.settings import Settings
 from sslbench.solvers.svm import HeldOut, Models, no_model
-
-if TYPE_CHECKING:
-    from sslbench.protocols.svm.settings import Settings
 
 
 class Liblinear:
     """All models of one data set."""
 
-    def __init__(self, x: FloatArray, settings: "Settings", seed: int) -> None:
+    def __init__(self, x: FloatArray, settings: Settings, seed: int) -> None:
         self._x, self._settings, self._seed = x, settings, seed
 
     def held_out(self, targets: Int8Array, folds: Int16Array) -> Iterator[HeldOut]:
@@ -29,15 +27,15 @@ class Liblinear:
             k, place = job
             decision, unconverged = np.zeros(len(targets)), 0
             for fold in range(int(folds[:, k].max()) + 1):
-                held = (folds[:, k] == fold) & (targets[:, k] != 0)
-                sign = np.where(held, 0, targets[:, k])
+                held_out = (folds[:, k] == fold) & (targets[:, k] != 0)
+                sign = np.where(held_out, 0, targets[:, k])
                 constant = no_model(sign)
                 if np.isnan(constant):
                     model = self._fit(sign, self._settings.costs[place])
-                    decision[held] = model.decide(self._x[held])[:, 0]
+                    decision[held_out] = model.decide(self._x[held_out])[:, 0]
                     unconverged += int(not model.converged[0])
                 else:
-                    decision[held] = constant
+                    decision[held_out] = constant
             return HeldOut(k, place, decision, unconverged)
 
         yield from self._map(cross_validate, jobs)
@@ -67,8 +65,8 @@ class Liblinear:
     def _map(self, function: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[Any]:
         from sklearn.exceptions import ConvergenceWarning
 
-        # Threads help because liblinear lets go of the interpreter.
+        # Threads help because liblinear releases the interpreter lock.
         with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            # Said once, in the result's notes, in place of once per model.
+            # Reported once, in the result's notes, instead of once per model.
             warnings.simplefilter("ignore", ConvergenceWarning)
             yield from pool.map(function, jobs)

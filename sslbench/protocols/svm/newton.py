@@ -1,30 +1,26 @@
 """SVM protocol by `solvers.svm.squared_hinge`: blocks of problems, along the costs, in bounded memory."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from sslbench.arrays import FloatArray, Int8Array, Int16Array
+from sslbench.protocols.svm.settings import Settings
 from sslbench.solvers.svm import HeldOut, Models, no_model
 from sslbench.solvers.svm.features import rotate
 from sslbench.solvers.svm.squared_hinge import Solutions, solve
 
-if TYPE_CHECKING:
-    from sslbench.protocols.svm.settings import Settings
-
-
 _BLOCK_BYTES = 2**30
-_SEARCH = 10  # factor of the tolerance while costs are compared: still 1e-6 of the objective
+_SEARCH = 10  # looser tolerance while costs are compared: still 1e-6 of the objective
 _INTERMEDIATE = 100  # factor of the tolerance at the smaller costs on the path to the final one
-_ARRAYS = 24  # float64 arrays per problem, each as long as the samples or the axes
+_ARRAYS = 24  # float64 arrays per problem, each of the length of the samples or the axes
 
 
 class Newton:
     """All models of one data set."""
 
-    def __init__(self, x: FloatArray, settings: "Settings", block_bytes: int = _BLOCK_BYTES) -> None:
+    def __init__(self, x: FloatArray, settings: Settings, block_bytes: int = _BLOCK_BYTES) -> None:
         """Rotate the features (N, D), once for all models."""
         self._settings = settings
         self._features = rotate(x, settings.intercept_scaling)
@@ -40,10 +36,10 @@ class Newton:
 
     def _held_out_block(self, targets: Int8Array, folds: Int16Array, first: int, number: int) -> Iterator[HeldOut]:
         """Yield the decision values of a block of classes; its problems are the folds of each class."""
-        held = (folds.T[:, None] == np.arange(number)[:, None]) & (targets.T[:, None] != 0)
-        signs = np.where(held, 0, targets.T[:, None]).reshape(-1, len(targets))
+        held_out = (folds.T[:, None] == np.arange(number)[:, None]) & (targets.T[:, None] != 0)
+        signs = np.where(held_out, 0, targets.T[:, None]).reshape(-1, len(targets))
         constant = no_model(signs)
-        learn = np.isnan(constant) & held.any(axis=2).ravel()
+        learn = np.isnan(constant) & held_out.any(axis=2).ravel()
         costs = self._settings.costs
         decision = np.repeat(constant[:, None], len(targets), axis=1)
         start: Solutions | None = None
@@ -53,9 +49,9 @@ class Newton:
                 start = self._solve(signs[learn], np.full(int(learn.sum()), costs[place]), start, _SEARCH)
                 decision[learn] = start.decision.numpy()
                 unconverged[learn] = ~start.converged.numpy()
-            for i, (where, values) in enumerate(zip(held, decision.reshape(held.shape), strict=True)):
+            for i, (mask, values) in enumerate(zip(held_out, decision.reshape(held_out.shape), strict=True)):
                 failed = int(unconverged.reshape(-1, number)[i].sum())
-                yield HeldOut(first + i, int(place), np.where(where, values, 0).sum(axis=0), failed)
+                yield HeldOut(first + i, int(place), np.where(mask, values, 0).sum(axis=0), failed)
 
     def fit(self, targets: Int8Array, costs: Sequence[float]) -> Models:
         """Return the final models; see `Solver`."""
@@ -69,9 +65,9 @@ class Newton:
 
     def _along_costs(self, signs: Int8Array, costs: FloatArray) -> Solutions:
         """Solve each problem at its own cost, by way of the smaller ones: a tenth of the steps of a start from 0."""
-        known = {cost for cost in self._settings.costs if cost < costs.max()}
+        candidates = {cost for cost in self._settings.costs if cost < costs.max()}
         found: Solutions | None = None
-        for cost in [*sorted(known), costs.max()]:
+        for cost in [*sorted(candidates), costs.max()]:
             found = self._solve(signs, np.minimum(costs, cost), found, 1 if cost == costs.max() else _INTERMEDIATE)
         if found is None:
             raise ValueError("no problems")

@@ -12,21 +12,21 @@ class Settings:
 
     costs: tuple[float, ...] = setting(
         (0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0),
-        "costs of the SVM to choose from (scikit-learn's C); one value is used as it is",
+        "candidates of the cost (scikit-learn's C); a single value needs no selection",
     )
-    folds: int = setting(3, "folds of the cross-validation that chooses the cost")
-    normalise: bool = setting(True, "divide each feature vector by its length + 1e-5")
+    folds: int = setting(3, "folds of the cross-validation that selects the cost")
+    normalise: bool = setting(True, "divide each feature vector by its norm + 1e-5")
     positive_weight: float = setting(2.0, "weight of positives in the loss; negatives weigh 1")
     ignore_in_training: Literal["negative", "drop"] = setting(
-        "negative", "what a label -1 is in training: a negative, as in VISSL, or left out; test always leaves it out"
+        "negative", "role of labels -1 in training: negatives, as in VISSL, or left out; test always leaves them out"
     )
-    intercept_scaling: float = setting(1.0, "value of the constant feature whose weight, times this, is the bias")
+    intercept_scaling: float = setting(1.0, "constant feature whose weight, times this value, is the bias")
     solver: Literal["auto", "newton", "liblinear"] = setting(
         "auto",
-        "newton: all classes, costs and folds together; liblinear: scikit-learn's LinearSVC, one by one; "
-        "auto: newton, except where both samples and features are more than 12,288",
+        "newton: all classes, costs and folds jointly; liblinear: scikit-learn's LinearSVC, "
+        "one by one; auto: newton, unless samples and features both exceed 12,288",
     )
-    max_iter: int = setting(2000, "largest number of iterations of the solver")
+    max_iter: int = setting(2000, "largest number of solver iterations")
     tolerance: float = setting(
-        1e-4, "newton: largest distance of the coefficients to the optimum, of their length; liblinear: its own measure"
+        1e-4, "newton: largest relative distance of the coefficients from the optimum; liblinear: its own measure"
     )

@@ -36,13 +36,13 @@ def curve(metrics: Path, target: Path) -> None:
     records = json_lines.read(metrics)
     rows = [("loss", "loss"), ("lr", "learning rate"), ("knn_top1", "kNN top-1 in %"), ("knn_mAP", "kNN mAP in %")]
     found = [(key, label, [(r["epoch"], r[key]) for r in records if key in r]) for key, label in rows]
-    drawn = [(key, label, points) for key, label, points in found if points]
-    if not drawn:
-        raise ValueError(f"{metrics} has nothing to draw")
-    figure = Figure(figsize=(7, 2.2 * len(drawn) + 0.4), layout="constrained")
+    curves = [(key, label, points) for key, label, points in found if points]
+    if not curves:
+        raise ValueError(f"{metrics} has no values to plot")
+    figure = Figure(figsize=(7, 2.2 * len(curves) + 0.4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (key, label, points) in zip(axes, drawn, strict=True):
+    axes = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (key, label, points) in zip(axes, curves, strict=True):
         few = len(points) < 30
         axis.plot(*zip(*points, strict=True), color="#2a6f97", linewidth=1.4, marker="o" if few else None, markersize=4)
         if key.startswith("knn"):

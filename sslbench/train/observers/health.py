@@ -9,7 +9,7 @@ from sslbench.train.observers import Observer, RunInfo
 log = logging.getLogger("sslbench")
 
 MAX_WAITING = 0.3  # fraction of the time spent waiting for batches
-RECORDS_IN_A_ROW = 3  # the first batches of a run always have to be waited for
+RECORDS_IN_A_ROW = 3  # the first batches of a run always cause waiting
 
 
 class Health(Observer):
@@ -39,8 +39,8 @@ class Health(Observer):
         if self.waiting_in_a_row >= RECORDS_IN_A_ROW and not self.slow_data:
             self.slow_data = True
             log.warning(
-                f"update {line.step}: {line.waiting:.0%} of the time goes into waiting for images: give more --workers "
-                "where there are cores left, or smaller images (prepare them once, at 256 to 512 pixels)"
+                f"update {line.step}: {line.waiting:.0%} of the time is spent waiting for images: give more --workers "
+                "if cores are idle, or smaller images (resize them once to 256 to 512 pixels)"
             )
         self.replaced += line.replaced
         self.images += (line.step - self.step) * self.run.images_per_update // world_size()

@@ -20,9 +20,9 @@ class JsonLines(Observer):
 
     def started(self, run: RunInfo) -> None:
         """Keep the records up to the update from which the run continues; a new run starts with an empty file."""
-        kept = [record for record in read(self.path) if run.start and record["step"] <= run.start]
+        records = [record for record in read(self.path) if run.start and record["step"] <= run.start]
         with new_file(self.path) as temporary:
-            temporary.write_text("".join(map(_text, kept)), encoding="utf-8")
+            temporary.write_text("".join(map(_text, records)), encoding="utf-8")
 
     def line(self, line: LogRecord) -> None:
         """Append an object with step, epoch, loss, lr, ..."""

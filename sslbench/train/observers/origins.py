@@ -37,7 +37,7 @@ class Origins(Observer):
         total = self.shown.total()
         if total:
             shares = ", ".join(f"{name} {n:,} ({n / total:.1%})" for name, n in sorted(self.shown.items()))
-            where = " by the first process" if world_size() > 1 else ""
-            log.info(f"images shown in updates {self.first + 1} to {step}{where}: {shares}")
+            scope = " by the first process" if world_size() > 1 else ""
+            log.info(f"images shown in updates {self.first + 1} to {step}{scope}: {shares}")
         self.shown.clear()
         self.first = step

@@ -37,7 +37,7 @@ class Profile(Observer):
         """Count updates by the optimizer's steps, since not every update has a log record."""
         if run.steps - run.start < WARM_UP + self.updates:
             left = run.steps - run.start
-            log.warning(f"--profile {self.updates}: only {left} updates are left, and {WARM_UP} go into warming up")
+            log.warning(f"--profile {self.updates}: only {left} updates are left, and {WARM_UP} are needed to warm up")
         self.hook = register_optimizer_step_post_hook(self._count)
 
     def finished(self) -> None:

@@ -36,9 +36,13 @@ class Wandb(Observer):
         """
         import wandb
 
-        kept = run.out / "wandb-run-id"
-        identity = kept.read_text(encoding="utf-8").strip() if run.start and kept.is_file() else uuid.uuid4().hex[:12]
-        kept.write_text(identity + "\n", encoding="utf-8")
+        run_id_file = run.out / "wandb-run-id"
+        identity = (
+            run_id_file.read_text(encoding="utf-8").strip()
+            if run.start and run_id_file.is_file()
+            else uuid.uuid4().hex[:12]
+        )
+        run_id_file.write_text(identity + "\n", encoding="utf-8")
         try:
             self.session = wandb.init(
                 project=self.project,

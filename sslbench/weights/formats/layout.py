@@ -30,11 +30,11 @@ def check_layout(path: Path, table: FormatTable) -> None:
         )
     if suffix == ".pkl" and table.file.write.pickle is None:
         raise UsageError(
-            f"format {table.name} has no .pkl files: that suffix stands for a pickle of numpy arrays",
+            f"format {table.name} has no .pkl files (pickles of numpy arrays)",
             "Give OUT another suffix, such as .pth.",
         )
     if suffix in (".npz", ".npy"):
-        raise UsageError(f"{suffix} files are read, not written", "Give OUT another suffix, such as .pth.")
+        raise UsageError(f"{suffix} files can be read but not written", "Give OUT another suffix, such as .pth.")
 
 
 def write(

@@ -44,8 +44,8 @@ def unrecognised(
     if file.content.get("format") == CHECKPOINT_FORMAT:
         what = "a detector" if "detector" in file.content or "model" in file.content else "linear heads"
         return WeightsError(
-            f"{file.path} is a checkpoint of the training of {what}, not weights of a backbone",
-            "The command that wrote it continues from it, and writes its results when it ends.",
+            f"{file.path} is a training checkpoint of {what}, not weights of a backbone",
+            "The command that wrote it continues from it, and writes the weights at the end.",
         )
     message = f"{file.path} is not of format {format}" if format else f"{file.path} has key names of no known format"
     message += f": its {len(keys)} tensors" + (f" at '{where}'" if where else "")
@@ -374,9 +374,9 @@ def refuse_undecided(found: Recognised, what: str) -> None:
         return
     ways = "; ".join(f"{found.format}:{name} ({title})" for name, title in found.choices.items())
     raise WeightsError(
-        f"{what} is of format {found.format}, whose files hold networks of several kinds, and its tensors do not tell "
-        f"which: {ways}",
-        f"Say which, as its training did: --format {found.format}:{next(iter(found.choices))}",
+        f"{what} is of format {found.format}, whose files hold networks of several kinds, and its tensors do "
+        f"not show which: {ways}",
+        f"Give the network of its training, such as --format {found.format}:{next(iter(found.choices))}",
     )
 
 
@@ -395,8 +395,8 @@ def _other_networks(table: FormatTable, file: WeightsFile) -> tuple[str, ...]:
 def _ambiguous(file: WeightsFile, first: _Match, second: _Match) -> WeightsError:
     ways = " or ".join(f"{m.table.name} (at {m.where or 'the top of the file'})" for m in (first, second))
     return WeightsError(
-        f"{file.path} can be read in two ways that differ: {ways}",
-        f"Say which: --format {first.table.name}, for instance.",
+        f"{file.path} matches two formats that disagree: {ways}",
+        f"Select one, such as --format {first.table.name}.",
     )
 
 

@@ -109,7 +109,9 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         with safetensors.safe_open(path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise WeightsError(f"{path} is a damaged safetensors file: {error}", "Get the file again.") from error
+        raise WeightsError(
+            f"{path} is a damaged safetensors file: {error}", "Download or copy the file again."
+        ) from error
 
 
 def _read_part(path: Path, *, trust_pickle: bool) -> Any:
@@ -152,7 +154,7 @@ def _run_pickle(path: Path, *, plain: bool = False) -> Any:
 def _damaged(path: Path, error: Exception, container: Container = "torch zip") -> WeightsError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     kind = "a file of torch.save" if container.startswith("torch ") else f"a {container} file"
-    return WeightsError(f"{path} cannot be read as {kind}: {reason}", "It is damaged: get it again.")
+    return WeightsError(f"{path} cannot be read as {kind}: {reason}", "It is damaged: download or copy it again.")
 
 
 def _no_dict(path: Path, loaded: object, stubbed: tuple[str, ...]) -> WeightsError:

@@ -97,7 +97,7 @@ def read_tar(path: Path, restricted: RestrictedPickle) -> Any:
 def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     file = archive.extractfile(name)
     if file is None:
-        raise ValueError(f"'{name}' in it is no file")
+        raise ValueError(f"'{name}' in it is not a file")
     return file
 
 

@@ -47,7 +47,7 @@ class Budget:
         if self.used > self.allowed:
             raise WeightsError(
                 f"the file's content takes more than {self.allowed / 1e9:.2g} GB in memory, far beyond its own size",
-                "It is damaged or malicious: get it from another place.",
+                "It is damaged or malicious: get it from another source.",
             )
 
 

@@ -60,7 +60,7 @@ def refuse_path(path: Path) -> None:
     if not path.is_file():
         raise WeightsError(f"{path} is not a regular file")
     if path.stat().st_size == 0:
-        raise WeightsError(f"{path} is empty (0 bytes)", "Was the download or copy interrupted?")
+        raise WeightsError(f"{path} is empty (0 bytes)", "The download or copy may have been interrupted.")
 
 
 def sniff(path: Path) -> Container:
@@ -169,9 +169,11 @@ def _refuse_text(path: Path, head: bytes) -> None:
         return
     first = text.strip().splitlines()[0].strip()[:80] if text.strip() else ""
     if first.startswith("version https://git-lfs"):
-        raise WeightsError(f"{path} is a git-lfs pointer, not the weights themselves", "Run 'git lfs pull' there.")
+        raise WeightsError(
+            f"{path} is a git-lfs pointer, not the weights themselves", "Run 'git lfs pull' in its repository."
+        )
     if first.lower().startswith(("<!doctype html", "<html", "<?xml")):
         raise WeightsError(
-            f"{path} is a web page, not weights: {first}", "The download failed, or the address was that of a page."
+            f"{path} is a web page, not weights: {first}", "The download failed, or its address was that of a page."
         )
-    raise WeightsError(f"{path} is text, not weights; its first line: {first}", "Give a checkpoint file.")
+    raise WeightsError(f"{path} is text, not weights; its first line: {first}", "Give a weights file.")

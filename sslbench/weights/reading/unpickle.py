@@ -173,7 +173,7 @@ def _allowed() -> dict[str, Callable[..., Any]]:
         "_codecs.encode": _encode,
         "numpy.dtype": _dtype,
     }
-    # Tensors of kinds that no weight format uses; they are left out and reported with their kind.
+    # Tensors of kinds that no weight format uses: left out and reported with their kind.
     for name, kind in {
         "sparse_tensor": "sparse", "sparse_csr_tensor": "sparse", "qtensor": "quantised", "nested_tensor": "nested",
         "wrapper_subclass": "of a class of its own", "meta_tensor_no_storage": "meta",

@@ -65,7 +65,7 @@ def _part_path(path: Path, name: object) -> Path:
         if candidate.is_file():
             return candidate
     raise WeightsError(
-        f"{path} lists '{name}', which is neither there nor beside it", "Copy all parts of the checkpoint."
+        f"{path} lists '{name}', which exists neither at that path nor beside it", "Copy all parts of the checkpoint."
     )
 
 

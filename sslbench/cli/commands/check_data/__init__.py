@@ -142,21 +142,23 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
     from sslbench.cli import terminal
 
     terminal.show_messages()
-    given = CheckFlags(**flags)
-    if _are_maps(ctx, given):
-        ctx.exit(_check_maps(given))
-    if given.boxes:
+    check_flags = CheckFlags(**flags)
+    if _are_maps(ctx, check_flags):
+        ctx.exit(_check_maps(check_flags))
+    if check_flags.boxes:
         columns = {"image_column", "label_column"}
         options.refuse(ctx, used=set(flags) - columns, what="--boxes: manifests and VOC trees have no columns")
     try:
-        checked = _check(ctx, given)
+        checked = _check(ctx, check_flags)
     except DataError as error:
-        if not given.as_json:
+        if not check_flags.as_json:
             raise
-        echo(report.failed(given.data, str(error)))
+        echo(report.failed(check_flags.data, str(error)))
         ctx.exit(1)
-    report.write_files(checked, csv=given.csv, sheet=given.sheet, html=given.html, pairs=given.pairs)
-    if given.as_json:
+    report.write_files(
+        checked, csv=check_flags.csv, sheet=check_flags.sheet, html=check_flags.html, pairs=check_flags.pairs
+    )
+    if check_flags.as_json:
         echo(report.as_json(checked))
     else:
         report.show(checked)
@@ -230,7 +232,7 @@ def _check(ctx: click.Context, given: CheckFlags) -> "CheckedParts":
         options.refuse(ctx, used=used - {"store"}, what=f"--near-copies {search}")
     if search == "none":
         options.refuse(ctx, used=used - {"near_threshold"}, what="--near-copies none")
-    if not opened.data.how.startswith("seeded"):
+    if not opened.data.seeded:
         options.refuse(ctx, used=used - {"seed", "test_fraction"}, what=f"data with a test split: {opened.data.how}")
     copies = given.look_for_copies(images)
     found = check_parts(opened, copies=copies, decode=given.decode, workers=workers, reading=reading)
@@ -264,7 +266,7 @@ def _near(
     threshold = THRESHOLD if given.near_threshold is None else given.near_threshold
     if search == "none" or not len(data.train) or not len(data.test):
         n = len(data.train) + len(data.test)
-        message = f"images that are nearly the same were not looked for: {n:,} would be decoded (--near-copies pixels)"
+        message = f"near duplicates were not searched: {n:,} images would be decoded (--near-copies pixels)"
         unasked = search == "none" and given.near_copies is None
         return [Finding("note", message)] if unasked else [], ()
     if search == "pixels":

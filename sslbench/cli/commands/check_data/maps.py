@@ -11,7 +11,7 @@ from sslbench.text import csv_text
 if TYPE_CHECKING:
     from sslbench.data.checks.maps import CheckedMaps
 
-_ALL, _END = 24, 8  # up to 24 classes are listed; of more, the 8 largest and 8 smallest
+_ALL, _END = 24, 8  # up to 24 classes are listed; beyond that, the 8 largest and the 8 smallest
 _CLASSES, _EACH = 40, 4  # classes on the sheet, examples of each
 
 
@@ -30,9 +30,9 @@ def _about(checked: "CheckedMaps") -> list[str]:
         ignored = counts.ignored / max(counts.total, 1)
         shares = [f"{ignored:.1%} of the pixels ignored"] if counts.ignored else []
         shares += [f"{counts.instances:,} instances"] if counts.instances is not None else []
-        where = "" if counts.read == len(part) else f"in {counts.read:,} of the maps "
+        extent = "" if counts.read == len(part) else f"in {counts.read:,} of the maps "
         line = f"{part.name}: {len(part):,} images with label maps, {len(part.classes)} classes"
-        lines.append(line + (f"; {where}{', '.join(shares)}" if shares else ""))
+        lines.append(line + (f"; {extent}{', '.join(shares)}" if shares else ""))
     read, total = (sum(of) for of in zip(*_read(checked), strict=True))
     lines.append(f"read: {read:,} of {total:,} maps and their images" + (" (--decode all)" * (read < total)))
     return lines

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sslbench.data.checks.parts import CheckedParts
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
-_ALL, _END = 12, 5  # up to 12 classes are listed; of more, the 5 largest and 5 smallest
+_ALL, _END = 12, 5  # up to 12 classes are listed; beyond that, the 5 largest and the 5 smallest
 _CLASSES, _EACH = 60, 8  # classes on the sheet, examples of each
 
 
@@ -109,9 +109,9 @@ def write_files(
 
     pictures = {}
     for key, part in checked.parts.items():
-        chosen = sheets.chosen_by_class(part, classes=_CLASSES, each=_EACH)
+        examples = sheets.chosen_by_class(part, classes=_CLASSES, each=_EACH)
         boxes = checked.boxes(key)
-        pictures[key] = sheets.thumbnails(part, chosen, reading=checked.reading, boxes=boxes)
+        pictures[key] = sheets.thumbnails(part, examples, reading=checked.reading, boxes=boxes)
     unit = "boxes" if checked.opened.objects is not None else "images"
     if sheet is not None:
         rows = {f"{name} ({key})".strip(): row for key, groups in pictures.items() for name, row in groups.items()}

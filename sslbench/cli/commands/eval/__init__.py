@@ -46,27 +46,34 @@ class EvalCommand(click.Command):
     multiple=True,
     help="Published settings of a protocol: dino, knn/dino (sslbench list presets).",
 )
-@click.option("--suite", help="List of benchmarks (sslbench list suites); one that cannot be run leaves a hole.")
-@options.weights_flags
-@options.data_flags
+@click.option("--suite", help="List of benchmarks (sslbench list suites); one that cannot run is reported as a hole.")
+@options.weights_options
+@options.data_options
 @click.option(
     "--test-classes",
     type=click.Choice(["same", "subset", "numbers"]),
-    help="Classes of test: those of train; a subset, the only ones predicted; numbers of train's sorted classes.",
+    help="Classes of test: train's; a subset (only these are predicted); numbers of train's sorted classes.",
 )
-@click.option("--value-col", "value_columns", help="Columns of numbers to predict in place of classes: height, or x,y.")
-@click.option("--groups", multiple=True, metavar="COLUMN", help="Score each group of this column too, and the worst.")
+@click.option("--value-col", "value_columns", help="Columns of numbers to predict instead of classes: height, or x,y.")
+@click.option(
+    "--groups",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column of groups: each group is scored too, and the worst reported.",
+)
 @click.option("--features", help="Embeddings made elsewhere, .npy or .npz (N x D); replaces --weights and --data.")
 @click.option("--labels", help="Labels of --features: a .csv with a column 'label', one line per row; ?group=COLUMN.")
 @click.option("--test-features", help="Embeddings of the test part.")
 @click.option("--test-labels", help="Labels of --test-features.")
-@options.preprocessing_flags
-@options.run_flags
+@options.preprocessing_options
+@options.run_options
 @click.option("--max-memory", help="Memory of the search of neighbours: 8GB, 500MB; the same as max_memory=8.")
 @click.option("--no-floors", is_flag=True, help="Skip chance, pixels and the untrained backbone.")
-@click.option("--no-overlaps", is_flag=True, help="Skip the search for test images that are in train too.")
+@click.option("--no-overlaps", is_flag=True, help="Skip the search for test images that also occur in train.")
 @click.option(
-    "--limit-iters", type=click.IntRange(1), help="detection: number of training iterations, to shorten a recipe."
+    "--limit-iters",
+    type=click.IntRange(1),
+    help="detection: largest number of training iterations, to shorten a recipe.",
 )
 @click.option(
     "--baseline",

@@ -24,21 +24,24 @@ if TYPE_CHECKING:
 TOY = "detection/toy"
 _D2 = "d2."
 """Prefix of key=value for Detectron2's own configuration."""
-_FLAGS = ("device", "workers", "seed", "decoder", "max_pixels", "start_method")
-_RUN = (*_FLAGS, "test_fraction", "machine")
+_RUN = ("device", "workers", "seed", "decoder", "max_pixels", "start_method", "test_fraction", "machine")
 _REASONS = {
     **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "Detection trains on images."),
-    **dict.fromkeys(("resize", "crop", "interpolation"), "Sizes are min_size_test=800, min_sizes_train=[640,800]."),
-    **dict.fromkeys(("image_column", "label_column", "value_columns"), "Boxes come from manifests and VOC trees."),
+    **dict.fromkeys(
+        ("resize", "crop", "interpolation"), "Set the sizes with min_size_test=800, min_sizes_train=[640,800]."
+    ),
+    **dict.fromkeys(
+        ("image_column", "label_column", "value_columns"), "Boxes are read from manifests and VOC trees only."
+    ),
     **dict.fromkeys(
         ("precision", "feature_dtype", "store", "max_memory"), "Detection stores no features and computes in fp32."
     ),
-    **dict.fromkeys(("mean", "std"), "Colours are normalised as the weights ask for it."),
-    "batch_size": "The images per update are batch_size=16, a setting of the recipe.",
+    **dict.fromkeys(("mean", "std"), "Mean and std belong to the weights' format."),
+    "batch_size": "Set the images per update with batch_size=16.",
     "groups": "Objects are not scored by groups of images.",
     "limit": "--limit-iters shortens the training.",
-    "no_overlaps": "Detection does not look for overlaps.",
-    "on_error": "All images are read first, and one that cannot be read stops it.",
+    "no_overlaps": "Detection does not search for overlaps.",
+    "on_error": "Detection reads all images first and stops if one is unreadable.",
     "presets": "Published recipes are benchmarks: --benchmark detection/NAME.",
     "test_classes": "The classes of train and test are the categories of the manifests.",
 }
@@ -57,7 +60,7 @@ def named_benchmarks(protocols: Sequence[str], benchmarks: Sequence[str], suite:
 
     of_suite = load_suite(suite) if suite else ()
     named = {name: load_benchmark(name).protocol for name in (*benchmarks, *of_suite)}
-    if protocols:  # they choose among the benchmarks of a suite
+    if protocols:  # they select benchmarks of a suite
         named = {name: protocol for name, protocol in named.items() if name in benchmarks or protocol in protocols}
     others = [name for name in protocols if name != "detection"]
     others += [name for name, protocol in named.items() if protocol != "detection"]
@@ -114,9 +117,7 @@ def make_plan(
         if key not in (*known, *_RUN):
             raise UsageError(f"detection has no setting '{key}'", did_you_mean(key, (*known, *_RUN)))
     of_run = {key: value for key, value in plain.items() if key in _RUN}
-    settings, origins = resolve(
-        RunSettings, compose_run(of_run, {k: v for k, v in chosen.named(_FLAGS).items() if v is not None})
-    )
+    settings, origins = resolve(RunSettings, compose_run(of_run, chosen.run.settings()))
     recipe = {key: value for key, value in plain.items() if key not in _RUN}
     request = _request(recipe, chosen, benchmarks, d2)
     check_backend(request)
@@ -158,12 +159,12 @@ def _request(
 
     if not chosen.weights:
         raise UsageError(
-            "which weights? --weights is missing",
-            "Give a checkpoint; 'random' with --backbone is an untrained network.",
+            "--weights is missing",
+            "Give a weights file, or 'random' with --backbone for an untrained network.",
         )
     benchmark = _benchmark(chosen, benchmarks)
-    data = chosen.data or benchmark.data
-    if not chosen.data:
+    data = chosen.data.data or benchmark.data
+    if not chosen.data.data:
         refuse_location(data, f"the benchmark {benchmark.name}: data")
     if not data:
         raise UsageError(
@@ -171,19 +172,28 @@ def _request(
             "Give a COCO or kwcoco manifest, or a Pascal VOC tree (two as VOC2007+VOC2012).",
         )
     baselines = chosen.baselines
-    if not chosen.data and data == DEFAULT_OBJECTS and this_process().rank == 0:
-        echo(f"no --data: using drawn toy shapes ({DEFAULT_OBJECTS})", err=True)
-    if not (baselines or chosen.data or benchmarks or chosen.no_floors):
-        baselines = ("random",)  # what the toys can show: whether the weights are better than none
+    if not chosen.data.data and data == DEFAULT_OBJECTS and this_process().rank == 0:
+        echo(f"no --data: using kwcoco's toy shapes ({DEFAULT_OBJECTS})", err=True)
+    if not (baselines or chosen.data.data or benchmarks or chosen.no_floors):
+        baselines = ("random",)  # toy shapes show only that the weights beat an untrained backbone
         if this_process().rank == 0 and chosen.weights != ("random",):
-            echo("also the untrained backbone is trained, to stand beside (--no-floors leaves it out)", err=True)
+            echo(
+                "the same detector is also trained from the untrained backbone, for comparison (--no-floors skips it)",
+                err=True,
+            )
     recipe, origins, used = make_recipe(values, benchmark, limit_iterations=chosen.limit_iters)
     if used is not None and d2:
         used = dataclasses.replace(used, modified=True)
-    common = chosen.named(("backbone", "format", "allow_partial", "trust_pickle", "stem", "test_data"))
-    common |= {"baselines": baselines, "backend": chosen.backend or "torchvision", "d2": d2}
     return DetectionRequest(
-        **common, weights=chosen.weights[0], data=data, recipe=recipe, origins=origins, benchmark=used
+        **chosen.network.loading(),
+        data=data,
+        test_data=chosen.data.test_data,
+        recipe=recipe,
+        origins=origins,
+        benchmark=used,
+        baselines=baselines,
+        backend=chosen.backend or "torchvision",
+        d2=d2,
     )
 
 
@@ -193,11 +203,11 @@ def _benchmark(chosen: EvalOptions, names: Sequence[str]) -> "Benchmark":
 
     if len(names) > 1:
         raise UsageError(f"detection takes one --benchmark at a time, not {', '.join(names)}")
-    if not names and chosen.data:
+    if not names and chosen.data.data:
         there = ", ".join(name for name in list_names("benchmark") if name.startswith("detection/"))
         raise UsageError(
-            "which recipe? --benchmark is missing",
-            f"detection/small is for a few hundred images on a processor, {TOY} for drawn shapes. There are: {there}.",
+            "--benchmark, the training recipe, is missing",
+            f"detection/small suits a few hundred images on a CPU, {TOY} the toy shapes. Benchmarks: {there}.",
         )
     return load_benchmark(names[0] if names else TOY)
 
@@ -207,7 +217,7 @@ def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> N
 
     request, backbone, data = prepared.request, prepared.backbone, prepared.data
     loaded = backbone.report.line() if backbone.report else "nothing loaded"
-    others = [(name, f"{other.name}, to stand beside", "baseline") for name, other in prepared.baselines]
+    others = [(name, f"{other.name}, for comparison", "baseline") for name, other in prepared.baselines]
     section("weights", [(request.weights, f"{backbone.name}: {loaded}", ""), *others])
     parts = [
         (part.name, f"{len(part)} images, {int(part.counts().sum())} objects, {len(part.classes)} classes", "")
@@ -236,7 +246,7 @@ def _print(results: list["Result"], out: Path) -> None:
         if result.file is not None:
             stem = result.file.with_suffix("")
             echo(f"predictions: {stem}{PREDICTIONS}\npictures: {stem}.png")
-            if Path(f"{stem}.detector.torch").is_file():  # not of a network that only Detectron2 has
+            if Path(f"{stem}.detector.torch").is_file():  # a network of Detectron2 alone has no detector file
                 echo(f"detector: {stem}.detector.torch")
         for note in result.notes:
             echo(note, err=not note.startswith(f"{result.weights.name}: AP "))

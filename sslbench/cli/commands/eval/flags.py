@@ -1,7 +1,7 @@
 """Options of `sslbench eval`, and the cases in which each has an effect."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,24 +17,21 @@ Backend = Literal["torchvision", "detectron2"]
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions:
-    """Values of the command line: a field for each parameter of the command, under its name."""
+    """Values of the command line: the flags that several commands share, and a field for each other parameter.
+
+    Attributes:
+        weights: all values of --weights; `network.weights` is the first of them.
+    """
 
     words: tuple[str, ...]
     benchmarks: tuple[str, ...]
     presets: tuple[str, ...]
     suite: str | None
     weights: tuple[str, ...]
-    backbone: str | None
-    format: str | None
-    allow_partial: bool
-    stem: str | None
-    trust_pickle: bool
-    layers: str | None
-    data: str | None
-    test_data: str | None
-    image_column: str | None
-    label_column: str | None
-    limit: int | None
+    network: options.WeightsFlags
+    data: options.DataFlags
+    preprocessing: options.PreprocessingFlags
+    run: options.RunFlags
     test_classes: TestClasses | None
     value_columns: str | None
     groups: tuple[str, ...]
@@ -42,22 +39,6 @@ class EvalOptions:
     labels: str | None
     test_features: str | None
     test_labels: str | None
-    resize: str | None
-    crop: str | None
-    interpolation: str | None
-    mean: str | None
-    std: str | None
-    device: str | None
-    precision: str | None
-    feature_dtype: str | None
-    batch_size: int | None
-    workers: int | None
-    seed: int | None
-    on_error: str | None
-    decoder: list[str] | None
-    max_pixels: int | None
-    start_method: str | None
-    store: str | None
     max_memory: str | None
     no_floors: bool
     no_overlaps: bool
@@ -70,22 +51,33 @@ class EvalOptions:
     @classmethod
     def of(cls, ctx: click.Context) -> "EvalOptions":
         """Return the options of a parsed command; --weights may have had several values."""
-        return cls(**{**ctx.params, "weights": tuple(ctx.meta["weights"])})
+        values = dict(ctx.params)
+        network, data = options.take(options.WeightsFlags, values), options.take(options.DataFlags, values)
+        preprocessing, run = options.take(options.PreprocessingFlags, values), options.take(options.RunFlags, values)
+        weights = tuple(ctx.meta["weights"])
+        return cls(weights=weights, network=network, data=data, preprocessing=preprocessing, run=run, **values)
 
     def numbers(self) -> tuple[str, ...]:
         """Return the columns in --value-col."""
         return tuple(name.strip() for name in (self.value_columns or "").split(",") if name.strip())
 
-    def named(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return some of the options, name -> value."""
-        return {name: getattr(self, name) for name in names}
+    def run_settings(self) -> dict[str, Any]:
+        """Return the given options as fields of `RunSettings`."""
+        floors = {"floors": False} if self.no_floors else {}
+        overlaps = {"overlaps": False} if self.no_overlaps else {}
+        return self.run.settings() | floors | overlaps
 
-    def run_settings(self, names: Sequence[str] = options.RUN_KEYS) -> dict[str, Any]:
-        """Return the settings of the run among the options that were given."""
-        found = {name: value for name, value in self.named(names).items() if value is not None}
-        found |= {"floors": False} if self.no_floors else {}
-        return found | ({"overlaps": False} if self.no_overlaps else {})
+    def protocol_settings(self) -> dict[str, Any]:
+        """Return the settings of protocols among the options that were given."""
+        typed = {name: vars(self)[name] for name in _PROTOCOL_SETTINGS}
+        return {name: _PROTOCOL_SETTINGS[name](value) for name, value in typed.items() if value is not None}
 
+
+_PROTOCOL_SETTINGS: Mapping[str, Callable[[Any], Any]] = {"max_memory": options.gigabytes}
+"""Options that change a protocol setting of the same name -> conversion of the typed value.
+
+They have an effect on the protocols with that setting.
+"""
 
 _OF_A_FILE = frozenset({"format", "allow_partial", "trust_pickle"})
 """Options about a file of weights."""
@@ -101,7 +93,8 @@ ON_IMAGES = _NETWORK | {
     *("resize", "crop", "interpolation", "mean", "std", "precision", "batch_size", "on_error"),
 }
 """Options with an effect on a protocol on images."""
-ON_FEATURES = ON_IMAGES | {"feature_dtype", "store", "no_overlaps"}
+_SHARED = (options.WeightsFlags, options.DataFlags, options.PreprocessingFlags, options.RunFlags)
+ON_FEATURES = ON_IMAGES | {"no_overlaps"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
 """Options with an effect on a protocol on features."""
 EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps"}
 """Options with an effect on embeddings made elsewhere."""
@@ -111,24 +104,24 @@ LABELLED_EMBEDDINGS = EMBEDDINGS | {
 """The same where the embeddings have labels."""
 
 _REASONS = {
-    "limit_iters": "--limit-iters is for detection.",
-    "baselines": "--baseline is for detection.",
-    "backend": "--backend is for detection.",
-    **dict.fromkeys(("labels", "test_features", "test_labels"), "It belongs to --features."),
+    "limit_iters": "Only detection has --limit-iters.",
+    "baselines": "Only detection has --baseline.",
+    "backend": "Only detection has --backend.",
+    **dict.fromkeys(("labels", "test_features", "test_labels"), "Use it together with --features."),
     **dict.fromkeys(("feature_dtype", "store"), "Protocols on images store no features."),
-    "no_overlaps": "Protocols on images do not look for overlaps.",
-    "max_memory": "It limits the search of neighbours: knn, retrieval.",
+    "no_overlaps": "Protocols on images do not search for overlaps.",
+    "max_memory": "It limits the memory of the search of neighbours: knn, retrieval.",
 }
 _UNLABELLED = "It needs --labels: a .csv with a column 'label', one line per row of the features."
 _EMBEDDING_REASONS = {
     **{
-        name: f"--features and --{name} exclude each other: features made elsewhere need no {name}."
+        name: f"--features and --{name} exclude each other: --features replaces the images and the network."
         for name in ("weights", "data", "backbone", "layers")
     },
     **dict.fromkeys(("labels", "test_features", "test_labels", "groups", "label_column", "value_columns"), _UNLABELLED),
-    **dict.fromkeys(("store", "feature_dtype"), "The features are used as they are."),
-    "benchmarks": "A benchmark is a data set; name the protocol, or a --preset.",
-    "suite": "A suite is a list of data sets; name the protocols, or a --preset.",
+    **dict.fromkeys(("store", "feature_dtype"), "Features are used unchanged."),
+    "benchmarks": "A benchmark fixes the data; name the protocol, or a --preset.",
+    "suite": "A suite fixes the data; name the protocols, or a --preset.",
 }
 
 
@@ -144,15 +137,15 @@ def refuse_unused(ctx: click.Context, chosen: EvalOptions, names: Sequence[str])
         UsageError: an option was typed that none of them uses.
     """
     found = [protocols.find(name) for name in names]
-    searches = any("max_memory" in {f.name for f in dataclasses.fields(each.settings)} for each in found)
-    memory = {"max_memory"} if searches else set()
+    of_protocols = {field.name for each in found for field in dataclasses.fields(each.settings)}
+    settings = of_protocols & _PROTOCOL_SETTINGS.keys()
     if chosen.features is not None:
         used, what = (
             (LABELLED_EMBEDDINGS, "--features") if chosen.labels else (EMBEDDINGS, "--features without --labels")
         )
-        options.refuse(ctx, used=used | memory, what=what, reasons={**_REASONS, **_EMBEDDING_REASONS})
+        options.refuse(ctx, used=used | settings, what=what, reasons={**_REASONS, **_EMBEDDING_REASONS})
         return
-    used = frozenset(memory)
+    used = frozenset(settings)
     used = used.union(*(ON_FEATURES for each in found if isinstance(each.kind, OnFeatures)))
     used = used.union(*(ON_IMAGES for each in found if isinstance(each.kind, OnImages)))
     options.refuse(ctx, used=used, what=" ".join(dict.fromkeys(names)), reasons=_REASONS)

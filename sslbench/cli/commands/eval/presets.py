@@ -38,7 +38,7 @@ def runs(protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence[
     chosen = []
     for name in named or list(dict.fromkeys(preset.family for preset in found)):
         own = [preset for preset in found if name in (preset.family, preset.protocol)]
-        # The user's own word for a protocol, where it is the preset's: only that may name a module.
+        # A typed protocol name that equals the preset's: only a typed name may select a module.
         chosen += [
             ProtocolRun(name, name if name == preset.protocol else preset.protocol, preset) for preset in own
         ] or [ProtocolRun(name, name)]

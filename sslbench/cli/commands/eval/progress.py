@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sslbench.cli.echo import echo
-from sslbench.cli.terminal import QUIET, ProgressLines, duration
+from sslbench.cli.terminal import QUIET, ProgressLines, duration, make_bars
 from sslbench.distributed import this_process
 
 if TYPE_CHECKING:
@@ -37,16 +37,7 @@ class DetectionBars:
     """Progress on a terminal: a bar for each training and each evaluation."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
-            console=Console(stderr=True),
-        )
+        self.bars = make_bars(16)
         self.open: dict[str, tuple[Any, float]] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:

@@ -79,10 +79,8 @@ def make_plan(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], val
             weights, benchmarks, chosen, lambda one, own, on: _requests(runs, on, routed, chosen, one, own)
         )
     else:
-        requests = _requests(runs, benchmarks, routed, chosen, weights[0] if weights else None, chosen.backbone)
-    return SamplesPlan(
-        requests, cells, run, origins, options.store_folder(chosen.store), Path(chosen.out), chosen.dry_run
-    )
+        requests = _requests(runs, benchmarks, routed, chosen, weights[0] if weights else None, chosen.network.backbone)
+    return SamplesPlan(requests, cells, run, origins, chosen.run.store_folder(), Path(chosen.out), chosen.dry_run)
 
 
 def run(plan: SamplesPlan, command: str) -> int | None:
@@ -120,6 +118,8 @@ def plan_embeddings(
     if not chosen.labels and any(evaluation.needs_labels(task) for task in tasks):
         text = "--features needs --labels: a .csv with a column 'label', one line per row of the features"
         raise UsageError(text, "Protocols that need none: geometry.")
+    if chosen.test_features:
+        _refuse_unscored_test("--test-features", tasks)
     return EmbeddingsPlan(
         tasks,
         run,
@@ -127,7 +127,7 @@ def plan_embeddings(
         Path(chosen.labels) if chosen.labels else None,
         Path(chosen.test_features) if chosen.test_features else None,
         Path(chosen.test_labels) if chosen.test_labels else None,
-        chosen.label_column,
+        chosen.data.label_column,
         chosen.numbers(),
         chosen.groups,
         Path(chosen.out),
@@ -177,9 +177,8 @@ def _settings(
     runs = presets.runs(names, chosen.presets, benchmarks)
     used = list(dict.fromkeys(each.protocol for each in runs))
     refuse_unused(ctx, chosen, used)
-    memory = {"max_memory": options.gigabytes(chosen.max_memory)} if chosen.max_memory else {}
     run_keys = [f.name for f in dataclasses.fields(RunSettings)] + ["machine"]
-    routed = words.route({**values, **memory}, run_keys, used)
+    routed = words.route({**values, **chosen.protocol_settings()}, run_keys, used)
     run, origins = resolve(RunSettings, words.compose_run(routed.run, chosen.run_settings()))
     return runs, routed, run, origins
 
@@ -195,13 +194,11 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
     suite = load_suite(chosen.suite) if chosen.suite else ()
     benchmarks = [load_benchmark(name) for name in [*chosen.benchmarks, *suite]]
     if not benchmarks and not names and not chosen.presets:
-        raise UsageError(
-            "what should be evaluated? Name a protocol, a --preset or a --benchmark", did_you_mean("", known)
-        )
+        raise UsageError("no protocol is named: give a protocol, a --preset or a --benchmark", did_you_mean("", known))
     if benchmarks and names:
         benchmarks = [b for b in benchmarks if b.protocol in names]
         if not benchmarks:
-            raise UsageError(f"no benchmark that was asked for uses the protocol {' or '.join(names)}")
+            raise UsageError(f"none of the requested benchmarks uses the protocol {' or '.join(names)}")
     return benchmarks
 
 
@@ -221,19 +218,27 @@ def _requests(
 
     if not weights:
         raise UsageError(
-            "which weights? --weights is missing",
-            "Give a checkpoint; 'random' with --backbone is an untrained network, 'pixels' the images themselves.",
+            "--weights is missing",
+            "Give a weights file; 'random' with --backbone for an untrained network; 'pixels' for raw pixels.",
         )
-    keys = ("format", "allow_partial", "trust_pickle", "stem", "image_column", "label_column", "limit", "groups")
-    common = {**chosen.named(keys), "weights": weights, "backbone": backbone, "value_columns": chosen.numbers()}
-    layers = tuple(split_layers(chosen.layers)) if chosen.layers else ()
-    preprocessing = options.preprocessing_values(chosen.named(("resize", "crop", "interpolation", "mean", "std")))
+    common = {
+        **chosen.network.loading(),
+        "weights": weights,
+        "backbone": backbone,
+        "image_column": chosen.data.image_column,
+        "label_column": chosen.data.label_column,
+        "limit": chosen.data.limit,
+        "groups": chosen.groups,
+        "value_columns": chosen.numbers(),
+    }
+    layers = tuple(split_layers(chosen.network.layers)) if chosen.network.layers else ()
+    preprocessing = chosen.preprocessing.values()
     requests: list[Request] = []
     every: Sequence[Benchmark | None] = benchmarks or [None]
     for benchmark in every:
-        data, common["test_data"] = chosen.data, chosen.test_data
+        data, common["test_data"] = chosen.data.data, chosen.data.test_data
         if benchmark is not None:
-            data, common["test_data"] = data_of(benchmark, data, chosen.test_data)
+            data, common["test_data"] = data_of(benchmark, data, chosen.data.test_data)
         elif data is None:
             data = options.default_data()
         common["test_classes"] = chosen.test_classes or (benchmark.test_classes if benchmark else "same")
@@ -244,8 +249,26 @@ def _requests(
             of_images = layers_and_preprocessing(run, layers, preprocessing, benchmark)
             task = make_task(run.protocol, routed.protocols[run.protocol], benchmark, run.preset)
             tasks.append((mark_changes(task, *of_images), of_images))
+        if chosen.data.test_data:
+            _refuse_unscored_test("--test-data", [task for task, _ in tasks])
         requests += grouped(common, data, tasks)
     return tuple(requests)
+
+
+def _refuse_unscored_test(option: str, tasks: Sequence["Task"]) -> None:
+    """Refuse a test part where every protocol, with these settings, scores train alone.
+
+    Raises:
+        UsageError: they do.
+    """
+    from sslbench.evaluation.prepare import only_part
+
+    if tasks and all(only_part(task) == "train" for task in tasks):
+        named = " and ".join(dict.fromkeys(task.protocol for task in tasks))
+        raise UsageError(
+            f"{option} has no effect: {named}, with these settings, scores the training samples only",
+            f"Leave {option} out, or change the settings (leave_one_out=false, part=test).",
+        )
 
 
 def _print(plan: SamplesPlan) -> None:

@@ -63,9 +63,9 @@ def expand(weights: Sequence[str]) -> list[str]:
         if not any(character in word for character in "*?[") or Path(word).exists():
             found.append(word)
             continue
-        matches = sorted(glob.glob(word, recursive=True))  # noqa: PTH207 - an absolute pattern is one, too
+        matches = sorted(glob.glob(word, recursive=True))  # noqa: PTH207 - the pattern may be absolute
         if not matches:
-            raise UsageError(f"--weights {word}: no file fits this pattern")
+            raise UsageError(f"--weights {word}: no file matches this pattern")
         found += matches
     return list(dict.fromkeys(found))
 
@@ -106,7 +106,7 @@ def make_cells(
 
 def _backbone(weights: str, chosen: "EvalOptions") -> str | None:
     """Return the --backbone of one of several weights; 'pixels' are a backbone themselves and have none."""
-    return None if weights.partition(":")[0] == "pixels" else chosen.backbone
+    return None if weights.partition(":")[0] == "pixels" else chosen.network.backbone
 
 
 def _problem(benchmark: "Benchmark", chosen: "EvalOptions") -> SslbenchError | None:
@@ -115,9 +115,9 @@ def _problem(benchmark: "Benchmark", chosen: "EvalOptions") -> SslbenchError | N
 
     if isinstance(protocols.find(benchmark.protocol).kind, OnObjects):
         remedy = f"Run it alone: sslbench eval detection --benchmark {benchmark.name}"
-        return UsageError(f"{benchmark.name} trains a detector, which a suite does not", remedy)
+        return UsageError(f"{benchmark.name} trains a detector, and suites run protocols on frozen features", remedy)
     try:
-        data_of(benchmark, chosen.data, chosen.test_data)
+        data_of(benchmark, chosen.data.data, chosen.data.test_data)
     except UsageError as error:
         return error
     return None

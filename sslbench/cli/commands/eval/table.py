@@ -62,7 +62,7 @@ def print_results(results: list[Result], out: Path) -> None:
             echo(f"{_protocol(result)} on {result.weights.name}: {reference.line()}{changed}")
     for result in results:
         echo(f"{result.protocol.name}: {result.file}")
-    echo(f"\nsslbench leaderboard {out}  makes one table of all results there", err=True)
+    echo(f"\nsslbench leaderboard {out}  prints one table of all results there", err=True)
 
 
 def _groups(results: list[Result]) -> "Table | None":

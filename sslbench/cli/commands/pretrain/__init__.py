@@ -52,7 +52,8 @@ class PretrainFlags:
     def settings(self) -> dict[str, Any]:
         """Return the given flags that are keys of configs/pretrain.yaml."""
         keys = ("backbone", "epochs", "batch_size", "device", "precision", "workers", "seed")
-        return options.given(dataclasses.asdict(self), keys)
+        values = dataclasses.asdict(self)
+        return {key: values[key] for key in keys if values[key] is not None}
 
     def check(self) -> None:
         """Refuse flags that depend on another one that is not given.
@@ -65,7 +66,7 @@ class PretrainFlags:
         if self.eval_test_data and not self.eval_data:
             raise UsageError("--eval-test-data needs --eval-data")
         if self.histograms and not self.tensorboard:
-            raise UsageError("--histograms are written for TensorBoard", "Add --tensorboard.")
+            raise UsageError("--histograms needs TensorBoard", "Add --tensorboard.")
         if self.resume_from and not self.resume:
             raise UsageError("--resume-from and --no-resume exclude each other")
 
@@ -90,13 +91,13 @@ class PretrainCommand(click.Command):
         """Write the named recipes, or the names of all."""
         from sslbench.cli.commands.pretrain.help import write_method
 
-        known = list_names("method")
-        named = [word for word in ctx.meta.get("words", []) if word in known]
+        methods = list_names("method")
+        named = [word for word in ctx.meta.get("words", []) if word in methods]
         for name in named:
             write_method(name, formatter)
         if not named:
             with formatter.section("Methods"):
-                formatter.write_text(", ".join(known))
+                formatter.write_text(", ".join(methods))
             formatter.write_paragraph()
             formatter.write_text("Settings of a method and its recipe: sslbench pretrain simclr --help")
 
@@ -175,21 +176,21 @@ def command(words: tuple[str, ...], **flags: Any) -> None:
 
 
 def _method(names: Sequence[str], values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    known = list_names("method")
+    methods = list_names("method")
     if not names:
-        raise UsageError("METHOD is missing", did_you_mean("", known))
+        raise UsageError("METHOD is missing", did_you_mean("", methods))
     if len(names) > 1:
         raise UsageError(
-            f"one method at a time, not {' and '.join(names)}", "Settings are written as key=value, flags with --."
+            f"give one method, not {' and '.join(names)}", "Settings are written as key=value, flags with --."
         )
     return names[0], values
 
 
-def _compose(method: str, values: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple["Composed", dict[str, Any]]:
+def _compose(method: str, values: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple["Composed", dict[str, Any]]:
     """Return the composed settings without the launcher's, and the launcher's."""
     from sslbench.library.recipes import Composed, compose_pretraining
 
-    composed = compose_pretraining(method, values, asked)
+    composed = compose_pretraining(method, values, flags)
     rest = {key: value for key, value in composed.values.items() if key != "launcher"}
     return Composed(rest, composed.origins), composed.values["launcher"]
 
@@ -277,7 +278,7 @@ def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: 
     from sslbench.config import build
 
     settings = build(slurm.Slurm, launcher, "launcher")
-    _checked(composed, method)  # a mistake is reported before the job is queued
+    _checked(composed, method)  # report mistakes before the job is queued
     out = given.folder(method, composed.values["backbone"])
     typed = shlex.split(str(click.get_current_context().find_root().obj))[1:]
     job = slurm.submit([*without_launcher(typed), "--launcher", "local"], settings, out)
@@ -287,11 +288,11 @@ def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: 
 
 def without_launcher(words: Sequence[str]) -> list[str]:
     """Return the words of a command without the launcher and its settings."""
-    kept: list[str] = []
+    words_left: list[str] = []
     skip = False
     for word in words:
         if skip or word == "--launcher":
             skip = not skip
         elif not re.match(r"(--launcher=|launcher[.=])", word):
-            kept.append(word)
-    return kept
+            words_left.append(word)
+    return words_left

@@ -28,8 +28,8 @@ def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: M
     if launcher.get("name") == "slurm":
         from sslbench.cli.commands.pretrain.slurm import Slurm
 
-        asked = dataclasses.asdict(build(Slurm, launcher, "launcher"))
-        section("launcher", _rows({"launcher": asked}, origins, "launcher."))
+        launcher_settings = dataclasses.asdict(build(Slurm, launcher, "launcher"))
+        section("launcher", _rows({"launcher": launcher_settings}, origins, "launcher."))
     setup, plan = prepared.setup, prepared.plan
     trained = sum(p.numel() for p in prepared.method.parameters() if p.requires_grad)
     rest = sum(p.numel() for p in prepared.method.backbone.parameters())

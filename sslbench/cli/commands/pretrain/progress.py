@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sslbench.cli.echo import echo
-from sslbench.cli.terminal import QUIET, duration
+from sslbench.cli.terminal import QUIET, duration, make_bars
 
 if TYPE_CHECKING:
     from sslbench.train.meter import LogRecord
@@ -66,8 +66,8 @@ class TrainingLines:
             return
         self.last = time.monotonic()
         epochs = round(self.run.steps / self.run.per_epoch, 2)
-        where = f"epoch {line.epoch:.2f} of {epochs:g}  update {line.step} of {self.run.steps}"
-        echo(f"{where}  {summary(line)}  {self.clock.left(line.step)} left", err=True)
+        position = f"epoch {line.epoch:.2f} of {epochs:g}  update {line.step} of {self.run.steps}"
+        echo(f"{position}  {summary(line)}  {self.clock.left(line.step)} left", err=True)
 
     def evaluated(self, record: dict[str, float | int]) -> None:
         """Print the scores of an evaluation."""
@@ -85,16 +85,7 @@ class TrainingBar:
     """Progress as one bar: update, epoch, loss, learning rate, images per second, memory, time left."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
-            console=Console(stderr=True),
-        )
+        self.bar = make_bars(24)
         self.task: Any = None
 
     def started(self, run: "RunInfo") -> None:

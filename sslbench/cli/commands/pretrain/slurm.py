@@ -99,7 +99,7 @@ def submit(words: Sequence[str], settings: Slurm, out: Path) -> str:
         return str(executor.submit(Job(words)).job_id)
     except (RuntimeError, FailedJobError) as error:
         raise UsageError(
-            f"the job cannot be submitted: {error}", "launcher.cluster=local tries it out here."
+            f"the job cannot be submitted: {error}", "launcher.cluster=local runs it on this machine."
         ) from error
 
 

@@ -43,8 +43,8 @@ SUFFIXES = (".json", ".kwcoco.zip")
 class CocoOptions(CropOptions):
     """Options of a manifest: photos.json?unit=annotation&margin=0.1."""
 
-    channels: str = setting("", "of images in several files, which and in which order: red|green|blue|nir")
-    group: str = setting("", "key of the images (or boxes) whose equal values a seeded split keeps on one side")
+    channels: str = setting("", "channels of multi-file images, and their order: red|green|blue|nir")
+    group: str = setting("", "key of the images (or boxes); a seeded split keeps equal values on one side")
 
 
 WHOLE_IMAGES = CocoOptions()
@@ -116,7 +116,7 @@ def _images(
     images, names, notes = images_of(spec, assets, folder, channels or provenance(columns.info, CHANNELS_KEY))
     ids = [image_id(name, folder) for name in names]
     files = images if isinstance(images, Files) else images.files
-    check_files(spec, files.paths, ids, folder)  # type: ignore[arg-type]  # what a manifest lists are texts
+    check_files(spec, files.paths, ids, folder)  # type: ignore[arg-type]  # manifests list file names as text
     splits = _splits(spec, ids, columns.splits)
     return images, _own_ids(columns.own_ids, splits) or ids, splits, notes
 
@@ -146,7 +146,7 @@ def _as_exported(spec: str, columns: Columns, images: Images, splits: list[str] 
 
 def _crops_of(spec: str, attribute_columns: Sequence[str], options: CocoOptions) -> dict[str, Source]:
     if not (attribute_columns or options.channels or options.classes == "supercategory"):
-        return crops_of(spec, open_objects(spec), options)  # which a view is kept of
+        return crops_of(spec, open_objects(spec), options)  # keeps a view
     columns, rows = read_rows(spec, attribute_columns)
     of_objects = [key for key in attribute_columns if key not in columns.attributes]
     if of_objects:

@@ -3,17 +3,14 @@
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
+from sslbench.data.decode.handlers import PictureDecoder, make_decoder
+from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage, Wanted, as_wanted, check_size
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, Files
-
-if TYPE_CHECKING:
-    from sslbench.data.decode.handlers import PictureDecoder
-    from sslbench.data.decode.picture import Decoded
 
 IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
@@ -57,7 +54,7 @@ class AssetImages:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def decoded(self, index: int, decoder: "PictureDecoder") -> "Decoded":
+    def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
         """Decode all channels of an image; files of other sizes are resampled linearly, uncovered pixels are zero.
 
         Raises:
@@ -66,8 +63,6 @@ class AssetImages:
             OSError: a file cannot be read.
         """
         import torch
-
-        from sslbench.data.decode.picture import Decoded, as_wanted, check_size
 
         height, width = self.sizes[index].tolist()
         bands: dict[int, npt.NDArray[np.generic]] = {}
@@ -87,10 +82,8 @@ class AssetImages:
             image, conversions = image.repeat(3, 1, 1), [*conversions, "grey to RGB"]
         return as_wanted(Decoded(image, tuple(conversions)), self.path(index), decoder.wanted)
 
-    def _file(self, at: int, kind: BandMapping, decoder: "PictureDecoder") -> "Decoded":
+    def _file(self, at: int, kind: BandMapping, decoder: PictureDecoder) -> Decoded:
         """Decode all bands of one file at full size; 16 bits are kept, so that bands of all depths have one scale."""
-        from sslbench.data.decode.picture import OtherChannels, UnreadableImage
-
         path = self.files.path(at)
         wanted = dataclasses.replace(decoder.wanted, channels=len(kind.channels), deep=True, resize=None)
         try:
@@ -106,9 +99,6 @@ class AssetImages:
             UnreadableImage: as for `decoded`.
             OSError: a file cannot be read.
         """
-        from sslbench.data.decode.handlers import make_decoder
-        from sslbench.data.decode.picture import Wanted
-
         decoder = make_decoder((), Wanted(len(self.channels), deep=True), self.files)
         image = self.decoded(index, decoder).image.permute(1, 2, 0).numpy()
         if image.dtype == np.uint8:
@@ -164,7 +154,7 @@ def placed(
     forward = np.array([*matrix, 0, 0, 1], dtype=np.float64).reshape(3, 3)
     smooth = bool(np.abs(np.linalg.svd(forward[:2, :2], compute_uv=False)).min() < 1)
     options = {"dsize": (width, height), "origin_convention": "corner", "antialias": smooth}
-    # The border is repeated, since a border of zeros would darken a rim as wide as half a pixel of the small picture.
+    # Repeats the border: a border of zeros would darken a rim of half a pixel of the small image.
     source = np.ascontiguousarray(pixels.astype(np.float32))
     warped = kwimage.warp_affine(source, forward, border_mode="replicate", **options)
     warped = np.where(_covered(forward, pixels.shape[:2], height, width), warped.reshape(height, width, -1), 0)

@@ -64,7 +64,7 @@ class AssetCollector:
     def __init__(self, spec: str) -> None:
         self.spec = spec
         self._numbers, self._own = array("q"), list[str]()
-        self._names, self._channels = dict[int, str](), dict[int, str]()  # of a million images most have none
+        self._names, self._channels = dict[int, str](), dict[int, str]()  # most of a million images may have none
         self._sizes, self._images, self._kinds = array("q"), array("q"), array("q")
         self._files: list[str] = []
         self._about: dict[tuple[str, str], int] = {}
@@ -74,7 +74,7 @@ class AssetCollector:
         """Take an image.
 
         Raises:
-            DataError: its assets are no list of mappings with a file_name.
+            DataError: its assets are not a list of mappings with a file_name.
         """
         place = len(self._own)
         file = str(row.get("file_name") or "")
@@ -88,7 +88,7 @@ class AssetCollector:
         self._sizes.extend(side or 0 if all(sides) else 0 for side in sides)
         assets = row.get("auxiliary") or row.get("assets") or []
         if not isinstance(assets, list) or not all(isinstance(a, dict) and a.get("file_name") for a in assets):
-            raise DataError(f"{self.spec}, image {row['id']}: its assets are no list of mappings with a file_name")
+            raise DataError(f"{self.spec}, image {row['id']}: its assets are not a list of mappings with a file_name")
         for asset in assets:
             key = str(asset.get("channels") or ""), json.dumps(asset.get("warp_aux_to_img"), sort_keys=True)
             self._images.append(place)
@@ -134,12 +134,12 @@ def images_of(
 
     Raises:
         DataError: an image lacks a channel or has one twice, images have different channels and none are named, or the
-            place of an asset is not understood.
+            place of an asset is invalid.
         UsageError: no image has such a channel.
     """
     if not channels and not assets.without_file:
         many = len(np.unique(assets.images))
-        hint = "the images' own files are used, choose with ?channels=A|B"
+        hint = "the images' own files are used; select with ?channels=A|B"
         notes = (f"{spec}: {counted(many, 'image')} with further channels in assets; {hint}",) if many else ()
         return Files(assets.own, str(folder)), assets.own, notes
     parts = _parts(assets)
@@ -195,7 +195,7 @@ def _wanted(spec: str, assets: Assets, parts: list[list[_Part]], asked: str) -> 
         wanted = _channels("|".join(part.strip() for part in asked.replace(",", "|").split("|")))
         unknown = [c for c in wanted if c not in every]
         if unknown or len(set(wanted)) < len(wanted):
-            what = f"no image has the channel {some(unknown)}" if unknown else f"a channel stands twice in '{asked}'"
+            what = f"no image has the channel {some(unknown)}" if unknown else f"a channel occurs twice in '{asked}'"
             raise UsageError(f"{spec}: {what}", f"There are: {'|'.join(every) or 'none that are named'}")
         return wanted
     if len(known) > 1:
@@ -234,8 +234,8 @@ def _matrix(spec: str, warp: str) -> tuple[float, ...]:
         matrix = np.asarray(kwimage.Affine.coerce(given).matrix, dtype=np.float64)
         rows = tuple(float(value) for value in matrix[:2].reshape(-1))
         good = matrix.shape == (3, 3) and np.isfinite(matrix).all() and abs(np.linalg.det(matrix)) > 1e-12
-    except Exception as error:  # kwimage raises whatever its parts do
-        raise DataError(f"{spec}: warp_aux_to_img {warp:.100} is not understood: {error}") from error
+    except Exception as error:  # kwimage raises many kinds of errors
+        raise DataError(f"{spec}: warp_aux_to_img {warp:.100} is invalid: {error}") from error
     if not good:
-        raise DataError(f"{spec}: warp_aux_to_img {warp:.100} maps the asset to nothing")
+        raise DataError(f"{spec}: warp_aux_to_img {warp:.100} gives the asset no area")
     return rows

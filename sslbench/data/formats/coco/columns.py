@@ -197,7 +197,7 @@ class _Collector:
         self._texts: dict[str, str] = {}
         self._keys: set[str] = set()
         self._image_ids, self._annotation_ids = array("q"), array("q")
-        self._places = array("q")  # image and category of each annotation, one behind the other
+        self._places = array("q")  # image and category of each annotation, interleaved
         self._marks = bytearray()
         self._skipped = 0
         self._categories: list[tuple[int, str, str]] = []
@@ -210,7 +210,7 @@ class _Collector:
         if key == "info":
             self.info = value
             self._grouped_by = provenance(value, GROUPED_KEY)
-            if self._grouped_by and not self.n:  # it stands before the images, where sslbench wrote it
+            if self._grouped_by and not self.n:  # it precedes the images in files written by sslbench
                 self._attributes.setdefault(self._grouped_by, [])
         if key == "videos":
             self._videos.table(value or [])

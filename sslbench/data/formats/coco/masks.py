@@ -23,12 +23,10 @@ def open_maps(
 ) -> dict[str, LabelMapSource]:
     """Return the masks of a manifest as label maps; see `sslbench.data.open.open_label_maps`."""
     if options.images or options.maps or options.classes:
-        raise UsageError(
-            f"{spec}: a manifest names its images and classes itself; of the options it takes ignore= only"
-        )
+        raise UsageError(f"{spec}: a manifest names its own images and classes; the only option is ignore=")
     sources = open_objects(spec)
     if not any(objects.masks for source in sources.values() for objects in source.objects):
-        raise DataError(f"{spec} has boxes without masks, and label maps are drawn from masks")
+        raise DataError(f"{spec} has boxes without masks, from which no label maps can be drawn")
     return {split: _source(source, options) for split, source in sources.items()}
 
 
@@ -36,9 +34,13 @@ def _source(source: ObjectSource, options: LabelMapOptions) -> LabelMapSource:
     """Return the source of label maps: value 0 is background, 1 to C are the classes."""
     names = (BACKGROUND, *source.classes)
     if len(set(names)) < len(names):
-        raise DataError(f"{source.name} has a class called {BACKGROUND}, as the pixels of no object are called")
+        raise DataError(
+            f"{source.name} has a class called {BACKGROUND}, which is reserved for pixels without an object"
+        )
     coding = with_ignored(source.name, Coding(tuple(range(len(names))), names, (IGNORED,)), options.ignore)
-    note = f"{source.name}: pixels of no object are the class '{BACKGROUND}' (?ignore={BACKGROUND} leaves them out)"
+    note = (
+        f"{source.name}: pixels without an object form the class '{BACKGROUND}' (?ignore={BACKGROUND} leaves them out)"
+    )
     return LabelMapSource(source.name, source.ids, source.images, ObjectMaps(source), coding, (*source.notes, note))
 
 

@@ -45,7 +45,7 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
     path = Path(spec)
     files = _in_folder(path) if path.is_dir() else [path]
     if len(files) > 1 and (options.images or options.maps):
-        raise UsageError(f"{spec} holds several files, and images= and maps= belong to one: {some(files)}")
+        raise UsageError(f"{spec} holds several files, but images= and maps= describe one: {some(files)}")
     opened = {file: _open(file, options) for file in files}
     if len(files) == 1:
         pairs, maps, coding, notes = opened[files[0]]
@@ -108,7 +108,7 @@ def _open(file: Path, options: LabelMapOptions) -> tuple[Pairs, "PanopticMaps", 
     for i, row in enumerate(content["annotations"]):
         name = safe_name(str(row["file_name"]))
         if name is None:
-            raise DataError(f"{file}: the file_name {str(row['file_name'])!r} of a map leads out of its folder")
+            raise DataError(f"{file}: the file_name {str(row['file_name'])!r} of a map lies outside its folder")
         names.append(name)
         numbers.append(row["image_id"])
         segments.append(tuple(_segment(file, i, entry) for entry in row["segments_info"]))
@@ -229,7 +229,7 @@ class PanopticMaps:
         """Read one map; the value of a pixel is its category, -1 without a segment. See `Maps`."""
         pixels = load(self.files, index, max_pixels)
         if pixels.array.ndim == 2 and pixels.palette is None:
-            raise UnreadableImage(pixels.path, "a grey picture, where the colour should be the number of a segment")
+            raise UnreadableImage(pixels.path, "a grey image, although the colour should encode the segment's number")
         ids, inverse, counts = distinct(pixels.colours())
         segments = self.segments[index]
         of_id = {segment.id: segment for segment in segments}
@@ -268,7 +268,7 @@ def _broken(segments: tuple[Segment, ...], there: dict[int, int]) -> tuple[str, 
     if twice:
         found.append(f"segments_info lists a segment twice: {some(twice)}")
     if 0 in known:
-        found.append("segments_info has a segment 0, which means no segment")
+        found.append("segments_info has a segment 0, which is reserved for no segment")
     return tuple(found)
 
 
@@ -283,5 +283,5 @@ def _odd(segments: tuple[Segment, ...], there: dict[int, int]) -> tuple[str, ...
         if segment.id in there and segment.area is not None and segment.area != there[segment.id]
     ]
     if differ:
-        found.append(f"segments of another area than segments_info says: {some(differ)}")
+        found.append(f"segments whose area differs from segments_info: {some(differ)}")
     return tuple(found)

@@ -30,7 +30,7 @@ class Videos:
         for row in rows:
             number = row.get("id")
             if not isinstance(number, int) or number in self._names:
-                what = "no whole number" if not isinstance(number, int) else "there twice"
+                what = "not a whole number" if not isinstance(number, int) else "there twice"
                 raise DataError(f"{self.spec}: the id {number!r} of an entry of 'videos' is {what}")
             self._names[number] = str(row.get("name") or number)
 
@@ -60,7 +60,7 @@ class Videos:
             )
         if not used:
             return {}
-        alike = len(set(self._names.values())) < len(self._names)  # names that do not tell them apart
+        alike = len(set(self._names.values())) < len(self._names)  # the names are not unique
         shown = {number: f"{name} ({number})" if alike else name for number, name in self._names.items()}
         frames = [self._of_images.get(i) for i in range(self._n)]
         found = {

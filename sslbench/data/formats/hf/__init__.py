@@ -9,12 +9,12 @@ from typing import Any, Literal
 import numpy as np
 
 from sslbench.config import setting
-from sslbench.data.cache.index import stamp_of
+from sslbench.data.cache.index import container_stamp
 from sslbench.data.containers.members import safe_name
 from sslbench.data.containers.names import by_split, split_name
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats.hf.files import find_files
-from sslbench.data.formats.hf.rows import RowFile, Rows, damaged, open_row_file
+from sslbench.data.formats.hf.rows import ColumnImages, RowFile, damaged, open_row_file
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
@@ -40,7 +40,7 @@ def recognises(spec: str) -> bool:
 class HubOptions:
     """Options behind a '?'."""
 
-    download: Literal[0, 1] = setting(0, "1: fetch the data set from the hub if it is not in the local cache")
+    download: Literal[0, 1] = setting(0, "1: download the data set from the hub if it is not in the local cache")
 
 
 def open(
@@ -76,7 +76,7 @@ def open(
 
 
 def _source(name: str, split: str, paths: Sequence[Path], image: str | None, label: str | None) -> Source:
-    stamps = [stamp_of(path) for path in paths]
+    stamps = [container_stamp(path) for path in paths]
     opened = [open_row_file(path) for path in paths]
     features = _features(paths[0], opened[0])
     columns = opened[0].schema.names
@@ -98,7 +98,7 @@ def _source(name: str, split: str, paths: Sequence[Path], image: str | None, lab
         cells = [cell for path, file in zip(paths, opened, strict=True) for cell in _cells(path, file, label)]
         labels, about = _labels(name, label, cells, _class_names(features.get(label)))
     places = np.concatenate([np.column_stack([np.full(f.n, i), np.arange(f.n)]) for i, f in enumerate(opened)])
-    images = Rows(tuple(map(str, paths)), tuple(stamps), image, places.astype(np.int64))
+    images = ColumnImages(tuple(map(str, paths)), tuple(stamps), image, places.astype(np.int64))
     return by_split(name, ids, labels, images, None, (*notes, *about))["all"]
 
 

@@ -54,7 +54,7 @@ def _from_hub(spec: str, location: str) -> Path:
     except (LocalEntryNotFoundError, FileNotFoundError) as error:
         raise DataError(
             f"'{match['name']}' is no folder here and not in the cache of the Hugging Face hub",
-            f"sslbench downloads only when asked to: hf:{match['name']}{_DOWNLOAD}",
+            f"To download it: hf:{match['name']}{_DOWNLOAD}",
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise DataError(f"cannot get '{match['name']}' from the hub: {' '.join(str(error).split())[:200]}") from error

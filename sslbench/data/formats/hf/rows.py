@@ -33,7 +33,7 @@ class RowFile:
 
         self._groups: dict[tuple[str, int], Any] = {}
         if path.endswith(".parquet"):
-            # One file and not a data set: a folder named split=train around it must not become a column.
+            # Read as a single file: a parent folder named split=train must not become a column.
             self._parquet = pyarrow.parquet.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
             self.schema = self._parquet.schema_arrow
             sizes = [self._parquet.metadata.row_group(i).num_rows for i in range(self._parquet.num_row_groups)]
@@ -123,7 +123,7 @@ class _RowFiles:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rows:
+class ColumnImages:
     """Encoded images in a column of Parquet or Arrow files.
 
     Attributes:
@@ -186,7 +186,7 @@ class Rows:
         """Return (N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
         order = np.lexsort((self.places[:, 1], self.places[:, 0]))
         object.__setattr__(self, "_digests", None)
-        # The stamp of the container says nothing about a file that a row names: those are read again every time.
+        # The stamp of the container does not cover files named in rows: those are read again every time.
         digests = cached_digests(
             order, self._key, lambda i: self.stamps[self.places[i, 0]], self.read, keep=lambda i: not self._cell(i)[1]
         )
@@ -197,7 +197,7 @@ class Rows:
         container, row = self.places[index].tolist()
         return f"{os.path.abspath(self.containers[container])}\0bytes of {self.column}[{row}]"  # noqa: PTH100
 
-    def select(self, indices: npt.NDArray[np.int64]) -> "Rows":
+    def select(self, indices: npt.NDArray[np.int64]) -> "ColumnImages":
         """Return the images at `indices`, in that order."""
         chosen = dataclasses.replace(self, places=self.places[np.asarray(indices, dtype=np.int64)])
         if self._digests is not None:

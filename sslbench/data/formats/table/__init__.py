@@ -40,7 +40,7 @@ LABEL_COLUMNS = tuple(
 class TableOptions:
     """Options behind a '?': photos.csv?group=patient."""
 
-    group: str = setting("", "column whose equal values a seeded split keeps on one side: patient, video, scene")
+    group: str = setting("", "column of groups that a seeded split keeps on one side: patient, video, scene")
 
 
 _FLAGS = {text: int(flag) for text, flag in booleans.TEXTS.items()} | {"-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
@@ -86,7 +86,7 @@ def open(
         UsageError: there is no such column.
     """
     if value_columns and label_column is not None:
-        raise UsageError("--label-col names classes and --value-col numbers: give one of them")
+        raise UsageError("--label-col names classes and --value-col numbers: give only one")
     if group and group not in attribute_columns:
         attribute_columns = (*attribute_columns, group)
     columns = [image_column, label_column, [*attribute_columns], [*value_columns]]
@@ -139,8 +139,8 @@ def _numbers(table: TableColumns, names: Sequence[str]) -> Labels:
                 odd.append(f"{table.row_name(row)} ({_text(cell) or 'empty'})")
         if odd:
             raise DataError(
-                f"{table.name}: the column '{name}' holds no number in {some(odd)}",
-                "Remove these rows; or, if it holds classes, name it with --label-col.",
+                f"{table.name}: the column '{name}' has no number in {some(odd)}",
+                "Remove these rows; if the column holds classes, name it with --label-col.",
             )
     return Labels("value", tuple(columns), values)
 
@@ -191,7 +191,7 @@ def _read_text(path: Path) -> TableColumns:
     lines = [line for line, _ in rows[1:]]
     for line, row in rows[1:]:
         if len(row) != len(names):
-            raise DataError(f"{path}, line {line}: {counted(len(row), 'cell')} where the header has {len(names)}")
+            raise DataError(f"{path}, line {line}: {counted(len(row), 'cell')}, but the header has {len(names)}")
     columns: dict[str, Sequence[Any]] = {name: [row[i].strip() for _, row in rows[1:]] for i, name in enumerate(names)}
     return TableColumns(str(path), columns, lambda row: f"line {lines[row]}", notes)
 
@@ -203,7 +203,7 @@ def _read_parquet(path: Path) -> TableColumns:
     except ImportError as error:
         raise DataError(f"reading {path} needs pyarrow", "pip install 'sslbench[parquet]'") from error
     try:
-        # One file and not a data set: a folder named split=train around it must not become a column.
+        # Read as a single file: a parent folder named split=train must not become a column.
         content = pyarrow.parquet.ParquetFile(path).read()
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"cannot read {path} as Parquet: {error}") from error
@@ -238,7 +238,7 @@ def _ambiguous(table: TableColumns, chosen: str | None, known: Sequence[str]) ->
     if chosen is None or _key(chosen) not in known or not others:
         return ()
     option = "--image-column" if known is IMAGE_COLUMNS else "--label-column"
-    return (f"{table.name}: column '{chosen}' is used, not {some(others)}; choose with {option}",)
+    return (f"{table.name}: column '{chosen}' is used, not {some(others)}; select with {option}",)
 
 
 def _refuse_empty(table: TableColumns, column: str, cells: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ def read_lines(path: Path) -> TableColumns:
     with_label = [i for i, _, label in rows if label is not None]
     if with_label and len(with_label) < len(rows):
         odd = sorted(set(numbers) - set(with_label))
-        raise DataError(f"{path}: there are labels on some lines only, not in line {some(odd)}")
+        raise DataError(f"{path}: some lines have no label: line {some(odd)}")
     columns: dict[str, Sequence[Any]] = {"path": [file for _, file, _ in rows]}
     if with_label:
         columns["label"] = [label for _, _, label in rows]
@@ -41,7 +41,7 @@ def read_lines(path: Path) -> TableColumns:
 
 
 def _path_and_label(line: str) -> tuple[str, str | None]:
-    # A path may have spaces in it; a label has none here.
+    # A path may contain spaces; a label here does not.
     if PurePosixPath(line).suffix.lower() in SUFFIXES or len(line.split()) == 1:
         return line, None
     file, label = line.rsplit(maxsplit=1)
@@ -85,7 +85,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a text in UTF-8: {error}") from error
+        raise DataError(f"{path} is not text in UTF-8: {error}") from error
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _records(path: Path, records: Any, what: str) -> TableColumns:
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise DataError(f"{path} is no list of records", 'Such as: [{"path": "a.jpg", "label": "cat"}, ...]')
+        raise DataError(f"{path} is not a list of records", 'Such as: [{"path": "a.jpg", "label": "cat"}, ...]')
     names = list(dict.fromkeys(str(key) for record in records for key in record))
     nested = [name for name in names if any(_is_nested(record.get(name)) for record in records)]
     flat = [name for name in names if name not in nested]

@@ -60,7 +60,7 @@ def open(spec: str) -> dict[str, Source]:
     match = _SLICE.fullmatch(wanted[:-1].strip())
     if match is None:
         raise UsageError(
-            f"'[{wanted}' in {spec} is no part of a split", "Write [train], [train:20%], [train[100:200]]."
+            f"'[{wanted}' in {spec} is not a part of a split", "Write [train], [train:20%], [train[100:200]]."
         )
     if match["split"] not in info.splits:
         raise UsageError(f"{info.folder} has no split '{match['split']}'", did_you_mean(match["split"], info.splits))
@@ -86,7 +86,7 @@ def _open_split(spec: str, info: Info, split: str, part: str | None) -> Source:
     if len(ids) < total or len(set(ids)) < total:
         ids = [f"{split}/{i:0{width}d}" for i in range(total)]
         if info.keys.name:
-            notes = (*notes, f"{info.folder}: '{info.keys.name}' is not different for every image, so ids are numbers")
+            notes = (*notes, f"{info.folder}: '{info.keys.name}' is not unique, so ids are numbers")
     first, stop = (0, total) if part is None else _bounds(spec, part, total)
     if first >= stop:
         raise UsageError(f"{spec} selects none of the {counted(total, 'image')} of {split}")
@@ -101,7 +101,7 @@ def _bounds(spec: str, part: str, total: int) -> tuple[int, int]:
     """Return the first record and the one after the last; percentages are rounded to the nearest record, as in TFDS."""
     first, colon, last = part.partition(":")
     if not colon:
-        raise UsageError(f"'[{part}]' in {spec} is no part of a split", "Write [train[100:200]] or [train[:20%]].")
+        raise UsageError(f"'[{part}]' in {spec} is not a part of a split", "Write [train[100:200]] or [train[:20%]].")
     return _bound(spec, first, total, 0), _bound(spec, last, total, total)
 
 
@@ -114,7 +114,7 @@ def _bound(spec: str, text: str, total: int, default: int) -> int:
     number = int(match["number"])
     if match["percent"]:
         if abs(number) > 100:
-            raise UsageError(f"{text} in {spec} is more than everything")
+            raise UsageError(f"{text} in {spec} is more than 100 %")
         number = round(number * total / 100)
     return min(max(number + total if text.strip().startswith("-") else number, 0), total)
 

@@ -33,7 +33,7 @@ def build_array_record(path: Path, keys: Keys) -> Index:
             for first in range(0, count, _CHUNK)
             for i, record in enumerate(reader.read(list(range(first, min(first + _CHUNK, count)))))
         ]
-        reader.close()  # says what num_records has kept to itself
+        reader.close()  # raises the error that num_records hides
     except (RuntimeError, IndexError, ValueError) as error:
         raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}", AGAIN) from error
     return index_of(entries)
@@ -67,7 +67,7 @@ class _Readers:
         return _Readers, ()
 
     def get(self, path: str) -> Any:
-        key = (os.getpid(), path)  # a reader has threads, which a forked process does not inherit
+        key = (os.getpid(), path)  # a forked process does not inherit the reader's threads
         if key not in self._open:
             self._open[key] = _reader(Path(path))
         return self._open[key]

@@ -83,8 +83,8 @@ def find_folder(location: str) -> Path:
         if found:
             return _newest(location, found)
     raise DataError(
-        f"there is no data set that TFDS has prepared in {places[0]} or {places[1]}",
-        "sslbench downloads nothing: prepare it with TFDS, and set TFDS_DATA_DIR if it lies elsewhere.",
+        f"TFDS has prepared no such data set in {places[0]} or {places[1]}",
+        "Prepare it with TFDS (sslbench downloads nothing); set TFDS_DATA_DIR if it lies elsewhere.",
     )
 
 
@@ -117,7 +117,7 @@ def read_info(folder: Path) -> Info:
             templates.add(str(split.get("filepathTemplate") or _TEMPLATE).rsplit("/", 1)[-1])
         kinds = dict(_flat(features["featuresDict"]["features"]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise DataError(f"{folder}: dataset_info.json or features.json is not as TFDS writes it: {error!r}") from error
+        raise DataError(f"{folder}: dataset_info.json or features.json is not in TFDS's form: {error!r}") from error
     splits = {name: lengths for name, lengths in splits.items() if sum(lengths) > 0}
     if not splits or len(templates) != 1 or any(len(n) > _MAX_SHARDS or min(n) < 0 for n in splits.values()):
         raise DataError(f"{folder}/dataset_info.json lists no records")
@@ -134,7 +134,7 @@ def _json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path} is no JSON object")
+        raise DataError(f"{path} is not a JSON object")
     return content
 
 

@@ -68,7 +68,7 @@ def entry(path: Path, number: int, record: bytes, keys: Keys, at: int) -> _Entry
         texts = [record[slice(*place)].decode("utf-8") for place in label.texts]
         names = [record[slice(*place)].decode("utf-8") for place in name.texts]
     except ValueError as error:
-        raise DataError(f"{path}: record {number} is no example as features.json describes: {error}", AGAIN) from error
+        raise DataError(f"{path}: record {number} does not match features.json: {error}", AGAIN) from error
     return at + start, stop - start, names[0] if names else "", json.dumps([*label.numbers, *texts])
 
 
@@ -83,7 +83,7 @@ def _records(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise _truncated(path, at)
             length, checksum = _FRAME.unpack(frame)
             if _masked_crc(frame[:8]) != checksum:
-                raise DataError(f"{path} is damaged at byte {at:,}, or no TFRecord file", AGAIN)
+                raise DataError(f"{path} is damaged at byte {at:,}, or not a TFRecord file", AGAIN)
             start = at + _FRAME.size
             at = start + length + _FOOTER_BYTES
             if at > end:

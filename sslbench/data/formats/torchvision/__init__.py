@@ -53,7 +53,7 @@ def open(spec: str) -> dict[str, Source]:
     if name not in all_sets():
         raise UsageError(
             f"there is no data set '{PREFIX}{name}'",
-            f"{did_you_mean(name, all_sets())} Others can be exported to a folder of images, a sub-folder per class.",
+            f"{did_you_mean(name, all_sets())} Export other data sets as a folder of images per class.",
         )
     root = Path(folder or os.environ.get("SSLBENCH_DATA") or "data").expanduser()
     if name in FILE_SETS:
@@ -104,7 +104,7 @@ def _load_idx(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
             raise _not_there(name, root, "train=True")
         pixels, targets = _read_idx(images), _read_idx(labels)
         if pixels.ndim != 3 or targets.shape != pixels.shape[:1]:
-            raise DataError(f"{images} and {labels} do not belong together: {pixels.shape} and {targets.shape}")
+            raise DataError(f"{images} and {labels} do not match: {pixels.shape} and {targets.shape}")
         loaded[split] = (pixels, targets.tolist())
     return loaded, tuple(getattr(torchvision.datasets, name).classes)
 

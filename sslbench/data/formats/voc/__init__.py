@@ -41,7 +41,7 @@ def open(spec: str, *, options: CropOptions = WHOLE_IMAGES) -> dict[str, Source]
     """
     year = one_year(spec, find_years(Path(spec), MAIN_LISTS))
     if options.classes == "supercategory":
-        raise UsageError(f"{spec}: the classes of Pascal VOC have no supercategories")
+        raise UsageError(f"{spec}: Pascal VOC has no supercategories")
     if options.unit == "annotation":
         return crops_of(spec, objects.open_objects(spec), options)
     try:
@@ -68,7 +68,7 @@ def _open(spec: str, year: Path) -> dict[str, Source]:
     )
     if not chosen:
         chosen = {"train": "trainval"}
-    notes = (f"{spec}: train is trainval, as VOC is usually scored",) if whole else ()
+    notes = (f"{spec}: train is trainval, as usual for VOC",) if whole else ()
     if not classes_of["test"] and (year / MAIN_LISTS / "test.txt").is_file():
         notes = (*notes, f"{spec}: test has no labels and is left out")
     return {name: _source(spec, year, name, split, classes, files, notes) for name, split in chosen.items()}

@@ -30,7 +30,7 @@ from sslbench.data.regular import open_regular
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 
-_DIGITS = 9  # of the side of an image
+_DIGITS = 9  # largest side of an image
 
 
 def recognises(spec: str) -> bool:
@@ -56,7 +56,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     """
     folders = _folders(spec)
     if len(folders) > 1 and (other := [folder for folder in folders if not _years(folder)]):
-        raise UsageError(f"{other[0]} is no Pascal VOC tree, and only such trees can be joined with '+'")
+        raise UsageError(f"{other[0]} is not a Pascal VOC tree; only such trees can be joined with '+'")
     trees = [one_year(folder, _years(folder), joinable=True) for folder in folders]
     if len({tree.name for tree in trees}) < len(trees):
         raise DataError(f"{' + '.join(folders)}: two of the folders have the same name, so that ids would clash")
@@ -94,7 +94,7 @@ def _open(spec: str, trees: list[Path]) -> dict[str, ObjectSource]:
     if not chosen:
         looked = ", ".join(str(tree / MAIN_LISTS / "{train,val,trainval,test}.txt") for tree in trees)
         raise DataError(f"{spec}: no list of annotated images; looked for {looked}")
-    notes = [f"{spec}: train is trainval, as VOC is usually scored"] if "trainval" in chosen["train"] and scored else []
+    notes = [f"{spec}: train is trainval, as usual for VOC"] if "trainval" in chosen["train"] and scored else []
     issues, several = BoxIssues(), len(trees) > 1
     images = {
         name: [image for i, part in enumerate(parts) if part for image in _images(trees[i], lists[i][part], several)]

@@ -38,7 +38,9 @@ def one_year(spec: str, years: list[Path], *, joinable: bool = False) -> Path:
         DataError: there is none, or there are several.
     """
     if not years:
-        raise DataError(f"{spec} is no Pascal VOC tree", "It should hold ImageSets/Main, Annotations and JPEGImages.")
+        raise DataError(
+            f"{spec} is not a Pascal VOC tree", "It should hold ImageSets/Main, Annotations and JPEGImages."
+        )
     if len(years) > 1:
         together = f", or several: {'+'.join(map(str, years))}" if joinable else ""
         raise DataError(
@@ -70,7 +72,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a text in UTF-8: {error}") from error
+        raise DataError(f"{path} is not text in UTF-8: {error}") from error
 
 
 def read_stems(path: Path) -> list[str]:

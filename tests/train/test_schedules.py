@@ -231,13 +231,13 @@ def test_the_whole_of_training_has_a_rate(freeze, warm, spec):
 def test_times_that_do_not_fit_are_named():
     with pytest.raises(UsageError, match=r"schedule.freeze_epochs 21 does not fit into 20 epochs"):
         frozen(1.0, freeze_epochs=21)
-    with pytest.raises(UsageError, match=r"warmup_epochs 18 does not fit into 20 epochs after 3 at 0"):
+    with pytest.raises(UsageError, match=r"warmup_epochs 18 does not fit into 20 epochs after 3 frozen ones"):
         frozen(1.0, warmup_epochs=18)
     assert frozen(1.0, freeze_epochs=16)(0.9) > 0
 
 
 def test_milestones_need_a_number_of_epochs():
-    with pytest.raises(UsageError, match="their number is not known"):
+    with pytest.raises(UsageError, match="whose number is not known"):
         schedules.build({"name": "multistep", "values": [1, 2], "milestones": [1]}, where="temperature")
 
 

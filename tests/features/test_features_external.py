@@ -1,0 +1,84 @@
+"""Labels of embeddings made elsewhere: several per row, parts named by a column."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from sslbench.data.open import open_data
+from sslbench.data.splits import match_classes
+from sslbench.errors import DataError
+from sslbench.features.external import read_train_test
+
+
+def pair(folder, train, test=None, column=None):
+    """Write features and labels (rows of the cells of `column`) and read them."""
+    paths = []
+    for name, rows in (("train", train), ("test", test)):
+        if rows is None:
+            paths += [None, None]
+            continue
+        paths += [folder / f"{name}.npy", folder / f"{name}.csv"]
+        np.save(paths[-2], np.arange(2.0 * len(rows), dtype=np.float32).reshape(-1, 2))
+        with paths[-1].open("w", newline="") as file:
+            csv.writer(file).writerows([("label", *([column] if column else [])), *rows])
+    return read_train_test(*paths, label_column=None, test_fraction=0.5, seed=0)
+
+
+def test_cells_with_several_labels_are_not_classes_of_their_own(tmp_path):
+    read = pair(tmp_path, [["cat;dog"], ["dog"], ["cat;?bird"], ["bird"]], [["dog"], ["cat|dog"]])
+    assert read.train.labels.kind == read.test.labels.kind == "multi"
+    assert read.train.labels.classes == read.test.labels.classes == ("bird", "cat", "dog")
+    assert read.train.labels.values.tolist() == [[0, 1, 1], [0, 0, 1], [-1, 1, 0], [1, 0, 0]]
+    # bird does not occur in the table of test: ignored, as `match_classes` has it for tables of images.
+    assert read.test.labels.values.tolist() == [[-1, 0, 1], [-1, 1, 1]]
+
+
+def test_several_labels_are_matched_as_those_of_tables_of_images(tmp_path):
+    cells = [["cat;dog"], ["dog"], ["cat;?bird"], ["bird"]], [["dog"], ["cat|dog"]]
+    read = pair(tmp_path, *cells)
+    sources = []
+    for name, rows in zip(("train", "test"), cells, strict=True):
+        lines = ["path,label", *(f"{name}{i}.npy,{row[0]}" for i, row in enumerate(rows))]
+        for i in range(len(rows)):
+            np.save(tmp_path / f"{name}{i}.npy", np.zeros((4, 4, 3), np.uint8))
+        (tmp_path / f"images_{name}.csv").write_text("\n".join(lines))
+        sources.append(open_data(str(tmp_path / f"images_{name}.csv"))["all"])
+    for ours, theirs in zip((read.train, read.test), match_classes(*sources), strict=True):
+        assert ours.labels.classes == theirs.labels.classes
+        np.testing.assert_array_equal(ours.labels.values, theirs.labels.values)
+
+
+def test_one_cell_with_several_labels_decides_for_both_tables(tmp_path):
+    read = pair(tmp_path, [["cat"], ["dog"]], [["cat;dog"]])
+    assert read.train.labels.values.tolist() == [[1, 0], [0, 1]]
+    assert read.test.labels.values.tolist() == [[1, 1]]
+
+
+def test_labels_that_train_lacks_are_refused(tmp_path):
+    with pytest.raises(DataError, match="lacks: bird"):
+        pair(tmp_path, [["cat;dog"]], [["bird"]])
+
+
+def test_val_is_scored_where_there_is_no_test(tmp_path):
+    rows = [["cat", "train"], ["dog", "Train"], ["cat", "validation"], ["dog", "val"]]
+    read = pair(tmp_path, rows, column="split")
+    assert read.train.ids == ("000000000", "000000001") and read.test.ids == ("000000002", "000000003")
+    assert read.whole is None and "val is scored" in read.how
+
+
+def test_rows_of_other_parts_are_counted(tmp_path):
+    rows = [["cat", "train"], ["cat", "val"], ["cat", "test"], ["cat", ""]]
+    read = pair(tmp_path, rows, column="split")
+    assert read.test.ids == ("000000002",)
+    assert read.how == "the split column of the labels; not used: val (1 rows), (empty) (1 rows)"
+
+
+def test_parts_without_train_and_test_are_refused(tmp_path):
+    with pytest.raises(DataError, match="names the parts a, b"):
+        pair(tmp_path, [["cat", "a"], ["cat", "b"]], column="split")
+
+
+def test_one_part_is_split(tmp_path):
+    read = pair(tmp_path, [["cat", "all"], ["cat", "all"]], column="split")
+    assert read.whole is not None and len(read.train) == len(read.test) == 1
