@@ -118,6 +118,9 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         parts = [(x, table, fit), (x, table, held_out)]
     matched = _matched(table, test_table, tuple(value_columns), own_classes=own_classes)
     train, test = (_features(*part, labels) for part, labels in zip(parts, matched, strict=True))
+    if train.labels.kind == "single" and not own_classes:
+        learned = {train.labels.classes[i] for i in np.unique(train.labels.values)}
+        _refuse_unknown({test.labels.classes[i] for i in np.unique(test.labels.values)}, learned)
     split = test_features is None and not _parts(table)
     whole = _features(x, table, np.arange(len(x)), matched[0]) if split else None
     return FeaturePair(train, test, description, (_fingerprint(train), _fingerprint(test)), features.name, whole)
@@ -259,21 +262,29 @@ def _matched(
         return Labels("value", numbers, train.values), Labels("value", numbers, test.values)
     several = any(map(has_separator, (*train.label, *test.label)))
     fitted, scored = (_labels(table.label, several=several) for table in (train, test))
-    unknown = set(scored.classes) - set(fitted.classes)
-    if unknown and own_classes and not several:
+    if own_classes and not several and set(scored.classes) - set(fitted.classes):
         both = single_labels([*train.label, *test.label])
         rows = np.arange(len(both.values))
         return both.select(rows[: len(train.label)]), both.select(rows[len(train.label) :])
-    if unknown:
-        raise DataError(
-            f"the test part has labels that the train part lacks: {', '.join(sorted(unknown)[:5])}",
-            did_you_mean(min(unknown), fitted.classes),
-        )
+    _refuse_unknown(set(scored.classes), set(fitted.classes))
     number = {name: i for i, name in enumerate(fitted.classes)}
     columns = np.array([number[name] for name in scored.classes], dtype=np.int64)
     if several:
         return fitted, Labels("multi", fitted.classes, among_classes(scored.values, columns, len(number)))
     return fitted, Labels("single", fitted.classes, columns[scored.values])
+
+
+def _refuse_unknown(test: set[str], train: set[str]) -> None:
+    """Refuse classes of test that train lacks.
+
+    Raises:
+        DataError: there are any.
+    """
+    if unknown := test - train:
+        raise DataError(
+            f"the test part has labels that the train part lacks: {', '.join(sorted(unknown)[:5])}",
+            did_you_mean(min(unknown), train),
+        )
 
 
 def _parts(table: _Table) -> dict[str, npt.NDArray[np.int64]]:

@@ -60,6 +60,12 @@ def test_labels_that_train_lacks_are_refused(tmp_path):
         pair(tmp_path, [["cat;dog"]], [["bird"]])
 
 
+def test_a_class_that_only_the_rows_of_test_have_is_refused(tmp_path):
+    rows = [["cat", "train"], ["dog", "train"], ["cat", "test"], ["bird", "test"]]
+    with pytest.raises(DataError, match="lacks: bird"):
+        pair(tmp_path, rows, column="split")
+
+
 def test_val_is_scored_where_there_is_no_test(tmp_path):
     rows = [["cat", "train"], ["dog", "Train"], ["cat", "validation"], ["dog", "val"]]
     read = pair(tmp_path, rows, column="split")
