@@ -229,4 +229,5 @@ def overlap_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int, 
     """
     own = np.array(sorted(mapping))
     best = np.argsort(-logits[:, own], axis=1, kind="stable")[:, :k]
-    return np.vectorize(mapping.__getitem__)(own[best])
+    found: IntArray = np.vectorize(mapping.__getitem__)(own[best])
+    return found

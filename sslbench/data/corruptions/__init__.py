@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import ByteArray
 from sslbench.data.corruptions import blur, colour, noise, weather
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
@@ -80,4 +81,5 @@ def corrupt(image: npt.NDArray[np.uint8], name: str, severity: int, rng: np.rand
     if channels.shape[2] not in (1, 3):
         raise UsageError(f"corruptions are defined for 1 or 3 channels, not {channels.shape[2]}")
     rgb = np.repeat(channels, 3 // channels.shape[2], axis=2) / 255.0
-    return (np.clip(known[name](rgb, severity, rng), 0, 1) * 255).astype(np.uint8)
+    corrupted: ByteArray = (np.clip(known[name](rgb, severity, rng), 0, 1) * 255).astype(np.uint8)
+    return corrupted

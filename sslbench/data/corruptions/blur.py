@@ -19,7 +19,8 @@ _GAUSSIAN = (1, 2, 3, 4, 6)  # standard deviation in pixels
 
 def gaussian(x: Image, sigma: float) -> Image:
     """Return x blurred in space, edge values repeated beyond the edge; the kernel ends at four standard deviations."""
-    return ndimage.gaussian_filter(x, (sigma, sigma, 0)[: x.ndim], mode="nearest")
+    blurred: Image = ndimage.gaussian_filter(x, (sigma, sigma, 0)[: x.ndim], mode="nearest")
+    return blurred
 
 
 def gaussian_blur(x: Image, severity: int, rng: np.random.Generator) -> Image:
@@ -105,4 +106,5 @@ def enlarged_centre(x: Image, factor: float) -> Image:
     height, width = (math.ceil(n / factor) for n in x.shape[:2])
     top, left = (x.shape[0] - height) // 2, (x.shape[1] - width) // 2
     centre = x[top : top + height, left : left + width]
-    return ndimage.zoom(centre, (factor, factor, 1)[: x.ndim], order=1)
+    zoomed: Image = ndimage.zoom(centre, (factor, factor, 1)[: x.ndim], order=1)
+    return zoomed

@@ -33,14 +33,15 @@ def saturate(x: Image, severity: int, rng: np.random.Generator) -> Image:
 def _in_hsv(x: Image, *, channel: int, times: float, plus: float) -> Image:
     hsv = cv2.cvtColor(x.astype(np.float32), cv2.COLOR_RGB2HSV)
     hsv[:, :, channel] = np.clip(hsv[:, :, channel] * times + plus, 0, 1)
-    changed: Image = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
+    changed: Image = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB).astype(x.dtype, copy=False)
     return changed
 
 
 def contrast(x: Image, severity: int, rng: np.random.Generator) -> Image:
     """Draw every value towards the mean of its channel."""
     mean = x.mean(axis=(0, 1), keepdims=True)
-    return (x - mean) * _CONTRAST[severity - 1] + mean
+    changed: Image = (x - mean) * _CONTRAST[severity - 1] + mean
+    return changed
 
 
 def pixelate(x: Image, severity: int, rng: np.random.Generator) -> Image:

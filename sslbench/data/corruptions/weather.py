@@ -37,7 +37,8 @@ def fog(x: Image, severity: int, rng: np.random.Generator) -> Image:
     density, fall = _FOG[severity - 1]
     side = 1 << (max(x.shape[:2]) - 1).bit_length()
     plasma = plasma_fractal(side, fall, rng)[: x.shape[0], : x.shape[1], None]
-    return (x + density * plasma) * x.max() / (x.max() + density)
+    fogged: Image = (x + density * plasma) * x.max() / (x.max() + density)
+    return fogged
 
 
 def plasma_fractal(side: int, fall: float, rng: np.random.Generator) -> npt.NDArray[np.float32]:
@@ -71,7 +72,8 @@ def plasma_fractal(side: int, fall: float, rng: np.random.Generator) -> npt.NDAr
             heights[place] = displaced(centres + np.roll(centres, 1, axis=axis) + across)
         step, size = half, size / fall
     heights -= heights.min()
-    return heights / heights.max()
+    scaled: npt.NDArray[np.float32] = heights / heights.max()
+    return scaled
 
 
 def frost(x: Image, severity: int, rng: np.random.Generator) -> Image:
@@ -112,7 +114,8 @@ def snow(x: Image, severity: int, rng: np.random.Generator) -> Image:
     flakes = np.round(flakes * 255)[: x.shape[0], : x.shape[1], None] / 255.0
     grey = cv2.cvtColor(x.astype(np.float32), cv2.COLOR_RGB2GRAY)[:, :, None]
     whitened = clear * x + (1 - clear) * np.maximum(x, grey * 1.5 + 0.5)
-    return whitened + flakes + np.rot90(flakes, k=2)
+    snowy: Image = whitened + flakes + np.rot90(flakes, k=2)
+    return snowy
 
 
 def spatter(x: Image, severity: int, rng: np.random.Generator) -> Image:
@@ -126,7 +129,8 @@ def spatter(x: Image, severity: int, rng: np.random.Generator) -> Image:
         return x * (1 - mask) + np.array(_BROWN) * mask
     drops = (liquid * 255).astype(np.uint8)
     light = _lit_edges(drops) * drops
-    return x + light[:, :, None] / max(float(light.max()), 1e-12) * last * np.array(_TURQUOISE)
+    wet: Image = x + light[:, :, None] / max(float(light.max()), 1e-12) * last * np.array(_TURQUOISE)
+    return wet
 
 
 def _lit_edges(drops: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
