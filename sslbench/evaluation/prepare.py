@@ -168,9 +168,22 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         if request.test_classes == "subset":
             subset.check(task.protocol)
         if isinstance(kind, OnImages):
+            _check_plain(task, backbone, layers)
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
         _check_expected(task.benchmark, data)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
+
+
+def _check_plain(task: Task, backbone: Backbone, layers: Sequence[Layer]) -> None:
+    """Refuse, for a protocol that trains on images, features that only an extraction makes.
+
+    Raises:
+        UsageError: several scales, or joined layers.
+    """
+    if backbone.preprocessing.scales != (1.0,):
+        raise UsageError(f"{task.protocol} trains on views of one scale, so --scales has no effect on it")
+    if joined := [layer.text for layer in layers if layer.parts]:
+        raise UsageError(f"{task.protocol} trains one head per layer, and {joined[0]} joins several", "Name one layer.")
 
 
 def check_label_kind(task: Task, kind: LabelKind) -> None:
@@ -275,6 +288,7 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
         )
     if wrong := [size for size in used.sizes if not 0 < size <= LARGEST_SIDE]:
         raise UsageError(f"preprocessing: sizes should be from 1 to {LARGEST_SIDE:,} pixels, not {str(wrong[0])[:20]}")
+    used.check_scales()
     if "resize" in changed and "crop" not in changed:
         used.refuse_unfilled_crop()
     return dataclasses.replace(backbone, preprocessing=used), origins

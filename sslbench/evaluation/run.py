@@ -321,7 +321,7 @@ def _rows(features: Features, part: Source) -> Features:
     labelled = part.select(np.flatnonzero(present))
     rows = position[present]
     x = features.x if len(rows) == len(stored) else features.x[rows]
-    return Features(x, labelled.labels, labelled.ids, groups=source_groups(labelled))
+    return Features(x, labelled.labels, labelled.ids, groups=source_groups(labelled), regions=features.regions)
 
 
 def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:

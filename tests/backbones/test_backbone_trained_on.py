@@ -160,7 +160,7 @@ def test_a_file_that_could_not_tell_is_not_written(detectron2, tmp_path):
         convert.convert(path, out, to="torchvision")
     with pytest.raises(WeightsError, match="would be taken for another network"):
         convert.convert(path, out, to="torchvision", format="detectron2:msra")
-    with pytest.raises(UsageError, match="nothing in a file of format detectron2 would tell"):
+    with pytest.raises(UsageError, match="a file of format detectron2 cannot record this variant"):
         convert.convert(path, out, to="detectron2:msra", format="detectron2:msra")
     assert not out.exists()
     file = files.read(path)

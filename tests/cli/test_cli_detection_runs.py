@@ -137,7 +137,7 @@ def test_images_and_strides_that_weights_were_not_made_for_are_refused(world, ss
     code, err = run("own.torch", "channel_order=BGR")
     assert code == 2 and "channel_order=BGR, but weights of format sslbench take RGB" in err
     code, err = run("own.torch", "stride_in_1x1=true")
-    assert code == 2 and "own.torch is of format sslbench, with its strides in the 3x3" in err
+    assert code == 2 and "own.torch is of format sslbench, with strides in the 3x3" in err
     code, err = run("msra.pth")
     assert code == 2 and "channel_order=RGB, but the pixel_mean in msra.pth is in the order BGR" in err
     assert run("msra.pth", "channel_order=BGR", "stride_in_1x1=true")[0] == 0

@@ -49,7 +49,7 @@ def test_features_of_0_bytes_cannot_be_compared(sslbench, tmp_path):
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (EOFError("no data left"), 1, "error: a file ends before it should: no data left"),
+        (EOFError("no data left"), 1, "error: a file ends too early: no data left"),
         (KeyboardInterrupt(), 130, "error: interrupted"),
     ],
 )
@@ -67,7 +67,7 @@ def test_ctrl_c_says_that_what_was_extracted_is_kept(sslbench, world, monkeypatc
     code, _, said = sslbench(*EXTRACT, "--store", "store", "--batch-size", "4")
     assert code == 130
     assert said.strip().endswith(
-        "error: interrupted: the features extracted so far are kept, and the same command continues"
+        "error: interrupted: the features extracted so far are kept; the same command continues"
     )
     (progress,) = (world / "store").glob("*/*.progress")
     assert (np.fromfile(progress, dtype=partial.RECORD)["state"] == partial.DONE).sum() == 4

@@ -39,7 +39,7 @@ def test_clean_data_gives_nothing_to_say():
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ("aaa", "a", "one class, 'a'"),
+        ("aaa", "a", "one class only, 'a'"),
         ("aabb", "abd", "the class 'd' of test/ is not in train/"),
         ("", "ab", "train/ has no images"),
         ("aabb", "", "test/ has no images"),

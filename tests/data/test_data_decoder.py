@@ -172,7 +172,7 @@ class TestPictureHandler:
             decoder("a", b"")
 
     def test_a_handler_that_returns_no_picture_at_all_is_the_users_mistake(self):
-        with pytest.raises(UsageError, match=r"gave a dict for a\.png"):
+        with pytest.raises(UsageError, match=r"returned a dict for a\.png"):
             PictureDecoder(Decoder(lambda path, file: {"image": 1}))("a.png", b"")
 
     def test_arrays_of_a_source_are_decoded_already(self):

@@ -133,7 +133,7 @@ def test_names_are_looked_for_in_the_cache_and_fetched_only_on_request(tmp_path,
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert len(open_data("hf:me/insects")["train"]) == 12
     assert len(open_data("hf:me/insects/data@v2")["train"]) == 12
-    with pytest.raises(DataError, match=r"downloads only when asked to: hf:me/other\?download=1"):
+    with pytest.raises(DataError, match=r"To download it: hf:me/other\?download=1"):
         open_data("hf:me/other")
     assert len(open_data("hf:me/other?download=1")["train"]) == 12
     last = [("me/other", None, True), ("me/other", None, False)]

@@ -183,7 +183,7 @@ def test_colours_are_classes_where_the_list_says_so(pairs, tmp_path):
 
 def test_a_value_that_is_no_class_is_refused(pairs):
     source = open_label_maps(pairs(a=grid(0, 9, 7)))["all"]
-    with pytest.raises(DataError, match=r"a.png has values that are no class: 7, 9\n.*ignore=255"):
+    with pytest.raises(DataError, match=r"a.png has values without a class: 7, 9\n.*ignore=255"):
         source.read_map(0)
 
 
@@ -281,7 +281,7 @@ def test_indices_of_a_palette_and_16_bits_are_the_values():
         (encoded(Image.effect_noise((99, 99), 40), "PNG")[:-900], "truncated"),
         (b"", "empty file"),
         (b"no picture", "not an image, or damaged"),
-        (encoded(Image.new("F", (9, 9)), "TIFF"), "pixels of the kind F"),
+        (encoded(Image.new("F", (9, 9)), "TIFF"), "pixels of mode F"),
         (encoded(Image.new("RGBA", (9, 9)), "PNG"), "transparent pixels"),
     ],
 )
@@ -495,7 +495,7 @@ def test_panoptic_that_contradicts_itself(panoptic):
     with pytest.raises(DataError, match=r"segments that segments_info lacks: 1 \(6 pixels\)"):
         source.read_map(0)
     source = open_label_maps(panoptic(put("annotations", "segments_info", [{**s, "category_id": 8} for s in SEGMENTS])))
-    with pytest.raises(DataError, match="values that are no class: 8"):
+    with pytest.raises(DataError, match="values without a class: 8"):
         source["all"].read_map(0)
 
 

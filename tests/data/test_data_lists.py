@@ -56,7 +56,7 @@ def test_splits_in_records(listed):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.txt", "a.png cat\nb.png\n", "labels on some lines only, not in line 2"),
+        ("t.txt", "a.png cat\nb.png\n", "some lines have no label: line 2"),
         ("t.txt", "", "has no rows"),
         ("t.json", '[{"path": "a.png",', "t.json is not JSON"),
         ("t.json", [{"path": "a.png"}, 3], "is not a list of records"),

@@ -135,7 +135,9 @@ def test_odd_boxes_are_mended_and_named(coco):
 
 def test_a_mask_without_area_is_reported(coco):
     source = open_objects(coco([[box(1, 1, 5, 5, segmentation=[[1, 2, 3, 4]])], []]))["all"]
-    assert "1 mask without area (less than three corners), which nothing can match: annotation 1" in source.notes[0]
+    assert (
+        "1 mask without area (fewer than three corners), which no prediction can match: annotation 1" in source.notes[0]
+    )
     assert masks.areas(source.truth(masks=True).masks).tolist() == [0]
 
 
@@ -349,7 +351,7 @@ def test_several_years_are_joined(voc, tmp_path):
 
 def test_other_data_cannot_be_joined(voc, class_folders, tmp_path):
     root, folder = voc("VOC2007", trainval={"a": [CAT]}), class_folders(tmp_path / "photos", cat=1)
-    with pytest.raises(UsageError, match="photos is no Pascal VOC tree"):
+    with pytest.raises(UsageError, match="photos is not a Pascal VOC tree"):
         open_objects(f"{root}+{folder}")
 
 

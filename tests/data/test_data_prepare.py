@@ -257,7 +257,7 @@ class TestCommand:
 
     @pytest.mark.parametrize(("words", "message"), [
         (["imagenet"], "or 'imagenet1k'?"),
-        (["imagenet1k"], "not given: ILSVRC2012_img_train.tar"),
+        (["imagenet1k"], "missing: ILSVRC2012_img_train.tar"),
         (["imagenet1k", "--archive", "nowhere.tar"], "there is no nowhere.tar"),
         (["--no-verify"], "NAME is missing"),
     ])  # fmt: skip

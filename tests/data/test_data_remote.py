@@ -153,7 +153,7 @@ def test_the_cache_keeps_to_its_limit_and_to_what_is_in_use(memory, monkeypatch)
         memory.pipe("/b/3.zip", bytes(1000))
         remote.local_copies([f"memory://b/{i}.zip" for i in range(4)])
     monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "much")
-    with pytest.raises(UsageError, match="no size"):
+    with pytest.raises(UsageError, match="not a size"):
         remote.local_copies(["memory://b/0.zip"])
 
 

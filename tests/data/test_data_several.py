@@ -152,7 +152,7 @@ def test_a_class_that_a_source_does_not_list_is_ignored_for_its_samples_and_not_
 def test_a_source_without_labels_leaves_none_and_it_is_said():
     whole = join({"a": arrays("a", single_labels(["x", "y"])), "b": arrays("b", no_labels(3), 1)}, "x")
     assert whole.labels.kind == "none" and len(whole.labels) == 5
-    assert "b without labels, so those of a are not used" in whole.notes
+    assert "b without labels, so the labels of a are not used" in whole.notes
     with pytest.raises(DataError, match="joined sources have labels only if each has"):
         match_classes(whole, whole)
 
@@ -230,7 +230,7 @@ def test_an_image_is_decoded_as_its_own_source_does_it():
 
 
 ERRORS = [
-    ("sources: {a: photos, a: table/t.csv}", "the key 'a' is written twice"),
+    ("sources: {a: photos, a: table/t.csv}", "the key 'a' occurs twice"),
     ("sources: {a/b: photos}", "'a/b' cannot be the name of a source"),
     ("sources: {a: {data: photos, wieght: 2}}", r"unknown key 'wieght'\n.*'weight'"),
     ("sources: {a: {data: photos, weight: 0}}", "the weight 0 should be a number above 0"),
@@ -385,7 +385,7 @@ def test_which_sampler_is_meant(caplog):
         (batch,) = TrainingData(source, VIEWS, batch_size=42, sampler=sampler).batches(0, 1)
         shares[name] = batch.origins.count("a")
     assert shares == {"auto, weights": 28, "auto": 12, "weighted": 21, "shuffled": 12}
-    assert "its weights are not used by sampler=shuffled" in caplog.text
+    assert "sampler=shuffled ignores its weights" in caplog.text
     with pytest.raises(UsageError, match="sampler=weighted mixes several sources, and a is one"):
         TrainingData(arrays("a", no_labels(8)), VIEWS, batch_size=8, sampler="weighted")
     few = two(2, 30, weights={"a": 1.0})

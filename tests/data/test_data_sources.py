@@ -274,7 +274,7 @@ def test_a_table_of_paths_alone_is_unlabelled(table):
         ("path,label\n,cat\n", "'path' is empty in line 2"),
         ("path,label\nimg/a.png,cat\nimg/./a.png,dog\n", "1 image more than once: img/a.png"),
         ("path,label\nimg/a.png,cat\nimg/x.png,dog\nz.png,dog\n", "2 of 3 image files missing: img/x.png, z.png"),
-        ("path,label\nimg/a.png,cat,extra\n", "line 2: 3 cells where the header has 2"),
+        ("path,label\nimg/a.png,cat,extra\n", "line 2: 3 cells, but the header has 2"),
         ("path,label,label\nimg/a.png,cat,dog\n", "'label' twice"),
         ('path,label\nimg/a.png,"cat\n', "not a table"),
         ("path,label,split\nimg/a.png,cat,\n", "'split' is empty in line 2"),

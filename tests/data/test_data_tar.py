@@ -110,7 +110,7 @@ def test_shards_with_the_same_names_inside(tmp_path, tar):
     ("spec", "error", "message"),
     [
         ("s-{0000..0003}.tar", DataError, "1 of 4 shards missing: .*s-0003.tar"),
-        ("s-{0003..0000}.tar", UsageError, "no range from small to large"),
+        ("s-{0003..0000}.tar", UsageError, "is not an ascending range"),
         ("s-{0..}.tar", UsageError, r"Write \{0000..0099\}"),
         ("s-{0..99999}{0..99999}.tar", UsageError, "the limit is 100,000"),
         ("t-*.tar", UsageError, "no file matches"),
@@ -188,7 +188,7 @@ def test_a_truncated_shard_is_named_with_the_place(tmp_path):
     member = tarfile.open(path).getmembers()[2]  # noqa: SIM115
     for end in (member.offset, member.offset + 100, member.offset_data + 50, 0):
         path.write_bytes(whole[:end])
-        with pytest.raises(DataError, match=r"s-0001.tar is (not a tar file, )?damaged or truncated"):
+        with pytest.raises(DataError, match=r"s-0001.tar is (not a tar file, or is )?damaged or truncated"):
             open_data(spec)
     path.write_bytes(whole + whole)
     with pytest.raises(DataError, match="continues after its end mark"):

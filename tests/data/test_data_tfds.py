@@ -76,7 +76,7 @@ def test_a_part_of_a_split(prepared, part, expected):
         ("train[a:5]", "neither a number nor a percentage"),
         ("train[5]", r"Write \[train\[100:200\]\]"),
         ("train[:120%]", "more than 100 %"),
-        ("tr!", r"is no part of a split\nWrite \[train\]"),
+        ("tr!", r"is not a part of a split\nWrite \[train\]"),
     ],
 )
 def test_a_part_that_does_not_exist(prepared, part, message):
@@ -197,7 +197,7 @@ def test_damaged_lengths_and_records_are_named(tmp_path):
     with pytest.raises(DataError, match="is truncated in the record at byte"):
         open_data(spec)
     path.write_bytes(framed(b"no example") * 12)
-    with pytest.raises(DataError, match=r"record 0 is no example as features.json describes"):
+    with pytest.raises(DataError, match=r"record 0 does not match features.json"):
         open_data(spec)
     path.write_bytes(framed(example({"label": [1]})) * 12)
     with pytest.raises(DataError, match="it has 0 values of 'image'"):

@@ -248,7 +248,7 @@ def test_an_unreadable_image_is_replaced_by_one_that_is_not_in_the_batch(world, 
     mine = {i for i in bad if i % world == world - 1}
     logged = [record.getMessage() for record in caplog.records]
     assert sorted(logged) == sorted(
-        2 * [f"cannot be read, another image stands in: photos/{i}.png: not an image (text)" for i in mine]
+        2 * [f"cannot be read and is replaced by another image: photos/{i}.png: not an image (text)" for i in mine]
     )
 
 
@@ -272,7 +272,9 @@ def test_when_nothing_can_be_read_the_first_files_are_named(workers):
 
 def test_when_too_few_can_be_read_for_a_batch_it_says_so():
     data = TrainingData(source(Broken(6, {4})), STILL, batch_size=6)
-    with pytest.raises(DataError, match=r"1 image tried for one batch cannot be read, and no other is left.*4\.png"):
+    with pytest.raises(
+        DataError, match=r"1 image tried for one batch cannot be read, and no replacement is left.*4\.png"
+    ):
         stream(data, 0, 1)
 
 

@@ -98,7 +98,7 @@ def test_the_usual_way_of_reading_leaves_records_as_they_were(manifest):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_decoder_that_gives_no_picture_is_named(workers, manifest):
     found = prepared(manifest, decoder=("decoders_of_detection_tests.no_picture",))
-    with pytest.raises(UsageError, match="no_picture gave a str") as caught:
+    with pytest.raises(UsageError, match="no_picture returned a str") as caught:
         check_readable((found.data.train,), workers=workers)
     assert "Traceback" not in str(caught.value)
 

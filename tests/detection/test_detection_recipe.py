@@ -95,7 +95,7 @@ def test_a_wrong_key_in_a_recipe_names_the_nearest(tmp_path):
     file.write_text("extends: detection/_c4_voc\ntitle: mine\nsettings: {extra_nrom: true}\n")
     with pytest.raises(UsageError, match="unknown key 'extra_nrom'\nDid you mean 'extra_norm'"):
         load_recipe(str(file))
-    with pytest.raises(UsageError, match="one of knn, not of detection"):
+    with pytest.raises(UsageError, match="belongs to knn, not to detection"):
         load_recipe("knn/digits")
 
 

@@ -195,7 +195,7 @@ def test_decay_and_rates_of_the_groups():
     decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     for name, p in model.named_parameters():
         assert decays[id(p)] == (0.5 if ".bn" in name or "downsample.1" in name else 0.1), name
-    with pytest.raises(UsageError, match=r"layer_decay=0.5 is for vision transformers"):
+    with pytest.raises(UsageError, match=r"layer_decay=0.5 needs a vision transformer"):
         make_optimizer(model, recipe(layer_decay=0.5))
     vit = build("timm:vit_tiny_patch16_224,depth=2,img_size=32")
     used = recipe(architecture="vit_fpn", layer_decay=0.5, optimizer="adamw", pyramid_norm="layer", head_norm="layer")

@@ -61,7 +61,7 @@ def test_the_command_says_how_it_is_installed_before_it_opens_data(absent, capsy
     ("text", "message"),
     [
         ('__version__ = "0.5"\n', r"Detectron2 0.5 in .* is too old: 0.6 or newer is needed\nInstall it with: pip"),
-        ('__version__ = "0.6"\n', r"is missing: iopath, yacs\nInstall it with: pip install iopath yacs"),
+        ('__version__ = "0.6"\n', r"lacks required packages: iopath, yacs\nInstall it with: pip install iopath yacs"),
         ("", "of unknown version .* is too old"),
     ],
 )
@@ -74,7 +74,7 @@ def test_an_old_or_incomplete_one_is_refused(monkeypatch, tmp_path, text, messag
 def test_its_keys_and_its_name_belong_to_detection(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, err = sslbench(capsys, "eval", "detection", "--weights", "w.pth", "d2.SOLVER.BASE_LR=0.1")
-    assert code == 2 and "d2.SOLVER.BASE_LR is for Detectron2" in err and "Add --backend detectron2" in err
+    assert code == 2 and "d2.SOLVER.BASE_LR is a setting of Detectron2" in err and "Add --backend detectron2" in err
     code, _, err = sslbench(capsys, "eval", "knn", "--weights", "w.pth", "--backend", "detectron2")
     assert code == 2 and "Only detection has --backend" in err
 

@@ -155,7 +155,9 @@ class TestModulesInMemory:
 
         results = [evaluate(Random(), photos)[0] for _ in range(2)]
         assert results[0].id != results[1].id and results[1].timings["images decoded"] == 60
-        assert "other features for the same image each time; none of its features and results are kept" in caplog.text
+        assert (
+            "its features of one image change with every call; its features and results are not stored" in caplog.text
+        )
         assert not list((paths.cache_dir() / "features").iterdir())
 
     def test_several_processes_cannot_share_such_features(self, photos, monkeypatch):

@@ -67,7 +67,7 @@ def test_one_record_per_layer_comes_out_of_one_training(photos):
         assert result.costs.parameters == 0, "the network of this test has none"
         assert result.costs.stages["linear-online"].seconds > 0
         assert result.probabilities == "softmax" and result.metrics["ece"].value < 50
-        assert result.missing_floors["untrained"] == "Colours has no parameters that could be trained"
+        assert result.missing_floors["untrained"] == "Colours has no trainable parameters"
         assert "linear-online" in result.missing_floors["pixels"]
         assert result.file.is_file() and json.loads(result.file.read_text())["protocol"]["name"] == "linear-online"
     assert len({result.id for result in results}) == 2

@@ -143,7 +143,7 @@ def test_the_metric_that_a_benchmark_puts_first_leads(cache, photos):
     assert (first.headline, second.headline) == ("top1", "balanced_accuracy")
     assert second.train is None, "the score on train is known for the usual metric only"
     _, found = run([cell("pixels:8", photos, benchmark=dataclasses.replace(base, metric="balanced"))], cache)
-    assert "there is no metric 'balanced'" in found[0].reason and "balanced_accuracy" in found[0].remedy
+    assert "no result has the metric 'balanced'" in found[0].reason and "balanced_accuracy" in found[0].remedy
 
 
 def test_a_suite_of_nothing_is_done(tmp_path):

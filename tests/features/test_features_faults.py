@@ -177,7 +177,7 @@ class Unhashed(Files):
 
 
 def test_an_image_that_could_not_be_hashed_is_not_stored_when_it_can_be_read(backbone, pictures, tmp_path):
-    with pytest.raises(DataError, match=r"04\.png: could not be read when it was hashed"):
+    with pytest.raises(DataError, match=r"04\.png: was unreadable when it was hashed"):
         run(backbone, source_of(pictures, Unhashed), tmp_path / "store", SKIP)
     assert not complete(tmp_path / "store")
 
@@ -188,7 +188,7 @@ def test_a_layer_that_left_out_other_images_is_not_put_beside_the_first(backbone
     entry = run(backbone, source, tmp_path / "store", SKIP).entry
     listed = (entry.folder / "index.csv").read_bytes()
     (entry.folder / "skipped.csv").write_text("id,path,reason\n05.png,05.png,odd\n")
-    with pytest.raises(StoreError, match="left out 1 images"):
+    with pytest.raises(StoreError, match="skip 1 images"):
         run(backbone, source, tmp_path / "store", SKIP, layers=("res4",))
     assert (entry.folder / "index.csv").read_bytes() == listed
 

@@ -8,10 +8,11 @@ import torch
 from golden_cases import Case
 
 from sslbench.backbones.pools import Pool, Tokens, apply_pool
+from sslbench.backbones.regions import region_grid, region_maxima
+from sslbench.data.decode.transforms import resized
 from sslbench.metrics import retrieval
 from sslbench.metrics.retrieval import GroundTruth
 from sslbench.protocols.retrieval.descriptors import aggregate_regions, subtract_background, unit_length
-from sslbench.protocols.retrieval.regions import region_grid, region_maxima
 from sslbench.solvers.whitening import Whitening, fit_whitening
 
 
@@ -232,6 +233,12 @@ def score_normalisation(case: Case) -> None:
         assert np.nan_to_num(ours) == pytest.approx(np.nan_to_num(float(value)), rel=1e-4), key
 
 
+def target_size(case: Case) -> None:
+    for row in case.expected_json():
+        side = "longer" if row["largest"] else "shorter"
+        assert list(resized(row["h"], row["w"], row["size"], side)) == row["out_hw"]
+
+
 def revisited_by_vissl(case: Case) -> None:
     """The figures of VISSL's own class, which come from the arrays of the case it is named after."""
     plain = Case(case.topic, case.name.removesuffix("/vissl_score"))
@@ -242,6 +249,7 @@ def revisited_by_vissl(case: Case) -> None:
 
 
 PATTERNS = {
+    "06_retrieval/multigrain_target_size": target_size,
     "06_retrieval/revisited_*/vissl_score": revisited_by_vissl,
     "06_retrieval/rmac_regions_*": regions,
     "06_retrieval/rmac_desc_*": rmac,

@@ -75,7 +75,6 @@ NOT_BUILT_YET = (
     *("01_losses/dinov2_*", "01_losses/ibot_*", "01_losses/nce_*", "01_losses/vissl_deepclusterv2_*"),
     *(f"01_losses/lightly_{name}_*" for name in ("dcl", "dclw", "koleo", "msn", "nnclr", "tico")),
     *(f"01_losses/solo_{name}_*" for name in ("nnclr", "ressl", "supcon_like")),
-    "06_retrieval/multigrain_target_size",
     # Dense tasks, robustness suites, discovery and copy detection.
     *("13_segmentation_metrics/*", "14_depth_normals_metrics/*", "15_correspondence_pck/*", "16_video_segmentation/*"),
     *(f"17_robustness/{name}" for name in ("class_subsets", "alexnet_errors_imagenet_c", "vissl_output_mask")),

@@ -146,8 +146,8 @@ def test_published_rows_belong_to_benchmarks_and_have_sources():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("linear/x,w,b,top1,much,p,s,t", "line 2: the value 'much' is no number"),
-        ("linear/x,w,b,top1,nan,p,s,t", "line 2: the value 'nan' is no number"),
+        ("linear/x,w,b,top1,much,p,s,t", "line 2: the value 'much' is not a number"),
+        ("linear/x,w,b,top1,nan,p,s,t", "line 2: the value 'nan' is not a number"),
         ("linear/x,w,b,top1,5,p,,t", "line 2: source is empty"),
         ("linear/x,w,b,top1,5,p,s,t,u", "line 2: more values than columns"),
     ],

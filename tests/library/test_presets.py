@@ -41,7 +41,7 @@ def test_a_bare_name_is_the_preset_of_the_protocol_that_was_named():
     [
         ("dnio", ["knn"], r"knn: no preset 'dnio'\nDid you mean 'dino'"),
         ("knn/dinoo", ["knn"], r"no preset called 'knn/dinoo'\nDid you mean 'knn/dino'"),
-        ("dino", [], r"of which protocol\?\nWrite it as PROTOCOL/NAME: .*knn/dino"),
+        ("dino", [], r"exists for several protocols\nWrite it as PROTOCOL/NAME: .*knn/dino"),
         ("knn/dino", ["svm"], "is for knn, which is not among the protocols named: svm"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_users_presets_are_found_and_a_changed_shipped_one_is_marked(mine):
     [
         (("settings", "setings"), "unknown key 'setings'\nDid you mean 'settings'"),
         (("source: somebody 2026, table 3", ""), "the key 'source' is missing"),
-        (("title", "name"), "'name' is not written in the file"),
+        (("title", "name"), "remove the key 'name', which follows from the file's path"),
     ],
 )
 def test_a_wrong_file_is_named(mine, change, message):

@@ -159,7 +159,7 @@ def test_activation_checkpointing_changes_nothing():
 
 
 @pytest.mark.parametrize(("backbone", "sizes", "message"), [
-    ("resnet18w0.125", (32,), "mae needs a plain vision transformer, and resnet18w0.125 is not one"),
+    ("resnet18w0.125", (32,), "mae needs a plain vision transformer, which resnet18w0.125 is not"),
     ("timm:xcit_nano_12_p16_224,img_size=32", (32,), "plain vision transformer"),
     (VIT + ",global_pool=map,class_token=False", (32,), "plain vision transformer"),
 ])  # fmt: skip

@@ -40,7 +40,28 @@ def _offsets(length: int, side: int, count: int) -> list[int]:
     return [math.floor(half + i * step) - half for i in range(count)]
 
 
+def most_regions(levels: int) -> int:
+    """Return the largest number of regions that any map has: l (l + 6) at level l.
+
+    >>> most_regions(3)
+    50
+    """
+    return sum(level * (level + MOST_REGIONS - 1) for level in range(1, levels + 1))
+
+
 def region_maxima(maps: Tensor, levels: int = 3) -> Tensor:
     """Return the maximum of every channel in every region, (B, R, C), of feature maps (B, C, H, W)."""
     grid = region_grid(maps.shape[2], maps.shape[3], levels)
     return torch.stack([maps[:, :, y : y + side, x : x + side].amax((2, 3)) for x, y, side in grid], dim=1)
+
+
+def padded_regions(maps: Tensor, levels: int = 3) -> Tensor:
+    """Return the maxima of all regions one after the other, (B, most_regions * C): zeros for those that a map lacks."""
+    maxima = region_maxima(maps, levels)
+    return torch.nn.functional.pad(maxima, (0, 0, 0, most_regions(levels) - maxima.shape[1])).flatten(1)
+
+
+def aggregated(maps: Tensor, levels: int = 3) -> Tensor:
+    """Return R-MAC without whitening, (B, C): the regions' maxima of unit length, summed, of unit length again."""
+    normalise = torch.nn.functional.normalize
+    return normalise(normalise(region_maxima(maps, levels), dim=2).sum(dim=1), dim=1)
