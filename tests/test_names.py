@@ -80,5 +80,5 @@ def test_a_name_of_a_file_stays_one_when_it_is_copied_or_sent(monkeypatch):
         for load in (lambda one: names.find_module("protocol", one), names.find_object):
             with pytest.raises(UsageError, match=r"w\.torch: key names the Python code 'my_pkg\.my_thing'") as caught:
                 load(copy)
-            assert caught.value.remedy == "If you trust it, name it yourself: --flag my_pkg.my_thing"
+            assert caught.value.remedy == "If you trust it, give it on the command line: --flag my_pkg.my_thing"
     assert names.from_file("resnet50", "", "") == "resnet50" and type(names.from_file("fast", "", "")) is str

@@ -167,14 +167,21 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         kind.check(task.settings, fitted_labels(task, data))
         if request.test_classes == "subset":
             subset.check(task.protocol)
+        if isinstance(kind, OnFeatures):
+            kind.check_test(task.settings, data.test)
+        if data.test.queries is not None and not (isinstance(kind, OnFeatures) and kind.own_classes):
+            raise DataError(
+                f"{data.test.name} is a retrieval set: its images have queries, not classes for {task.protocol}",
+                "Run: sslbench eval retrieval",
+            )
         if isinstance(kind, OnImages):
-            _check_plain(task, backbone, layers)
+            _check_single(task, backbone, layers)
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
         _check_expected(task.benchmark, data)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
 
 
-def _check_plain(task: Task, backbone: Backbone, layers: Sequence[Layer]) -> None:
+def _check_single(task: Task, backbone: Backbone, layers: Sequence[Layer]) -> None:
     """Refuse, for a protocol that trains on images, features that only an extraction makes.
 
     Raises:

@@ -505,4 +505,5 @@ def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadab
     if left_out:
         readable = source.select([i for i, sample_id in enumerate(source.ids) if sample_id not in left_out])
     x = entry.read(layer.text)
-    return Features(x, readable.labels, readable.ids, groups=source_groups(readable), regions=layer.regions)
+    groups, queries = source_groups(readable), readable.queries
+    return Features(x, readable.labels, readable.ids, groups=groups, regions=layer.regions, queries=queries)

@@ -36,6 +36,19 @@ RETRIEVAL_MAP = dataclasses.replace(
 MAP_AT_R = dataclasses.replace(RECALL[0], name="mAP@R", title="Average precision among the first R, mean over queries")
 RANKING = (*RECALL, R_PRECISION, RETRIEVAL_MAP, MAP_AT_R)
 """Metrics of one query, in the order of `ranking_values` and `random_order_values`."""
+TRAPEZOID_MAP = dataclasses.replace(
+    RECALL[0], name="mAP_trapezoid", title="Average precision (by trapezoids), mean over queries"
+)
+MEAN_PRECISION = tuple(
+    dataclasses.replace(RECALL[0], name=f"mP@{k}", title=f"Precision among the first {k}, mean over queries")
+    for k in _RECALLED
+)
+LANDMARK = (TRAPEZOID_MAP, *MEAN_PRECISION)
+"""Metrics of one query of Oxford, Paris, INSTRE, Holidays and Copydays, in the order of `landmark_values`."""
+MICRO_AP = dataclasses.replace(RECALL[0], name="micro_AP", title="Average precision of all predicted pairs in one list")
+RECALL_AT_P90 = dataclasses.replace(RECALL[0], name="recall@p90", title="Recall at a precision of 90 %")
+COPIES = (MICRO_AP, RECALL_AT_P90)
+"""Metrics of copy detection, in the order of `micro_values`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +201,44 @@ def random_order_values(n_positives: int, n_candidates: int) -> FloatArray:
     return np.array([*recalls, r / m, mean_precision, at_r])
 
 
+def landmark_values(ranks: IntArray) -> FloatArray:
+    """Return the metrics `LANDMARK` of one query, (4,) fractions; NaN without positives.
+
+    Args:
+        ranks: (P,) 0-based ranks of all its positives, ascending.
+
+    >>> landmark_values(np.array([0, 2])).round(3).tolist()
+    [0.792, 1.0, 0.667, 0.667]
+    """
+    return np.array([average_precision(ranks, len(ranks)), *(precision_at(ranks, k) for k in _RECALLED)])
+
+
+def random_order_landmark_values(n_positives: int, n_candidates: int) -> FloatArray:
+    """Return the expected values of `LANDMARK` when the candidates are in random order, (4,) fractions.
+
+    Exact, see `random_order_values`. The precision just before a positive is 1 at the first place, and elsewhere
+    (R - 1) / (M - 1) on average; the last positive is at place l with probability C(l, R - 1) / C(M, R).
+
+    Args:
+        n_positives: R, at least 1.
+        n_candidates: M, all ranked items, R <= M.
+
+    >>> random_order_landmark_values(1, 2).tolist()
+    [0.625, 0.5, 0.75, 0.75]
+    """
+    r, m = n_positives, n_candidates
+    step = random_order_values(r, m)[RANKING.index(RETRIEVAL_MAP)]
+    before = (1 + (r - 1)) / m
+    found = [(before + step) / 2]
+    for k in _RECALLED:
+        early = {last: math.comb(last, r - 1) / math.comb(m, r) for last in range(r - 1, min(k, m) - 1)}
+        within = sum(early.values())
+        found.append(
+            sum(p * r / (last + 1) for last, p in early.items()) + (min(k, m) * r / m - within * r) / min(k, m)
+        )
+    return np.array(found)
+
+
 @dataclasses.dataclass(frozen=True)
 class MicroRanking:
     """Precision-recall curve over the predictions of all queries in one list.
@@ -230,6 +281,40 @@ def micro_ranking(scores: npt.NDArray[np.floating], correct: npt.NDArray[np.bool
         float(recalls[last]) if len(sure) else float("nan"),
         float(scores[order][last]) if len(sure) else float("nan"),
     )
+
+
+def micro_values(
+    weights: FloatArray,
+    scores: npt.NDArray[np.floating],
+    correct: npt.NDArray[np.bool_],
+    queries: npt.NDArray[np.integer],
+    pairs: FloatArray,
+) -> FloatArray:
+    """Return the metrics `COPIES`, (R, 2) fractions, for R weightings of the queries.
+
+    Args:
+        weights: (R, Q) weights of the queries.
+        scores: (M,) of the predicted pairs, higher is surer.
+        correct: (M,) the pair is true.
+        queries: (M,) row of the query of each pair, 0 to Q - 1.
+        pairs: (Q,) number of true pairs of each query.
+
+    >>> scores, correct = np.array([0.9, 0.8, 0.3]), np.array([True, False, True])
+    >>> micro_values(np.ones((1, 2)), scores, correct, np.array([0, 1, 1]), np.array([1.0, 1.0])).round(3).tolist()
+    [[0.833, 0.5]]
+    """
+    order = np.lexsort((correct, -scores))  # as in `micro_ranking`
+    hit, of_query = correct[order], queries[order]
+    found = np.full((len(weights), 2), np.nan)
+    for row, weight in enumerate(weights):
+        each, total = weight[of_query], float(weight @ pairs)
+        hits, listed = np.cumsum(each * hit), np.cumsum(each)
+        if total <= 0:
+            continue
+        precisions = np.divide(hits, listed, out=np.zeros_like(hits), where=listed > 0)
+        sure = precisions >= 0.9 - 1e-12
+        found[row] = (precisions * each * hit).sum() / total, hits[sure].max(initial=0.0) / total
+    return found
 
 
 def share_found(

@@ -71,3 +71,44 @@ def test_embeddings_of_other_instances(world, sslbench):
     assert records(world / "results")[0]["metrics"]["recall@1"]["value"] == 100.0
     code, _, err = sslbench("eval", "knn", "--features", "x.npy", "--labels", "y.csv", "--out", "results")
     assert code == 1 and "labels that the train part lacks: c" in err
+
+
+def copydays(root):
+    rng = np.random.default_rng(0)
+    for i in range(4):
+        pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        for folder, noise in (("original", 0), ("strong", 60), ("jpegqual/50", 5)):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            seen = np.clip(pixels + rng.normal(0, noise, pixels.shape), 0, 255).astype(np.uint8)
+            Image.fromarray(seen).save(root / folder / f"{200000 + 100 * i + (noise > 0)}.png")
+
+
+def test_a_set_with_its_own_ground_truth(world, sslbench):
+    copydays(world / "copies")
+    write_pictures(world / "others", ["x"], n=6)
+    code, _, err = sslbench("eval", "retrieval", *OWN, "--data", "copies", "predictions=3")
+    assert code == 0, err
+    (record,) = records(world / "results")
+    assert record["headline"] == "strong.mAP_trapezoid" and record["metrics"]["jpegqual_50.mP@1"]["value"] == 100.0
+    assert record["metrics"]["micro_AP"]["low"] < record["metrics"]["micro_AP"]["value"]
+    assert record["floors"]["chance"]["strong.mP@1"] == pytest.approx(25.0)
+    code, _, err = sslbench("eval", "retrieval", *OWN, "--data", "others", "--test-data", "copies", "whiten=true")
+    assert code == 0, err
+    assert len(records(world / "results")) == 2
+    code, _, err = sslbench("leaderboard", "results", "--metric", "jpegqual_50.mP@1", "--csv", "board.csv")
+    assert code == 0, err
+    assert (world / "board.csv").read_text().count(",100,floor") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("retrieval", "database=train"), "a database of their own"),
+        (("knn",), "is a retrieval set: its images have queries"),
+        (("retrieval", "normalise_scores=true"), "no effect without predictions"),
+    ],
+)
+def test_what_does_not_go_with_a_ground_truth_is_refused(world, sslbench, words, message):
+    copydays(world / "copies")
+    code, _, err = sslbench("eval", words[0], *OWN, "--data", "copies", *words[1:])
+    assert code in (1, 2) and message in err and not records(world / "results")

@@ -110,8 +110,14 @@ def values_of_rankings(_, quality, seed):
         positives = np.sort(generator.choice(N, 1 if query % 2 else 12, replace=False))
         scores = generator.random(N)
         scores[positives] += generator.random() < quality
-        found.append(retrieval.ranking_values(ranks_of_positives(scores, GroundTruth(positives))))
-    return dict(zip((metric.name for metric in retrieval.RANKING), np.mean(found, axis=0).tolist(), strict=True))
+        ranks = ranks_of_positives(scores, GroundTruth(positives))
+        found.append([*retrieval.ranking_values(ranks), *retrieval.landmark_values(ranks)])
+    metrics = (*retrieval.RANKING, *retrieval.LANDMARK)
+    values = dict(zip((metric.name for metric in metrics), np.mean(found, axis=0).tolist(), strict=True))
+    correct = np.arange(40) < 40 * quality
+    copies = (np.ones((1, 40)), 1.0 - np.arange(40) / 40, correct, np.arange(40), np.ones(40))
+    micro = retrieval.micro_values(*copies)[0].tolist()
+    return values | dict(zip((metric.name for metric in retrieval.COPIES), micro, strict=True))
 
 
 INPUTS = {

@@ -10,9 +10,20 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import average_precision_score
 
 from sslbench.data.labels import single_labels
+from sslbench.data.queries import Answers, Queries
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
-from sslbench.metrics.retrieval import RANKING, GroundTruth, random_order_values, ranking_values, ranks_of_positives
+from sslbench.metrics.retrieval import (
+    LANDMARK,
+    RANKING,
+    GroundTruth,
+    landmark_values,
+    micro_ranking,
+    random_order_landmark_values,
+    random_order_values,
+    ranking_values,
+    ranks_of_positives,
+)
 from sslbench.protocols import retrieval
 from sslbench.protocols.retrieval import Settings
 from sslbench.protocols.retrieval.search import positive_ranks
@@ -94,6 +105,8 @@ def test_images_without_a_positive_are_searched_but_no_queries():
 def test_chance_is_the_mean_over_all_orders(r, m):
     each = [ranking_values(np.array(places)) for places in itertools.combinations(range(m), r)]
     np.testing.assert_allclose(random_order_values(r, m), np.mean(each, axis=0), rtol=1e-12)
+    each = [landmark_values(np.array(places)) for places in itertools.combinations(range(m), r)]
+    np.testing.assert_allclose(random_order_landmark_values(r, m), np.mean(each, axis=0), rtol=1e-12)
 
 
 def test_features_without_meaning_are_at_chance():
@@ -170,7 +183,9 @@ def test_an_image_is_not_added_to_its_own_query():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"augmentation": 3}, "needs|would contain the query"),
+        ({"normalise_scores": True}, "no effect without predictions"),
+        ({"covariance": "uncentred"}, "no effect without whitening"),
+        ({"predictions": -1}, "should not be negative"),
         ({"components": 3}, "no effect without whitening"),
         ({"components": -3}, "should not be negative"),
         ({"max_memory": 0.0}, "greater than 0"),
@@ -179,6 +194,119 @@ def test_an_image_is_not_added_to_its_own_query():
 def test_settings_that_cannot_work_are_refused(changed, message):
     with pytest.raises(UsageError, match=message):
         retrieval.check(Settings(**changed), single_labels(["a", "b"]))
+
+
+def test_augmentation_needs_queries_apart(blobs):
+    test = ground_truth(blobs(5, 40)[1])
+    with pytest.raises(UsageError, match="would contain the query"):
+        retrieval.check_queries(Settings(augmentation=3), None)
+    with pytest.raises(UsageError, match="a database of their own"):
+        retrieval.check_queries(Settings(database="train"), test.queries)
+    retrieval.check_queries(Settings(augmentation=3), test.queries)
+    inside = dataclasses.replace(test.queries, apart=frozenset())
+    with pytest.raises(UsageError, match="would contain the query"):
+        retrieval.check_queries(Settings(augmentation=3), inside)
+
+
+def ground_truth(test, n_queries=8):
+    """The first rows query the others in two tasks, with positives and ignored images drawn."""
+    rng = np.random.default_rng(1)
+    queries, database = test.ids[:n_queries], np.array(test.ids[n_queries:])
+    tasks = {}
+    for name in ("hard", "easy"):
+        tasks[name] = {}
+        for query in queries[: -1 if name == "easy" else None]:
+            drawn = rng.permutation(database)[:9]
+            tasks[name][query] = Answers(tuple(drawn[:4]), tuple(drawn[4:]))
+    return dataclasses.replace(test, queries=Queries(tasks, frozenset(queries)))
+
+
+def slow_landmark(similarity, test, name, kept):
+    """Mean average precision and precisions of a task, by the formulas of the revisited protocol's code."""
+    rows = []
+    for i, (query, answers) in enumerate(test.queries.tasks[name].items()):
+        assert query == test.ids[i]
+        order = [test.ids[8:][j] for j in np.argsort(-similarity[i])]
+        order = [sample for sample in order if sample not in answers.ignored]
+        places = np.array([j for j, sample in enumerate(order) if sample in answers.positives])
+        ap = sum((j / r if r else 1.0) + (j + 1) / (r + 1) for j, r in enumerate(places.tolist())) / 2 / len(places)
+        shortened = [min(places.max() + 1, k) for k in (1, 5, 10)]
+        rows.append([ap, *((places < k).sum() / k for k in shortened)])
+    return dict(zip([f"{name}.{metric.name}" for metric in LANDMARK], np.mean(rows, axis=0)[:kept], strict=True))
+
+
+def test_ground_truth_equals_the_published_formulas(blobs):
+    train, test = blobs(40, 90)
+    test = ground_truth(test)
+    x = unit(test.x.astype(float))
+    found = retrieval.run(train, test, Settings(), seed=0)
+    similarity = x[:8] @ x[8:].T
+    assert_close(found, slow_landmark(similarity, test, "hard", 4) | slow_landmark(similarity, test, "easy", 4))
+    assert found.headline == "hard.mAP_trapezoid" and set(found.chance) == set(found.metrics)
+    assert list(found.per_class) == [test.labels.classes[c] for c in sorted(set(test.labels.values[:8].tolist()))]
+
+
+def test_answers_that_are_no_images_are_noted(blobs):
+    test = ground_truth(blobs(4, 90)[1])
+    kept = np.setdiff1d(np.arange(90), [7, 20, 21])
+    found = retrieval.run(test, test.select(kept), Settings(), seed=0)
+    lost = sum(i in (test.ids[20], test.ids[21]) for a in test.queries.tasks["hard"].values() for i in a.positives)
+    assert found.notes[0] == f"hard: 1 queries and {lost} positives are not among the images."
+
+
+def test_queries_of_the_database_find_others_only():
+    """Holidays: the query is an image of the database, and ignored."""
+    x = np.array([[1, 0], [0.9, 0.1], [0.5, 0.5], [0, 1]], np.float32)
+    test = features(x, [0, 0, 1, 1], 2)
+    answers = {
+        test.ids[0]: Answers((test.ids[1],), (test.ids[0],)),
+        test.ids[2]: Answers((test.ids[3],), (test.ids[2],)),
+    }
+    test = dataclasses.replace(test, queries=Queries({"": answers}))
+    found = retrieval.run(test, test, Settings(query_expansion=1), seed=0)
+    expected = (landmark_values(np.array([0])) + landmark_values(np.array([2]))) / 2
+    plain = retrieval.run(test, test, Settings(), seed=0)
+    assert list(values(plain).values()) == pytest.approx(expected.tolist())
+    assert found.metrics.keys() == plain.metrics.keys()
+
+
+def test_regions_are_whitened_one_by_one(blobs):
+    rng = np.random.default_rng(0)
+    train, test = blobs(60, 40)
+    regions = [rng.normal(size=(len(part), 3, 5)).astype(np.float32) for part in (train, test)]
+    regions[1][:20, 2] = 0  # images of fewer regions
+    train, test = (
+        dataclasses.replace(part, x=each.reshape(len(part), -1), regions=3)
+        for part, each in zip((train, test), regions, strict=True)
+    )
+    pca = PCA(4, whiten=True).fit(unit(regions[0].reshape(-1, 5).astype(float)))
+    rows = []
+    for image in regions[1].astype(float):
+        kept = image[image.any(axis=1)]
+        rows.append(unit(pca.transform(unit(kept))).sum(axis=0))
+    x, y = unit(np.array(rows)), test.labels.values
+    expected = slow(x @ x.T, y[:, None] == y, ~np.eye(40, dtype=bool))
+    found = retrieval.run(train, test, Settings(whiten=True, components=4), seed=0)
+    assert values(found) == pytest.approx(expected, abs=1e-4)
+
+
+def test_micro_average_precision_is_that_of_one_list(blobs):
+    train, test = blobs(30, 60)
+    test = ground_truth(test)
+    x = unit(test.x.astype(float))
+    similarity = x[:8] @ x[8:].T
+    found = retrieval.run(train, test, Settings(predictions=60), seed=0)
+    scores, correct = [], []
+    for i, answers in enumerate(test.queries.tasks["hard"].values()):
+        kept = [j for j, sample in enumerate(test.ids[8:]) if sample not in answers.ignored]
+        scores += similarity[i, kept].tolist()
+        correct += [test.ids[8:][j] in answers.positives for j in kept]
+    expected = micro_ranking(np.array(scores), np.array(correct), 32)
+    assert values(found)["micro_AP"] == pytest.approx(expected.average_precision, abs=1e-4)
+    assert found.metrics["micro_AP"][1] < values(found)["micro_AP"] < found.metrics["micro_AP"][2]
+    normalised = retrieval.run(train, test, Settings(predictions=60, normalise_scores=True), seed=0)
+    assert values(normalised)["micro_AP"] != values(found)["micro_AP"]
+    assert retrieval.part(Settings(predictions=5, normalise_scores=True)) is None
 
 
 def test_more_components_than_images_are_refused_and_fewer_images_than_features_are_enough(blobs):

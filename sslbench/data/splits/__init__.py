@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.groups import choose_groups, source_groups, torn_classes
-from sslbench.data.labels import among_classes, present_classes
+from sslbench.data.labels import among_classes, present_classes, single_labels
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
@@ -250,9 +250,13 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
 def unite_classes(train: Source, test: Source) -> tuple[Source, Source]:
     """Return both sources with the classes of both, those of train first; for protocols that learn no classes.
 
+    Train may be unlabelled (images that only whitening learns from): its images get a class of their own.
+
     Raises:
-        DataError: a part has no labels, or the parts do not have one class per sample each.
+        DataError: test has no labels, or the parts do not have one class per sample each.
     """
+    if not train.labels.labelled:
+        train = dataclasses.replace(train, labels=single_labels(["unlabelled"] * len(train)))
     if not (train.labels.kind == test.labels.kind == "single"):
         raise DataError("\n".join(label_problems(train, test)))
     names = tuple(dict.fromkeys((*train.labels.classes, *test.labels.classes)))

@@ -24,12 +24,13 @@ def aggregate_regions(regions: Matrix, whitening: Whitening | None = None) -> Ma
     """Return one R-MAC descriptor of unit length per image, (N, D), from the maxima of its regions, (N, R, C).
 
     Each region is brought to unit length, whitened and brought to unit length again, then the regions are summed
-    (Tolias et al., ICLR 2016, section 3.2).
+    (Tolias et al., ICLR 2016, section 3.2). Regions of zeros, such as padding, are left out.
     """
     x = unit_length(regions)
     if whitening is not None:
         n, r, _ = x.shape
-        x = unit_length(whitening.apply(x.reshape(n * r, -1)).reshape(n, r, -1))
+        known = x.any(axis=2, keepdims=True)
+        x = unit_length(whitening.apply(x.reshape(n * r, -1)).reshape(n, r, -1)) * known
     return unit_length(x.sum(axis=1))
 
 
@@ -50,7 +51,7 @@ def expand_queries(
     database with itself it is database augmentation.
 
     Args:
-        queries: (Q, D) of unit length.
+        queries: (Q, D) of unit length; with `scope.test_rows`, only these rows are expanded and returned.
         database: (N, D) of unit length.
         n_neighbours: number of first neighbours that are added.
         alpha: exponent of the similarity; negative similarities count as 0.
@@ -62,12 +63,14 @@ def expand_queries(
     array([[0.894, 0.447]])
     """
     scope = scope or Scope()
-    k = min(n_neighbours, len(database) - scope.refused)
+    chosen = queries if scope.test_rows is None else queries[scope.test_rows]
+    searched = len(database) if scope.left_out is None else int((~scope.left_out).sum())
+    k = min(n_neighbours, searched - scope.refused)
     if k < 1:
-        return unit_length(queries)
+        return unit_length(chosen)
     similarity, places = nearest(database, queries, k, metric="dot", max_memory=max_memory, scope=scope, engine=engine)
     weights = np.where(similarity > 0, np.abs(similarity) ** alpha, 0)
-    expanded = queries.astype(np.float64)
+    expanded = chosen.astype(np.float64)
     for i in range(k):  # one neighbour at a time: no array of all neighbours' descriptors
         expanded += weights[:, i : i + 1] * database[places[:, i]]
     return unit_length(expanded)
