@@ -33,7 +33,6 @@ from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.features.array import Features
 from sslbench.labels import LabelKind
-from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
 from sslbench.protocols import OnFeatures, OnImages, OnObjects
 
@@ -177,7 +176,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         if isinstance(kind, OnImages):
             _check_single(task, backbone, layers)
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
-        _check_expected(task.benchmark, data)
+        _check_expected(task, data)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
 
 
@@ -301,9 +300,11 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
     return dataclasses.replace(backbone, preprocessing=used), origins
 
 
-def _check_expected(benchmark: Benchmark | None, data: TrainTest) -> None:
+def _check_expected(task: Task, data: TrainTest) -> None:
+    benchmark = task.benchmark
     if benchmark is None:
         return
+    data = one_part(data, part) if (part := only_part(task)) and data.whole is not None else data
     found = {"train": len(data.train), "test": len(data.test)}
     for split, n in benchmark.samples.items():
         if found[split] != n:
