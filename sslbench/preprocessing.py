@@ -21,8 +21,8 @@ class Preprocessing:
     """Evaluation transform: resize, squash, crop, scale to 0..1, normalise, in that order.
 
     Attributes:
-        resize: an int is the length of the shorter side (aspect ratio kept); (height, width) is that exact size;
-            None keeps the image's own size.
+        resize: an int is the length of the shorter side (aspect ratio kept), or of the longer one, see `resized_side`;
+            (height, width) is that exact size; None keeps the image's own size.
         squash: a second resize to exactly (height, width), whatever the aspect ratio: VISSL's VOC07 transform makes
             the shorter side 256 and then the image 224 x 224. None, the normal case, leaves it out.
         crop: centre crop in pixels, (height, width); None takes all of the resized image. An image smaller than
@@ -36,6 +36,9 @@ class Preprocessing:
         max_pixels: larger pictures count as unreadable.
         space: 'RGB'; 'lightness': one channel, L of CIE Lab over 100, made of RGB. Mean and std are of this space. A
             file whose network takes blue first (BGR) is turned to RGB on loading.
+        resized_side: side that an int in `resize` sets.
+        scales: factors by which the normalised image is resized (bilinear) before the network sees it; the features are
+            the mean over them.
         origin: source of the values ('timm resnet18.a1_in1k', 'torchvision default', 'flag --crop', ...).
     """
 
@@ -48,6 +51,8 @@ class Preprocessing:
     decoder: tuple[str, ...] = ("reference",)
     max_pixels: int = MAX_PIXELS
     space: Literal["RGB", "lightness"] = "RGB"
+    resized_side: Literal["shorter", "longer"] = "shorter"
+    scales: tuple[float, ...] = (1.0,)
     origin: str = "ImageNet default"
 
     @property
@@ -77,6 +82,20 @@ class Preprocessing:
         """True if mean and std are averages over other channels, not statistics of the data."""
         return _AVERAGED in self.origin
 
+    def check_scales(self) -> None:
+        """Refuse scales that are impossible, and a side that has nothing to be resized to.
+
+        Raises:
+            UsageError: names the value.
+        """
+        if not self.scales or len(set(self.scales)) < len(self.scales) or not all(0 < s <= 8 for s in self.scales):
+            raise UsageError(
+                f"preprocessing: scales should be different numbers from 0 to 8, not {list(self.scales)}",
+                "Usual for retrieval: 1,0.7071,0.5.",
+            )
+        if self.resized_side == "longer" and not isinstance(self.resize, int):
+            raise UsageError("preprocessing: resized_side=longer needs a resize to one number of pixels")
+
     def refuse_unfilled_crop(self) -> None:
         """Refuse resized images smaller than a default crop, which would be mostly black.
 
@@ -86,22 +105,23 @@ class Preprocessing:
         if self.crop is None or self.resize is None or self.squash is not None:
             return
         height, width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
-        if height < self.crop[0] or width < self.crop[1]:
+        if height < self.crop[0] or width < self.crop[1] or self.resized_side == "longer":
             crop = f"{self.crop[0]}x{self.crop[1]}"
+            size = f"{height}x{width}" if self.resized_side == "shorter" else f"a longer side of {height} pixels"
             raise UsageError(
-                f"preprocessing: images resized to {height}x{width} do not fill the centre crop of {crop} "
-                f"({self.origin})",
+                f"preprocessing: images resized to {size} do not fill the centre crop of {crop} ({self.origin})",
                 f"Add --crop none (crop: None) to use the whole image (--crop {crop} pads it with black).",
             )
 
     def values(self) -> dict[str, object]:
         """Return the fields that determine the pixels, for the key of a feature store.
 
-        `decoder`, `max_pixels` and `space` are left out where they are the defaults: stores and records from before
-        they could be set stay what they are.
+        Those that came later are left out where they are the defaults: stores and records from before they could be
+        set stay what they are.
         """
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "origin"}
-        usual = {"decoder": ("reference",), "max_pixels": MAX_PIXELS, "space": "RGB"}
+        later = ("decoder", "max_pixels", "space", "resized_side", "scales")
+        usual = {f.name: f.default for f in dataclasses.fields(self) if f.name in later}
         return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
 
     def record(self) -> dict[str, object]:

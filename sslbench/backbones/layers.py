@@ -3,6 +3,7 @@
 LAYER is a name of the backbone's own table (`res4`, `features`), any module path (`layer3.2.conv1`, `blocks.11`),
 `PATH@input` for the input of that module (`fc@input`), or `output` for the output of the backbone. `head`, `head.0`,
 `predictor.2` are layers of the heads that a weights file has (`sslbench.weights.heads`), on the backbone's output.
+`concat(A,B)` are the features of several layers, one after the other.
 """
 
 import contextlib
@@ -23,6 +24,8 @@ from sslbench.weights.heads import widths
 
 log = logging.getLogger("sslbench")
 
+_JOIN = "concat("
+
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
@@ -34,6 +37,7 @@ class Layer:
         side: whether the module's output or its input is taken.
         pool: None is the default for the shape of the output.
         head: layers of the file's heads, applied to the backbone's output; None for layers of the backbone.
+        parts: layers whose features are joined; path, side and pool are then unused. Empty: a single layer.
     """
 
     text: str
@@ -41,6 +45,17 @@ class Layer:
     side: Literal["output", "input"] = "output"
     pool: Pool | None = None
     head: nn.Sequential | None = None
+    parts: tuple["Layer", ...] = ()
+
+    @property
+    def regions(self) -> int:
+        """Number of regions of an image, each with a descriptor of its own, in one row of features; usually 1."""
+        return 1 if self.pool is None else self.pool.regions
+
+
+def single_layers(layers: Sequence[Layer]) -> list[Layer]:
+    """Return the layers to tap, each once: the given ones, and the parts of joined ones."""
+    return list({part.text: part for layer in layers for part in layer.parts or (layer,)}.values())
 
 
 def split_layers(text: str) -> list[str]:
@@ -76,12 +91,18 @@ def resolve_layers(backbone: Backbone, specs: Sequence[str]) -> tuple[Layer, ...
         UsageError: the pool is not one.
     """
     layers = {layer.text: layer for layer in (_resolve(backbone, spec) for spec in specs or [backbone.default_layer])}
-    if backbone.kind.users and any(layer.path == "" for layer in layers.values()):
+    if backbone.kind.users and any(layer.path == "" for layer in single_layers(tuple(layers.values()))):
         _warn_about_logits(backbone)
     return tuple(layers.values())
 
 
 def _resolve(backbone: Backbone, spec: str) -> Layer:
+    if spec.startswith(_JOIN) and spec.endswith(")"):
+        parts = tuple(_resolve(backbone, part) for part in split_layers(spec[len(_JOIN) : -1]))
+        if len({part.text for part in parts}) < len(parts) or any(part.parts or part.regions > 1 for part in parts):
+            raise UsageError(f"layer '{spec}' should join different single layers, none of them by regions")
+        text = f"{_JOIN}{','.join(part.text for part in parts)})"
+        return Layer(text, " + ".join(part.path or "output" for part in parts), parts=parts)
     name, _, pool_text = spec.replace(" ", "").partition(":")
     if ":" in spec and not pool_text:
         raise UsageError(f"layer '{spec}' names no pool after the colon")
@@ -160,12 +181,18 @@ def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -
     Raises:
         BackboneError: a module ran twice or never, its output cannot be pooled, or the backbone fails on these images.
     """
-    taken: dict[str, list[Tensor]] = {layer.text: [] for layer in layers}
-    with hooked(module, layers, lambda layer, value: taken[layer.text].append(_pooled(module, layer, value, images))):
+    taps = single_layers(layers)
+    taken: dict[str, list[Tensor]] = {layer.text: [] for layer in taps}
+    with hooked(module, taps, lambda layer, value: taken[layer.text].append(_pooled(module, layer, value, images))):
         run(module, images)
-    for layer in layers:
+    for layer in taps:
         _check_once(layer, len(taken[layer.text]))
-    return {text: values[0] for text, values in taken.items()}
+    return {
+        layer.text: torch.cat([taken[part.text][0] for part in layer.parts], dim=1)
+        if layer.parts
+        else taken[layer.text][0]
+        for layer in layers
+    }
 
 
 def run(module: nn.Module, images: Tensor) -> None:
@@ -183,7 +210,8 @@ def run(module: nn.Module, images: Tensor) -> None:
         reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
         raise BackboneError(
             f"the backbone fails on images of shape {shape} ({images.dtype}): {reason}",
-            "If it needs another size, set the crop; if it needs float32, use precision fp32.",
+            "If it needs another size, set the crop; a vision transformer of timm takes images of any size with "
+            "--backbone timm:NAME,dynamic_img_size=True,dynamic_img_pad=True; if it needs float32, use precision fp32.",
         ) from error
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor
 
+from sslbench.backbones.regions import aggregated, most_regions, padded_regions
 from sslbench.errors import BackboneError, UsageError
 from sslbench.names import did_you_mean
 
@@ -24,10 +25,16 @@ _ARGUMENTS = {
     "cls": (0, 0),
     "mean": (0, 0),
     "cls+mean": (0, 0),
+    "cls+gem": (0, 1),
+    "rmac": (0, 1),
+    "regions": (0, 1),
     "vissl": (0, 0),
 }
-_MAP_POOLS = "avg, max, gem(p), flatten, avg(kernel,stride), adaptive(h,w)"
+_MAP_POOLS = "avg, max, gem(p), rmac(levels), regions(levels), flatten, avg(kernel,stride), adaptive(h,w)"
 GEM_POWER = 3.0  # Radenovic et al. 2018, initial value
+RMAC_LEVELS = 3.0  # Tolias et al. 2016
+_MOST_LEVELS = 8
+_DEFAULTS = {"gem": (GEM_POWER,), "cls+gem": (GEM_POWER,), "rmac": (RMAC_LEVELS,), "regions": (RMAC_LEVELS,)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +43,11 @@ class Pool:
 
     name: str
     arguments: tuple[float, ...] = ()
+
+    @property
+    def regions(self) -> int:
+        """Number of regions, each with a descriptor of its own, in one vector; 1 for all pools but `regions`."""
+        return most_regions(int(self.arguments[0])) if self.name == "regions" else 1
 
     def __str__(self) -> str:
         numbers = ",".join(f"{a:g}" for a in self.arguments)
@@ -73,18 +85,21 @@ def parse_pool(text: str) -> Pool:
     except ValueError:
         raise UsageError(f"the pool '{text}' has an argument that is not a number") from None
     name, (fewest, most) = found[1], _ARGUMENTS[found[1]]
-    whole = name == "gem" or all(n == int(n) and n >= 0 for n in numbers)
+    whole = name in ("gem", "cls+gem") or all(n == int(n) and n >= 0 for n in numbers)
     if name == "avg" and len(numbers) == 1:
         numbers = (numbers[0], numbers[0])  # AvgPool2d's default: stride = kernel
-    positive = all(n > 0 for n in numbers[:2])
+    positive = all(n > 0 for n in numbers[:2]) and (
+        name not in ("rmac", "regions") or max(numbers, default=1) <= _MOST_LEVELS
+    )
     if not fewest <= len(numbers) <= most or not whole or not positive:
         usage = (
-            "avg, avg(kernel), avg(kernel,stride), avg(kernel,stride,padding), adaptive(h,w), gem, gem(p), max, flatten"
+            "avg, avg(kernel), avg(kernel,stride), avg(kernel,stride,padding), adaptive(h,w), gem, gem(p), max, "
+            f"flatten, cls+gem(p), rmac(levels), regions(levels) of up to {_MOST_LEVELS} levels"
         )
         raise UsageError(f"the pool '{text}' does not take these arguments", f"Valid forms: {usage}.")
     if name == "avg" and len(numbers) == 3 and numbers[2] == 0:
         numbers = numbers[:2]
-    return Pool(name, numbers or ((GEM_POWER,) if name == "gem" else ()))
+    return Pool(name, numbers or _DEFAULTS.get(name, ()))
 
 
 def apply_pool(x: Tensor, pool: Pool | None, tokens: Tokens, *, layer: str) -> Tensor:
@@ -127,6 +142,8 @@ def _pool_map(x: Tensor, pool: Pool, layer: str) -> Tensor:
         "flatten": lambda: x,
         "adaptive": lambda: F.adaptive_avg_pool2d(x, (sizes[0], sizes[1])),
         "gem": lambda: _generalised_mean(x, (2, 3), pool.arguments[0]),
+        "rmac": lambda: aggregated(x, sizes[0]),
+        "regions": lambda: padded_regions(x, sizes[0]),
     }
     if pool.name not in ways:
         raise _no_fit(x, pool, layer, _MAP_POOLS)
@@ -137,13 +154,15 @@ def _pool_map(x: Tensor, pool: Pool, layer: str) -> Tensor:
 
 def _pool_tokens(x: Tensor, pool: Pool, tokens: Tokens, layer: str) -> Tensor:
     patches = x[:, tokens.prefix :]
-    fitting = ["mean", "max", "gem(p)", "flatten"] + (["cls", "cls+mean"] if tokens.has_class else [])
+    fitting = ["mean", "max", "gem(p)", "flatten"] + (["cls", "cls+mean", "cls+gem(p)"] if tokens.has_class else [])
     if pool.name not in {name.removesuffix("(p)") for name in fitting}:
         raise _no_fit(x, pool, layer, ", ".join(fitting))
     if pool.name == "cls":
         return x[:, 0]
     if pool.name == "cls+mean":
         return torch.cat([x[:, 0], patches.mean(1)], dim=1)
+    if pool.name == "cls+gem":
+        return torch.cat([x[:, 0], _generalised_mean(patches, (1,), pool.arguments[0])], dim=1)
     if pool.name == "mean":
         return patches.mean(1)
     if pool.name == "max":

@@ -9,15 +9,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812  torch's customary name
 from timm.layers.conv2d_same import Conv2dSame
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sslbench.backbones.backbone import Backbone, copied
-from sslbench.backbones.layers import Layer, forward_layers, hooked
+from sslbench.backbones.layers import Layer, forward_layers, hooked, single_layers
 from sslbench.backbones.module_identity import probe_images
-from sslbench.errors import BackboneError
+from sslbench.errors import BackboneError, UsageError
 from sslbench.runtime.device import DTYPES, Precision
 from sslbench.weights.fill import tensors_sha256
 
@@ -71,7 +72,7 @@ def _pairs(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> tuple[
     if not convolutions or not norms:
         return [], {}
     watched = [Layer("conv", path) for path in convolutions] + [Layer("norm", path, "input") for path in norms]
-    tapped = [Layer("tapped", layer.path, layer.side) for layer in layers] + [Layer("tapped", "")]
+    tapped = [Layer("tapped", layer.path, layer.side) for layer in single_layers(layers)] + [Layer("tapped", "")]
     seen: list[tuple[Layer, Any, int]] = []  # keeps the tensors alive: an id is only unique among living objects
 
     def note(layer: Layer, value: Any) -> None:
@@ -146,9 +147,26 @@ class Encoder:
     layers: tuple[Layer, ...]
     device: torch.device
     dtype: torch.dtype
+    scales: tuple[float, ...] = (1.0,)
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Encode normalised images (B, 3, H, W) to {text of the layer: (B, D) float32} on `device`."""
+        """Encode normalised images (B, 3, H, W) to {text of the layer: (B, D) float32} on `device`.
+
+        Raises:
+            BackboneError: see `forward_layers`; or the scales give vectors of different lengths.
+        """
+        found = [self._at_one_scale(_scaled(images, scale)) for scale in self.scales]
+        if len(found) == 1:
+            return found[0]
+        for layer in self.layers:
+            if len({features[layer.text].shape[1] for features in found}) > 1:
+                raise BackboneError(
+                    f"layer '{layer.text}' gives vectors of different lengths at the scales {self.scales}",
+                    "Pool it: avg, max, gem(p), cls.",
+                )
+        return {layer.text: torch.stack([features[layer.text] for features in found]).mean(0) for layer in self.layers}
+
+    def _at_one_scale(self, images: Tensor) -> dict[str, Tensor]:
         images = images.to(device=self.device, dtype=self.dtype, memory_format=torch.channels_last)
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
         with torch.inference_mode(), _exact_float32(self.device):
@@ -183,15 +201,32 @@ def prepare(
 
     Raises:
         BackboneError: the module cannot be copied, or a layer cannot be taken (at the latest when images come).
+        UsageError: several scales of features by regions, which have no mean.
     """
+    scales = backbone.preprocessing.scales
+    if len(scales) > 1 and (by_region := [layer.text for layer in layers if layer.regions > 1]):
+        raise UsageError(
+            f"layer '{by_region[0]}' has other regions at every scale, so there is no mean over scales",
+            "Use the pool rmac, or --scales 1.",
+        )
     dtype = DTYPES[precision]
     module = folded(backbone.module, layers, probe_images(backbone.preprocessing))
     module = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    on_device = (
-        layer if layer.head is None else dataclasses.replace(layer, head=copy.deepcopy(layer.head).to(device))
-        for layer in layers
-    )
-    return Encoder(module, tuple(on_device), device, dtype)
+    return Encoder(module, tuple(_on_device(layer, device) for layer in layers), device, dtype, scales)
+
+
+def _on_device(layer: Layer, device: torch.device) -> Layer:
+    """Return a layer whose head, if it has one, is a copy on the device."""
+    parts = tuple(_on_device(part, device) for part in layer.parts)
+    head = None if layer.head is None else copy.deepcopy(layer.head).to(device)
+    return dataclasses.replace(layer, parts=parts, head=head)
+
+
+def _scaled(images: Tensor, scale: float) -> Tensor:
+    """Return images resized by a factor, bilinear without antialiasing, as the published code of retrieval does."""
+    if scale == 1.0:
+        return images
+    return F.interpolate(images.float(), scale_factor=scale, mode="bilinear", align_corners=False)
 
 
 @contextlib.contextmanager

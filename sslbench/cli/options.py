@@ -54,6 +54,7 @@ class PreprocessingFlags:
     resize: str | None
     crop: str | None
     interpolation: str | None
+    scales: str | None
     mean: str | None
     std: str | None
 
@@ -65,16 +66,24 @@ class PreprocessingFlags:
         """
         values: dict[str, Any] = {}
         if self.resize is not None:
-            resize = None if self.resize == "none" else _pixels("--resize", self.resize)
+            longer = self.resize.startswith("longer:")
+            size = self.resize.removeprefix("longer:")
+            resize = None if self.resize == "none" else _pixels("--resize", size)
             values["resize"] = resize[0] if resize is not None and len(resize) == 1 else resize
+            if longer:
+                values["resized_side"] = "longer"
         if self.crop is not None:
             crop = None if self.crop == "none" else _pixels("--crop", self.crop)
             values["crop"] = crop * 2 if crop is not None and len(crop) == 1 else crop
         if self.interpolation is not None:
             values["interpolation"] = self.interpolation
-        for key, text in (("mean", self.mean), ("std", self.std)):
+        for key, text, of in (
+            ("mean", self.mean, "one per channel: 0.1,0.2,0.15"),
+            ("std", self.std, "one per channel: 0.1,0.2,0.15"),
+            ("scales", self.scales, "1 for the image's own size: 1,0.7071,0.5"),
+        ):
             if text is not None:
-                values[key] = _per_channel(f"--{key}", text)
+                values[key] = _numbers(f"--{key}", text, of)
         return values
 
 
@@ -85,11 +94,11 @@ def _pixels(flag: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _per_channel(flag: str, text: str) -> list[float]:
+def _numbers(flag: str, text: str, of: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"{flag} {text}: should be numbers, one per channel: 0.1,0.2,0.15") from None
+        raise UsageError(f"{flag} {text}: should be numbers, {of}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,9 +175,12 @@ _DATA = [
     click.option("--limit", type=click.IntRange(1), help="Largest number of samples per split, for a quick look."),
 ]
 _PREPROCESSING = [
-    click.option("--resize", help="Shorter side in pixels, or HEIGHTxWIDTH. Default: the backbone's own."),
+    click.option(
+        "--resize", help="Shorter side in pixels, longer:PIXELS, or HEIGHTxWIDTH. Default: the backbone's own."
+    ),
     click.option("--crop", help="Centre crop in pixels, HEIGHTxWIDTH, or 'none'. Default: the backbone's own."),
     click.option("--interpolation", help="Filter of the resize: nearest, bilinear, bicubic, lanczos."),
+    click.option("--scales", help="Image scales whose features are averaged: 1,0.7071,0.5. Default: 1."),
     click.option("--mean", help="Mean per channel, pixels from 0 to 1: 0.1,0.2,0.15. Default: the backbone's own."),
     click.option("--std", help="Standard deviation per channel, likewise."),
 ]

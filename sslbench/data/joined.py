@@ -134,8 +134,10 @@ def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] 
         where a sample's own source has none of that name.
 
     Raises:
-        DataError: numbers to predict differ, or stand beside classes.
+        DataError: numbers to predict differ, or stand beside classes; a source has queries of its own.
     """
+    if own := next((source.name for source in sources.values() if source.queries is not None), None):
+        raise DataError(f"{own} is a retrieval set with its own ground truth, and cannot be joined with others")
     ordered = {key: sources[key] for key in sorted(sources, key=lambda key: f"{key}/")}  # in ascending order of ids
     labels, notes = join_labels({key: source.labels for key, source in ordered.items()}, name)
     columns = dict.fromkeys(column for source in ordered.values() for column in source.attributes if column != ORIGIN)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.queries import Queries
 from sslbench.data.wording import printable
 from sslbench.labels import LabelKind
 
@@ -111,6 +112,7 @@ class Source:
             'image' for crops; empty if every sample stands for itself.
         weights: of a joined source (`joined.join`): name of each member -> its sampling frequency in pretraining,
             relative to the others; empty: every image equally often.
+        queries: of a retrieval data set: queries among the samples, and their answers; None: labels tell the answers.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Source:
     attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     grouped_by: str = ""
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    queries: Queries | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.images):
@@ -144,7 +147,7 @@ class Source:
         ids = tuple(self.ids[i] for i in chosen)
         images, labels = self.images.select(chosen), self.labels.select(chosen)
         attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
-        further = attributes, self.grouped_by, self.weights
+        further = attributes, self.grouped_by, self.weights, self.queries
         return Source(name or self.name, ids, labels, images, self.notes, *further)
 
     def images_fingerprint(self) -> str:
@@ -158,10 +161,15 @@ class Source:
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:
-        """Return a hash of ids, image contents, labels, class names and groups, for keys of scores; 32 hex digits."""
+        """Return a hash of ids, image contents, labels, class names, groups and queries, for keys of scores.
+
+        32 hex digits.
+        """
         digest = hashlib.sha256(self.images_fingerprint().encode())
         digest.update("\n".join((self.labels.kind, *self.labels.classes)).encode())
         digest.update(np.ascontiguousarray(self.labels.values).tobytes())
         if self.grouped_by:  # hold-outs and folds keep a group together
             digest.update("\n".join(("groups", *self.attributes[self.grouped_by])).encode())
+        if self.queries is not None:
+            digest.update(("queries" + self.queries.digest()).encode())
         return digest.hexdigest()[:32]

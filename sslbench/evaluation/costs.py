@@ -84,7 +84,9 @@ def encoding_costs(backbone: Backbone, *, decoded: int, seconds: float, stage: S
 
 
 def gflops(backbone: Backbone) -> float | None:
-    """10^9 floating-point operations for one image of the size that the backbone takes; a multiply-add is two.
+    """10^9 floating-point operations for one image of the size that the backbone takes, at all scales.
+
+    A multiply-add is two.
 
     Counted by PyTorch on tensors without values: matrix products, convolutions and attention, which is nearly all. None
     for a module whose steps depend on values.
@@ -99,7 +101,10 @@ def gflops(backbone: Backbone) -> float | None:
         with torch.no_grad(), counter, FakeTensorMode(allow_non_fake_inputs=True) as fake:
             # The module runs on meta tensors, so that changes of its buffers do not reach the real ones.
             empty: dict[str, torch.Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
-            torch.func.functional_call(module, empty, (fake.from_tensor(image),))
+            for scale in backbone.preprocessing.scales:
+                sides = [int(side * scale) for side in image.shape[2:]]
+                seen = image.new_empty(1, image.shape[1], *sides)
+                torch.func.functional_call(module, empty, (fake.from_tensor(seen),))
     except (RuntimeError, TypeError, ValueError) as error:
         log.info(f"{backbone.name}: operations could not be counted ({str(error).splitlines()[0]})")
         return None

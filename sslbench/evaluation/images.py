@@ -235,6 +235,5 @@ class _ImageEvaluation:
 
 def _without_columns(source: Source) -> Features:
     """Return labels and ids as features without columns."""
-    return Features(
-        np.zeros((len(source), 0), dtype=np.float32), source.labels, source.ids, groups=source_groups(source)
-    )
+    x = np.zeros((len(source), 0), dtype=np.float32)
+    return Features(x, source.labels, source.ids, groups=source_groups(source), queries=source.queries)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sslbench import names, protocols
@@ -18,7 +18,15 @@ from sslbench.data.decode.transforms import output_size
 from sslbench.data.labels import no_labels
 from sslbench.data.open import refuse_label_maps
 from sslbench.data.source import Labels, Source
-from sslbench.data.splits import TrainTest, label_problems, limit, match_classes, name_numbered, train_test
+from sslbench.data.splits import (
+    TrainTest,
+    label_problems,
+    limit,
+    match_classes,
+    name_numbered,
+    train_test,
+    unite_classes,
+)
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.groups import check_groups
@@ -40,6 +48,12 @@ def is_on_images(task: Task) -> bool:
     return isinstance(protocols.find(task.protocol).kind, OnImages)
 
 
+def has_own_classes(tasks: Sequence[Task]) -> bool:
+    """Return True for protocols that learn no classes, so that test may have others than train."""
+    kinds = [protocols.find(task.protocol).kind for task in tasks]
+    return all(isinstance(kind, OnFeatures) and kind.own_classes for kind in kinds)
+
+
 def only_part(task: Task) -> str | None:
     """Return 'train' or 'test' where a protocol, with these settings, uses one part of the data only, else None."""
     kind = protocols.find(task.protocol).kind
@@ -58,7 +72,10 @@ def without_useless_labels(data: TrainTest) -> TrainTest:
 
 def fitted_labels(task: Task, data: TrainTest) -> Labels:
     """Return the labels that a protocol learns from, for its `check`."""
-    return data.whole.labels if only_part(task) and data.whole is not None else data.train.labels
+    part = only_part(task)
+    if part and data.whole is not None:
+        return data.whole.labels
+    return data.test.labels if part == "test" else data.train.labels
 
 
 def one_part(data: TrainTest, part: str) -> TrainTest:
@@ -129,9 +146,13 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     check_groups(data.test, request.groups)
     labels = any(needs_labels(task) for task in request.tasks)
     data = data if labels else without_useless_labels(data)
-    findings = tuple(samples.check(data.train, data.test, labels=labels))
+    own_classes = data.test.labels.kind == "single" and has_own_classes(request.tasks)
+    if own_classes and not all(only_part(task) for task in request.tasks):
+        train, test = unite_classes(data.train, data.test)
+        data = dataclasses.replace(data, train=train, test=test)
+    findings = tuple(samples.check(data.train, data.test, labels=labels and not own_classes))
     samples.raise_on_errors(findings)
-    if labels or data.train.labels.labelled:
+    if not own_classes and (labels or data.train.labels.labelled):
         train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
         data = dataclasses.replace(data, train=train, test=test)
     if data.whole is not None and all(only_part(task) for task in request.tasks):
@@ -146,13 +167,31 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         kind.check(task.settings, fitted_labels(task, data))
         if request.test_classes == "subset":
             subset.check(task.protocol)
+        if isinstance(kind, OnFeatures):
+            kind.check_test(task.settings, data.test)
+        if data.test.queries is not None and not (isinstance(kind, OnFeatures) and kind.own_classes):
+            raise DataError(
+                f"{data.test.name} is a retrieval set: its images have queries, not classes for {task.protocol}",
+                "Run: sslbench eval retrieval",
+            )
         if isinstance(kind, OnImages):
+            _check_single(task, backbone, layers)
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
-    counts = {"train": len(data.train), "test": len(data.test)}
-    classes = len(data.train.labels.classes)
-    tasks = [dataclasses.replace(task, benchmark=on_data(task.benchmark, counts, classes)) for task in request.tasks]
-    request = dataclasses.replace(request, tasks=tuple(tasks))
+    tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
+    request = dataclasses.replace(request, tasks=tasks)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
+
+
+def _check_single(task: Task, backbone: Backbone, layers: Sequence[Layer]) -> None:
+    """Refuse, for a protocol that trains on images, features that only an extraction makes.
+
+    Raises:
+        UsageError: several scales, or joined layers.
+    """
+    if backbone.preprocessing.scales != (1.0,):
+        raise UsageError(f"{task.protocol} trains on views of one scale, so --scales has no effect on it")
+    if joined := [layer.text for layer in layers if layer.parts]:
+        raise UsageError(f"{task.protocol} trains one head per layer, and {joined[0]} joins several", "Name one layer.")
 
 
 def check_label_kind(task: Task, kind: LabelKind) -> None:
@@ -258,9 +297,18 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
         )
     if wrong := [size for size in used.sizes if not 0 < size <= LARGEST_SIDE]:
         raise UsageError(f"preprocessing: sizes should be from 1 to {LARGEST_SIDE:,} pixels, not {str(wrong[0])[:20]}")
+    used.check_scales()
     if "resize" in changed and "crop" not in changed:
         used.refuse_unfilled_crop()
     return dataclasses.replace(backbone, preprocessing=used), origins
+
+
+def _on_these(task: Task, data: TrainTest) -> Benchmark | None:
+    """Return a task's benchmark as it is run on the data, see `on_data`."""
+    part = only_part(task)
+    data = one_part(data, part) if part and data.whole is not None else data
+    counts = {"train": len(data.train), "test": len(data.test)}
+    return on_data(task.benchmark, counts, len(data.train.labels.classes))
 
 
 def on_data(

@@ -42,6 +42,7 @@ from sslbench.results import (
     Result,
     Stage,
     WeightsUsed,
+    as_recorded,
     percent,
     percent_metrics,
     plain,
@@ -191,7 +192,7 @@ def recorded(
             for name, values in outcome.variants.items()
         },
         converged=outcome.converged,
-        floors=floors.guessing(train.labels, test.labels) if subject.run.floors else {},
+        floors=_guessing(outcome, train, test) if subject.run.floors else {},
         versions=records.versions(),
         hardware=hardware(subject.run),
         timings={**subject.timings, task.protocol: round(seconds, 3)},
@@ -215,6 +216,13 @@ def recorded(
         _places(outcome, test),
     )
     return with_details(result, scores, {}), scores
+
+
+def _guessing(outcome: Outcome, train: Features, test: Features) -> dict[str, dict[str, float | None]]:
+    """Return the floors that need no backbone: those that the protocol states, or those of guessing classes."""
+    if outcome.chance is None:
+        return floors.guessing(train.labels, test.labels)
+    return {"chance": {name: as_recorded(name, value, outcome.absolute) for name, value in outcome.chance.items()}}
 
 
 def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:

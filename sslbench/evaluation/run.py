@@ -317,11 +317,12 @@ def _rows(features: Features, part: Source) -> Features:
     position = np.searchsorted(stored, ids)
     present = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == ids)
     if present.all() and len(ids) == len(stored):
-        return dataclasses.replace(features, labels=part.labels, groups=source_groups(part))
+        return dataclasses.replace(features, labels=part.labels, groups=source_groups(part), queries=part.queries)
     labelled = part.select(np.flatnonzero(present))
     rows = position[present]
     x = features.x if len(rows) == len(stored) else features.x[rows]
-    return Features(x, labelled.labels, labelled.ids, groups=source_groups(labelled))
+    groups, queries = source_groups(labelled), labelled.queries
+    return Features(x, labelled.labels, labelled.ids, groups=groups, regions=features.regions, queries=queries)
 
 
 def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.queries import Queries
 from sslbench.data.source import Labels
 
 UNREADABLE_HEADER = (ValueError, OverflowError, EOFError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError)
@@ -24,6 +25,8 @@ class Features:
         attributes: further columns of a table of labels, name -> one text per sample.
         groups: int64 (N,), group of each sample (a video, a patient, the image of a crop). Hold-outs and folds never
             separate a group, and intervals resample whole groups. None: no groups.
+        queries: see `Source.queries`.
+        regions: number of regions of an image whose descriptors of equal length make up a row (pool `regions`).
 
     Examples:
         >>> from sslbench.data.labels import single_labels
@@ -38,6 +41,8 @@ class Features:
     ids: tuple[str, ...]
     attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     groups: npt.NDArray[np.int64] | None = None
+    regions: int = 1
+    queries: Queries | None = None
 
     def __post_init__(self) -> None:
         if self.x.ndim != 2 or not len(self.x) == len(self.labels) == len(self.ids):
@@ -58,4 +63,5 @@ class Features:
         attributes = {name: tuple(column[i] for i in indices) for name, column in self.attributes.items()}
         groups = None if self.groups is None else self.groups[indices]
         ids = tuple(self.ids[i] for i in indices)
-        return Features(self.x[indices], self.labels.select(indices), ids, attributes, groups)
+        further = attributes, groups, self.regions, self.queries
+        return Features(self.x[indices], self.labels.select(indices), ids, *further)

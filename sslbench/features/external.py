@@ -66,6 +66,7 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
     seed: int,
     value_columns: Sequence[str] = (),
     attribute_columns: Sequence[str] = (),
+    own_classes: bool = False,
 ) -> FeaturePair:
     """Read features and labels: one pair of files, which is split, or one pair for each part.
 
@@ -81,6 +82,7 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         seed: of that split.
         value_columns: columns of regression targets, in place of a label column.
         attribute_columns: further columns to keep as attributes, such as those of `sslbench extract --groups`.
+        own_classes: the test part may have classes that the train part lacks.
 
     Raises:
         UsageError: a file is missing or its content is unsuitable.
@@ -114,9 +116,9 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         test_table = table
         fit, held_out, description = _split(table, test_fraction, seed)
         parts = [(x, table, fit), (x, table, held_out)]
-    matched = _matched(table, test_table, tuple(value_columns))
+    matched = _matched(table, test_table, tuple(value_columns), own_classes=own_classes)
     train, test = (_features(*part, labels) for part, labels in zip(parts, matched, strict=True))
-    if train.labels.kind == "single":
+    if train.labels.kind == "single" and not own_classes:
         learned = {train.labels.classes[i] for i in np.unique(train.labels.values)}
         _refuse_unknown({test.labels.classes[i] for i in np.unique(test.labels.values)}, learned)
     split = test_features is None and not _parts(table)
@@ -246,8 +248,12 @@ def _labels(texts: Sequence[str], *, several: bool) -> Labels:
     return multi_labels(present, ignored)
 
 
-def _matched(train: _Table, test: _Table, numbers: tuple[str, ...]) -> tuple[Labels, Labels]:
+def _matched(
+    train: _Table, test: _Table, numbers: tuple[str, ...], *, own_classes: bool = False
+) -> tuple[Labels, Labels]:
     """Return the labels of both tables over the classes of train; a class that a test table does not list is ignored.
+
+    With `own_classes` and one label per row, test may have classes that train lacks: the classes are those of both.
 
     Raises:
         DataError: test has a class that train lacks.
@@ -256,6 +262,10 @@ def _matched(train: _Table, test: _Table, numbers: tuple[str, ...]) -> tuple[Lab
         return Labels("value", numbers, train.values), Labels("value", numbers, test.values)
     several = any(map(has_separator, (*train.label, *test.label)))
     fitted, scored = (_labels(table.label, several=several) for table in (train, test))
+    if own_classes and not several and set(scored.classes) - set(fitted.classes):
+        both = single_labels([*train.label, *test.label])
+        rows = np.arange(len(both.values))
+        return both.select(rows[: len(train.label)]), both.select(rows[len(train.label) :])
     _refuse_unknown(set(scored.classes), set(fitted.classes))
     number = {name: i for i, name in enumerate(fitted.classes)}
     columns = np.array([number[name] for name in scored.classes], dtype=np.int64)

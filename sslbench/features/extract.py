@@ -89,6 +89,7 @@ class ExtractionJob:
         self.digests = digests
         self.presence = Presence(entry.folder, process)
         self.run_presence = RunPresence(entry.folder.parent, process)
+        self.size = transforms.output_size(backbone.preprocessing)
         self.encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
 
     def run(self, progress: StageProgress | None) -> tuple[int, collections.Counter[str]]:
@@ -135,6 +136,7 @@ class ExtractionJob:
             batch_size=self.settings.batch_size,
             workers=self.settings.workers,
             start_method=self.settings.start_method,
+            mixed_sizes=self.size is None,
         ):
             if done == first:
                 check_first(batch, self.backbone)
@@ -146,6 +148,7 @@ class ExtractionJob:
                 raise self._all_unreadable(unreadable)
             if len(batch.indices):
                 for partial, rows in zip(partials, self._features(batch.images), strict=True):
+                    self._check_width(partial, rows, batch)
                     partial.write(batch.indices, rows)
             if unreadable:
                 for partial in partials:
@@ -219,8 +222,33 @@ class ExtractionJob:
         for partial in partials:
             partial.publish(bad)
 
+    def _check_width(self, partial: PartialLayer, rows: npt.NDArray[np.float32], batch: loader.PictureBatch) -> None:
+        """Raise if images of this size have another number of features than the first image.
+
+        Raises:
+            BackboneError: names an image.
+        """
+        if rows.shape[1:] != partial.shape[1:]:
+            height, width = batch.images.shape[2:]
+            raise BackboneError(
+                f"{partial.complete.stem} gives {rows.shape[1]} features for images of {width} x {height} pixels "
+                f"({self.source.images.path(int(batch.indices[0]))}) and {partial.shape[1]} for the first image",
+                "Give a crop, or a pool whose length does not depend on the size: avg, max, gem(p), rmac, cls.",
+            )
+
     def _features(self, images: torch.Tensor) -> list[npt.NDArray[np.float32]]:
-        """Return one array (B, D) per layer for a loader's images (B, C, H, W)."""
+        """Return one array (B, D) per layer for a loader's images (B, C, H, W).
+
+        Images of their own sizes are encoded in pieces of about as many pixels as a batch of 224 x 224.
+        """
+        if self.size is None:
+            pixels = self.settings.batch_size * 224 * 224
+            pieces = torch.split(images, max(1, pixels // (images.shape[2] * images.shape[3])))
+            found = [self._encoded(piece) for piece in pieces]
+            return [np.concatenate(rows) for rows in zip(*found, strict=True)]
+        return self._encoded(images)
+
+    def _encoded(self, images: torch.Tensor) -> list[npt.NDArray[np.float32]]:
         dtype = DTYPES[self.settings.precision]
         device = self.settings.device
         inputs = transforms.normalise(
@@ -268,16 +296,17 @@ class ExtractionJob:
 
     def _widths(self) -> dict[str, int]:
         """Return the number of features per image of each layer, found with one image of zeros."""
-        size = transforms.output_size(self.backbone.preprocessing)
-        if size is not None:
+        if self.size is not None:
             channels = Wanted.by(self.backbone.preprocessing).channels
-            images = torch.zeros((1, channels, *size), dtype=torch.uint8)
+            images = torch.zeros((1, channels, *self.size), dtype=torch.uint8)
         else:
             first = next(
                 loader.batches(self.source, np.arange(1), self.backbone.preprocessing, batch_size=1, workers=0)
             )
             if not len(first.indices):
-                raise DataError(f"the first image of {self.source.name}, whose size fixes that of all, cannot be read")
+                raise DataError(
+                    f"the first image of {self.source.name} cannot be read; its features would tell how many all have"
+                )
             images = first.images
         return {layer.text: f.shape[1] for layer, f in zip(self.layers, self._features(images), strict=True)}
 
@@ -475,4 +504,6 @@ def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadab
     readable = source
     if left_out:
         readable = source.select([i for i, sample_id in enumerate(source.ids) if sample_id not in left_out])
-    return Features(entry.read(layer.text), readable.labels, readable.ids, groups=source_groups(readable))
+    x = entry.read(layer.text)
+    groups, queries = source_groups(readable), readable.queries
+    return Features(x, readable.labels, readable.ids, groups=groups, regions=layer.regions, queries=queries)

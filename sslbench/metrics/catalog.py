@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from sslbench.metrics import calibration, classification, clustering, ranking, regression, spectrum
+from sslbench.metrics import calibration, classification, clustering, ranking, regression, retrieval, spectrum
 from sslbench.metrics import detection as objects
 from sslbench.metrics.metric import ANY, Metric
 
-FAMILIES = (classification, ranking, calibration, regression, clustering, spectrum, objects)
+FAMILIES = (classification, ranking, calibration, regression, clustering, spectrum, retrieval, objects)
 
 
 def _records(family: ModuleType) -> Iterator[Metric]:
@@ -24,10 +24,13 @@ METRICS: Mapping[str, Metric] = {metric.name: metric for family in FAMILIES for 
 def find(name: str) -> Metric:
     """Return the metric of that name.
 
-    The score of the worst group, `worst_group(COLUMN).METRIC`, has the facts of its metric. A metric of a user's
+    The score of the worst group, `worst_group(COLUMN).METRIC`, and of one task of a retrieval set, `TASK.METRIC`, have
+    the facts of their metric. A metric of a user's
     protocol that is not known here has a unit of its own and no direction.
 
     >>> find("worst_group(site).top1").text
+    '%, more is better'
+    >>> find("medium.mAP_trapezoid").text
     '%, more is better'
     >>> find("nll").direction
     -1
@@ -39,4 +42,7 @@ def find(name: str) -> Metric:
     worst = re.fullmatch(r"worst_group\(.*\)\.(\w+)", name)
     if worst:
         return dataclasses.replace(find(worst[1]), name=name)
+    task = re.fullmatch(r"[\w-]+\.([\w@]+)", name)
+    if task and task[1] in METRICS:
+        return dataclasses.replace(METRICS[task[1]], name=name)
     return Metric(name=name, title=name, unit=f"unit of {name}", direction=0, bounds=ANY, needs="scores")

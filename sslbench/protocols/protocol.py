@@ -75,6 +75,10 @@ def both_parts(settings: object) -> Part | None:
     return None
 
 
+def any_test(settings: object, test: "Source") -> None:
+    """Accept every test part."""
+
+
 @dataclasses.dataclass(frozen=True)
 class OnFeatures(Generic[S]):
     """Protocol on the frozen features of one layer.
@@ -87,6 +91,9 @@ class OnFeatures(Generic[S]):
         part: the only part of the data that is used with these settings; None: both.
         class_subsets: its metrics follow from its scores per class, so test data with only some of train's classes can
             be scored. Not so if they are means over several classifiers.
+        own_classes: it does not learn the classes of train, so test may have others.
+        check_test: raises a UsageError or DataError for settings and test samples that do not go together, before any
+            image is decoded.
     """
 
     check: "Callable[[S, Labels], None]"
@@ -94,6 +101,8 @@ class OnFeatures(Generic[S]):
     label_kinds: frozenset[LabelKind] = CLASSES
     part: Callable[[S], Part | None] = both_parts
     class_subsets: bool = False
+    own_classes: bool = False
+    check_test: "Callable[[S, Source], None]" = any_test
 
 
 @dataclasses.dataclass(frozen=True)

@@ -317,6 +317,8 @@ class Outcome:
         probabilities: conversion of scores to probabilities: 'softmax', or 'scores' for none; None where there is no
             conversion, as for the decision values of SVMs.
         weights: trained network; None where none is trained.
+        chance: expected metrics of a random answer, of protocols that predict no classes; None: chance is that of
+            guessing classes.
     """
 
     metrics: dict[str, Interval]
@@ -332,6 +334,7 @@ class Outcome:
     probabilities: Literal["softmax", "scores"] | None = None
     draws: tuple[npt.NDArray[np.float32], ...] = ()
     weights: NetworkWeights | None = None
+    chance: Mapping[str, float] | None = None
 
 
 SCHEMA = 1

@@ -28,6 +28,7 @@ VALUES = {
     "on_error": "skip",
     "precision": "bf16",
     "resize": "32",
+    "scales": "1,0.5",
     "crop": "32",
     "start_method": "spawn",
     "std": "0.1,0.2,0.3",

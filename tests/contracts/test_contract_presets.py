@@ -35,6 +35,10 @@ SHIPPED = {
     "low_shot/vissl_places",
     "low_shot/vissl_voc07",
     "lsr/big_vision",
+    "retrieval/dino_copydays",
+    "retrieval/dinov2_roxford",
+    "retrieval/gem",
+    "retrieval/vissl_rmac",
     "svm/voc07",
 }
 PRESETS = list_names("preset")

@@ -114,7 +114,7 @@ def test_wrong_indices_are_refused(indices):
 
 def test_a_dataset_that_loses_a_sample_does_not_go_unnoticed(monkeypatch):
     batch = loader.PictureBatch(np.array([0]), torch.zeros((1, 3, 8, 8), dtype=torch.uint8), (), Counter())
-    monkeypatch.setattr(loader._BatchDataset, "__getitem__", lambda self, item: batch)
+    monkeypatch.setattr(loader._BatchDataset, "__getitem__", lambda self, item: [batch])
     with pytest.raises(RuntimeError, match="asked for the samples"):
         load(source([encoded(0), encoded(1)]), np.arange(2), 0)
 
@@ -127,6 +127,16 @@ def test_pictures_of_different_sizes_are_refused_whatever_the_batch_size(workers
         load(data, np.arange(3), workers, batch_size, Preprocessing(resize=None, crop=None))
     for part in ("9 x 8", "7 x 6", "photos/0.png", "photos/2.png", "crop"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pictures_of_different_sizes_come_in_batches_of_one_size(workers):
+    data = source([encoded(0, (8, 9)), b"no image", encoded(1, (6, 7)), encoded(2, (8, 9)), encoded(3, (6, 7))])
+    own = Preprocessing(resize=None, crop=None)
+    found = list(loader.batches(data, np.arange(5), own, batch_size=4, workers=workers, mixed_sizes=True))
+    assert [batch.indices.tolist() for batch in found] == [[0, 3], [2], [4]]
+    assert [tuple(batch.images.shape) for batch in found] == [(2, 3, 8, 9), (1, 3, 6, 7), (1, 3, 6, 7)]
+    assert [len(batch.unreadable) for batch in found] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

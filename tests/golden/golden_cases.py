@@ -40,6 +40,10 @@ class Case:
     def expected(self) -> dict[str, np.ndarray]:
         return _arrays(self.topic / "expected.npz", self.name)
 
+    def expected_json(self) -> Any:
+        """Recorded results that are no arrays."""
+        return _json(self.topic / "expected.json")[self.name]
+
 
 def roots() -> list[Path]:
     """The folders that hold topics: the one beside this file, and $SSLBENCH_GOLDEN when it is set."""

@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import hashlib
-import json
 
 import numpy as np
 import torch
@@ -60,7 +59,7 @@ def linear_heads(case: Case) -> None:
 
     A recorded head without BatchNorm is one of the preset's plain layers; heads are taken in the recorded order.
     """
-    recorded = json.loads((case.topic / "expected.json").read_text(encoding="utf-8"))[case.name]
+    recorded = case.expected_json()
     backbone = build("resnet50")
     preset = load_preset("linear/vissl")
     settings = config.build(linear_online.Settings, preset.settings, preset.name)

@@ -1,6 +1,5 @@
 """Steps of LARS and LARC, and parameter groups, as VISSL, solo-learn and DINO make them."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -68,7 +67,7 @@ def _optimizer(case: Case, params: Mapping[str, nn.Parameter]) -> LARS:
 
 def groups(case: Case) -> None:
     """VISSL's four groups: backbone and head, with and without weight decay; ours leaves out empty ones."""
-    recorded = json.loads((case.topic / "expected.json").read_text(encoding="utf-8"))[case.name]
+    recorded = case.expected_json()
     wanted = [
         ([_our_name(name) for name in group["names"]], group["lr"] == "LR_HEAD", float(group["weight_decay"]))
         for group in recorded["groups"]

@@ -1,7 +1,6 @@
 """Schedules as fvcore, ClassyVision, VISSL, DINO, DINOv2, lightly and solo-learn have them, each by ours."""
 
 import inspect
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -170,7 +169,7 @@ def auto_scaling(case: Case) -> None:
 
 
 def _entry(case: Case) -> dict[str, Any]:
-    return json.loads((case.topic / "expected.json").read_text(encoding="utf-8"))[case.name]
+    return case.expected_json()
 
 
 def _peak(spec: Mapping[str, Any]) -> float:

@@ -15,6 +15,8 @@ import golden_losses_distributed
 import golden_low_shot
 import golden_models
 import golden_optimizers
+import golden_retrieval
+import golden_robustness
 import golden_schedules
 import golden_svm_ap
 import golden_transforms
@@ -60,6 +62,8 @@ RUNNERS: dict[str, Callable[[Case], None]] = {
     "09_transforms/jigsaw_N*": golden_transforms.permutations,
     "09_transforms/jigsaw_error_*": golden_transforms.too_many_permutations,
     **golden_low_shot.PATTERNS,
+    **golden_retrieval.PATTERNS,
+    **golden_robustness.PATTERNS,
     "11_models_params/resnet*_features*": golden_models.resnet_features,
     "11_models_params/linear_heads/*": golden_models.linear_heads,
     "11_models_params/param_groups/*": golden_optimizers.groups,
@@ -71,10 +75,10 @@ NOT_BUILT_YET = (
     *("01_losses/dinov2_*", "01_losses/ibot_*", "01_losses/nce_*", "01_losses/vissl_deepclusterv2_*"),
     *(f"01_losses/lightly_{name}_*" for name in ("dcl", "dclw", "koleo", "msn", "nnclr", "tico")),
     *(f"01_losses/solo_{name}_*" for name in ("nnclr", "ressl", "supcon_like")),
-    "06_retrieval/*",
     # Dense tasks, robustness suites, discovery and copy detection.
     *("13_segmentation_metrics/*", "14_depth_normals_metrics/*", "15_correspondence_pck/*", "16_video_segmentation/*"),
-    *("17_robustness/*", "18_in_context_segmentation/*", "19_unsupervised_discovery/*", "20_copy_detection/*"),
+    *(f"17_robustness/{name}" for name in ("class_subsets", "alexnet_errors_imagenet_c", "vissl_output_mask")),
+    *("18_in_context_segmentation/*", "19_unsupervised_discovery/*"),
 )
 
 # Shipped beside this file, so that forgetting to copy them cannot pass for success.

@@ -19,7 +19,16 @@ from sslbench.metrics.summary import summarise
 from sslbench.names import list_names
 from sslbench.protocols import find
 
-FILES = {"detection": 15, "knn": 42, "linear": 42, "linear_online": 26, "low_shot": 7, "lsr": 6, "svm": 4}
+FILES = {
+    "detection": 15,
+    "knn": 42,
+    "linear": 42,
+    "linear_online": 26,
+    "low_shot": 7,
+    "lsr": 6,
+    "retrieval": 12,
+    "svm": 4,
+}
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
 DATA_SETS = 49
 SUITES = "digits imagenet small transfer vissl vtab_natural vtab_specialized vtab_structured".split()
@@ -53,8 +62,9 @@ def test_every_shipped_benchmark_is_complete(name):
 @pytest.mark.parametrize("name", on_features())
 def test_what_a_benchmark_says_about_its_data_is_plausible(name):
     benchmark = load_benchmark(name)
-    assert benchmark.classes >= 2
-    assert benchmark.data == "sklearn:digits" or set(benchmark.samples) == {"train", "test"}
+    has_queries = benchmark.protocol == "retrieval" and set(benchmark.samples) == {"test"}
+    assert has_queries or benchmark.classes >= 2
+    assert benchmark.data == "sklearn:digits" or has_queries or set(benchmark.samples) == {"train", "test"}
     assert all(n >= 2 * benchmark.classes or benchmark.test_classes != "same" for n in benchmark.samples.values())
     if benchmark.data:
         known = [f"torchvision:{set_name}" for set_name in torchvision.all_sets()]
@@ -77,7 +87,9 @@ def test_one_data_set_has_one_description_whatever_the_protocol():
 def test_a_leading_metric_is_one_that_single_labels_have():
     import numpy as np
 
-    wanted = {load_benchmark(name).metric for name in on_features()} - {""}
+    ranked = [name for name in on_features() if load_benchmark(name).protocol == "retrieval"]
+    assert {load_benchmark(name).metric for name in ranked} == {"", "recall@1", "micro_AP"}
+    wanted = {load_benchmark(name).metric for name in on_features() if name not in ranked} - {""}
     metrics, _, _ = summarise("single", ("a", "b"), np.array([0, 1]), np.eye(2), seed=0, resamples=10)
     assert wanted == {"balanced_accuracy"} <= set(metrics)
     assert load_benchmark("linear/pets").metric == "balanced_accuracy" and load_benchmark("linear/cars").metric == ""

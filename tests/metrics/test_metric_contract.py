@@ -15,11 +15,12 @@ from scipy import stats
 
 import sslbench.metrics
 from sslbench.labels import LABELS
-from sslbench.metrics import catalog, spectrum
+from sslbench.metrics import catalog, retrieval, spectrum
 from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
 from sslbench.metrics.detection import Detections, Truth, coco_ap, masks, voc_ap
 from sslbench.metrics.metric import ClassFrequencies
+from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
 from sslbench.metrics.summary import summarise
 
 N, CLASSES, DRAWS, FALSE_ALARM = 240, 6, 60, 1e-6
@@ -101,12 +102,31 @@ def values_of_objects(_, quality, seed):
     return {name: value for name, (value, _, _) in metrics.items()}
 
 
+def values_of_rankings(_, quality, seed):
+    """Half of the queries have one positive, the others twelve; quality is the share of queries with a clear answer."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for query in range(40):
+        positives = np.sort(generator.choice(N, 1 if query % 2 else 12, replace=False))
+        scores = generator.random(N)
+        scores[positives] += generator.random() < quality
+        ranks = ranks_of_positives(scores, GroundTruth(positives))
+        found.append([*retrieval.ranking_values(ranks), *retrieval.landmark_values(ranks)])
+    metrics = (*retrieval.RANKING, *retrieval.LANDMARK)
+    values = dict(zip((metric.name for metric in metrics), np.mean(found, axis=0).tolist(), strict=True))
+    correct = np.arange(40) < 40 * quality
+    copies = (np.ones((1, 40)), 1.0 - np.arange(40) / 40, correct, np.arange(40), np.ones(40))
+    micro = retrieval.micro_values(*copies)[0].tolist()
+    return values | dict(zip((metric.name for metric in retrieval.COPIES), micro, strict=True))
+
+
 INPUTS = {
     ("scores", "single"): values_of_scores,
     ("scores", "multi"): values_of_scores,
     ("scores", "value"): values_of_scores,
     ("clusters", ""): values_of_clusters,
     ("features", ""): values_of_features,
+    ("rankings", ""): values_of_rankings,
     ("boxes", ""): values_of_objects,
 }
 

@@ -12,7 +12,7 @@ from sslbench.data import splits
 from sslbench.data.groups import group_folds as real_group_folds
 from sslbench.data.source import Labels
 from sslbench.errors import UsageError
-from sslbench.protocols import clustering, geometry, knn, linear, low_shot, lsr, svm
+from sslbench.protocols import clustering, geometry, knn, linear, low_shot, lsr, retrieval, svm
 from sslbench.protocols._parts import few_shot, selection
 from sslbench.protocols._parts.selection import folds_of, holdout_rows, no_holdout
 
@@ -71,13 +71,14 @@ def test_k_is_chosen_without_near_duplicates():
     assert knn.run(train, test, knn.Settings(k=(1, 40), vote="uniform"), seed=0).selected["k"] == 40
 
 
-@pytest.mark.parametrize("name", [*CASES, "clustering", "geometry"])
+@pytest.mark.parametrize("name", [*CASES, "clustering", "geometry", "retrieval"])
 def test_copies_of_the_test_samples_do_not_narrow_any_interval(name):
     module, chosen = (
         CASES.get(name)
         or {
             "clustering": (clustering, clustering.Settings(restarts=1, silhouette_samples=5000)),
             "geometry": (geometry, geometry.Settings()),
+            "retrieval": (retrieval, retrieval.Settings(database="train")),
         }[name]
     )
     train, once = grouped(60, 1), dataclasses.replace(grouped(45, 1, seed=1, noise=1.0), groups=None)

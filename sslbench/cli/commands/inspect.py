@@ -246,14 +246,16 @@ def _input(description: "Description") -> list[str]:
     order = spaces.get(description.space, f"{used.channels} channel{'s' if used.channels > 1 else ''}")
     mean, std = ("(" + ", ".join(f"{value:.4g}" for value in values) + ")" for values in (used.mean, used.std))
     resize = (
-        "images keep their size" if used.resize is None else f"{used.interpolation} resize to {_pixels(used.resize)}"
+        "images keep their size"
+        if used.resize is None
+        else f"{used.interpolation} resize to {_pixels(used.resize, used.resized_side)}"
     )
     crop = f", centre crop {_pixels(used.crop)}" if used.crop else ""
     return [f"{order}, 0 to 1, then mean {mean}, std {std}", f"{resize}{crop} ({used.origin})"]
 
 
-def _pixels(size: int | tuple[int, int]) -> str:
-    return f"{size} (shorter side)" if isinstance(size, int) else f"{size[0]}x{size[1]}"
+def _pixels(size: int | tuple[int, int], side: str = "shorter") -> str:
+    return f"{size} ({side} side)" if isinstance(size, int) else f"{size[0]}x{size[1]}"
 
 
 def _keys(description: "Description") -> list[str]:

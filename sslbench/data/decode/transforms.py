@@ -1,5 +1,7 @@
 """Evaluation transform in two halves: resize and crop in the workers, normalisation on the compute device."""
 
+from typing import Literal
+
 import numpy as np
 import torch
 from PIL import Image
@@ -52,21 +54,28 @@ def check_resized(height: int, width: int, preprocessing: Preprocessing) -> tupl
     """
     if preprocessing.resize is None:
         return height, width
-    to_height, to_width = resized(height, width, preprocessing.resize)
+    to_height, to_width = resized(height, width, preprocessing.resize, preprocessing.resized_side)
     if to_height * to_width > max(MAX_PIXELS, preprocessing.max_pixels):
         raise ValueError(f"{width} x {height} pixels become {to_width} x {to_height} when resized")
     return to_height, to_width
 
 
-def resized(height: int, width: int, resize: int | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) after the resize; the longer side is rounded down, as in torchvision.
+def resized(
+    height: int, width: int, resize: int | tuple[int, int], side: Literal["shorter", "longer"] = "shorter"
+) -> tuple[int, int]:
+    """Return (height, width) after the resize; the side that follows is rounded down, as in torchvision.
 
     Examples:
         >>> resized(480, 641, 256)
         (256, 341)
+        >>> resized(480, 641, 256, "longer")
+        (191, 256)
     """
     if not isinstance(resize, int):
         return resize
+    if side == "longer":
+        longest = max(height, width)
+        return max(1, int(resize * height / longest)), max(1, int(resize * width / longest))
     if height <= width:
         return resize, int(resize * width / height)
     return int(resize * height / width), resize
@@ -182,7 +191,7 @@ def describe(preprocessing: Preprocessing) -> str:
     resize, crop = preprocessing.resize, preprocessing.crop
     parts = []
     if isinstance(resize, int):
-        parts.append(f"resize shorter side to {resize} ({preprocessing.interpolation})")
+        parts.append(f"resize {preprocessing.resized_side} side to {resize} ({preprocessing.interpolation})")
     elif resize is not None:
         parts.append(f"resize to {resize[0]}x{resize[1]} ({preprocessing.interpolation})")
     if preprocessing.squash is not None:
@@ -190,5 +199,7 @@ def describe(preprocessing: Preprocessing) -> str:
     if crop is not None:
         parts.append(f"centre crop {crop[0]}x{crop[1]}")
     mean, std = (" ".join(f"{value:g}" for value in values) for values in (preprocessing.mean, preprocessing.std))
+    if preprocessing.scales != (1.0,):
+        parts.append(f"mean over the scales {' '.join(f'{scale:g}' for scale in preprocessing.scales)}")
     space = ["lightness (L of CIE Lab / 100)"] if preprocessing.space == "lightness" else []
     return ", ".join([*(parts or ["own size"]), *space, f"mean {mean}", f"std {std}"]) + f" [{preprocessing.origin}]"

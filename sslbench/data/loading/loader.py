@@ -64,6 +64,7 @@ def batches(
     batch_size: int,
     workers: int,
     start_method: StartMethod = "auto",
+    mixed_sizes: bool = False,
 ) -> Iterator[PictureBatch]:
     """Iterate over batches of resized and cropped pictures, in the order of `indices`.
 
@@ -74,22 +75,25 @@ def batches(
         batch_size: samples per batch, including unreadable ones; the last batch may be smaller.
         workers: number of processes that read and decode; 0: this process does.
         start_method: of the workers.
+        mixed_sizes: pictures of different sizes are allowed: what would be one batch becomes one for each size in it.
 
     Raises:
-        DataError: the pictures have different sizes, or a worker was killed.
+        DataError: the pictures have different sizes and should not, or a worker was killed.
         UsageError: there is no decoder of that name.
     """
     chunks = _chunks(source, indices, batch_size)
     first: tuple[tuple[int, int], str] | None = None
     items = run(_BatchDataset(source.images, chunks, preprocessing), workers, start_method=start_method)
-    for chunk, batch in zip(chunks, items, strict=True):
-        _check_complete(chunk, batch.indices, batch.unreadable)
-        if len(batch.indices):
-            size, path = tuple(batch.images.shape[2:]), source.images.path(int(batch.indices[0]))
-            first = first or (size, path)
-            if size != first[0]:
-                raise _different_sizes(first[1], first[0], path, size)
-        yield batch
+    for chunk, by_size in zip(chunks, items, strict=True):
+        delivered = np.concatenate([batch.indices for batch in by_size])
+        _check_complete(chunk, delivered, by_size[0].unreadable)
+        for batch in by_size:
+            if len(batch.indices) and not mixed_sizes:
+                size, path = tuple(batch.images.shape[2:]), source.images.path(int(batch.indices[0]))
+                first = first or (size, path)
+                if size != first[0]:
+                    raise _different_sizes(first[1], first[0], path, size)
+        yield from by_size
 
 
 def scan(
@@ -137,8 +141,11 @@ def _chunks(source: Source, indices: npt.NDArray[np.int64], size: int) -> list[n
     return [chosen[start : start + size] for start in range(0, len(chosen), size)]
 
 
-class _BatchDataset(Dataset[PictureBatch | SslbenchError]):
-    """Dataset of batches. SslbenchErrors are returned, since DataLoader would raise them as text of a traceback."""
+class _BatchDataset(Dataset[list[PictureBatch] | SslbenchError]):
+    """Dataset of the batches of each chunk, one per size of pictures, the first with all that is unreadable.
+
+    SslbenchErrors are returned, since DataLoader would raise them as text of a traceback.
+    """
 
     def __init__(self, images: Images, chunks: list[npt.NDArray[np.int64]], preprocessing: Preprocessing) -> None:
         self.images, self.chunks, self.preprocessing = images, chunks, preprocessing
@@ -147,9 +154,8 @@ class _BatchDataset(Dataset[PictureBatch | SslbenchError]):
     def __len__(self) -> int:
         return len(self.chunks)
 
-    def __getitem__(self, item: int) -> PictureBatch | SslbenchError:
-        kept: list[int] = []
-        pictures: list[torch.Tensor] = []
+    def __getitem__(self, item: int) -> list[PictureBatch] | SslbenchError:
+        by_size: dict[torch.Size, list[tuple[int, torch.Tensor]]] = {}
         unreadable: list[Unreadable] = []
         conversions: Counter[str] = Counter()
         other: tuple[str, int] | None = None
@@ -166,24 +172,30 @@ class _BatchDataset(Dataset[PictureBatch | SslbenchError]):
                     if isinstance(error, UnreadFile):
                         unread.append(index)
                     continue
-                if pictures and picture.shape != pictures[0].shape:
-                    return _different_sizes(
-                        self.images.path(kept[0]), _size(pictures[0]), self.images.path(index), _size(picture)
-                    )
-                kept.append(index)
-                pictures.append(picture)
+                by_size.setdefault(picture.shape, []).append((index, picture))
                 conversions.update(decoded.conversions)
         except SslbenchError as error:
             return error
-        return PictureBatch(
-            np.array(kept, dtype=np.int64), _stack(pictures), tuple(unreadable), conversions, other, tuple(unread)
+        found = [_batch(rows) for rows in by_size.values()] or [_batch([])]
+        first = dataclasses.replace(
+            found[0],
+            unreadable=tuple(unreadable),
+            conversions=conversions,
+            other_channels=other,
+            unread=tuple(unread),
         )
+        return [first, *found[1:]]
 
     def _transform(self, decoded: Decoded, index: int) -> torch.Tensor:
         try:
             return resize_and_crop(decoded.image, self.preprocessing, decoded.full)
         except ValueError as error:
             raise UnreadableImage(self.images.path(index), str(error)) from error
+
+
+def _batch(rows: list[tuple[int, torch.Tensor]]) -> PictureBatch:
+    indices = np.array([index for index, _ in rows], dtype=np.int64)
+    return PictureBatch(indices, _stack([picture for _, picture in rows]), (), Counter())
 
 
 def _stack(pictures: list[torch.Tensor]) -> torch.Tensor:
@@ -264,10 +276,6 @@ def read(images: Images, index: int, decoder: PictureDecoder | None = None) -> D
     except Exception as error:
         error.add_note(f"while reading {path}")
         raise
-
-
-def _size(picture: torch.Tensor) -> tuple[int, int]:
-    return int(picture.shape[1]), int(picture.shape[2])
 
 
 def _different_sizes(path: str, size: tuple[int, int], other: str, other_size: tuple[int, int]) -> DataError:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.groups import choose_groups, source_groups, torn_classes
-from sslbench.data.labels import among_classes, present_classes
+from sslbench.data.labels import among_classes, present_classes, single_labels
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
@@ -245,6 +245,26 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     if subset:
         labels = _of_present_classes(labels)
     return train, dataclasses.replace(test, labels=labels, notes=(*test.notes, *notes))
+
+
+def unite_classes(train: Source, test: Source) -> tuple[Source, Source]:
+    """Return both sources with the classes of both, those of train first; for protocols that learn no classes.
+
+    Train may be unlabelled (images that only whitening learns from): its images get a class of their own.
+
+    Raises:
+        DataError: test has no labels, or the parts do not have one class per sample each.
+    """
+    if not train.labels.labelled:
+        train = dataclasses.replace(train, labels=single_labels(["unlabelled"] * len(train)))
+    if not (train.labels.kind == test.labels.kind == "single"):
+        raise DataError("\n".join(label_problems(train, test)))
+    names = tuple(dict.fromkeys((*train.labels.classes, *test.labels.classes)))
+    number = {name: i for i, name in enumerate(names)}
+    places = np.array([number[name] for name in test.labels.classes], dtype=np.int64)
+    own = dataclasses.replace(train.labels, classes=names)
+    other = Labels("single", names, places[test.labels.values])
+    return dataclasses.replace(train, labels=own), dataclasses.replace(test, labels=other)
 
 
 def _of_present_classes(labels: Labels) -> Labels:

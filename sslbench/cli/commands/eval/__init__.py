@@ -67,7 +67,7 @@ class EvalCommand(click.Command):
 @click.option("--test-labels", help="Labels of --test-features.")
 @options.preprocessing_options
 @options.run_options
-@click.option("--max-memory", help="Memory of the kNN search: 8GB, 500MB; the same as max_memory=8.")
+@click.option("--max-memory", help="Memory of the search of neighbours: 8GB, 500MB; the same as max_memory=8.")
 @click.option("--no-floors", is_flag=True, help="Skip chance, pixels and the untrained backbone.")
 @click.option("--no-overlaps", is_flag=True, help="Skip the search for test images that also occur in train.")
 @click.option(

@@ -110,7 +110,7 @@ _REASONS = {
     **dict.fromkeys(("labels", "test_features", "test_labels"), "Use it together with --features."),
     **dict.fromkeys(("feature_dtype", "store"), "Protocols on images store no features."),
     "no_overlaps": "Protocols on images do not search for overlaps.",
-    "max_memory": "It limits the memory of the kNN search.",
+    "max_memory": "It limits the memory of the search of neighbours: knn, retrieval.",
 }
 _UNLABELLED = "It needs --labels: a .csv with a column 'label', one line per row of the features."
 _EMBEDDING_REASONS = {

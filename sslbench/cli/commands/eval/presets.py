@@ -57,10 +57,13 @@ def layers_and_preprocessing(
     merged: dict[str, Any] = {}
     for part in reversed(parts):
         merged |= part.preprocessing
+    if "resize" in preprocessing:
+        merged.pop("resized_side", None)
     merged |= preprocessing
     if "resize" in preprocessing and "crop" not in preprocessing:
         origin = next((part.name for part in parts if "crop" in part.preprocessing), "")
         size: dict[str, Any] = {key: merged.get(key) for key in ("resize", "squash", "crop")}
+        size["resized_side"] = merged.get("resized_side", "shorter")
         Preprocessing(**size, origin=origin).refuse_unfilled_crop()
     return chosen, merged
 

@@ -152,6 +152,7 @@ def run_embeddings(plan: EmbeddingsPlan, command: str) -> None:
             label_column=plan.label_column,
             value_columns=plan.value_columns,
             attribute_columns=plan.groups,
+            own_classes=evaluation.has_own_classes(plan.tasks),
             test_fraction=plan.run.test_fraction,
             seed=plan.run.seed,
         )

@@ -1,0 +1,346 @@
+"""Retrieval metrics: average precision by trapezoids or by steps, precision and recall at k, R-precision, micro AP.
+
+A query ranks a database. Every metric of one query follows from the 0-based ranks of its positives among the items
+that are not ignored ("junk" of Oxford and Paris: Philbin et al., CVPR 2007, section 5). Where scores are equal,
+negatives come first: the value is the lowest that any order of the tied items gives.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics.metric import RATE, Metric
+
+_FEW = 16  # positives up to which one comparison with all scores each is faster than a binary search
+_RECALLED = (1, 5, 10)
+
+RECALL = tuple(
+    Metric(
+        name=f"recall@{k}",
+        title=f"Share of queries with a positive among the first {k}",
+        unit="%",
+        direction=1,
+        bounds=RATE,
+        needs="rankings",
+    )
+    for k in _RECALLED
+)
+R_PRECISION = dataclasses.replace(RECALL[0], name="r_precision", title="R-precision, mean over queries")
+RETRIEVAL_MAP = dataclasses.replace(
+    RECALL[0], name="retrieval_mAP", title="Average precision (by steps), mean over queries"
+)
+MAP_AT_R = dataclasses.replace(RECALL[0], name="mAP@R", title="Average precision among the first R, mean over queries")
+RANKING = (*RECALL, R_PRECISION, RETRIEVAL_MAP, MAP_AT_R)
+"""Metrics of one query, in the order of `ranking_values` and `random_order_values`."""
+TRAPEZOID_MAP = dataclasses.replace(
+    RECALL[0], name="mAP_trapezoid", title="Average precision (by trapezoids), mean over queries"
+)
+MEAN_PRECISION = tuple(
+    dataclasses.replace(RECALL[0], name=f"mP@{k}", title=f"Precision among the first {k}, mean over queries")
+    for k in _RECALLED
+)
+LANDMARK = (TRAPEZOID_MAP, *MEAN_PRECISION)
+"""Metrics of one query of Oxford, Paris, INSTRE, Holidays and Copydays, in the order of `landmark_values`."""
+MICRO_AP = dataclasses.replace(RECALL[0], name="micro_AP", title="Average precision of all predicted pairs in one list")
+RECALL_AT_P90 = dataclasses.replace(RECALL[0], name="recall@p90", title="Recall at a precision of 90 %")
+COPIES = (MICRO_AP, RECALL_AT_P90)
+"""Metrics of copy detection, in the order of `micro_values`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GroundTruth:
+    """Answers to one query, as places in the database.
+
+    Attributes:
+        positives: (P,) places of the items to be found, distinct.
+        ignored: (I,) places of the items that are taken out of the ranking, distinct; none of them is a positive.
+    """
+
+    positives: IntArray
+    ignored: IntArray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+def ranks_of_positives(scores: npt.NDArray[np.floating], truth: GroundTruth) -> IntArray:
+    """Return the 0-based ranks of the positives, ascending, (P,).
+
+    Takes O(N log P) time for a database of N items: the negatives are counted, never sorted.
+
+    Args:
+        scores: (N,) similarity of the query to every item of the database, higher is nearer.
+        truth: the answers to this query.
+
+    >>> ranks_of_positives(np.array([0.9, 0.8, 0.7, 0.1]), GroundTruth(np.array([1, 3]), np.array([0]))).tolist()
+    [0, 2]
+    """
+    positives = np.sort(scores[truth.positives])
+    if len(positives) <= _FEW:
+        ignored, top = scores[truth.ignored], positives[::-1]
+        # Items that score at least as much, less the ignored ones and the positives that are not ahead of it.
+        level = [np.count_nonzero(scores >= value) - np.count_nonzero(ignored >= value) for value in top]
+        own = len(positives) - np.searchsorted(positives, top, side="left")
+        return np.array(level, np.int64) - own + np.arange(len(positives))
+    negative = np.ones(len(scores), bool)
+    negative[truth.positives] = negative[truth.ignored] = False
+    # beaten[j]: the negatives that score at least as much as exactly the j lowest positives
+    beaten = np.bincount(np.searchsorted(positives, scores[negative], side="right"), minlength=len(positives) + 1)
+    ahead = len(scores) - len(positives) - len(truth.ignored) - np.cumsum(beaten)[:-1]
+    return (ahead[::-1] + np.arange(len(positives))).astype(np.int64)
+
+
+def average_precision(
+    ranks: IntArray, n_positives: int, *, interpolation: Literal["trapezoid", "step"] = "trapezoid"
+) -> float:
+    """Return the average precision of one query, from 0 to 1; NaN without positives.
+
+    `trapezoid` is the area under the precision-recall curve by trapezoids, as Oxford5k's own program and the revisited
+    protocol compute it (Radenovic et al., CVPR 2018); `step` is the mean of the precisions at the positives.
+
+    Args:
+        ranks: (F,) 0-based ranks of the positives that were found, ascending; F <= n_positives.
+        n_positives: all positives; those that were not found add nothing.
+        interpolation: `trapezoid` or `step`.
+
+    >>> average_precision(np.array([0, 2]), 2)
+    0.7916666666666666
+    >>> round(average_precision(np.array([0, 2]), 2, interpolation="step"), 6)
+    0.833333
+    """
+    if n_positives == 0:
+        return float("nan")
+    found = np.arange(len(ranks))
+    after = (found + 1) / (ranks + 1)
+    if interpolation == "step":
+        return float(after.sum() / n_positives)
+    before = np.where(ranks == 0, 1.0, found / np.maximum(ranks, 1))
+    return float((before + after).sum() / 2 / n_positives)
+
+
+def precision_at(ranks: IntArray, k: int) -> float:
+    """Return the precision among the first k items, from 0 to 1; NaN without positives.
+
+    Where the last positive stands before place k, the list ends with it: a query with three positives at the first
+    three places has 1, not 3 / k (revisited protocol, Radenovic et al., CVPR 2018, code `compute_map`).
+
+    >>> precision_at(np.array([0, 2]), 5)
+    0.6666666666666666
+    """
+    if len(ranks) == 0:
+        return float("nan")
+    length = min(int(ranks[-1]) + 1, k)
+    return float((ranks < length).sum() / length)
+
+
+def recall_at(ranks: IntArray, k: int) -> float:
+    """Return 1 if a positive is among the first k items, else 0; NaN without positives.
+
+    The recall@k of metric learning (Oh Song et al., CVPR 2016, section 5), not the share of the positives found.
+
+    >>> recall_at(np.array([3, 8]), 1), recall_at(np.array([3, 8]), 5)
+    (0.0, 1.0)
+    """
+    return float(ranks[0] < k) if len(ranks) else float("nan")
+
+
+def r_precision(ranks: IntArray) -> float:
+    """Return the precision among the first R items, R being the number of positives; NaN without positives.
+
+    >>> r_precision(np.array([0, 2]))
+    0.5
+    """
+    return float((ranks < len(ranks)).mean()) if len(ranks) else float("nan")
+
+
+def map_at_r(ranks: IntArray) -> float:
+    """Return the mean over the first R places of the precision at each place that holds a positive, else 0.
+
+    MAP@R of Musgrave et al. (ECCV 2020, eq. 2); NaN without positives.
+
+    >>> map_at_r(np.array([0, 2]))
+    0.5
+    """
+    return average_precision(ranks[ranks < len(ranks)], len(ranks), interpolation="step")
+
+
+def ranking_values(ranks: IntArray) -> FloatArray:
+    """Return the metrics `RANKING` of one query, (6,) fractions; NaN without positives.
+
+    Args:
+        ranks: (P,) 0-based ranks of all its positives, ascending.
+
+    >>> ranking_values(np.array([0, 2])).round(3).tolist()
+    [1.0, 1.0, 1.0, 0.5, 0.833, 0.5]
+    """
+    recalls = [recall_at(ranks, k) for k in _RECALLED]
+    mean_precision = average_precision(ranks, len(ranks), interpolation="step")
+    return np.array([*recalls, r_precision(ranks), mean_precision, map_at_r(ranks)])
+
+
+def random_order_values(n_positives: int, n_candidates: int) -> FloatArray:
+    """Return the expected values of `RANKING` when the candidates are in random order, (6,) fractions.
+
+    Exact. A given place holds a positive with probability R / M; if it does, each earlier place does with probability
+    (R - 1) / (M - 1).
+
+    Args:
+        n_positives: R, at least 1.
+        n_candidates: M, all ranked items, R <= M.
+
+    >>> random_order_values(1, 2).tolist()
+    [0.5, 1.0, 1.0, 0.5, 0.75, 0.5]
+    """
+    r, m = n_positives, n_candidates
+    recalls = [1 - math.comb(m - r, k) / math.comb(m, k) if k < m else 1.0 for k in _RECALLED]
+    earlier = (r - 1) / (m - 1) if m > 1 else 1.0
+    harmonic = np.cumsum(1 / np.arange(1, m + 1))
+    mean_precision = earlier + (1 - earlier) * harmonic[-1] / m
+    at_r = (earlier * r + (1 - earlier) * harmonic[r - 1]) / m
+    return np.array([*recalls, r / m, mean_precision, at_r])
+
+
+def landmark_values(ranks: IntArray) -> FloatArray:
+    """Return the metrics `LANDMARK` of one query, (4,) fractions; NaN without positives.
+
+    Args:
+        ranks: (P,) 0-based ranks of all its positives, ascending.
+
+    >>> landmark_values(np.array([0, 2])).round(3).tolist()
+    [0.792, 1.0, 0.667, 0.667]
+    """
+    return np.array([average_precision(ranks, len(ranks)), *(precision_at(ranks, k) for k in _RECALLED)])
+
+
+def random_order_landmark_values(n_positives: int, n_candidates: int) -> FloatArray:
+    """Return the expected values of `LANDMARK` when the candidates are in random order, (4,) fractions.
+
+    Exact, see `random_order_values`. The precision just before a positive is 1 at the first place, and elsewhere
+    (R - 1) / (M - 1) on average; the last positive is at place l with probability C(l, R - 1) / C(M, R).
+
+    Args:
+        n_positives: R, at least 1.
+        n_candidates: M, all ranked items, R <= M.
+
+    >>> random_order_landmark_values(1, 2).tolist()
+    [0.625, 0.5, 0.75, 0.75]
+    """
+    r, m = n_positives, n_candidates
+    step = random_order_values(r, m)[RANKING.index(RETRIEVAL_MAP)]
+    before = (1 + (r - 1)) / m
+    found = [(before + step) / 2]
+    for k in _RECALLED:
+        early = {last: math.comb(last, r - 1) / math.comb(m, r) for last in range(r - 1, min(k, m) - 1)}
+        within = sum(early.values())
+        found.append(
+            sum(p * r / (last + 1) for last, p in early.items()) + (min(k, m) * r / m - within * r) / min(k, m)
+        )
+    return np.array(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroRanking:
+    """Precision-recall curve over the predictions of all queries in one list.
+
+    Attributes:
+        average_precision: micro AP, the area under the curve by steps.
+        precisions: (M,) precision after each prediction, by falling score.
+        recalls: (M,) recall after each prediction: of all true pairs, also those that were never predicted.
+        recall_at_p90: the largest recall at a precision of at least 0.9; NaN where there is none.
+        threshold_at_p90: the score there.
+    """
+
+    average_precision: float
+    precisions: FloatArray
+    recalls: FloatArray
+    recall_at_p90: float
+    threshold_at_p90: float
+
+
+def micro_ranking(scores: npt.NDArray[np.floating], correct: npt.NDArray[np.bool_], n_pairs: int) -> MicroRanking:
+    """Return micro AP (Perronnin et al., CVPR 2009) and the curve behind it, as DISC2021 ranks copy detection.
+
+    Args:
+        scores: (M,) of the predicted pairs of query and reference, each pair once, higher is surer.
+        correct: (M,) the pair is true.
+        n_pairs: all true pairs.
+
+    >>> round(micro_ranking(np.array([0.9, 0.8, 0.3]), np.array([True, False, True]), 2).average_precision, 6)
+    0.833333
+    """
+    order = np.lexsort((correct, -scores))  # among equal scores the wrong ones first
+    hits = np.cumsum(correct[order])
+    precisions, recalls = hits / np.arange(1, len(hits) + 1), hits / max(n_pairs, 1)
+    sure = np.flatnonzero(precisions >= 0.9)
+    last = int(sure[np.argmax(recalls[sure])]) if len(sure) else -1
+    return MicroRanking(
+        float(precisions[correct[order]].sum() / n_pairs) if n_pairs else float("nan"),
+        precisions,
+        recalls,
+        float(recalls[last]) if len(sure) else float("nan"),
+        float(scores[order][last]) if len(sure) else float("nan"),
+    )
+
+
+def micro_values(
+    weights: FloatArray,
+    scores: npt.NDArray[np.floating],
+    correct: npt.NDArray[np.bool_],
+    queries: npt.NDArray[np.integer],
+    pairs: FloatArray,
+) -> FloatArray:
+    """Return the metrics `COPIES`, (R, 2) fractions, for R weightings of the queries.
+
+    Args:
+        weights: (R, Q) weights of the queries.
+        scores: (M,) of the predicted pairs, higher is surer.
+        correct: (M,) the pair is true.
+        queries: (M,) row of the query of each pair, 0 to Q - 1.
+        pairs: (Q,) number of true pairs of each query.
+
+    >>> scores, correct = np.array([0.9, 0.8, 0.3]), np.array([True, False, True])
+    >>> micro_values(np.ones((1, 2)), scores, correct, np.array([0, 1, 1]), np.array([1.0, 1.0])).round(3).tolist()
+    [[0.833, 0.5]]
+    """
+    order = np.lexsort((correct, -scores))  # as in `micro_ranking`
+    hit, of_query = correct[order], queries[order]
+    found = np.full((len(weights), 2), np.nan)
+    for row, weight in enumerate(weights):
+        each, total = weight[of_query], float(weight @ pairs)
+        hits, listed = np.cumsum(each * hit), np.cumsum(each)
+        if total <= 0:
+            continue
+        precisions = np.divide(hits, listed, out=np.zeros_like(hits), where=listed > 0)
+        sure = precisions >= 0.9 - 1e-12
+        found[row] = (precisions * each * hit).sum() / total, hits[sure].max(initial=0.0) / total
+    return found
+
+
+def share_found(
+    scores: npt.NDArray[np.floating],
+    correct: npt.NDArray[np.bool_],
+    queries: npt.NDArray[np.integer],
+    k: int,
+    n_pairs: int,
+) -> float:
+    """Return the share of all true pairs that are predicted among the first k of their query, from 0 to 1.
+
+    Equal scores count against a pair: its rank is the number of the query's predictions that score at least as much.
+
+    Args:
+        scores: (M,) of the predicted pairs, higher is surer.
+        correct: (M,) the pair is true.
+        queries: (M,) number of the query of each pair.
+        k: length of each query's list.
+        n_pairs: all true pairs.
+
+    >>> share_found(np.array([0.9, 0.8, 0.3]), np.array([False, True, True]), np.array([0, 0, 1]), 1, 4)
+    0.25
+    """
+    found = 0
+    for query in np.unique(queries[correct]):
+        own = queries == query
+        ranks = (scores[own][:, None] >= scores[own & correct][None, :]).sum(axis=0)
+        found += int((ranks <= k).sum())
+    return found / n_pairs if n_pairs else float("nan")

@@ -1,0 +1,345 @@
+"""Image retrieval on frozen features: each query ranks a database; images of the query's label are its positives.
+
+Labels are instances (products, landmarks, originals of copies) or classes. By default every test image queries all
+other test images (leave one out); with `database=train` it queries the train part. Images of the query's own group
+(`Features.groups`, for instance crops of one picture) are taken out of its ranking. Images without a positive are no
+queries, but stay in the database. Train and test may have different classes. Retrieval sets (`data/formats/retrieval`)
+have queries, positives and ignored images of their own, for one or more tasks.
+
+Descriptors are the features of a layer at unit length: of a plain pool (`gem(3)`, `cls`, `rmac`), of several layers
+(`concat(A,B)`), the mean over scales (`--scales`), or the regions of R-MAC (`regions`), each of which is whitened
+before they are summed. Similarity is the cosine of descriptors; optional steps are PCA-whitening learnt on train (Jegou
+and Chum 2012), database augmentation (Arandjelovic and Zisserman 2012) and alpha-weighted query expansion (Radenovic et
+al. 2018).
+
+Metrics are means over the queries, with the interval of a mean over independent queries or groups of them: recall@k,
+R-precision, average precision by steps, and MAP@R; of retrieval sets those that are published for them, mean average
+precision by trapezoids and precision at k. Chance is the exact expectation for databases in random order. Copy
+detection also ranks the first images of all queries in one list (micro AP).
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.data.queries import Queries
+from sslbench.data.source import Labels, Source
+from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.labels import LABELS
+from sslbench.metrics.intervals import Interval, Units, ends, mean_errors, on_halves, standard_errors
+from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
+from sslbench.protocols._parts.selection import check_features
+from sslbench.protocols.protocol import OnFeatures, Part, Protocol
+from sslbench.protocols.retrieval.descriptors import aggregate_regions, expand_queries, subtract_background, unit_length
+from sslbench.protocols.retrieval.search import positive_ranks
+from sslbench.protocols.retrieval.settings import Settings
+from sslbench.protocols.retrieval.tasks import Family, Search, Task, by_ground_truth, by_label, rows_by_number
+from sslbench.results import Outcome
+from sslbench.solvers.neighbours import Engine, Scope, nearest
+from sslbench.solvers.whitening import Whitening, fit_whitening
+
+_ROWS = 8192  # rows prepared together, so that memory-mapped features are never copied whole in float64
+_HALVES = 200  # half-samples of queries for the interval of micro AP
+
+
+def part(settings: Settings) -> Part | None:
+    """Return 'test' where train is neither searched nor learnt from, else None: both parts are used."""
+    learns = settings.whiten or settings.normalise_scores
+    return "test" if settings.database == "test" and not learns else None
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuse settings that cannot work, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible, or have no effect.
+        DataError: labels that are not one per sample.
+    """
+    if train.kind != "single":
+        raise DataError(
+            f"retrieval: images of one label are found by each other, and these samples have {LABELS[train.kind].text}",
+            "Name the column of instances or classes with --label-col.",
+        )
+    for name in ("components", "query_expansion", "augmentation", "alpha", "predictions"):
+        if not getattr(settings, name) >= 0:
+            raise UsageError(f"retrieval: {name} should not be negative, but is {getattr(settings, name)}")
+    if not settings.max_memory > 0:
+        raise UsageError(f"retrieval: max_memory should be greater than 0, not {settings.max_memory}")
+    for name, needed, remedy in (
+        ("components", settings.whiten, "whiten=true"),
+        ("covariance", settings.whiten or settings.covariance == "centred", "whiten=true"),
+        ("normalise_scores", settings.predictions, "predictions=10"),
+    ):
+        if getattr(settings, name) and not needed:
+            without = "whitening" if remedy == "whiten=true" else "predictions"
+            raise UsageError(f"retrieval: {name} has no effect without {without}", f"Add {remedy}.")
+
+
+def check_test(settings: Settings, test: Source) -> None:
+    """Refuse settings that do not go with the test part, before any image is decoded.
+
+    Raises:
+        UsageError: see `check_queries`.
+    """
+    check_queries(settings, test.queries)
+
+
+def check_queries(settings: Settings, queries: Queries | None) -> None:
+    """Refuse settings that do not go with the queries.
+
+    Raises:
+        UsageError: images of an augmented database would contain the queries that look for them; or train should be
+            searched in place of the database of a retrieval set.
+    """
+    if queries is not None and settings.database == "train":
+        raise UsageError(
+            "retrieval: the data have queries and a database of their own, so database=train has no effect",
+            "Leave it out.",
+        )
+    inside = queries is None or any(
+        query not in queries.apart for answers in queries.tasks.values() for query in answers
+    )
+    if settings.augmentation and settings.database == "test" and inside:
+        raise UsageError(
+            "retrieval: with augmentation, images of the database would contain the query that looks for them",
+            "Give the queries apart: --data database/ --test-data queries/ database=train.",
+        )
+
+
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
+    """Rank the database for every query.
+
+    Args:
+        train: the database with `database=train`; whitening and score normalisation learn from it.
+        test: queries, and by default the database.
+        settings: see `Settings`.
+        seed: of the half-samples for the interval of micro AP; nothing else is drawn.
+        device: device of the matrix products; the result is the same.
+
+    Returns:
+        Metrics of rankings. There is no score per sample and class: `scores` is (N_test, 0).
+
+    Raises:
+        DataError: features that are not finite, labels that are not one per sample, or no query with a positive.
+        UsageError: settings that are not possible.
+    """
+    check_features(train, test)
+    check(settings, train.labels)
+    check_queries(settings, test.queries)
+    same_part = settings.database == "test"
+    search = (
+        by_ground_truth(test)
+        if test.queries is not None
+        else by_label(test, test if same_part else train, same_part=same_part)
+    )
+    described = _Descriptors(train, test, search, settings, device)
+    first = search.tasks[0]
+    metrics: dict[str, Interval] = {}
+    chance: dict[str, float] = {}
+    per_class: dict[str, float] = {}
+    for task in search.tasks:
+        found = _measure(task, test, described)
+        metrics |= found.metrics
+        chance |= found.chance
+        per_class = per_class or found.per_class
+    if settings.predictions:
+        metrics |= _micro(first, described, train, settings, seed)
+    return Outcome(
+        metrics=metrics,
+        headline=_name(first, first.family.headline.name),
+        scores=np.zeros((len(test), 0), dtype=np.float32),
+        per_class=per_class,
+        notes=search.notes,
+        chance=chance,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """Metrics of one task, their chance levels, and the average precision of the queries of each label."""
+
+    metrics: dict[str, Interval]
+    chance: dict[str, float]
+    per_class: dict[str, float]
+
+
+def _name(task: Task, metric: str) -> str:
+    return f"{task.name}.{metric}" if task.name else metric
+
+
+def _measure(task: Task, test: Features, described: "_Descriptors") -> _Measured:
+    """Search for the queries of a task that have a positive."""
+    chosen, family = task.with_positives(), task.family
+    rows = task.rows[chosen]
+    ranks = described.ranks(rows, lambda i: task.answers(int(chosen[i])))
+    values = np.array([family.values(found) for found in ranks])
+    truths = (task.answers(int(i)) for i in chosen)
+    sizes = np.array([(len(t.positives), described.n_searched - len(t.ignored)) for t in truths])
+    metrics = _means(values, family, None if test.groups is None else test.groups[rows])
+    expected = _chance(sizes, family).tolist()
+    labels = test.labels.select(rows)
+    leading = values[:, family.metrics.index(family.headline)]
+    per_class = {labels.classes[n]: float(leading[own].mean()) for n, own in rows_by_number(labels.values).items()}
+    return _Measured(
+        {_name(task, name): value for name, value in metrics.items()},
+        {_name(task, metric.name): value for metric, value in zip(family.metrics, expected, strict=True)},
+        per_class,
+    )
+
+
+class _Descriptors:
+    """Descriptors of test and of the database, ready to be searched."""
+
+    def __init__(self, train: Features, test: Features, search: Search, settings: Settings, device: str) -> None:
+        self.settings, self.device, self.search = settings, device, search
+        self.engine = Engine("faiss") if device == "cpu" else Engine("torch", device)
+        self.whitening = _whitening(train, settings) if settings.whiten else None
+        self.test = descriptors(test, self.whitening)
+        self.in_test = search.in_test
+        if self.in_test is None:
+            self.database = descriptors(train, self.whitening)
+        else:
+            self.database = self.test if self.in_test.all() else self.test[self.in_test]
+        self.n_searched = len(self.database)
+        if settings.augmentation:
+            # Queries are no part of this database, see `check_queries`.
+            own = Scope(without_self=True)
+            self.database = self._expanded(self.database, self.database, settings.augmentation, own)
+
+    def queries(self, rows: IntArray) -> Matrix:
+        """Return the descriptors of test rows as queries, expanded if that was asked for."""
+        number, in_test = self.settings.query_expansion, self.in_test
+        if not number:
+            return self.test[rows]
+        if self.search.groups is None:
+            return self._expanded(self.test[rows], self.database, number, Scope())
+        # The queries are images of the database: none of the own group is added.
+        left_out = None if in_test is None or in_test.all() else ~in_test
+        return self._expanded(self.test, self.test, number, Scope(rows, left_out, apart=self.search.groups))
+
+    def ranks(self, rows: IntArray, truth: Callable[[int], GroundTruth]) -> list[IntArray]:
+        """Return the ranks of the positives of the queries at `rows`."""
+        memory = self.settings.max_memory
+        return list(positive_ranks(self.queries(rows), self.database, truth, max_memory=memory, device=self.device))
+
+    def _expanded(self, queries: Matrix, database: Matrix, number: int, scope: Scope) -> Matrix:
+        found = expand_queries(
+            queries,
+            database,
+            n_neighbours=number,
+            alpha=self.settings.alpha,
+            max_memory=self.settings.max_memory,
+            scope=scope,
+            engine=self.engine,
+        )
+        return found.astype(np.float32)
+
+
+def _micro(task: Task, described: _Descriptors, train: Features, settings: Settings, seed: int) -> dict[str, Interval]:
+    """Return the metrics of all predicted pairs in one list, with the interval over queries."""
+    queries, database = described.queries(task.rows), described.database
+    if settings.normalise_scores:
+        background = descriptors(train, described.whitening)
+        queries, database = subtract_background(queries, database, background)
+    truths = [task.answers(i) for i in range(len(task.rows))]
+    # An ignored image, such as the query itself, is no prediction: more are searched, and these are dropped.
+    most = max(len(truth.ignored) for truth in truths)
+    k = min(settings.predictions + most, len(database))
+    memory, engine = settings.max_memory, described.engine
+    scores, places = nearest(database, queries, k, metric="dot", max_memory=memory, engine=engine)
+    of_query, kept, correct = [], [], []
+    for i, truth in enumerate(truths):
+        own = np.flatnonzero(~np.isin(places[i], truth.ignored))[: settings.predictions]
+        of_query.append(np.full(len(own), i))
+        kept.append(scores[i, own])
+        correct.append(np.isin(places[i, own], truth.positives))
+    pairs = np.array([len(truth.positives) for truth in truths], dtype=np.float64)
+    predicted = np.concatenate(kept), np.concatenate(correct), np.concatenate(of_query), pairs
+    value = micro_values(np.ones((1, len(truths))), *predicted)[0]
+    units = Units.of(len(truths), None)
+    halves = on_halves(lambda weights: micro_values(weights, *predicted), units, n=_HALVES, seed=seed)
+    errors = standard_errors(halves, units)
+    return {
+        metric.name: (float(v), *ends(float(v), float(e), size=units.number, bounds=metric.bounds))
+        for metric, v, e in zip(COPIES, value, errors, strict=True)
+    }
+
+
+def descriptors(features: Features, whitening: Whitening | None = None) -> Matrix:
+    """Return descriptors of unit length, (N, K) float32, of features (N, D): L2, and whitening and L2 again if given.
+
+    Features by regions (N, R * C) become one descriptor per image, see `aggregate_regions`.
+    """
+    x, regions = features.x, features.regions
+    width = x.shape[1] // regions if whitening is None else len(whitening.axes)
+    found = np.empty((len(x), width), np.float32)
+    step = max(1, _ROWS // regions)
+    for start in range(0, len(x), step):
+        rows = x[start : start + step].astype(np.float64)
+        if regions > 1:
+            found[start : start + step] = aggregate_regions(rows.reshape(len(rows), regions, -1), whitening)
+            continue
+        units = unit_length(rows)
+        found[start : start + step] = units if whitening is None else unit_length(whitening.apply(units))
+    return found
+
+
+def _whitening(train: Features, settings: Settings) -> Whitening:
+    """Learn the whitening on the descriptors of train, or on those of all its regions."""
+    if train.regions > 1:
+        x = _all_regions(train)
+        n, what = len(x), f"{len(x):,} regions of {len(train):,} training images"
+    else:
+        x, n = descriptors(train), len(train)
+        what = f"{n:,} training images"
+    most = min(n - 1, x.shape[1])
+    if settings.components > most:
+        raise UsageError(
+            f"retrieval: {what} of {x.shape[1]} features have {max(most, 0)} components to whiten, "
+            f"not {settings.components}"
+        )
+    # Of fewer images than dimensions, further directions have no variance: whitening would blow up rounding errors.
+    return fit_whitening(x, settings.components or max(most, 1), covariance=settings.covariance)
+
+
+def _all_regions(train: Features) -> Matrix:
+    """Return the regions of all images, each of unit length, (M, C) float32; padding is left out."""
+    parts = []
+    for start in range(0, len(train), 256):
+        block = train.x[start : start + 256].astype(np.float32)
+        rows = block.reshape(-1, block.shape[1] // train.regions)
+        parts.append(unit_length(rows[rows.any(axis=1)]))
+    return np.concatenate(parts)
+
+
+def _means(values: FloatArray, family: Family, groups: IntArray | None) -> dict[str, Interval]:
+    """Return the means over the queries of metrics (Q, M), with intervals."""
+    units = Units.of(len(values), groups)
+    errors = mean_errors(values, units)
+    found = {}
+    for metric, mean, error in zip(family.metrics, values.mean(axis=0).tolist(), errors.tolist(), strict=True):
+        found[metric.name] = (mean, *ends(mean, error, size=units.number, bounds=metric.bounds))
+    return found
+
+
+def _chance(sizes: IntArray, family: Family) -> FloatArray:
+    """Return the expected means of the metrics for databases in random order.
+
+    Args:
+        sizes: (Q, 2) numbers of positives and of ranked images of the queries.
+        family: the metrics.
+    """
+    pairs, counts = np.unique(sizes, axis=0, return_counts=True)
+    expected = np.array([family.chance(int(r), int(m)) for r, m in pairs])
+    return np.asarray(counts @ expected / counts.sum())
+
+
+PROTOCOL = Protocol(
+    version=1,
+    summary="Image retrieval by frozen features: instances or classes, leave one out, queries apart or ground truth.",
+    settings=Settings,
+    kind=OnFeatures(check, run, label_kinds=frozenset({"single"}), part=part, own_classes=True, check_test=check_test),
+)

@@ -1,0 +1,182 @@
+"""Retrieval tasks: queries among the test rows, and their positives and ignored images in the database."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from sslbench.arrays import BoolArray, FloatArray, IntArray
+from sslbench.data.queries import Answers
+from sslbench.errors import DataError
+from sslbench.features.array import Features
+from sslbench.metrics.metric import Metric
+from sslbench.metrics.retrieval import (
+    LANDMARK,
+    RANKING,
+    RETRIEVAL_MAP,
+    TRAPEZOID_MAP,
+    GroundTruth,
+    landmark_values,
+    random_order_landmark_values,
+    random_order_values,
+    ranking_values,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Metrics of rankings that are reported together.
+
+    Attributes:
+        metrics: in the order of the values.
+        values: function from the ranks of a query's positives to its values.
+        chance: function from the numbers of positives and candidates to the expected values of a random order.
+        headline: the leading one.
+    """
+
+    metrics: tuple[Metric, ...]
+    values: Callable[[IntArray], FloatArray]
+    chance: Callable[[int, int], FloatArray]
+    headline: Metric
+
+
+BY_LABEL = Family(RANKING, ranking_values, random_order_values, RETRIEVAL_MAP)
+BY_GROUND_TRUTH = Family(LANDMARK, landmark_values, random_order_landmark_values, TRAPEZOID_MAP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Queries with their answers.
+
+    Attributes:
+        name: prefix of its metrics; '' for an only task.
+        rows: (Q,) test rows of the queries, also those without positives.
+        answers: function from a place in `rows` to the answers, as places in the database.
+        family: metrics.
+    """
+
+    name: str
+    rows: IntArray
+    answers: Callable[[int], GroundTruth]
+    family: Family
+
+    def with_positives(self) -> IntArray:
+        """Return the places in `rows` of the queries with a positive.
+
+        Raises:
+            DataError: there are none.
+        """
+        found = np.array([len(self.answers(i).positives) > 0 for i in range(len(self.rows))], dtype=bool)
+        if not found.any():
+            what = (
+                f"the {len(self.rows)} queries{f' of {self.name}' if self.name else ''} has a positive in the database"
+            )
+            if self.family is BY_LABEL:
+                what = f"the {len(self.rows)} test images has another image of its label to find"
+            raise DataError(
+                f"retrieval: none of {what}",
+                "Give data with several images of an instance or class; images of one group do not find each other.",
+            )
+        return np.flatnonzero(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Images that are searched, and the tasks on them.
+
+    Attributes:
+        in_test: (N_test,) test rows that form the database; None: train is the database.
+        groups: (N_test,) groups whose images never find each other; None: every image but itself may be found.
+        tasks: the first leads.
+        notes: remarks.
+    """
+
+    in_test: BoolArray | None
+    groups: IntArray | None
+    tasks: tuple[Task, ...]
+    notes: tuple[str, ...] = ()
+
+
+def by_label(test: Features, database: Features, *, same_part: bool) -> Search:
+    """Return the task of finding images of the query's own label.
+
+    Args:
+        test: images that query.
+        database: images that are ranked.
+        same_part: they are the same images: a query finds none of its own group, and not itself.
+    """
+    groups = None
+    if same_part:
+        groups = np.arange(len(test)) if test.groups is None else test.groups
+    of_label = rows_by_number(database.labels.values)
+    of_group = {} if groups is None else rows_by_number(groups)
+    labels, none = test.labels.values, np.zeros(0, np.int64)
+
+    def answers(row: int) -> GroundTruth:
+        same = of_label.get(int(labels[row]), none)
+        if groups is None:
+            return GroundTruth(same)
+        own = of_group[int(groups[row])]
+        return GroundTruth(np.setdiff1d(same, own, assume_unique=True), own)
+
+    task = Task("", np.arange(len(test)), answers, BY_LABEL)
+    without = len(test) - len(task.with_positives())
+    note = f"{without:,} of {len(test):,} test images have no positive: they are searched, but are no queries."
+    searched = np.ones(len(test), bool) if same_part else None
+    return Search(searched, groups, (task,), (note,) if without else ())
+
+
+def by_ground_truth(test: Features) -> Search:
+    """Return the tasks of a retrieval set with its own queries.
+
+    Answers that are no test images (unreadable ones, those beyond a limit) are left out, which is noted.
+    """
+    queries = test.queries
+    assert queries is not None  # noqa: S101 - checked by the caller
+    in_database = np.array([sample not in queries.apart for sample in test.ids])
+    place = {test.ids[row]: i for i, row in enumerate(np.flatnonzero(in_database).tolist())}
+    row_of = {sample: row for row, sample in enumerate(test.ids)}
+    tasks, notes = [], []
+    for name, answers in queries.tasks.items():
+        known = [query for query in test.ids if query in answers]
+        rows = np.array([row_of[query] for query in known], dtype=np.int64)
+        task = Task(name, rows, _lookup(known, answers, place), BY_GROUND_TRUTH)
+        title = name or "ground truth"
+        lost = sum(i not in place for each in answers.values() for i in each.positives)
+        if lost or len(known) < len(answers):
+            notes.append(
+                f"{title}: {len(answers) - len(known):,} queries and {lost:,} positives are not among the images."
+            )
+        if without := len(known) - len(task.with_positives()):
+            notes.append(f"{title}: {without:,} of {len(known):,} queries have no positive.")
+        tasks.append(task)
+    inside = any(
+        in_database[row_of[query]] for answers in queries.tasks.values() for query in answers if query in row_of
+    )
+    return Search(in_database, np.arange(len(test)) if inside else None, tuple(tasks), tuple(notes))
+
+
+def _lookup(
+    queries: Sequence[str], answers: Mapping[str, Answers], place: Mapping[str, int]
+) -> Callable[[int], GroundTruth]:
+    """Return the function from the place of a query to its answers, as places in the database."""
+
+    def places(ids: tuple[str, ...]) -> IntArray:
+        return np.array([place[i] for i in ids if i in place], dtype=np.int64)
+
+    def of(i: int) -> GroundTruth:
+        each = answers[queries[i]]
+        return GroundTruth(places(each.positives), places(each.ignored))
+
+    return of
+
+
+def rows_by_number(numbers: IntArray) -> dict[int, IntArray]:
+    """Return the rows of each number.
+
+    >>> rows_by_number(np.array([7, 3, 7]))[7].tolist()
+    [0, 2]
+    """
+    order = np.argsort(numbers, kind="stable")
+    names, starts = np.unique(numbers[order], return_index=True)
+    return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
