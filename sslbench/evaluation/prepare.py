@@ -35,7 +35,7 @@ from sslbench.features.array import Features
 from sslbench.labels import LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
-from sslbench.protocols import OnFeatures, OnImages, OnObjects
+from sslbench.protocols import ImageSet, OnFeatures, OnImages, OnObjects, OnSets
 
 
 def needs_labels(task: Task) -> bool:
@@ -113,6 +113,7 @@ class Prepared:
         backbone: the same with the preprocessing that this request asks for.
         preprocessing_origins: where each value of it comes from.
         findings: warnings and notes about the data.
+        sets: for each task of the request the further sets of images that it scores, by name.
     """
 
     request: Request
@@ -123,6 +124,7 @@ class Prepared:
     data: TrainTest
     preprocessing_origins: dict[str, str]
     findings: tuple[samples.Finding, ...]
+    sets: tuple[Mapping[str, ImageSet], ...] = ()
 
 
 def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = None) -> Prepared:
@@ -170,7 +172,16 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         if isinstance(kind, OnImages):
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
         _check_expected(task.benchmark, data)
-    return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
+    sets = tuple(open_sets(task, data, backbone.preprocessing) for task in request.tasks)
+    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets)
+
+
+def open_sets(task: Task, data: TrainTest, preprocessing: Preprocessing) -> Mapping[str, ImageSet]:
+    """Return the further sets of images that a protocol scores, by name; {} for most protocols."""
+    kind = protocols.find(task.protocol).kind
+    if not isinstance(kind, OnSets):
+        return {}
+    return kind.open_sets(task.settings, data.train, data.test, preprocessing)
 
 
 def check_label_kind(task: Task, kind: LabelKind) -> None:

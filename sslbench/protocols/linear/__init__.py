@@ -79,7 +79,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
 
 
 @dataclasses.dataclass(frozen=True)
-class Probe:
+class LinearProbe:
     """Trained linear classifier of features.
 
     Attributes:
@@ -107,7 +107,7 @@ class Probe:
         return labels.kind == "single" and len(self.usable) == len(labels.classes)
 
 
-def train_probe(train: Features, settings: Settings, *, seed: int, on: Features | None = None) -> Probe:
+def train_probe(train: Features, settings: Settings, *, seed: int, on: Features | None = None) -> LinearProbe:
     """Return the logistic regression on the training samples, with its chosen c.
 
     Args:
@@ -143,7 +143,7 @@ def train_probe(train: Features, settings: Settings, *, seed: int, on: Features 
         )
     on_train = headline(train.labels.kind, train.labels.values, _scores(model, x, usable, train.labels))
     selected = choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations}
-    return Probe(axes, model, usable, on_train, selected, tuple(notes))
+    return LinearProbe(axes, model, usable, on_train, selected, tuple(notes))
 
 
 def _check_settings(settings: Settings) -> None:
