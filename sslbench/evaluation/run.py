@@ -19,6 +19,7 @@ from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, overlaps
+from sslbench.evaluation.corruption_curves import write_curves
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
@@ -443,4 +444,5 @@ def _measure_sets(
             floors.show(*untrained, out)
         beside = {} if untrained is None else {"untrained": untrained}
         results.append(finish(detailed, scores, beside, missing, out))
+        write_curves(results[-1], out)
     return results

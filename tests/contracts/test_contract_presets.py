@@ -26,6 +26,7 @@ SHIPPED = {
     "low_shot/vissl_places",
     "low_shot/vissl_voc07",
     "lsr/big_vision",
+    "robustness/imagenet_c",
     "svm/voc07",
 }
 PRESETS = list_names("preset")

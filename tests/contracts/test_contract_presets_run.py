@@ -21,6 +21,7 @@ SHORTER = {
     "linear-online": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
     "low-shot": {"k": [2], "draws": 2},
     "lsr": {"k": [2]},
+    "robustness": {"corrupt": ["brightness"], "severities": [1]},
     "svm": {},
 }
 """Protocol -> settings for 16 images in place of thousands."""
@@ -58,7 +59,7 @@ def test_a_preset_fixes_all_of_the_geometry(name):
 def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, tmp_path):
     preset = load_preset(name)
     shorter = SHORTER[preset.protocol]
-    assert set(shorter) <= {"k", "draws", "updates", "batch_size", "warmup_epochs"}
+    assert set(shorter) <= {"k", "draws", "updates", "batch_size", "warmup_epochs", "corrupt", "severities"}
     task = make_task(preset.protocol, shorter, preset=preset)
     request = Request(
         weights="random",

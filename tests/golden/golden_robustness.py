@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 from golden_cases import Case
 
-from sslbench.data.corruptions import corrupt
+from sslbench.data.corruptions import EXTRA, MAIN, corrupt
 from sslbench.data.corruptions.weather import FROST_FOLDER
+from sslbench.data.source import Labels
+from sslbench.library.presets import load_preset
 from sslbench.metrics import robustness
+from sslbench.paths import builtin_dir
+from sslbench.protocols.robustness.further_sets import classes_of, competing_classes
 
 
 def _logits(given: dict[str, np.ndarray]) -> np.ndarray:
@@ -19,6 +23,36 @@ def _logits(given: dict[str, np.ndarray]) -> np.ndarray:
 
 def _near(ours: float, value: np.ndarray, rel: float = 1e-6) -> None:
     assert ours == pytest.approx(float(value), rel=rel, abs=1e-12)
+
+
+def class_lists(case: Case) -> None:
+    recorded = case.expected_json()
+    for letter in "aor":
+        own = classes_of(builtin_dir("benchmarks") / "classes" / f"_imagenet_{letter}.yaml")
+        assert list(own) == recorded[f"wnids_{letter}"]
+        assert len(recorded[f"imagenet_{letter}"]) == len(own)
+
+
+def alexnet_errors(case: Case) -> None:
+    recorded = case.expected_json()
+    reference = dict(load_preset("robustness/imagenet_c").settings["reference"])
+    reference.pop("clean")
+    assert list(MAIN) == recorded["main15"] and list(EXTRA) == recorded["extra4"]
+    assert set(reference) == set(recorded["errors"])
+    for name, errors in recorded["errors"].items():
+        assert reference[name] == pytest.approx(errors, abs=1e-9)
+
+
+def output_mask(case: Case) -> None:
+    """VISSL's masked top-1 is that of a set on which only the classes with an image compete."""
+    given, expected = case.inputs(), case.expected()
+    labels = Labels("single", tuple(f"{i:02d}" for i in range(given["logits"].shape[1])), given["label"])
+    competing = [int(name) for name in competing_classes("a set", labels)]
+    masked = np.full_like(given["logits"], -np.inf)
+    masked[:, competing] = given["logits"][:, competing]
+    np.testing.assert_array_equal(masked, expected["masked"])
+    found = np.array(competing)[given["logits"][:, competing].argmax(axis=1)]
+    _near((found == given["label"]).mean(), expected["top1"], 1e-9)
 
 
 def subset(case: Case) -> None:
@@ -139,6 +173,9 @@ def _each(args: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 PATTERNS = {
+    "17_robustness/class_subsets": class_lists,
+    "17_robustness/alexnet_errors_*": alexnet_errors,
+    "17_robustness/vissl_output_mask": output_mask,
     "17_robustness/imagenet_?_subset": subset,
     "17_robustness/imagenet_o_msp*": unknown,
     "17_robustness/mce_*": mean_corruption_error,

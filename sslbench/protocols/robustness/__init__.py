@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.source import Labels, Source
 from sslbench.data.versions import versions_of, without_geometry
 from sslbench.errors import DataError, UsageError
@@ -39,18 +39,20 @@ from sslbench.protocols.robustness.changes import (
     check_changes,
     check_pictures,
     corruption_changes,
+    corruption_name,
     corruptions,
     geometric_changes,
     reference_errors,
 )
-from sslbench.protocols.robustness.settings import Settings
-from sslbench.protocols.robustness.test_sets import (
+from sslbench.protocols.robustness.further_sets import (
     REAL,
     missing_classes,
+    open_corrupted,
     open_test_set,
     open_unknown,
     with_real_labels,
 )
+from sslbench.protocols.robustness.settings import Settings
 from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 from sslbench.results import Outcome
 from sslbench.solvers.neighbours import nearest
@@ -81,7 +83,8 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError(
             f"robustness: there are {len(train)} training images, fewer than neighbours={settings.neighbours}"
         )
-    if reserved := {VERSIONS, UNKNOWN, ""} & set(settings.sets or {}):
+    own = {VERSIONS, UNKNOWN, "", *(corruption_name(n, s) for n in corruptions(settings) for s in settings.severities)}
+    if reserved := own & set(settings.sets or {}):
         raise UsageError(f"robustness: a set cannot be called '{reserved.pop()}'")
     for name in settings.lines or {}:
         if name not in (settings.sets or {}) or name == REAL:
@@ -104,6 +107,12 @@ def open_sets(settings: Settings, train: Source, test: Source, preprocessing: Pr
         versions = versions_of(test, changes, preprocessing, settings.change_seed)
         codes = digest(sorted((change.name, change.code) for change in changes), 32)
         found[VERSIONS] = ImageSet(versions, without_geometry(preprocessing), codes)
+    if settings.corrupted:
+        for name in corruptions(settings):
+            for severity in settings.severities:
+                source = open_corrupted(settings.corrupted, name, severity, test)
+                fitted = _resized_to_crop(preprocessing)
+                found[corruption_name(name, severity)] = ImageSet(source, fitted, source.fingerprint())
     if settings.unknown:
         unknown = open_unknown(settings.unknown, train)
         found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
@@ -112,6 +121,13 @@ def open_sets(settings: Settings, train: Source, test: Source, preprocessing: Pr
         source = with_real_labels(test, location, train) if real else open_test_set(name, location, train)
         found[name] = ImageSet(source, preprocessing, source.fingerprint(), recorded=not real)
     return found
+
+
+def _resized_to_crop(preprocessing: Preprocessing) -> Preprocessing:
+    """Return the preprocessing for images that are cropped already: those of ImageNet-C have 224 x 224 pixels."""
+    if preprocessing.crop is None:
+        return preprocessing
+    return dataclasses.replace(preprocessing, resize=preprocessing.crop, squash=None, crop=None)
 
 
 def run(
@@ -154,14 +170,13 @@ def run(
     chance = {"top1": 1 / len(labels.classes)}
     notes = list(probe.notes)
     units = Units.of(len(test), test.groups)
-    if VERSIONS in sets:
-        rows = _VersionRows(settings, test, sets[VERSIONS])
-        metrics |= _cosines(rows, test, units, settings, seed)
-        if settings.corrupt:
-            metrics |= _corruption_metrics(rows, probe, test, scores, units, settings)
-            headline = measures.CORRUPTION_ERROR.name
-            chance |= {headline: 1 - chance["top1"], measures.ERROR_INCREASE.name: 0.0}
-            notes += _corruption_notes(settings)
+    rows = _VersionRows(settings, test, sets)
+    metrics |= _cosines(rows, test, units, settings, seed)
+    if settings.corrupt:
+        metrics |= _corruption_metrics(rows, probe, test, scores, units, settings)
+        headline = measures.CORRUPTION_ERROR.name
+        chance |= {headline: 1 - chance["top1"], measures.ERROR_INCREASE.name: 0.0}
+        notes += _corruption_notes(settings)
     if UNKNOWN in sets:
         found, by_guessing = _unknown_metrics(probe, train, test, sets[UNKNOWN], settings, seed)
         metrics, chance = metrics | found, chance | by_guessing
@@ -211,7 +226,8 @@ def _outcome_on_set(name: str, probe: LinearProbe, train: Features, part: Featur
         probabilities="softmax" if logits else None,
         groups=part.groups,
     )
-    notes = [f"{len(columns):,} of the {len(number):,} classes of train compete.", missing_classes(name, labels)]
+    fewer = f"{len(columns):,} of the {len(number):,} classes of train compete." if len(columns) < len(number) else ""
+    notes = [fewer, missing_classes(name, labels)]
     return Outcome(
         metrics=metrics,
         headline=headline,
@@ -269,22 +285,30 @@ def _groups_of_both(test: Features, unknown: Features) -> IntArray | None:
 
 
 class _VersionRows:
-    """Features of one version of the test images at a time."""
+    """Features of the versions of the test images, one at a time, in the order of the test images."""
 
-    def __init__(self, settings: Settings, test: Features, versions: Features) -> None:
+    def __init__(self, settings: Settings, test: Features, sets: Mapping[str, Features]) -> None:
         changes = [*corruption_changes(settings).values(), *geometric_changes(settings).values()]
         names = sorted(change.name for change in changes)
-        if versions.ids != tuple(f"{name}/{own}" for name in names for own in test.ids):
-            raise DataError(
-                "the changed versions are not of the test images that were read",
-                "Run the same command again when the images no longer change.",
-            )
-        self._place, self._features, self._n = {name: i for i, name in enumerate(names)}, versions.x, len(test)
+        self._ids, self._sets, self._place = test.ids, sets, {name: i for i, name in enumerate(names)}
+        if names and sets[VERSIONS].ids != tuple(f"{name}/{own}" for name in names for own in test.ids):
+            raise _other_images(VERSIONS)
 
-    def of(self, name: str) -> np.ndarray[tuple[int, int], np.dtype[np.floating]]:
-        """Return the features (N, D) of the version with the change of that name."""
-        start = self._place[name] * self._n
-        return self._features[start : start + self._n]
+    def of(self, name: str) -> Matrix:
+        """Return the features (N, D) of the version of that name: one that was made, or a set of files."""
+        if name in self._place:
+            start = self._place[name] * len(self._ids)
+            return self._sets[VERSIONS].x[start : start + len(self._ids)]
+        if self._sets[name].ids != self._ids:
+            raise _other_images(name)
+        return self._sets[name].x
+
+
+def _other_images(name: str) -> DataError:
+    return DataError(
+        f"robustness: the readable images of {name} are not those of test",
+        "Repair or remove the images that cannot be read, here and in test; sslbench check-data lists them.",
+    )
 
 
 def _corruption_metrics(
@@ -293,10 +317,10 @@ def _corruption_metrics(
     """Return the errors under corruptions: of each and severity, of each, and of all."""
     named, labels = corruptions(settings), test.labels
     wrong = np.empty((len(test), len(named), len(settings.severities)), dtype=np.bool_)
-    for (name, severity), change in corruption_changes(settings).items():
-        scores = probe.scores(rows.of(change.name), labels)
-        at = named.index(name), settings.severities.index(severity)
-        wrong[:, *at] = scores.argmax(axis=1) != labels.values
+    for i, name in enumerate(named):
+        for j, severity in enumerate(settings.severities):
+            scores = probe.scores(rows.of(corruption_name(name, severity)), labels)
+            wrong[:, i, j] = scores.argmax(axis=1) != labels.values
     reference, reference_clean = reference_errors(settings, named)
     all_of_them = measures.corruption_values(wrong, clean.argmax(axis=1) != labels.values, reference, reference_clean)
     each = {measures.part(measures.CORRUPTION_ERROR, name): wrong[:, i].mean(axis=1) for i, name in enumerate(named)}

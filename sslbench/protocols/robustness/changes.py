@@ -24,11 +24,22 @@ def corruptions(settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def corruption_name(name: str, severity: int) -> str:
+    """Return the name of a corruption at a severity, as a set or version of images.
+
+    >>> corruption_name("fog", 3)
+    'fog-3'
+    """
+    return f"{name}-{severity}"
+
+
 def corruption_changes(settings: Settings) -> dict[tuple[str, int], ImageChange]:
-    """Return the change of each corruption and severity."""
+    """Return the change of each corruption and severity; {} where the corrupted images are files."""
+    if settings.corrupted:
+        return {}
     return {
         (name, severity): ImageChange(
-            f"{name}-{severity}", functools.partial(_corrupt, name=name, severity=severity), code_of(name)
+            corruption_name(name, severity), functools.partial(_corrupt, name=name, severity=severity), code_of(name)
         )
         for name in corruptions(settings)
         for severity in settings.severities
@@ -89,6 +100,8 @@ def check_changes(settings: Settings) -> None:
         raise UsageError(f"robustness: scales should be greater than 0 and other than 1, not {list(settings.scales)}")
     if not all(0 < share < 1 for share in settings.crops):
         raise UsageError(f"robustness: crops should lie between 0 and 1, not {list(settings.crops)}")
+    if settings.corrupted and not settings.corrupt:
+        raise UsageError("robustness: corrupted has no effect without corruptions", "Name some: corrupt=[main].")
     _check_reference(settings)
 
 
@@ -121,7 +134,7 @@ def check_pictures(settings: Settings, preprocessing: Preprocessing) -> None:
             f"robustness: images are changed in RGB, and the backbone takes {preprocessing.channels} bands"
         )
     size = output_size(preprocessing)
-    if settings.corrupt and size is not None and min(size) < SMALLEST:
+    if corruption_changes(settings) and size is not None and min(size) < SMALLEST:
         raise UsageError(
             f"robustness: corruptions need {SMALLEST} pixels a side, and the backbone takes {size[0]}x{size[1]}",
             f"Give --resize {SMALLEST} --crop {SMALLEST} or more, or corrupt=[].",

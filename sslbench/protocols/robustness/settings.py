@@ -17,6 +17,11 @@ class Settings:
         ONE_OF_EACH_FAMILY,
         "corruptions of the test images; main: the 15 of ImageNet-C; extra: the other four; []: none",
     )
+    corrupted: str = setting(
+        "",
+        "folder of corrupted test images, CORRUPTION/SEVERITY/..., as the files of ImageNet-C; empty: they are made",
+        changes_result=False,
+    )
     severities: tuple[int, ...] = setting(SEVERITIES, "severities of each corruption, 1 (weak) to 5 (strong)")
     change_seed: int = setting(0, "seed of corruptions and crops: other draws of the same strength")
     reference: dict[str, tuple[float, ...]] | None = setting(

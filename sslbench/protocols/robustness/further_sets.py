@@ -43,7 +43,7 @@ def open_test_set(name: str, location: str, train: Source) -> Source:
         if all(each.isdecimal() for each in names) and not names <= set(train.labels.classes):
             source = name_numbered(train, source)
     _, matched = match_classes(train, source)
-    competing = _competing_classes(name, matched.labels)
+    competing = competing_classes(name, matched.labels)
     if unknown := [each for each in competing if each not in set(train.labels.classes)]:
         raise DataError(
             f"{name}: {len(unknown)} of its {len(competing)} classes are unknown to {train.name}: {some(unknown)}",
@@ -61,7 +61,7 @@ def open_test_set(name: str, location: str, train: Source) -> Source:
     return dataclasses.replace(matched, labels=Labels("single", competing, values))
 
 
-def _competing_classes(name: str, labels: Labels) -> tuple[str, ...]:
+def competing_classes(name: str, labels: Labels) -> tuple[str, ...]:
     """Return the classes that compete on a set, in the order of their names."""
     file = next((f for f in _lists() if f.stem == f"_{name.replace('-', '_')}"), None)
     if file is None:
@@ -92,6 +92,31 @@ def missing_classes(name: str, labels: Labels) -> str:
     if not absent:
         return ""
     return f"{name}: {len(absent)} of its {len(labels.classes)} classes have no image: {some(absent)}."
+
+
+def open_corrupted(location: str, name: str, severity: int, test: Source) -> Source:
+    """Return the corrupted versions of the test images, found by their ids in LOCATION/CORRUPTION/SEVERITY.
+
+    Raises:
+        UsageError: there is no such folder.
+        DataError: some test images have no corrupted version there.
+    """
+    folder = Path(location) / name / str(severity)
+    if not folder.is_dir():
+        raise UsageError(
+            f"corrupted={location} has no folder {name}/{severity}",
+            "Corrupted images lie in CORRUPTION/SEVERITY/CLASS/, as those of ImageNet-C; see corrupt= and severities=.",
+        )
+    source = choose_test(str(folder), open_data(str(folder)))
+    place = {each: row for row, each in enumerate(source.ids)}
+    missing = [each for each in test.ids if each not in place]
+    if missing:
+        raise DataError(
+            f"{folder}: {len(missing):,} of {len(test):,} test images have no corrupted version: {some(missing)}",
+            "They are found by their path below the class folders, such as n01440764/ILSVRC2012_val_00000293.JPEG.",
+        )
+    chosen = source.select([place[each] for each in test.ids], f"{source.name}, {name} {severity}")
+    return dataclasses.replace(chosen, labels=no_labels(len(chosen)))
 
 
 def open_unknown(location: str, train: Source) -> Source:
