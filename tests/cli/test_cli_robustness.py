@@ -52,7 +52,7 @@ def test_a_run_prints_its_parts_and_the_leaderboard_shows_any_of_them(world, ssl
 
 
 def test_beside_other_protocols_the_images_are_encoded_once(world, sslbench):
-    code, out, err = sslbench("eval", "linear", "robustness", *OWN, *FEW, "--no-floors")
+    code, _, err = sslbench("eval", "linear", "robustness", *OWN, *FEW, "--no-floors")
     assert code == 0, err
     linear, robustness = sorted(records(world / "results"), key=lambda r: r["protocol"]["name"])
     assert linear["metrics"]["top1"] == robustness["metrics"]["top1"]
@@ -91,7 +91,7 @@ def test_a_file_does_not_choose_the_code_that_reads_images(world, sslbench):
     [
         (["corrupt=[fogg]"], "there is no corruption 'fogg'"),
         (["sets={a: nowhere}"], "nowhere"),
-        (["unknown=photos/test"], "are not unknown: ant"),
+        (["unknown=photos/test", "neighbours=2"], "are not unknown: ant"),
         (["corrupted=photos"], "has no folder gaussian_noise/1"),
         (["sets={imagenet-real: real.json}"], "cannot read real.json"),
         (["--test-classes", "subset"], "cannot be scored on test data with a subset"),

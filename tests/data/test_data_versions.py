@@ -120,14 +120,14 @@ def test_files_of_any_kind_have_versions_and_broken_ones_are_listed(tmp_path):
     (batch,) = loader.batches(versions, np.arange(12), without_geometry(SMALL), batch_size=12, workers=0)
     assert batch.images.shape == (9, 3, 32, 32) and batch.images.numpy().std(axis=(1, 2, 3)).min() > 1
     assert [index for index, _, _ in batch.unreadable] == [3, 7, 11]
-    assert not versions.images.digests()[[0, 4, 8]].sum() == 0
+    assert versions.images.digests()[[0, 4, 8]].any(axis=1).all()
 
 
 def test_joined_sources_have_versions(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         Image.fromarray(np.full((40, 40, 3), ord(name), np.uint8)).save(tmp_path / name / f"{name}.png")
-    joined = open_data(f"one={tmp_path / 'a'},two={tmp_path / 'b'}")["all"]
+    joined = open_data(f"several:one={tmp_path / 'a'},two={tmp_path / 'b'}")["all"]
     found = pictures(versions_of(joined, CHANGES[2:], SMALL, 0))
     assert sorted(picture.mean() for picture in found.values()) == [ord("a"), ord("b")]
 

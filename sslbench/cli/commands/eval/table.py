@@ -111,10 +111,10 @@ def _parts(result: Result) -> "Table | None":
     table = Table(box=None, pad_edge=False)
     for heading in ("metric", "of", "value", "95 % interval", *(f"severity {at}" for at in places)):
         table.add_column(heading, justify="left" if heading in ("metric", "of", "95 % interval") else "right")
-    for (metric, part), value in found.items():
-        by_severity = severities.get(part, {}) if metric == "corruption_error" else {}
+    for (metric, name), value in found.items():
+        by_severity = severities.get(name, {}) if metric == "corruption_error" else {}
         each = (_number(by_severity[at].value) if at in by_severity else "" for at in places)
-        table.add_row(*map(table_cell, (metric, part, _number(value.value), _interval(value), *each)))
+        table.add_row(*map(table_cell, (metric, name, _number(value.value), _interval(value), *each)))
     return table
 
 
