@@ -172,16 +172,30 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         if isinstance(kind, OnImages):
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
         _check_expected(task.benchmark, data)
-    sets = tuple(open_sets(task, data, backbone.preprocessing) for task in request.tasks)
+    sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets)
 
 
-def open_sets(task: Task, data: TrainTest, preprocessing: Preprocessing) -> Mapping[str, ImageSet]:
-    """Return the further sets of images that a protocol scores, by name; {} for most protocols."""
+def open_sets(
+    task: Task, data: TrainTest, preprocessing: Preprocessing, most: int | None, seed: int
+) -> Mapping[str, ImageSet]:
+    """Return the further sets of images that a protocol scores, by name; {} for most protocols.
+
+    Args:
+        task: the protocol.
+        data: train and test.
+        preprocessing: of the backbone.
+        most: largest number of images of another set; None: all.
+        seed: of the choice among them.
+    """
     kind = protocols.find(task.protocol).kind
     if not isinstance(kind, OnSets):
         return {}
-    return kind.open_sets(task.settings, data.train, data.test, preprocessing)
+
+    def limited(source: Source) -> Source:
+        return source if most is None else limit(source, most, seed)
+
+    return kind.open_sets(task.settings, data.train, data.test, preprocessing, limited)
 
 
 def check_label_kind(task: Task, kind: LabelKind) -> None:

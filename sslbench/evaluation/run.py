@@ -36,7 +36,7 @@ from sslbench.evaluation.prepare import (
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
 from sslbench.evaluation.request import Request, RunSettings, Task
-from sslbench.evaluation.sets import NO_PIXELS, NO_UNTRAINED, is_on_sets, rows_of_set, score_sets, sets_of
+from sslbench.evaluation.sets import NO_PIXELS, NO_UNTRAINED, EncodedSets, is_on_sets, rows_of_set, score_sets, sets_of
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
@@ -392,14 +392,16 @@ def _backbones_of_sets(prepared: Prepared, beside: floors.FloorBackbones) -> dic
 
 def _encode_sets(
     backbone: Backbone, prepared: Prepared, task: Task, store: Path, progress: Progress | None
-) -> dict[str, dict[str, Features]]:
-    """Return name of a further set -> layer -> features."""
+) -> EncodedSets:
+    """Return the features of the further sets, and the time of their extraction."""
     found: dict[str, dict[str, Features]] = {}
+    seconds = 0.0
     for name, each in sets_of(prepared, task).items():
         encoder = dataclasses.replace(backbone, preprocessing=each.preprocessing)
         extraction = _extract(encoder, each.source, prepared.layers, prepared.run, store, name, progress)
         found[name] = {layer: rows_of_set(features, each.source) for layer, features in extraction.features.items()}
-    return found
+        seconds += extraction.seconds
+    return EncodedSets(found, seconds)
 
 
 def _measure_sets(
@@ -407,7 +409,7 @@ def _measure_sets(
     task: Task,
     layer: str,
     parts: Mapping[str, tuple[Backbone, Encoded]],
-    sets: Mapping[str, Mapping[str, Mapping[str, Features]]],
+    sets: Mapping[str, EncodedSets],
     suspected: overlaps.SuspectedOverlaps | None,
     out: Path,
     command: str,
@@ -419,16 +421,17 @@ def _measure_sets(
         task: the protocol.
         layer: name of the layer.
         parts: '' and floors -> backbone and features of train and test.
-        sets: '' and 'untrained' -> name of a further set -> layer -> features.
+        sets: '' and 'untrained' -> features of the further sets.
         suspected: test images that are in train too.
         out: folder of the records.
         command: what the user typed.
     """
     found = {}
-    for name, features in sets.items():
+    for name, of_sets in sets.items():
         backbone, encoded = parts[name]
         subject, train, test = _describe_parts(prepared, backbone, layer, encoded, task, command)
-        own = {key: layers[layer] for key, layers in features.items()}
+        subject = dataclasses.replace(subject, timings={**subject.timings, "further sets": round(of_sets.seconds, 3)})
+        own = {key: layers[layer] for key, layers in of_sets.features.items()}
         found[name] = score_sets(subject, task, (train, test), sets_of(prepared, task), own)
     missing = {} if not prepared.run.floors else {"pixels": NO_PIXELS}
     if prepared.run.floors and "untrained" not in found and prepared.request.weights != "random":

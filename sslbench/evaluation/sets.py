@@ -20,6 +20,19 @@ NO_PIXELS = "pixels are no network whose input could be changed"
 NO_UNTRAINED = "baseline=true also encodes all sets with the untrained backbone, in twice the time"
 
 
+@dataclasses.dataclass(frozen=True)
+class EncodedSets:
+    """Features of further sets.
+
+    Attributes:
+        features: name of a set -> layer -> features.
+        seconds: time of their extraction.
+    """
+
+    features: Mapping[str, Mapping[str, Features]]
+    seconds: float
+
+
 def is_on_sets(task: Task) -> bool:
     """Return True for a protocol on several sets of images."""
     return isinstance(protocols.find(task.protocol).kind, OnSets)

@@ -92,9 +92,17 @@ class OpenImageSets(typing.Protocol[S_contra]):
     """Signature of `open_sets` of a protocol on several sets of images."""
 
     def __call__(
-        self, settings: S_contra, train: "Source", test: "Source", preprocessing: "Preprocessing"
+        self,
+        settings: S_contra,
+        train: "Source",
+        test: "Source",
+        preprocessing: "Preprocessing",
+        limited: "Callable[[Source], Source]",
     ) -> "Mapping[str, ImageSet]":
-        """Return the further sets by name; no image is decoded. Raise for a location that cannot be used."""
+        """Return the further sets by name, other data `limited`; no image is decoded.
+
+        Raise for a location that cannot be used.
+        """
 
 
 class RunOnSets(typing.Protocol[S_contra]):

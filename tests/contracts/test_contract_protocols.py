@@ -227,7 +227,9 @@ def run_on_sets(name, train=None, test=None):
     settings, small = protocol.settings(), Preprocessing(resize=(32, 32), crop=None)
     train, test = train or sample(80, 1), test or sample(40, 2)
     sets = {}
-    for key, each in protocol.kind.open_sets(settings, pictures(80, 1), pictures(40, 2), small).items():
+    for key, each in protocol.kind.open_sets(
+        settings, pictures(80, 1), pictures(40, 2), small, lambda source: source
+    ).items():
         own = np.array([test.ids.index(i.rpartition("/")[2]) for i in each.source.ids])
         noise = np.random.default_rng(3).normal(size=(len(own), 6)).astype(np.float32)
         sets[key] = Features(test.x[own] + noise, each.source.labels, each.source.ids)

@@ -13,7 +13,7 @@ of the sets that are scored. The outcome on test holds:
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -94,8 +94,21 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError("robustness: nothing is left to measure", "Name corruptions, sets or unknown images.")
 
 
-def open_sets(settings: Settings, train: Source, test: Source, preprocessing: Preprocessing) -> dict[str, ImageSet]:
+def open_sets(
+    settings: Settings,
+    train: Source,
+    test: Source,
+    preprocessing: Preprocessing,
+    limited: Callable[[Source], Source],
+) -> dict[str, ImageSet]:
     """Return the changed versions of the test images, the unknown images, and the further test sets.
+
+    Args:
+        settings: see `Settings`.
+        train: whose classes are known.
+        test: the unchanged test images.
+        preprocessing: of the backbone.
+        limited: function that takes as many images of another set as of test (--limit).
 
     Raises:
         SslbenchError: a location that cannot be used, or images that cannot be changed.
@@ -114,11 +127,11 @@ def open_sets(settings: Settings, train: Source, test: Source, preprocessing: Pr
                 fitted = _resized_to_crop(preprocessing)
                 found[corruption_name(name, severity)] = ImageSet(source, fitted, source.fingerprint())
     if settings.unknown:
-        unknown = open_unknown(settings.unknown, train)
+        unknown = limited(open_unknown(settings.unknown, train))
         found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
     for name, location in (settings.sets or {}).items():
         real = name == REAL
-        source = with_real_labels(test, location, train) if real else open_test_set(name, location, train)
+        source = with_real_labels(test, location, train) if real else limited(open_test_set(name, location, train))
         found[name] = ImageSet(source, preprocessing, source.fingerprint(), recorded=not real)
     return found
 

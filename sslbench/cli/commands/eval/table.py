@@ -100,7 +100,9 @@ def _parts(result: Result) -> "Table | None":
     found: dict[tuple[str, str], MetricValue] = {}
     for name, value in result.metrics.items():
         part = re.fullmatch(r"(\w+)\((.*)\)", name)
-        if part and not _SEVERITY.fullmatch(name):
+        if _SEVERITY.fullmatch(name):
+            continue
+        if part:
             found[part[1], part[2].replace(",", " ")] = value
         elif find(name).needs == "versions" and name != result.headline:
             found[name, "all"] = value
