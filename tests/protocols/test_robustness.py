@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sslbench.backbones.build import build
 from sslbench.config import read_yaml
 from sslbench.data.corruptions import corrupt
+from sslbench.data.decode.handlers import picture_decoder
 from sslbench.data.labels import single_labels
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
@@ -26,6 +27,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find
 from sslbench.protocols.robustness.changes import corruptions
 from sslbench.protocols.robustness.further_sets import classes_of, open_test_set, with_real_labels
+from sslbench.protocols.robustness.objectnet import open_objectnet
 from sslbench.protocols.robustness.settings import Settings
 from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 
@@ -221,19 +223,63 @@ def test_the_published_lists_have_200_classes(name):
 
 def test_real_labels_are_found_by_the_number_of_the_file(tmp_path, data):
     part = open_data(str(data))["test"]
-    names = tuple(f"n{i:08d}" for i in range(1000))
-    train = dataclasses.replace(part, labels=single_labels([names[0]] * len(part), names))
+    train = thousand_classes(part)
     ids = tuple(f"n/ILSVRC2012_val_{i + 1:08d}.JPEG" for i in range(len(part)))
     sets = [[i, 999 - i] if i % 3 else [] for i in range(len(part))]
     file = tmp_path / "real.json"
     file.write_text(json.dumps(sets))
     labelled = with_real_labels(dataclasses.replace(part, ids=ids), str(file), train)
-    assert [np.flatnonzero(row).tolist() for row in labelled.labels.values] == sets
+    assert [sorted(999 - np.flatnonzero(row)) for row in labelled.labels.values] == [sorted(each) for each in sets]
     with pytest.raises(DataError, match="is not one of the 18 validation images"):
         with_real_labels(part, str(file), train)
     file.write_text("[[1000]]")
     with pytest.raises(UsageError, match="one list of class numbers"):
         with_real_labels(part, str(file), train)
+
+
+def write_objectnet(folder):
+    """Two classes that ImageNet has, one of them by two of its classes, and one that it lacks."""
+    mappings = folder / "mappings"
+    mappings.mkdir(parents=True)
+    labels = [f"label {number}, other name" for number in range(1000)]
+    (mappings / "imagenet_to_label_2012_v2").write_text("\n".join(labels))
+    files = {
+        "folder_to_objectnet_label": {"alarm_clock": "Alarm clock", "banana": "Banana", "zipper": "Zipper"},
+        "objectnet_to_imagenet_1k": {"Alarm clock": f"{labels[7]}; {labels[9]}", "Banana": labels[0]},
+        "pytorch_to_imagenet_2012_id": {str(place): 999 - place for place in range(1000)},
+    }
+    for name, content in files.items():
+        (mappings / f"{name}.json").write_text(json.dumps(content))
+    for name in files["folder_to_objectnet_label"]:
+        (folder / "images" / name).mkdir(parents=True)
+        picture = np.full((10, 12, 3), 90, np.uint8)
+        picture[[0, -1]] = picture[:, [0, -1]] = (255, 0, 0)
+        Image.fromarray(picture).save(folder / "images" / name / "0.png")
+
+
+def thousand_classes(source):
+    names = tuple(f"n{i:08d}" for i in range(1000))[::-1]
+    return dataclasses.replace(source, labels=single_labels([names[0]] * len(source), names))
+
+
+def test_objectnet_has_the_classes_of_its_own_mapping_and_no_border(tmp_path, data):
+    write_objectnet(tmp_path / "objectnet")
+    train = thousand_classes(open_data(str(data))["test"])
+    source = open_objectnet(str(tmp_path / "objectnet"), train)
+    right = [{train.labels.classes[i] for i in np.flatnonzero(row == 1)} for row in source.labels.values]
+    assert right == [{"n00000992", "n00000990"}, {"n00000999"}, set()], "place 999 - number among the sorted synsets"
+    competing = {train.labels.classes[i] for i in np.flatnonzero(source.labels.values[2] == 0)}
+    assert competing == {"n00000992", "n00000990", "n00000999"}
+    decoded = source.images.decoded(0, picture_decoder(None, source.images))
+    assert decoded.image.shape == (3, 8, 10) and (decoded.image == 90).all()
+    assert not np.array_equal(source.images.digests(), source.images.base.digests())
+    with pytest.raises(DataError, match="1,000 classes"):
+        open_objectnet(str(tmp_path / "objectnet"), open_data(str(data))["test"])
+    (tmp_path / "objectnet" / "mappings" / "objectnet_to_imagenet_1k.json").write_text('{"Banana": "a plantain"}')
+    with pytest.raises(UsageError, match="the labels of 'Banana' are not all in"):
+        open_objectnet(str(tmp_path / "objectnet"), train)
+    with pytest.raises(UsageError, match=r"cannot read .*mappings"):
+        open_objectnet(str(data), train)
 
 
 def test_unknown_images_are_told_apart_and_known_classes_are_refused(network, data, tmp_path):

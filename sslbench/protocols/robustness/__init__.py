@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.arrays import BoolArray, FloatArray, Int8Array, IntArray, Matrix
 from sslbench.data.source import Labels, Source
 from sslbench.data.versions import versions_of, without_geometry
 from sslbench.errors import DataError, UsageError
@@ -52,12 +52,15 @@ from sslbench.protocols.robustness.further_sets import (
     open_unknown,
     with_real_labels,
 )
+from sslbench.protocols.robustness.objectnet import OBJECTNET, open_objectnet
 from sslbench.protocols.robustness.settings import Settings
 from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 from sslbench.results import Outcome
 from sslbench.solvers.neighbours import nearest
 
 VERSIONS, UNKNOWN = "versions", "unknown"
+SEVERAL_RIGHT = (REAL, OBJECTNET)
+"""Sets whose images have several right classes: they have metrics in the record on test, and no record of their own."""
 _MEMORY = 1.0  # GB of the search of neighbours
 
 
@@ -87,7 +90,7 @@ def check(settings: Settings, train: Labels) -> None:
     if reserved := own & set(settings.sets or {}):
         raise UsageError(f"robustness: a set cannot be called '{reserved.pop()}'")
     for name in settings.lines or {}:
-        if name not in (settings.sets or {}) or name == REAL:
+        if name not in (settings.sets or {}) or name in SEVERAL_RIGHT:
             raise UsageError(f"robustness: the line of {name} has no effect without that set", f"Add {name} to sets=.")
     changed = settings.corrupt or settings.rotations or settings.scales or settings.crops
     if not (changed or settings.sets or settings.unknown):
@@ -130,9 +133,13 @@ def open_sets(
         unknown = limited(open_unknown(settings.unknown, train))
         found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
     for name, location in (settings.sets or {}).items():
-        real = name == REAL
-        source = with_real_labels(test, location, train) if real else limited(open_test_set(name, location, train))
-        found[name] = ImageSet(source, preprocessing, source.fingerprint(), recorded=not real)
+        if name == REAL:
+            source = with_real_labels(test, location, train)
+        elif name == OBJECTNET:
+            source = limited(open_objectnet(location, train))
+        else:
+            source = limited(open_test_set(name, location, train))
+        found[name] = ImageSet(source, preprocessing, source.fingerprint(), recorded=name not in SEVERAL_RIGHT)
     return found
 
 
@@ -197,8 +204,8 @@ def run(
     outcomes = {}
     right = scores.argmax(axis=1) == labels.values
     for name in settings.sets or {}:
-        if name == REAL:
-            metrics |= _real_metrics(probe, train, sets[name])
+        if name in SEVERAL_RIGHT:
+            metrics |= _several_right_metrics(name, probe, train, sets[name])
             continue
         outcomes[name] = _outcome_on_set(name, probe, train, sets[name], seed)
         metrics |= {f"{metric}({name})": outcomes[name].metrics[metric] for metric in ("top1", "top5")}
@@ -253,17 +260,34 @@ def _outcome_on_set(name: str, probe: LinearProbe, train: Features, part: Featur
     )
 
 
-def _real_metrics(probe: LinearProbe, train: Features, part: Features) -> dict[str, Interval]:
-    """Return top-1 and top-5 on images with several right labels; images without one are left out."""
-    order = np.argsort(-probe.scores(part.x, train.labels), axis=1, kind="stable")[:, :5]
-    right = [np.flatnonzero(row > 0) for row in part.labels.values]
-    scored = np.array([len(each) > 0 for each in right])
-    units = Units.of(int(scored.sum()), None if part.groups is None else part.groups[scored])
+def _several_right_metrics(name: str, probe: LinearProbe, train: Features, part: Features) -> dict[str, Interval]:
+    """Return top-1 and top-5 on images with several right classes.
+
+    Images without one are left out, and classes with the label -1 do not compete. ObjectNet's challenge scores all
+    images by all classes.
+    """
+    scores, labels = probe.scores(part.x, train.labels), part.labels.values
+    competing = np.where(labels[:1] < 0, -np.inf, scores)
+    scored = (labels > 0).any(axis=1)
+    found = _top_metrics((name,), competing[scored], labels[scored], part.groups, scored)
+    if name == OBJECTNET:
+        found |= _top_metrics((name, "challenge"), scores, labels, part.groups, np.ones_like(scored))
+    return found
+
+
+def _top_metrics(
+    of: tuple[str, ...], scores: FloatArray, labels: Int8Array, groups: IntArray | None, scored: BoolArray
+) -> dict[str, Interval]:
+    """Return the share of images with a right class (label 1) among the first one and five by score."""
+    if not len(scores):
+        return {}
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
+    right = np.take_along_axis(labels > 0, order, axis=1)
+    units = Units.of(len(scores), None if groups is None else groups[scored])
     values = {
-        dataclasses.replace(metric, name=f"{metric.name}({REAL})"): measures.in_label_sets(order[:, :k], right)
-        for metric, k in ((TOP1, 1), (TOP5, 5))
+        measures.part(metric, *of): right[:, :k].any(axis=1).astype(np.float64) for metric, k in ((TOP1, 1), (TOP5, 5))
     }
-    return measures.means({metric: each.astype(np.float64) for metric, each in values.items()}, units)
+    return measures.means(values, units)
 
 
 def _unknown_metrics(

@@ -116,7 +116,9 @@ def _parts(result: Result) -> "Table | None":
     for (metric, name), value in found.items():
         by_severity = severities.get(name, {}) if metric == "corruption_error" else {}
         each = (_number(by_severity[at].value) if at in by_severity else "" for at in places)
-        table.add_row(*map(table_cell, (metric, name, _number(value.value), _interval(value), *each)))
+        digits = 2 if find(metric).unit == "%" else 4
+        cells = (metric, name, _number(value.value, digits), _interval(value, digits), *each)
+        table.add_row(*map(table_cell, cells))
     return table
 
 
@@ -162,12 +164,14 @@ def _protocol(result: Result) -> str:
     return f"{result.protocol.name} ({result.preset.name}{', modified' if result.preset.modified else ''})"
 
 
-def _number(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f}"
+def _number(value: float | None, digits: int = 2) -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}"
 
 
-def _interval(metric: MetricValue) -> str:
-    return "" if metric.low is None or metric.high is None else f"{metric.low:.2f} .. {metric.high:.2f}"
+def _interval(metric: MetricValue, digits: int = 2) -> str:
+    if metric.low is None or metric.high is None:
+        return ""
+    return f"{metric.low:.{digits}f} .. {metric.high:.{digits}f}"
 
 
 def _selected(result: Result) -> str:
