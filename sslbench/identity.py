@@ -17,6 +17,7 @@ precision, dtype of the stored features           new       new             new
 the layer or its pool                             file      new             new
 content, ids or number of images                  new       new     new
 labels, classes, test classes, groups of a split            new     new
+content of further sets, versions of changes                new     new
 the protocol, its version, a setting                        new     new
 code of a user's protocol                                   new     new
 benchmark or preset: name, version, file                    new     name
@@ -125,7 +126,7 @@ def record_id(measured: Measurement | Result) -> str:
         "benchmark": benchmark,
         # The publication is text about the same settings.
         "preset": None if preset is None else [preset.name, preset.version, preset.sha256, preset.modified],
-        "data": [measured.data.train.fingerprint, measured.data.test.fingerprint],
+        "data": [measured.data.train.fingerprint, measured.data.test.fingerprint, *_further(measured.data)],
         "seed": measured.seed,
     }
     return digest(parts)
@@ -161,6 +162,7 @@ class Comparability:
     metric: str
     groups: str = ""
     code: str = ""
+    further: tuple[str, ...] = ()
 
 
 def comparability_key(result: Result, metric: str | None = None) -> Comparability:
@@ -178,6 +180,7 @@ def comparability_key(result: Result, metric: str | None = None) -> Comparabilit
         metric=metric or result.headline,
         groups=_groups(result, metric or result.headline),
         code=result.protocol.code,
+        further=tuple(_further(data)),
     )
 
 
@@ -189,6 +192,11 @@ def row_key(result: Result) -> str:
     code = {name: value for name, value in weights.code.items() if not (weights.untrained and name == "probe")}
     values = _pixels(result.preprocessing)
     return canonical([tensors, weights.backbone, code, result.layer, values, result.precision, result.feature_dtype])
+
+
+def _further(data: DataUsed) -> list[str]:
+    """Return names and fingerprints of the further sets of images."""
+    return [f"{part.name} {part.fingerprint}" for part in data.further]
 
 
 def _pixels(preprocessing: Mapping[str, Any]) -> dict[str, Any]:

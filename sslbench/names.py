@@ -5,7 +5,7 @@ import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self
@@ -207,17 +207,36 @@ def without_code(content: dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(fixed, dict) and "decoder" in fixed:
         decoder = from_file(fixed["decoder"], f"{where}: preprocessing.decoder", "--decoder {}")
         changed["preprocessing"] = {**fixed, "decoder": decoder}
+    for key, text in _texts(content.get("settings"), ""):
+        refuse_location(text, f"{where}: settings.{key}", f"{key}={text}")
     return changed
 
 
-def refuse_location(location: str, where: str) -> None:
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts in a value of YAML with their keys: settings may be locations of data."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _texts(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, key)
+
+
+def refuse_location(location: str, where: str, remedy: str = "") -> None:
     """Refuse a data location read from a file that names a Python module as its source.
+
+    Args:
+        location: read from a file.
+        where: the file and the key.
+        remedy: the same on the command line; '': as --data.
 
     Raises:
         UsageError: it does (`my_pkg.my_source:REST`, alone or among several).
     """
     if (found := _MODULE_SOURCE.search(location)) and not Path(found["place"]).exists():
-        refuse_named_by_file(NamedByFile(found["module"], where, f"--data {location}"))
+        refuse_named_by_file(NamedByFile(found["module"], where, remedy or f"--data {location}"))
 
 
 def refuse_named_by_file(name: str) -> None:

@@ -35,7 +35,7 @@ from sslbench.features.array import Features
 from sslbench.labels import LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
-from sslbench.protocols import OnFeatures, OnImages, OnObjects
+from sslbench.protocols import ImageSet, OnFeatures, OnImages, OnObjects, OnSets
 
 
 def needs_labels(task: Task) -> bool:
@@ -113,6 +113,7 @@ class Prepared:
         backbone: the same with the preprocessing that this request asks for.
         preprocessing_origins: where each value of it comes from.
         findings: warnings and notes about the data.
+        sets: for each task of the request the further sets of images that it scores, by name.
     """
 
     request: Request
@@ -123,6 +124,7 @@ class Prepared:
     data: TrainTest
     preprocessing_origins: dict[str, str]
     findings: tuple[samples.Finding, ...]
+    sets: tuple[Mapping[str, ImageSet], ...] = ()
 
 
 def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = None) -> Prepared:
@@ -179,7 +181,30 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
     tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
     request = dataclasses.replace(request, tasks=tasks)
-    return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
+    sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
+    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets)
+
+
+def open_sets(
+    task: Task, data: TrainTest, preprocessing: Preprocessing, most: int | None, seed: int
+) -> Mapping[str, ImageSet]:
+    """Return the further sets of images that a protocol scores, by name; {} for most protocols.
+
+    Args:
+        task: the protocol.
+        data: train and test.
+        preprocessing: of the backbone.
+        most: largest number of images of another set; None: all.
+        seed: of the choice among them.
+    """
+    kind = protocols.find(task.protocol).kind
+    if not isinstance(kind, OnSets):
+        return {}
+
+    def limited(source: Source) -> Source:
+        return source if most is None else limit(source, most, seed)
+
+    return kind.open_sets(task.settings, data.train, data.test, preprocessing, limited)
 
 
 def _check_single(task: Task, backbone: Backbone, layers: Sequence[Layer]) -> None:

@@ -27,7 +27,7 @@ from sslbench.identity import Measurement, groups_digest, record_id
 from sslbench.library.benchmarks import Benchmark
 from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
-from sslbench.protocols import OnImages
+from sslbench.protocols import OnFeatures, OnImages, OnSets
 from sslbench.results import (
     BenchmarkUsed,
     Costs,
@@ -131,7 +131,7 @@ def benchmark_used(benchmark: Benchmark) -> BenchmarkUsed:
 def asked(subject: Subject, task: Task) -> RequestedParts:
     """Return what the record of a subject is asked to hold beside its metrics."""
     run = subject.run
-    baseline = run.baseline and is_on_images(task)
+    baseline = run.baseline and isinstance(sample_kind(task.protocol), OnImages | OnSets)
     return RequestedParts(groups=dict(subject.members), overlaps=run.overlaps, floors=run.floors, baseline=baseline)
 
 
@@ -240,8 +240,8 @@ def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
 def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outcome:
     """Return the protocol's outcome; with a subset of classes in test no other class can be predicted."""
     kind, device = sample_kind(task.protocol), str(run.torch_device())
-    if isinstance(kind, OnImages):
-        raise UsageError(f"{task.protocol} trains on images and cannot run on features")
+    if not isinstance(kind, OnFeatures):
+        raise UsageError(f"{task.protocol} takes images and cannot run on features")
     if not subset.is_subset(train.labels, test.labels):
         return kind.run(train, test, task.settings, seed=run.seed, device=device)
     widened = subset.widened(train.labels, test)

@@ -13,7 +13,7 @@ from sslbench.features.extract import ExtractSettings
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.protocols import OnFeatures, OnImages, OnObjects
+from sslbench.protocols import OnFeatures, OnImages, OnObjects, OnSets
 from sslbench.runtime.device import Precision, choose_device
 from sslbench.runtime.workers import StartMethod, resolve_workers
 
@@ -41,7 +41,7 @@ class RunSettings:
     floors: bool = setting(True, "also score chance, the majority class, pixels and the untrained backbone")
     overlaps: bool = setting(True, "search test images that also occur in train, and also score without them")
     baseline: bool = setting(
-        False, "protocols that train on images: also train on the untrained backbone; twice the time"
+        False, "protocols that train on images or score many sets: also run the untrained backbone; twice the time"
     )
 
     def torch_device(self) -> torch.device:
@@ -114,7 +114,7 @@ class Request:
     value_columns: tuple[str, ...] = ()
 
 
-def sample_kind(protocol: str) -> OnFeatures[Any] | OnImages[Any]:
+def sample_kind(protocol: str) -> OnFeatures[Any] | OnImages[Any] | OnSets[Any]:
     """Return the functions of a protocol on labelled samples.
 
     Raises:

@@ -19,6 +19,7 @@ from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, overlaps
+from sslbench.evaluation.corruption_curves import write_curves
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
@@ -35,6 +36,7 @@ from sslbench.evaluation.prepare import (
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
 from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.evaluation.sets import NO_PIXELS, NO_UNTRAINED, EncodedSets, is_on_sets, rows_of_set, score_sets, sets_of
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
@@ -193,6 +195,12 @@ def _score_features(
         name: (backbone, _encode_floor(backbone, prepared, stores[name], progress))
         for name, backbone in beside.found.items()
     }
+    on_sets = [task for task in tasks if is_on_sets(task)]
+    encoders = _backbones_of_sets(prepared, beside)
+    encoded_sets = [
+        {name: _encode_sets(backbone, prepared, task, stores[name], progress) for name, backbone in encoders.items()}
+        for task in on_sets
+    ]
     if this_process().rank != 0:
         return []
     note_skipped(out, (prepared.data.train, prepared.data.test), [dataclasses.asdict(u) for u in encoded.unreadable])
@@ -200,6 +208,11 @@ def _score_features(
     results = []
     for layer in prepared.layers:
         for task in tasks:
+            if is_on_sets(task):
+                features = encoded_sets[on_sets.index(task)]
+                all_parts = {"": (prepared.backbone, encoded), **floor_features}
+                results += _measure_sets(prepared, task, layer.text, all_parts, features, suspected, out, command)
+                continue
             subject, train, test = _describe_parts(prepared, prepared.backbone, layer.text, encoded, task, command)
             floor_results = {
                 name: _floor(prepared, backbone, features, layer.text, task, out, command)
@@ -220,9 +233,9 @@ def evaluate_features(
     check_groups(pair.test, tuple(pair.test.attributes), pair.name)
     for task in tasks:
         check_label_kind(task, pair.train.labels.kind)
-        if is_on_images(task):
+        if is_on_images(task) or is_on_sets(task):
             raise UsageError(
-                f"{task.protocol} trains on images and cannot run on features",
+                f"{task.protocol} takes images and cannot run on features",
                 "Give --weights and --data, or use a protocol on features, such as linear.",
             )
     suspected = overlaps.find_among_features(pair.train, pair.test, run)
@@ -326,7 +339,8 @@ def _rows(features: Features, part: Source) -> Features:
 
 
 def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:
-    if not prepared.run.floors:
+    only_sets = all(is_on_sets(task) for task in prepared.request.tasks)
+    if not prepared.run.floors or (only_sets and not prepared.run.baseline):
         return floors.FloorBackbones({}, {})
     return floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
 
@@ -369,3 +383,70 @@ def _measure(
     result = with_details(result, scores, subject.groups)
     result = overlaps.with_overlaps(result, scores, suspected, task, out)
     return finish(result, scores, floor_results, missing, out)
+
+
+def _backbones_of_sets(prepared: Prepared, beside: floors.FloorBackbones) -> dict[str, Backbone]:
+    """Return the backbones that encode further sets: the evaluated one as '', with baseline=true the untrained one."""
+    untrained = beside.found.get("untrained") if prepared.run.baseline else None
+    return {"": prepared.backbone} | ({} if untrained is None else {"untrained": untrained})
+
+
+def _encode_sets(
+    backbone: Backbone, prepared: Prepared, task: Task, store: Path, progress: Progress | None
+) -> EncodedSets:
+    """Return the features of the further sets, and the time of their extraction."""
+    found: dict[str, dict[str, Features]] = {}
+    seconds = 0.0
+    for name, each in sets_of(prepared, task).items():
+        encoder = dataclasses.replace(backbone, preprocessing=each.preprocessing)
+        extraction = _extract(encoder, each.source, prepared.layers, prepared.run, store, name, progress)
+        found[name] = {layer: rows_of_set(features, each.source) for layer, features in extraction.features.items()}
+        seconds += extraction.seconds
+    return EncodedSets(found, seconds)
+
+
+def _measure_sets(
+    prepared: Prepared,
+    task: Task,
+    layer: str,
+    parts: Mapping[str, tuple[Backbone, Encoded]],
+    sets: Mapping[str, EncodedSets],
+    suspected: overlaps.SuspectedOverlaps | None,
+    out: Path,
+    command: str,
+) -> list[Result]:
+    """Score a protocol on several sets at one layer, beside the untrained backbone where that was asked for.
+
+    Args:
+        prepared: from `prepare`.
+        task: the protocol.
+        layer: name of the layer.
+        parts: '' and floors -> backbone and features of train and test.
+        sets: '' and 'untrained' -> features of the further sets.
+        suspected: test images that are in train too.
+        out: folder of the records.
+        command: what the user typed.
+    """
+    found = {}
+    for name, of_sets in sets.items():
+        backbone, encoded = parts[name]
+        subject, train, test = _describe_parts(prepared, backbone, layer, encoded, task, command)
+        subject = dataclasses.replace(subject, timings={**subject.timings, "further sets": round(of_sets.seconds, 3)})
+        own = {key: layers[layer] for key, layers in of_sets.features.items()}
+        found[name] = score_sets(subject, task, (train, test), sets_of(prepared, task), own)
+    missing = {} if not prepared.run.floors else {"pixels": NO_PIXELS}
+    if prepared.run.floors and "untrained" not in found and prepared.request.weights != "random":
+        missing["untrained"] = NO_UNTRAINED
+    results = []
+    for row, (result, scores) in found[""].items():
+        own_groups = describe(prepared, prepared.backbone, layer, parts[""][1], command).groups if not row else {}
+        detailed = with_details(result, scores, own_groups)
+        if not row:
+            detailed = overlaps.with_overlaps(detailed, scores, suspected, task, out)
+        untrained = found.get("untrained", {}).get(row)
+        if untrained is not None:
+            floors.show(*untrained, out)
+        beside = {} if untrained is None else {"untrained": untrained}
+        results.append(finish(detailed, scores, beside, missing, out))
+        write_curves(results[-1], out)
+    return results

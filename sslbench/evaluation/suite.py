@@ -14,6 +14,7 @@ from sslbench.evaluation.prepare import Prepared, is_on_images, load, one_part, 
 from sslbench.evaluation.record import Encoded, asked, describe, measurement
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.evaluation.run import evaluate
+from sslbench.evaluation.sets import is_on_sets, row_subjects, sets_of
 from sslbench.identity import record_id
 from sslbench.results import Result, records
 from sslbench.results import holes as holes_file
@@ -128,11 +129,13 @@ def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Resul
         layers = tuple(layer.text for layer in seen.layers)
         for row in row_names(seen, task, seen.backbone) if is_on_images(task) else layers:
             subject = dataclasses.replace(subject, layer=row)
-            path = before.get(record_id(measurement(subject, task)))
-            result = None if path is None else _read(path)
-            if result is None or result.asked != asked(subject, task):
-                return None
-            found.append(result)
+            rows = row_subjects(subject, task, sets_of(prepared, task)) if is_on_sets(task) else {"": (subject, task)}
+            for own, own_task in rows.values():
+                path = before.get(record_id(measurement(own, own_task)))
+                result = None if path is None else _read(path)
+                if result is None or result.asked != asked(own, own_task):
+                    return None
+                found.append(result)
     return found
 
 

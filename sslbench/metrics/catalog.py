@@ -5,11 +5,20 @@ import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from sslbench.metrics import calibration, classification, clustering, ranking, regression, retrieval, spectrum
+from sslbench.metrics import (
+    calibration,
+    classification,
+    clustering,
+    ranking,
+    regression,
+    retrieval,
+    robustness,
+    spectrum,
+)
 from sslbench.metrics import detection as objects
 from sslbench.metrics.metric import ANY, Metric
 
-FAMILIES = (classification, ranking, calibration, regression, clustering, spectrum, retrieval, objects)
+FAMILIES = (classification, ranking, calibration, regression, clustering, spectrum, retrieval, robustness, objects)
 
 
 def _records(family: ModuleType) -> Iterator[Metric]:
@@ -21,28 +30,35 @@ def _records(family: ModuleType) -> Iterator[Metric]:
 METRICS: Mapping[str, Metric] = {metric.name: metric for family in FAMILIES for metric in _records(family)}
 
 
-def find(name: str) -> Metric:
-    """Return the metric of that name.
+def known(name: str) -> Metric | None:
+    """Return the metric of that name; None for one that is not known here, of a user's protocol.
 
-    The score of the worst group, `worst_group(COLUMN).METRIC`, and of one task of a retrieval set, `TASK.METRIC`, have
-    the facts of their metric. A metric of a user's
-    protocol that is not known here has a unit of its own and no direction.
+    The metric of one part of the data, `METRIC(PART)` or `METRIC(PART,NUMBER)`, and the score of the worst group,
+    `worst_group(COLUMN).METRIC`, have the facts of their metric.
+
+    >>> known("corruption_error(fog,3)").text
+    '%, less is better'
+    """
+    if name in METRICS:
+        return METRICS[name]
+    part = re.fullmatch(r"worst_group\(.*\)\.([\w@]+)|([\w@]+)\(.*\)", name)
+    whole = METRICS.get(part[1] or part[2]) if part else None
+    return None if whole is None else dataclasses.replace(whole, name=name)
+
+
+def find(name: str) -> Metric:
+    """Return the metric of that name, see `known`; one that is not known has a unit of its own and no direction.
 
     >>> find("worst_group(site).top1").text
     '%, more is better'
-    >>> find("medium.mAP_trapezoid").text
+    >>> find("mAP_trapezoid(medium)").text
     '%, more is better'
     >>> find("nll").direction
     -1
     >>> find("my_metric").text
     'unit of my_metric, direction not known'
     """
-    if name in METRICS:
-        return METRICS[name]
-    worst = re.fullmatch(r"worst_group\(.*\)\.(\w+)", name)
-    if worst:
-        return dataclasses.replace(find(worst[1]), name=name)
-    task = re.fullmatch(r"[\w-]+\.([\w@]+)", name)
-    if task and task[1] in METRICS:
-        return dataclasses.replace(METRICS[task[1]], name=name)
+    metric = known(name)
+    if metric is not None:
+        return metric
     return Metric(name=name, title=name, unit=f"unit of {name}", direction=0, bounds=ANY, needs="scores")

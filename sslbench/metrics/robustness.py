@@ -9,9 +9,112 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.metrics.intervals import Interval, Statistic, Units, ends, mean_errors, on_halves, standard_errors
+from sslbench.metrics.metric import ANY, CORRELATION, LOSS, RATE, Metric
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+
+
+CORRUPTION_ERROR = Metric(
+    name="corruption_error",
+    title="mean error over corruptions and severities",
+    unit="%",
+    direction=-1,
+    bounds=RATE,
+    needs="versions",
+)
+ERROR_INCREASE = Metric(
+    name="error_increase",
+    title="mean error over corruptions and severities, less the error on clean images",
+    unit="%",
+    direction=-1,
+    bounds=CORRELATION,
+    needs="versions",
+)
+MCE = Metric(
+    name="mce",
+    title="mean corruption error, relative to a reference classifier",
+    unit="%",
+    direction=-1,
+    bounds=LOSS,
+    needs="versions",
+)
+RELATIVE_MCE = Metric(
+    name="relative_mce",
+    title="mean increase of the error by corruption, relative to a reference classifier",
+    unit="%",
+    direction=-1,
+    bounds=ANY,
+    needs="versions",
+)
+EFFECTIVE_ROBUSTNESS = Metric(
+    name="effective_robustness",
+    title="accuracy beyond what the accuracy on test predicts",
+    unit="%",
+    direction=1,
+    bounds=CORRELATION,
+    needs="versions",
+)
+COSINE = Metric(
+    name="cosine",
+    title="cosine similarity of the features of changed and unchanged images",
+    unit="cosine",
+    direction=0,
+    bounds=CORRELATION,
+    needs="versions",
+)
+UNKNOWN_AUROC = Metric(
+    name="unknown_auroc",
+    title="area under the ROC curve of telling unknown from known samples",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="novelty",
+    chance=0.5,
+)
+UNKNOWN_AUPR = Metric(
+    name="unknown_aupr",
+    title="average precision of telling unknown from known samples",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="novelty",
+)
+UNKNOWN_FPR95 = Metric(
+    name="unknown_fpr95",
+    title="share of known samples taken for unknown where 95 % of the unknown ones are found",
+    unit="%",
+    direction=-1,
+    bounds=RATE,
+    needs="novelty",
+)
+UNKNOWN = (UNKNOWN_AUROC, UNKNOWN_AUPR, UNKNOWN_FPR95)
+
+
+def part(metric: Metric, *of: str | int) -> Metric:
+    """Return a metric of one part of the data.
+
+    >>> part(CORRUPTION_ERROR, "fog", 3).name
+    'corruption_error(fog,3)'
+    """
+    return dataclasses.replace(metric, name=f"{metric.name}({','.join(map(str, of))})")
+
+
+def means(values: Mapping[Metric, FloatArray], units: Units) -> dict[str, Interval]:
+    """Return metrics that are means of one value (N,) per sample, with their 95 % intervals.
+
+    >>> found = means({CORRUPTION_ERROR: np.array([0.0, 0.5, 1.0])}, Units.of(3, None))
+    >>> [round(value, 2) for value in found["corruption_error"]]
+    [0.5, 0.03, 0.97]
+    """
+    columns = np.stack([np.asarray(each, dtype=np.float64) for each in values.values()], axis=1)
+    errors = mean_errors(columns, units)
+    found = {}
+    for metric, mean, error in zip(values, columns.mean(axis=0).tolist(), errors.tolist(), strict=True):
+        found[metric.name] = (mean, *ends(mean, error, size=units.number, bounds=metric.bounds))
+    return found
 
 
 def corruption_error(errors: Sequence[float], reference: Sequence[float]) -> float:
@@ -39,6 +142,61 @@ def relative_corruption_error(
     """
     growth = np.sum(np.asarray(errors) - clean)
     return float(growth / np.sum(np.asarray(reference) - reference_clean))
+
+
+def corruption_values(
+    wrong: BoolArray,
+    clean: BoolArray,
+    reference: FloatArray | None = None,
+    reference_clean: float | None = None,
+) -> dict[Metric, FloatArray]:
+    """Return, for each image, the values whose means are the metrics of corruptions.
+
+    mCE is a mean over images too: each of its errors is one, and the errors of the reference are constants.
+
+    Args:
+        wrong: (N, C, S), True where an image is misclassified under a corruption and severity.
+        clean: (N,), True where it is misclassified without.
+        reference: (C, S) errors of the reference classifier; None: no mCE.
+        reference_clean: its error on clean images; None: no relative mCE.
+
+    >>> found = corruption_values(np.array([[[True, False]]]), np.array([False]), np.array([[0.5, 0.5]]))
+    >>> {metric.name: values.tolist() for metric, values in found.items()}
+    {'corruption_error': [0.5], 'error_increase': [0.5], 'mce': [1.0]}
+    """
+    error = wrong.mean(axis=(1, 2))
+    found = {CORRUPTION_ERROR: error, ERROR_INCREASE: error - clean}
+    if reference is not None:
+        found[MCE] = (wrong.sum(axis=2) / reference.sum(axis=1)).mean(axis=1)
+    if reference is not None and reference_clean is not None:
+        growth = (wrong.astype(np.float64) - clean[:, None, None]).sum(axis=2)
+        found[RELATIVE_MCE] = (growth / (reference - reference_clean).sum(axis=1)).mean(axis=1)
+    return found
+
+
+def cosine_of_others(unit: FloatArray, units: Units, *, seed: int, resamples: int = 1000) -> Interval:
+    """Return the mean cosine similarity of two different images, with its 95 % interval.
+
+    Args:
+        unit: (N, D), features of unit length.
+        units: of the N images.
+        seed: of the half-samples.
+        resamples: number of half-samples.
+
+    >>> cosine_of_others(np.eye(2), Units.of(2, None), seed=0)[0]
+    0.0
+    """
+
+    def statistic(weights: FloatArray) -> FloatArray:
+        number = weights.sum(axis=1)
+        squares = (weights**2 @ (unit**2).sum(axis=1)).ravel()
+        total = ((weights @ unit) ** 2).sum(axis=1) - squares
+        with np.errstate(invalid="ignore"):
+            return np.asarray(total / (number * (number - 1)))[:, None]
+
+    value = float(statistic(np.ones((1, len(unit))))[0, 0])
+    error = standard_errors(on_halves(statistic, units, n=resamples, seed=seed), units)[0]
+    return (value, *ends(value, float(error), size=units.number, bounds=COSINE.bounds))
 
 
 def flip_probability(predictions: IntArray, *, noise: bool, step: int = 1) -> float:
@@ -114,16 +272,60 @@ def unknown_detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.f
     >>> unknown_detection(np.array([0.1, 0.2]), np.array([0.7, 0.9]))
     (1.0, 1.0, 0.0)
     """
-    from sklearn.metrics import average_precision_score, roc_auc_score
+    auroc, aupr, fpr95 = _detection(known, unknown)(np.ones((1, len(known) + len(unknown))))[0].tolist()
+    return auroc, aupr, fpr95
 
-    truth = np.r_[np.ones(len(unknown), int), np.zeros(len(known), int)]
-    scores = np.r_[unknown, known].astype(np.float64)
+
+def unknown_detection_with_intervals(
+    known: npt.NDArray[np.floating],
+    unknown: npt.NDArray[np.floating],
+    units: Units,
+    *,
+    seed: int,
+    resamples: int = 1000,
+) -> dict[str, Interval]:
+    """Return the metrics `UNKNOWN` with their 95 % intervals.
+
+    Args:
+        known: (N,) novelty of samples of known classes.
+        unknown: (M,) of samples of other classes.
+        units: of the N + M samples, the known ones first.
+        seed: of the half-samples.
+        resamples: number of half-samples.
+    """
+    statistic = _detection(known, unknown)
+    errors = standard_errors(on_halves(statistic, units, n=resamples, seed=seed), units)
+    found = {}
+    for metric, value, error in zip(UNKNOWN, unknown_detection(known, unknown), errors.tolist(), strict=True):
+        found[metric.name] = (value, *ends(value, error, size=units.number, bounds=metric.bounds))
+    return found
+
+
+def _detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating]) -> Statistic:
+    """Return the function from weights (R, N + M) of the samples to AUROC, AUPR and FPR95 (R, 3)."""
+    truth = np.r_[np.zeros(len(known)), np.ones(len(unknown))]
+    scores = np.r_[known, unknown].astype(np.float64)
     order = np.argsort(-scores, kind="stable")
     last_of_tie = np.r_[np.flatnonzero(np.diff(scores[order])), len(scores) - 1]
-    hits = np.cumsum(truth[order])[last_of_tie]
-    recalls, false = hits / len(unknown), (last_of_tie + 1 - hits) / len(known)
-    nearest = len(recalls) - 1 - int(np.argmin(np.abs(recalls - 0.95)[::-1]))
-    return float(roc_auc_score(truth, scores)), float(average_precision_score(truth, scores)), float(false[nearest])
+    positive = truth[order]
+
+    def statistic(weights: FloatArray) -> FloatArray:
+        ranked = weights[:, order]
+        hits = np.cumsum(ranked * positive, axis=1)[:, last_of_tie]
+        false = np.cumsum(ranked * (1 - positive), axis=1)[:, last_of_tie]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            recall, rate = hits / hits[:, -1:], false / false[:, -1:]
+            precision = np.where(hits + false > 0, hits / np.maximum(hits + false, 1e-300), 1.0)
+        before = np.zeros((len(weights), 1))
+        steps, below = np.diff(recall, axis=1, prepend=before), np.concatenate([before, rate[:, :-1]], axis=1)
+        heights = np.concatenate([before, recall[:, :-1]], axis=1) + recall
+        auroc = ((rate - below) * heights / 2).sum(axis=1)
+        distance = np.abs(recall - 0.95)
+        nearest = distance.shape[1] - 1 - np.argmin(distance[:, ::-1], axis=1)
+        fpr95 = rate[np.arange(len(weights)), nearest]
+        return np.column_stack([auroc, (steps * precision).sum(axis=1), fpr95])
+
+    return statistic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +395,32 @@ def effective_robustness(accuracy: float, standard: float, line: tuple[float, fl
     """
     predicted = line[0] * np.log(standard / (1 - standard)) + line[1]
     return float(accuracy - 1 / (1 + np.exp(-predicted)))
+
+
+def effective_robustness_with_interval(
+    right: BoolArray, units: Units, standard: BoolArray, standard_units: Units, line: tuple[float, float]
+) -> Interval:
+    """Return effective robustness with its 95 % interval, by the delta method; NaN where an accuracy is 0 or 100 %.
+
+    Args:
+        right: (N,) True for the samples of the shifted set that are right.
+        units: of them.
+        standard: (M,) the same of the standard set.
+        standard_units: of them.
+        line: see `effective_robustness`.
+    """
+    accuracy, usual = float(right.mean()), float(standard.mean())
+    if usual in (0.0, 1.0):
+        return (np.nan, np.nan, np.nan)
+    value = effective_robustness(accuracy, usual, line)
+    predicted = accuracy - value
+    slope = line[0] * predicted * (1 - predicted) / (usual * (1 - usual))
+    errors = [
+        float(mean_errors(each.astype(np.float64)[:, None], own)[0])
+        for each, own in ((right, units), (standard, standard_units))
+    ]
+    error, size = float(np.hypot(errors[0], slope * errors[1])), min(units.number, standard_units.number)
+    return (value, *ends(value, error, size=size, bounds=EFFECTIVE_ROBUSTNESS.bounds))
 
 
 def fit_line(standard: Sequence[float], shifted: Sequence[float]) -> tuple[float, float]:

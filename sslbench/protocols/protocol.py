@@ -6,7 +6,7 @@ signatures of the functions, so a protocol is complete when it type-checks.
 
 import dataclasses
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
@@ -18,6 +18,7 @@ if typing.TYPE_CHECKING:
     from sslbench.data.source import Labels, Source
     from sslbench.features.array import Features
     from sslbench.features.extract import ExtractSettings
+    from sslbench.preprocessing import Preprocessing
     from sslbench.results import Outcome
 
 S = TypeVar("S")
@@ -68,6 +69,56 @@ class RowNames(typing.Protocol[S_contra]):
         self, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S_contra, *, seed: int
     ) -> tuple[str, ...]:
         """Refuse what does not go together before any image is decoded; return the names of the results."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSet:
+    """Further images that a protocol scores beside test: other data, or changed versions of the test images.
+
+    Attributes:
+        source: the images, with labels of train's classes where their labels count.
+        preprocessing: that they are encoded with.
+        fingerprint: of all that decides them except the test images, the settings and the preprocessing.
+        recorded: the set has a record of its own, in which it is the test part.
+    """
+
+    source: "Source"
+    preprocessing: "Preprocessing"
+    fingerprint: str
+    recorded: bool = False
+
+
+class OpenImageSets(typing.Protocol[S_contra]):
+    """Signature of `open_sets` of a protocol on several sets of images."""
+
+    def __call__(
+        self,
+        settings: S_contra,
+        train: "Source",
+        test: "Source",
+        preprocessing: "Preprocessing",
+        limited: "Callable[[Source], Source]",
+    ) -> "Mapping[str, ImageSet]":
+        """Return the further sets by name, other data `limited`; no image is decoded.
+
+        Raise for a location that cannot be used.
+        """
+
+
+class RunOnSets(typing.Protocol[S_contra]):
+    """Signature of `run` of a protocol on several sets of images."""
+
+    def __call__(
+        self,
+        train: "Features",
+        test: "Features",
+        sets: "Mapping[str, Features]",
+        settings: S_contra,
+        *,
+        seed: int,
+        device: str = "cpu",
+    ) -> "Mapping[str, Outcome]":
+        """Learn from train, score test and the sets; return the outcome on test as '', and those of recorded sets."""
 
 
 def both_parts(settings: object) -> Part | None:
@@ -123,6 +174,25 @@ class OnImages(Generic[S]):
 
 
 @dataclasses.dataclass(frozen=True)
+class OnSets(Generic[S]):
+    """Protocol on the frozen features of one layer, of train, test and further sets of images that its settings name.
+
+    Attributes:
+        check: as for `OnFeatures`.
+        open_sets: the further sets, by name.
+        run: from features to the outcome on test, and one for each set that has a record of its own.
+        of_a_set: the settings that the record of a set depends on, the others at their defaults.
+        label_kinds: as for `OnFeatures`.
+    """
+
+    check: "Callable[[S, Labels], None]"
+    open_sets: OpenImageSets[S]
+    run: RunOnSets[S]
+    of_a_set: Callable[[S], S]
+    label_kinds: frozenset[LabelKind] = CLASSES
+
+
+@dataclasses.dataclass(frozen=True)
 class OnObjects:
     """Protocol on annotated boxes and masks; `sslbench.evaluation.detection` prepares and runs it."""
 
@@ -141,7 +211,7 @@ class Protocol(Generic[S]):
     version: int
     summary: str
     settings: type[S]
-    kind: OnFeatures[S] | OnImages[S] | OnObjects
+    kind: OnFeatures[S] | OnImages[S] | OnSets[S] | OnObjects
 
     @property
     def needs_labels(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.labels import LabelKind
-from sslbench.metrics.catalog import METRICS
+from sslbench.metrics import catalog
 from sslbench.metrics.intervals import Interval
 
 
@@ -111,13 +111,18 @@ class ExcludedImage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataUsed:
-    """Training and test data; `how` is one sentence about the origin of the split."""
+    """Training and test data; `how` is one sentence about the origin of the split.
+
+    Attributes:
+        further: other sets of images that decide the metrics: changed versions of test, further test sets.
+    """
 
     train: DataPart
     test: DataPart
     how: str
     labels: LabelKind
     unreadable: tuple[ExcludedImage, ...] = ()
+    further: tuple[DataPart, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -439,9 +444,9 @@ def as_recorded(name: str, value: float, absolute: Collection[str]) -> float | N
 
     None when it is NaN.
     """
-    known = METRICS.get(name)
-    if known is not None:
-        return known.recorded(value)
+    metric = catalog.known(name)
+    if metric is not None:
+        return metric.recorded(value)
     if name not in absolute:
         return percent(value)
     return None if math.isnan(value) else float(value)

@@ -19,6 +19,7 @@ from sslbench.backbones.build import build
 from sslbench.backbones.in_memory import from_module
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.record import Encoded, asked, describe, measurement
+from sslbench.evaluation.sets import is_on_sets, row_subjects
 from sslbench.features.extract import store_key
 from sslbench.features.store import StoreEntry
 from sslbench.library.benchmarks import Benchmark
@@ -94,6 +95,8 @@ class World:
         train, test = ({layer: part} for part in (prepared.data.train, prepared.data.test))
         test = {layer: test[layer].select(range(len(test[layer]) - self.skipped))}
         subject = describe(prepared, prepared.backbone, layer, Encoded(train, test, (), 0.0, 0), "a command")
+        if is_on_sets(task):
+            subject, _ = row_subjects(subject, task, prepared.sets[0])[""]
         measured = measurement(subject, task)
         result = Result(
             **{f.name: getattr(measured, f.name) for f in dataclasses.fields(measured)},
@@ -166,6 +169,39 @@ def change(row):
         return function
 
     return add
+
+
+CHANGED = (("corrupt", ("contrast",)), ("severities", (1,)), ("rotations", ()), ("scales", ()), ("crops", ()))
+
+
+def on_sets(folder, *settings):
+    larger = dataclasses.replace(resnet(), preprocessing=Preprocessing(resize=(32, 32), crop=None))
+    return base(folder, backbone=larger, protocol="robustness", settings=(*CHANGED, *settings))
+
+
+@change("content of further sets, versions of changes")
+def another_set_at_the_same_place(folder, _):
+    place, other = folder / "set" / "a", folder / "other" / "a"
+    for path, name in ((place, "00.png"), (other, "01.png")):
+        path.mkdir(parents=True)
+        shutil.copy(folder / name, path / "0.png")
+    one = on_sets(folder, ("sets", {"set": str(folder / "set")}))
+    return one, on_sets(folder, ("sets", {"set": str(folder / "other")}))
+
+
+class NewCorruptions(World):
+    """The same with another version of the corruptions."""
+
+    def keys(self):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sslbench.data.corruptions.CORRUPTIONS_VERSION", 99)
+            return super().keys()
+
+
+@change("content of further sets, versions of changes")
+def another_version_of_the_corruptions(folder, _):
+    one = on_sets(folder)
+    return one, NewCorruptions(**vars(one))
 
 
 @change("a tensor of the weights")

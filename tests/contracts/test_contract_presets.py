@@ -39,6 +39,7 @@ SHIPPED = {
     "retrieval/dinov2_roxford",
     "retrieval/gem",
     "retrieval/vissl_rmac",
+    "robustness/imagenet_c",
     "svm/voc07",
 }
 PRESETS = list_names("preset")

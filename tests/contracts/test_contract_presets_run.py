@@ -22,6 +22,7 @@ SHORTER = {
     "linear-online": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
     "low-shot": {"k": [2], "draws": 2},
     "lsr": {"k": [2]},
+    "robustness": {"corrupt": ["brightness"], "severities": [1]},
     "svm": {},
     "retrieval": {"components": 0},
 }
@@ -63,7 +64,8 @@ def test_a_preset_fixes_all_of_the_geometry(name):
 def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, tmp_path):
     preset = load_preset(name)
     shorter = SHORTER[preset.protocol] | {key: FEW[key] for key in FEW if key in preset.settings}
-    assert set(shorter) <= {"k", "draws", "updates", "batch_size", "warmup_epochs", "components", *FEW}
+    small = {"k", "draws", "updates", "batch_size", "warmup_epochs", "components", "corrupt", "severities"}
+    assert set(shorter) <= {*small, *FEW}
     preprocessing = dict(preset.preprocessing)
     # Large images on small patches or three scales take minutes.
     preprocessing["resize"] = SMALLER_IMAGES.get(str(preprocessing["resize"]), preprocessing["resize"])

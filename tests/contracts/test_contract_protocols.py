@@ -21,13 +21,14 @@ from sslbench.features.array import Features
 from sslbench.features.extract import ExtractSettings
 from sslbench.names import list_names
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import OnFeatures, OnImages, OnObjects, find
+from sslbench.protocols import OnFeatures, OnImages, OnObjects, OnSets, find
 from sslbench.results import Outcome
 from sslbench.runtime.seeds import seeded
 
 ALL = {name: find(name) for name in list_names("protocol")}
 ON_SAMPLES = [name for name, protocol in ALL.items() if not isinstance(protocol.kind, OnObjects)]
 ON_IMAGES = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnImages)]
+ON_SETS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnSets)]
 PROTOCOLS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnFeatures)]
 
 
@@ -57,7 +58,7 @@ def test_every_module_of_the_package_is_a_protocol_of_each_kind_there_is():
     folder = Path(protocols.__file__).parent
     files = {f.stem for f in folder.iterdir() if f.suffix in ("", ".py") and f.name[0] != "_"}
     assert {name.replace("-", "_") for name in ALL} == files - {"protocol"}
-    assert ON_IMAGES and PROTOCOLS and len(ON_SAMPLES) < len(ALL)
+    assert ON_IMAGES and ON_SETS and PROTOCOLS and len(ON_SAMPLES) < len(ALL)
 
 
 def test_a_module_without_a_protocol_is_one_message(tmp_path, monkeypatch):
@@ -229,3 +230,59 @@ def test_on_images_labels_without_meaning_are_predicted_at_chance(name, tmp_path
     train, test = dataclasses.replace(train, labels=mixed), dataclasses.replace(test, labels=drawn)
     outcome = run_on_images(name, tmp_path, train=train, test=test)
     assert (outcome.scores.argmax(axis=1) == drawn.values).sum() <= binom.isf(1e-6, 40, 0.25)
+
+
+def run_on_sets(name, train=None, test=None):
+    """Features of every set are those of the test image that its id ends in, with noise."""
+    protocol = ALL[name]
+    settings, small = protocol.settings(), Preprocessing(resize=(32, 32), crop=None)
+    train, test = train or sample(80, 1), test or sample(40, 2)
+    sets = {}
+    for key, each in protocol.kind.open_sets(
+        settings, pictures(80, 1), pictures(40, 2), small, lambda source: source
+    ).items():
+        own = np.array([test.ids.index(i.rpartition("/")[2]) for i in each.source.ids])
+        noise = np.random.default_rng(3).normal(size=(len(own), 6)).astype(np.float32)
+        sets[key] = Features(test.x[own] + noise, each.source.labels, each.source.ids)
+    return protocol.kind.run(train, test, sets, settings, seed=0)
+
+
+@pytest.mark.parametrize("name", ON_SETS)
+def test_every_outcome_on_sets_is_complete(name):
+    outcomes = run_on_sets(name)
+    assert "" in outcomes
+    for outcome in outcomes.values():
+        assert outcome.headline in outcome.metrics and outcome.scores.shape == (40, 4)
+        assert outcome.scores.dtype == np.float32 and set(outcome.per_class) == {f"class {c}" for c in range(4)}
+        for value, low, high in outcome.metrics.values():
+            assert np.isnan(value) or low - 1e-9 <= value <= high + 1e-9
+        assert all(note.endswith(".") for note in outcome.notes)
+
+
+@pytest.mark.parametrize("name", ON_SETS)
+def test_on_sets_the_same_input_gives_the_same_and_test_labels_decide_nothing(name):
+    test = sample(40, 2)
+    shuffled = np.random.default_rng(0).permutation(test.labels.values)
+    other = dataclasses.replace(test, labels=dataclasses.replace(test.labels, values=shuffled))
+    first, second, relabelled = run_on_sets(name)[""], run_on_sets(name)[""], run_on_sets(name, test=other)[""]
+    assert repr(first.metrics) == repr(second.metrics)
+    assert np.array_equal(first.scores, relabelled.scores) and first.selected == relabelled.selected
+
+
+@pytest.mark.parametrize("name", ON_SETS)
+def test_on_sets_labels_without_meaning_are_predicted_at_chance(name):
+    generator = np.random.default_rng(0)
+    train, test = sample(80, 1), sample(40, 2)
+    mixed = dataclasses.replace(train.labels, values=generator.permutation(train.labels.values))
+    drawn = dataclasses.replace(test.labels, values=generator.integers(0, 4, 40))
+    outcome = run_on_sets(name, dataclasses.replace(train, labels=mixed), dataclasses.replace(test, labels=drawn))[""]
+    assert (outcome.scores.argmax(axis=1) == drawn.values).sum() <= binom.isf(1e-6, 40, 0.25)
+
+
+@pytest.mark.parametrize("name", ON_SETS)
+def test_on_sets_features_that_are_not_finite_are_refused_with_their_ids(name):
+    train = sample(80, 1)
+    x = np.array(train.x)
+    x[7, 2] = np.nan
+    with pytest.raises(DataError, match="1-0007"):
+        run_on_sets(name, dataclasses.replace(train, x=x))

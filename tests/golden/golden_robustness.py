@@ -2,15 +2,22 @@
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from golden_cases import Case
 
-from sslbench.data.corruptions import corrupt
+from sslbench.data.corruptions import EXTRA, MAIN, corrupt
 from sslbench.data.corruptions.weather import FROST_FOLDER
+from sslbench.data.source import Labels
+from sslbench.features.array import Features
+from sslbench.library.presets import load_preset
 from sslbench.metrics import robustness
+from sslbench.paths import builtin_dir
+from sslbench.protocols.robustness import _several_right_metrics
+from sslbench.protocols.robustness.further_sets import classes_of, competing_classes
 
 
 def _logits(given: dict[str, np.ndarray]) -> np.ndarray:
@@ -19,6 +26,36 @@ def _logits(given: dict[str, np.ndarray]) -> np.ndarray:
 
 def _near(ours: float, value: np.ndarray, rel: float = 1e-6) -> None:
     assert ours == pytest.approx(float(value), rel=rel, abs=1e-12)
+
+
+def class_lists(case: Case) -> None:
+    recorded = case.expected_json()
+    for letter in "aor":
+        own = classes_of(builtin_dir("benchmarks") / "classes" / f"_imagenet_{letter}.yaml")
+        assert list(own) == recorded[f"wnids_{letter}"]
+        assert len(recorded[f"imagenet_{letter}"]) == len(own)
+
+
+def alexnet_errors(case: Case) -> None:
+    recorded = case.expected_json()
+    reference = dict(load_preset("robustness/imagenet_c").settings["reference"])
+    reference.pop("clean")
+    assert list(MAIN) == recorded["main15"] and list(EXTRA) == recorded["extra4"]
+    assert set(reference) == set(recorded["errors"])
+    for name, errors in recorded["errors"].items():
+        assert reference[name] == pytest.approx(errors, abs=1e-9)
+
+
+def output_mask(case: Case) -> None:
+    """VISSL's masked top-1 is that of a set on which only the classes with an image compete."""
+    given, expected = case.inputs(), case.expected()
+    labels = Labels("single", tuple(f"{i:02d}" for i in range(given["logits"].shape[1])), given["label"])
+    competing = [int(name) for name in competing_classes("a set", labels)]
+    masked = np.full_like(given["logits"], -np.inf)
+    masked[:, competing] = given["logits"][:, competing]
+    np.testing.assert_array_equal(masked, expected["masked"])
+    found = np.array(competing)[given["logits"][:, competing].argmax(axis=1)]
+    _near((found == given["label"]).mean(), expected["top1"], 1e-9)
 
 
 def subset(case: Case) -> None:
@@ -98,6 +135,7 @@ def objectnet(case: Case) -> None:
     given, expected = case.inputs(), case.expected()
     table = {int(k): v for k, v in Case(case.topic, "class_subsets").expected_json()["objectnet"].items()}
     logits, label = _logits(given), given["label"]
+    _objectnet_by_labels(case, table, logits, label)
     found = robustness.challenge_predictions(logits, table, 5) == label[:, None]
     _near(100 * found[:, 0].mean(), expected["accuracy"], 1e-9)
     _near(100 * found.any(1).mean(), expected["top5_accuracy"], 1e-9)
@@ -106,6 +144,25 @@ def objectnet(case: Case) -> None:
     found = robustness.overlap_predictions(logits[shared], table, 5) == label[shared, None]
     _near(100 * found[:, 0].mean(), expected["overlap_top1"], 1e-9)
     _near(100 * found.any(1).mean(), expected["overlap_top5"], 1e-9)
+
+
+def _objectnet_by_labels(case: Case, table: dict[int, int], logits: np.ndarray, label: np.ndarray) -> None:
+    """The protocol's way: labels of all right classes, -1 for classes that stand for none of ObjectNet's."""
+    of_class = np.full((313, 1000), -1, dtype=np.int8)
+    of_class[:, list(table)] = 0
+    of_class[list(table.values()), list(table)] = 1
+    classes = tuple(f"{i:04d}" for i in range(1000))
+    part = Features(logits, Labels("multi", classes, of_class[label]), tuple(f"{i:04d}" for i in range(len(label))))
+    train = Features(logits[:1], Labels("single", classes, np.zeros(1, np.int64)), ("a",))
+    probe = SimpleNamespace(scores=lambda x, labels: x.astype(np.float64))
+    found = {
+        name: 100 * value for name, (value, _, _) in _several_right_metrics("objectnet", probe, train, part).items()
+    }
+    expected = case.expected()
+    _near(found["top1(objectnet,challenge)"], expected["accuracy"], 1e-9)
+    _near(found["top5(objectnet,challenge)"], expected["top5_accuracy"], 1e-9)
+    _near(found["top1(objectnet)"], expected["overlap_top1"], 1e-9)
+    _near(found["top5(objectnet)"], expected["overlap_top5"], 1e-9)
 
 
 class _LegacyGenerator:
@@ -139,6 +196,9 @@ def _each(args: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 PATTERNS = {
+    "17_robustness/class_subsets": class_lists,
+    "17_robustness/alexnet_errors_*": alexnet_errors,
+    "17_robustness/vissl_output_mask": output_mask,
     "17_robustness/imagenet_?_subset": subset,
     "17_robustness/imagenet_o_msp*": unknown,
     "17_robustness/mce_*": mean_corruption_error,

@@ -77,7 +77,6 @@ NOT_BUILT_YET = (
     *(f"01_losses/solo_{name}_*" for name in ("nnclr", "ressl", "supcon_like")),
     # Dense tasks, robustness suites, discovery and copy detection.
     *("13_segmentation_metrics/*", "14_depth_normals_metrics/*", "15_correspondence_pck/*", "16_video_segmentation/*"),
-    *(f"17_robustness/{name}" for name in ("class_subsets", "alexnet_errors_imagenet_c", "vissl_output_mask")),
     *("18_in_context_segmentation/*", "19_unsupervised_discovery/*"),
 )
 

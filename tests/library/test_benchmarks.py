@@ -27,6 +27,7 @@ FILES = {
     "low_shot": 7,
     "lsr": 6,
     "retrieval": 12,
+    "robustness": 2,
     "svm": 4,
 }
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""

@@ -15,10 +15,11 @@ from scipy import stats
 
 import sslbench.metrics
 from sslbench.labels import LABELS
-from sslbench.metrics import catalog, retrieval, spectrum
+from sslbench.metrics import catalog, retrieval, robustness, spectrum
 from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
 from sslbench.metrics.detection import Detections, Truth, coco_ap, masks, voc_ap
+from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
 from sslbench.metrics.summary import summarise
@@ -120,6 +121,27 @@ def values_of_rankings(_, quality, seed):
     return values | dict(zip((metric.name for metric in retrieval.COPIES), micro, strict=True))
 
 
+def values_of_versions(_, quality, seed):
+    """Images that are wrong under a corruption with a probability that falls with quality."""
+    generator = np.random.default_rng(seed)
+    wrong, clean = generator.random((40, 3, 5)) > quality, generator.random(40) > quality
+    found = robustness.corruption_values(wrong, clean, np.full((3, 5), 0.8), 0.4)
+    found[robustness.COSINE] = generator.uniform(-1, 1, 40) * (1 - quality) + quality
+    accuracy = 0.5 + (generator.uniform(-0.4, 0.4, 40) * (1 - quality) + 0.5 * quality)
+    found[robustness.EFFECTIVE_ROBUSTNESS] = accuracy - 0.5
+    values = robustness.means(found, Units.of(40, None))
+    return {name: value for name, (value, _, _) in values.items()}
+
+
+def values_of_novelty(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    known, unknown = generator.normal(size=100), generator.normal(size=60)
+    names = (metric.name for metric in robustness.UNKNOWN)
+    return dict(zip(names, robustness.unknown_detection(known, unknown + 20 * quality**2), strict=True))
+
+
+BEYOND = ("silhouette", "AR1", "AR10", "mask_AR1", "error_increase", "relative_mce", "effective_robustness")
+"""Metrics whose bound perfect predictions of these inputs do not reach."""
 INPUTS = {
     ("scores", "single"): values_of_scores,
     ("scores", "multi"): values_of_scores,
@@ -127,6 +149,8 @@ INPUTS = {
     ("clusters", ""): values_of_clusters,
     ("features", ""): values_of_features,
     ("rankings", ""): values_of_rankings,
+    ("versions", ""): values_of_versions,
+    ("novelty", ""): values_of_novelty,
     ("boxes", ""): values_of_objects,
 }
 
@@ -177,7 +201,7 @@ def test_better_predictions_score_better_in_the_direction_of_the_metric(needs, k
         assert metric.direction == 0 or metric.direction * (value - poor[name]) > 0, name
         if metric.direction and math.isfinite(metric.bounds[metric.direction > 0]):
             best = metric.bounds[metric.direction > 0]
-            assert name in ("silhouette", "AR1", "AR10", "mask_AR1") or value == pytest.approx(best, abs=0.01), name
+            assert name in BEYOND or value == pytest.approx(best, abs=0.01), name
 
 
 @pytest.mark.parametrize(("needs", "kind"), [key for key in INPUTS if key[0] in ("scores", "clusters")])

@@ -242,7 +242,7 @@ def test_ground_truth_equals_the_published_formulas(blobs):
     found = retrieval.run(train, test, Settings(), seed=0)
     similarity = x[:8] @ x[8:].T
     assert_close(found, slow_landmark(similarity, test, "hard", 4) | slow_landmark(similarity, test, "easy", 4))
-    assert found.headline == "hard.mAP_trapezoid" and set(found.chance) == set(found.metrics)
+    assert found.headline == "mAP_trapezoid(hard)" and set(found.chance) == set(found.metrics)
     assert list(found.per_class) == [test.labels.classes[c] for c in sorted(set(test.labels.values[:8].tolist()))]
 
 

@@ -49,6 +49,8 @@ EXTRA: Mapping[str, Corruption] = {
 }
 """The four for tuning; they do not enter mCE."""
 
+CORRUPTIONS_VERSION = 1
+"""Version of the corruptions, raised when the same image and seed give another one."""
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST = 32  # pixels of a side: below it the kernels are larger than the image
 
@@ -83,3 +85,13 @@ def corrupt(image: npt.NDArray[np.uint8], name: str, severity: int, rng: np.rand
     rgb = np.repeat(channels, 3 // channels.shape[2], axis=2) / 255.0
     corrupted: ByteArray = (np.clip(known[name](rgb, severity, rng), 0, 1) * 255).astype(np.uint8)
     return corrupted
+
+
+def code_of(name: str) -> str:
+    """Return the version of a corruption, with a digest of the pictures that frost reads, for keys of what is stored.
+
+    Raises:
+        UsageError: frost without its pictures.
+    """
+    pictures = f", pictures {weather.frost_digest()}" if name == "frost" else ""
+    return f"corruptions {CORRUPTIONS_VERSION}{pictures}"

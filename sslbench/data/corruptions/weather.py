@@ -1,6 +1,7 @@
 """Snow, frost, fog, spatter of water and mud."""
 
 import functools
+import hashlib
 import os
 from pathlib import Path
 
@@ -92,6 +93,18 @@ def frost(x: Image, severity: int, rng: np.random.Generator) -> Image:
     left = int(rng.integers(enlarged.shape[1] - width))
     of_image, of_frost = _FROST[severity - 1]
     return of_image * x + of_frost * enlarged[top : top + height, left : left + width] / 255.0
+
+
+def frost_digest() -> str:
+    """Return a digest of the pictures of frost, 16 hex digits.
+
+    Raises:
+        UsageError: the folder is not set, or has no picture.
+    """
+    digest = hashlib.sha256()
+    for picture in _frost_pictures(os.environ.get(FROST_FOLDER, "")):
+        digest.update(repr(picture.shape).encode() + picture.tobytes())
+    return digest.hexdigest()[:16]
 
 
 @functools.cache

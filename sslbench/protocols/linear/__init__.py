@@ -26,7 +26,7 @@ from sslbench.protocols.protocol import CLASSES, OnFeatures, Protocol
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
-    from sslbench.solvers.logistic import Fit, Problem
+    from sslbench.solvers.logistic import Axes, Fit, Problem
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -53,33 +53,86 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         UsageError: settings that are not possible.
     """
     from sslbench.protocols.linear.regression import regress
-    from sslbench.solvers.logistic import fit, principal_axes
 
     check_features(train, test)
     check(settings, train.labels)
     if train.labels.kind == "value":
         return regress(train, test, settings, seed=seed)
+    probe = train_probe(train, settings, seed=seed, on=test if settings.select_on == "test" else None)
+    scores = probe.scores(test.x, test.labels)
+    probabilities: Literal["softmax"] | None = "softmax" if probe.gives_logits(test.labels) else None
+    kind, classes = test.labels.kind, test.labels.classes
+    metrics, name, per_class = summarise(
+        kind, classes, test.labels.values, scores, seed=seed, probabilities=probabilities, groups=test.groups
+    )
+    return Outcome(
+        metrics=metrics,
+        headline=name,
+        scores=scores.astype(np.float32),
+        per_class=per_class,
+        train=probe.on_train,
+        selected=probe.selected,
+        converged=probe.model.converged,
+        notes=probe.notes,
+        probabilities=probabilities,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProbe:
+    """Trained linear classifier of features.
+
+    Attributes:
+        axes: standardisation and rotation of the features.
+        model: weights and biases of the learned classes on these axes.
+        usable: numbers of the learned classes.
+        on_train: headline metric on the training samples.
+        selected: the chosen c and the data of the choice.
+        notes: remarks on the training, one sentence each.
+    """
+
+    axes: "Axes"
+    model: "Fit"
+    usable: IntArray
+    on_train: float
+    selected: dict[str, Any]
+    notes: tuple[str, ...]
+
+    def scores(self, x: Matrix, labels: Labels) -> FloatArray:
+        """Return decision values (N, C) of features (N, D), with a column for each of the C classes of `labels`."""
+        return _scores(self.model, self.axes.project(x), self.usable, labels)
+
+    def gives_logits(self, labels: Labels) -> bool:
+        """Return whether the softmax of the scores is a probability: a class without an example in train has none."""
+        return labels.kind == "single" and len(self.usable) == len(labels.classes)
+
+
+def train_probe(train: Features, settings: Settings, *, seed: int, on: Features | None = None) -> LinearProbe:
+    """Return the logistic regression on the training samples, with its chosen c.
+
+    Args:
+        train: features and labels to fit on; a part is held out while c is chosen.
+        settings: see `Settings`.
+        seed: of the held-out part.
+        on: samples to choose c on, in place of the held-out part.
+
+    Raises:
+        DataError: fewer than two classes in train.
+    """
+    from sslbench.solvers.logistic import fit, principal_axes
+
     usable, notes = _usable_classes(train.labels)
     axes = principal_axes(train.x, standardise=settings.scale == "standard")
-    x, on_test = axes.project(train.x), axes.project(test.x)
-    choice = _choose(x, train, (on_test, test.labels), axes.variance, settings, seed)
-    problem = _problem(x, train.labels, usable)
+    x = axes.project(train.x)
+    other = None if on is None else (axes.project(on.x), on.labels)
+    choice = _choose(x, train, other, axes.variance, settings, seed)
     model = fit(
-        problem,
+        _problem(x, train.labels, usable),
         axes.variance,
         choice.c,
         start=choice.start,
         max_iter=settings.max_iter,
         tolerance=settings.tolerance,
-    )
-    scores = _scores(model, on_test, usable, test.labels)
-    train_scores = _scores(model, x, usable, train.labels)
-    kind, classes = test.labels.kind, test.labels.classes
-    # A class without an example in train gets no probability.
-    logits = kind == "single" and len(usable) == len(classes)
-    probabilities: Literal["softmax"] | None = "softmax" if logits else None
-    metrics, name, per_class = summarise(
-        kind, classes, test.labels.values, scores, seed=seed, probabilities=probabilities, groups=test.groups
     )
     notes += choice.notes
     if not model.converged:
@@ -88,17 +141,9 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
             f"The solver did not converge in {model.iterations} steps: the objective exceeds its minimum {gap}; "
             f"the tolerance is {settings.tolerance:.2g}."
         )
-    return Outcome(
-        metrics=metrics,
-        headline=name,
-        scores=scores.astype(np.float32),
-        per_class=per_class,
-        train=headline(kind, train.labels.values, train_scores),
-        selected=choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations},
-        converged=model.converged,
-        notes=tuple(notes),
-        probabilities=probabilities,
-    )
+    on_train = headline(train.labels.kind, train.labels.values, _scores(model, x, usable, train.labels))
+    selected = choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations}
+    return LinearProbe(axes, model, usable, on_train, selected, tuple(notes))
 
 
 def _check_settings(settings: Settings) -> None:
@@ -159,16 +204,31 @@ class _Choice:
 
 
 def _choose(
-    x: Matrix, train: Features, test: tuple[Matrix, Labels], variance: FloatArray, settings: Settings, seed: int
+    x: Matrix,
+    train: Features,
+    other: tuple[Matrix, Labels] | None,
+    variance: FloatArray,
+    settings: Settings,
+    seed: int,
 ) -> _Choice:
-    """Return the c with the best headline metric on a held-out part of train, or on test; of equals the smallest."""
+    """Return the c with the best headline metric on a held-out part of train, or on test; of equals the smallest.
+
+    Args:
+        x: coordinates of the training samples.
+        train: their labels and groups.
+        other: coordinates and labels of test; None: a part of train is held out.
+        variance: of the coordinates.
+        settings: see `Settings`.
+        seed: of the held-out part.
+    """
     from sslbench.protocols.linear.path import TOLERANCE, search
 
     labels, grid = train.labels, sorted(settings.c)
     if len(grid) == 1:
         return _Choice(grid[0])
-    on, fitted, (held_out, held_labels) = "test", np.arange(len(x)), test
-    if settings.select_on == "train":
+    if other is not None:
+        on, fitted, (held_out, held_labels) = "test", np.arange(len(x)), other
+    else:
         parts = holdout_rows(labels, settings.holdout, seed, train.groups)
         if parts is None:
             middle = grid[len(grid) // 2]

@@ -167,7 +167,7 @@ class _Measured:
 
 
 def _name(task: Task, metric: str) -> str:
-    return f"{task.name}.{metric}" if task.name else metric
+    return f"{metric}({task.name})" if task.name else metric
 
 
 def _measure(task: Task, test: Features, described: "_Descriptors") -> _Measured:

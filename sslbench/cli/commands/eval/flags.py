@@ -9,7 +9,7 @@ import click
 
 from sslbench import protocols
 from sslbench.cli import options
-from sslbench.protocols import OnFeatures, OnImages
+from sslbench.protocols import OnFeatures, OnImages, OnSets
 
 TestClasses = Literal["same", "subset", "numbers"]
 Backend = Literal["torchvision", "detectron2"]
@@ -146,7 +146,7 @@ def refuse_unused(ctx: click.Context, chosen: EvalOptions, names: Sequence[str])
         options.refuse(ctx, used=used | settings, what=what, reasons={**_REASONS, **_EMBEDDING_REASONS})
         return
     used = frozenset(settings)
-    used = used.union(*(ON_FEATURES for each in found if isinstance(each.kind, OnFeatures)))
+    used = used.union(*(ON_FEATURES for each in found if isinstance(each.kind, OnFeatures | OnSets)))
     used = used.union(*(ON_IMAGES for each in found if isinstance(each.kind, OnImages)))
     options.refuse(ctx, used=used, what=" ".join(dict.fromkeys(names)), reasons=_REASONS)
     refuse_unused_of_weights(ctx, chosen)

@@ -46,8 +46,13 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
         section("features", [(part.name, "none: heads are trained on images", "") for part in (data.train, data.test)])
         return
     rows = []
-    for part in [data.whole] if data.whole is not None else [data.train, data.test]:
-        key = store_key(backbone, part, prepared.run.extract_settings())
+    sources = [(backbone, part) for part in ([data.whole] if data.whole is not None else [data.train, data.test])]
+    for sets in prepared.sets:
+        sources += [
+            (dataclasses.replace(backbone, preprocessing=each.preprocessing), each.source) for each in sets.values()
+        ]
+    for encoder, part in sources:
+        key = store_key(encoder, part, prepared.run.extract_settings())
         entry = open_entry(store, key, part, backbone.name)
         missing = [layer.text for layer in prepared.layers if not entry.has(layer.text)]
         state = f"to be extracted: {', '.join(missing)}" if missing else "stored, no image will be decoded"

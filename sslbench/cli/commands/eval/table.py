@@ -1,5 +1,6 @@
 """The table that `eval` ends with."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SHOWN = 10  # groups of a column
+_SEVERITY = re.compile(r"corruption_error\(\w+,\d\)")
 
 
 def print_results(results: list[Result], out: Path) -> None:
@@ -36,7 +38,7 @@ def print_results(results: list[Result], out: Path) -> None:
             result.weights.name,
             result.layer,
             _protocol(result),
-            result.headline,
+            result.headline + _of_set(result, results),
             _number(metric.value) + (f" ({', '.join(flags)})" if flags else ""),
             _interval(metric),
             _number(result.train),
@@ -52,6 +54,9 @@ def print_results(results: list[Result], out: Path) -> None:
     if groups is not None:
         echo("")
         console.print(groups)
+    for parts in filter(None, (_parts(result) for result in results)):
+        echo("")
+        console.print(parts)
     for line in filter(None, map(_overlaps, results)):
         echo(line)
     for line in dict.fromkeys(line for result in results for line in _missing_floors(result)):
@@ -83,6 +88,48 @@ def _groups(results: list[Result]) -> "Table | None":
             if len(groups) > _SHOWN:
                 table.add_row(*map(table_cell, (column, *fixed, f"... and {len(groups) - _SHOWN} more")))
     return table if table.row_count else None
+
+
+def _parts(result: Result) -> "Table | None":
+    """Return the metrics of parts of the data, such as `corruption_error(fog,3)`: a row per part, severities aside."""
+    from rich.table import Table
+
+    from sslbench.evaluation.corruption_curves import errors_by_severity
+    from sslbench.metrics.catalog import find
+
+    found: dict[tuple[str, str], MetricValue] = {}
+    for name, value in result.metrics.items():
+        part = re.fullmatch(r"(\w+)\((.*)\)", name)
+        if _SEVERITY.fullmatch(name):
+            continue
+        if part:
+            found[part[1], part[2].replace(",", " ")] = value
+        elif find(name).needs == "versions" and name != result.headline:
+            found[name, "all"] = value
+    severities = errors_by_severity(result)
+    if not found:
+        return None
+    places = sorted({at for values in severities.values() for at in values})
+    table = Table(box=None, pad_edge=False)
+    for heading in ("metric", "of", "value", "95 % interval", *(f"severity {at}" for at in places)):
+        table.add_column(heading, justify="left" if heading in ("metric", "of", "95 % interval") else "right")
+    for (metric, name), value in found.items():
+        by_severity = severities.get(name, {}) if metric == "corruption_error" else {}
+        each = (_number(by_severity[at].value) if at in by_severity else "" for at in places)
+        digits = 2 if find(metric).unit == "%" else 4
+        cells = (metric, name, _number(value.value, digits), _interval(value, digits), *each)
+        table.add_row(*map(table_cell, cells))
+    return table
+
+
+def _of_set(result: Result, results: list[Result]) -> str:
+    """Return the name of the test part where several results of a protocol differ in it: ' on imagenet-a'."""
+    alike = [
+        r
+        for r in results
+        if (r.weights, r.layer, r.protocol.name) == (result.weights, result.layer, result.protocol.name)
+    ]
+    return f" on {result.data.test.name}" if len({r.data.test.name for r in alike}) > 1 else ""
 
 
 def _left_out(result: Result) -> list[str]:
@@ -117,12 +164,14 @@ def _protocol(result: Result) -> str:
     return f"{result.protocol.name} ({result.preset.name}{', modified' if result.preset.modified else ''})"
 
 
-def _number(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f}"
+def _number(value: float | None, digits: int = 2) -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}"
 
 
-def _interval(metric: MetricValue) -> str:
-    return "" if metric.low is None or metric.high is None else f"{metric.low:.2f} .. {metric.high:.2f}"
+def _interval(metric: MetricValue, digits: int = 2) -> str:
+    if metric.low is None or metric.high is None:
+        return ""
+    return f"{metric.low:.{digits}f} .. {metric.high:.{digits}f}"
 
 
 def _selected(result: Result) -> str:

@@ -1,0 +1,116 @@
+"""Protocols on several sets of images: their features, and the records of test and of each recorded set."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sslbench import protocols
+from sslbench.data.source import Source
+from sslbench.evaluation.costs import measured
+from sslbench.evaluation.prepare import Prepared
+from sslbench.evaluation.record import Subject, recorded
+from sslbench.evaluation.request import Task
+from sslbench.features.array import Features
+from sslbench.protocols import ImageSet, OnSets
+from sslbench.results import DataPart, Result, records
+
+NO_PIXELS = "pixels are no network whose input could be changed"
+NO_UNTRAINED = "baseline=true also encodes all sets with the untrained backbone, in twice the time"
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedSets:
+    """Features of further sets.
+
+    Attributes:
+        features: name of a set -> layer -> features.
+        seconds: time of their extraction.
+    """
+
+    features: Mapping[str, Mapping[str, Features]]
+    seconds: float
+
+
+def is_on_sets(task: Task) -> bool:
+    """Return True for a protocol on several sets of images."""
+    return isinstance(protocols.find(task.protocol).kind, OnSets)
+
+
+def sets_of(prepared: Prepared, task: Task) -> Mapping[str, ImageSet]:
+    """Return the further sets of a task; {} for other protocols."""
+    return prepared.sets[prepared.request.tasks.index(task)]
+
+
+def row_subjects(subject: Subject, task: Task, sets: Mapping[str, ImageSet]) -> dict[str, tuple[Subject, Task]]:
+    """Return subject and task of each record: '' for test, and the names of recorded sets.
+
+    The record on test names all sets that it depends on. That of a set is the same whatever else is scored.
+    """
+    further = tuple(
+        DataPart(name=name, fingerprint=each.fingerprint, n=len(each.source), n_used=len(each.source), classes=())
+        for name, each in sets.items()
+    )
+    rows = {"": (dataclasses.replace(subject, data=dataclasses.replace(subject.data, further=further)), task)}
+    kind = _kind(task)
+    for name, each in sets.items():
+        if each.recorded:
+            rows[name] = (
+                dataclasses.replace(subject, data=_data_of_set(subject, name, each.source), groups={}, members={}),
+                dataclasses.replace(task, settings=kind.of_a_set(task.settings), benchmark=None, preset=None),
+            )
+    return rows
+
+
+def _data_of_set(subject: Subject, name: str, source: Source) -> Any:
+    part = DataPart(
+        name=name, fingerprint=source.fingerprint(), n=len(source), n_used=len(source), classes=source.labels.classes
+    )
+    how = f"{subject.data.train.name} against {name} ({source.name})"
+    return dataclasses.replace(subject.data, test=part, how=how, unreadable=())
+
+
+def score_sets(
+    subject: Subject,
+    task: Task,
+    parts: tuple[Features, Features],
+    sets: Mapping[str, ImageSet],
+    features: Mapping[str, Features],
+) -> dict[str, tuple[Result, records.Scores]]:
+    """Run a protocol on several sets and return its records by name; nothing is written yet.
+
+    Args:
+        subject: what is measured, with the test part.
+        task: the protocol.
+        parts: features of train and test.
+        sets: the further sets.
+        features: of the further sets, by name.
+    """
+    train, test = parts
+    run = subject.run
+    with measured(run.torch_device()) as meter:
+        outcomes = _kind(task).run(train, test, features, task.settings, seed=run.seed, device=str(run.torch_device()))
+    found = {}
+    for name, (own, own_task) in row_subjects(subject, task, sets).items():
+        scored = test if not name else features[name]
+        if name:
+            n_used = dataclasses.replace(own.data.test, n_used=len(scored))
+            own = dataclasses.replace(own, data=dataclasses.replace(own.data, test=n_used))
+        seconds = meter.stage.seconds
+        found[name] = recorded(own, own_task, outcomes[name], train, scored, seconds=seconds, stage=meter.stage)
+    return found
+
+
+def rows_of_set(features: Features, source: Source) -> Features:
+    """Return stored features with the labels of a set."""
+    readable = set(features.ids)
+    labelled = source.select(np.array([i for i, name in enumerate(source.ids) if name in readable], dtype=np.int64))
+    return dataclasses.replace(features, labels=labelled.labels)
+
+
+def _kind(task: Task) -> OnSets[Any]:
+    kind = protocols.find(task.protocol).kind
+    if not isinstance(kind, OnSets):
+        raise TypeError(f"{task.protocol} does not run on several sets")
+    return kind

@@ -1,0 +1,186 @@
+"""Further test sets: their classes matched with train's by name, and the classes that compete on each."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from sslbench import paths
+from sslbench.config import read_yaml
+from sslbench.data.labels import no_labels, present_classes
+from sslbench.data.open import open_data
+from sslbench.data.source import Labels, Source
+from sslbench.data.splits import choose_test, match_classes, name_numbered
+from sslbench.data.wording import some
+from sslbench.errors import DataError, UsageError
+
+REAL = "imagenet-real"
+"""Name of the set of ImageNet's validation images with several right labels (Beyer et al. 2020)."""
+_VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
+_LARGEST = 100_000_000  # bytes of a file of labels
+
+
+def open_test_set(name: str, location: str, train: Source) -> Source:
+    """Return a further test set, its labels among the classes that compete on it.
+
+    These are the published list of a known set (benchmarks/classes), else those that the set has images of. A set whose
+    classes are numbers numbers train's sorted classes, as the folders of ImageNet-V2 do.
+
+    Args:
+        name: of the set, 'imagenet-a'.
+        location: as for --data.
+        train: whose classes the classifier knows.
+
+    Raises:
+        DataError: it has no labels, or classes that train lacks.
+        UsageError: the location cannot be used, or names a class in other words.
+    """
+    source = choose_test(location, open_data(location))
+    if source.labels.labelled and source.labels.kind == "single":
+        names = set(source.labels.classes)
+        if all(each.isdecimal() for each in names) and not names <= set(train.labels.classes):
+            source = name_numbered(train, source)
+    _, matched = match_classes(train, source)
+    competing = competing_classes(name, matched.labels)
+    if unknown := [each for each in competing if each not in set(train.labels.classes)]:
+        raise DataError(
+            f"{name}: {len(unknown)} of its {len(competing)} classes are unknown to {train.name}: {some(unknown)}",
+            "The classes of train should be named as those of ImageNet-1k, by synset: n01440764.",
+        )
+    number = {each: i for i, each in enumerate(competing)}
+    places = np.array([number.get(each, -1) for each in train.labels.classes], dtype=np.int64)
+    values = places[matched.labels.values]
+    if (values < 0).any():
+        odd = sorted({train.labels.classes[i] for i in matched.labels.values[values < 0].tolist()})
+        raise DataError(
+            f"{name}: {location} has images of classes that do not belong to {name}: {some(odd)}",
+            "Give the set another name to score all of its classes.",
+        )
+    return dataclasses.replace(matched, labels=Labels("single", competing, values))
+
+
+def competing_classes(name: str, labels: Labels) -> tuple[str, ...]:
+    """Return the classes that compete on a set, in the order of their names."""
+    file = next((f for f in _lists() if f.stem == f"_{name.replace('-', '_')}"), None)
+    if file is None:
+        present = present_classes(labels)
+        return tuple(sorted(each for each, has in zip(labels.classes, present.tolist(), strict=True) if has))
+    return classes_of(file)
+
+
+def classes_of(file: Path) -> tuple[str, ...]:
+    """Return the list of classes in a file of benchmarks/classes.
+
+    Raises:
+        UsageError: the file has no such list.
+    """
+    classes = read_yaml(file).get("classes")
+    if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
+        raise UsageError(f"{file}: 'classes' should be a list of names")
+    return tuple(classes)
+
+
+def _lists() -> list[Path]:
+    return [file for root in paths.search_path("benchmarks") for file in sorted((root / "classes").glob("*.yaml"))]
+
+
+def missing_classes(name: str, labels: Labels) -> str:
+    """Return a note on the competing classes without an image, '' if there are none."""
+    absent = [each for each, has in zip(labels.classes, present_classes(labels).tolist(), strict=True) if not has]
+    if not absent:
+        return ""
+    return f"{name}: {len(absent)} of its {len(labels.classes)} classes have no image: {some(absent)}."
+
+
+def open_corrupted(location: str, name: str, severity: int, test: Source) -> Source:
+    """Return the corrupted versions of the test images, found by their ids in LOCATION/CORRUPTION/SEVERITY.
+
+    Raises:
+        UsageError: there is no such folder.
+        DataError: some test images have no corrupted version there.
+    """
+    folder = Path(location) / name / str(severity)
+    if not folder.is_dir():
+        raise UsageError(
+            f"corrupted={location} has no folder {name}/{severity}",
+            "Corrupted images lie in CORRUPTION/SEVERITY/CLASS/, as those of ImageNet-C; see corrupt= and severities=.",
+        )
+    source = choose_test(str(folder), open_data(str(folder)))
+    place = {each: row for row, each in enumerate(source.ids)}
+    missing = [each for each in test.ids if each not in place]
+    if missing:
+        raise DataError(
+            f"{folder}: {len(missing):,} of {len(test):,} test images have no corrupted version: {some(missing)}",
+            "They are found by their path below the class folders, such as n01440764/ILSVRC2012_val_00000293.JPEG.",
+        )
+    chosen = source.select([place[each] for each in test.ids], f"{source.name}, {name} {severity}")
+    return dataclasses.replace(chosen, labels=no_labels(len(chosen)))
+
+
+def open_unknown(location: str, train: Source) -> Source:
+    """Return images of unknown classes, unlabelled.
+
+    Raises:
+        DataError: a class is one of train's by name.
+    """
+    source = choose_test(location, open_data(location))
+    known = set(train.labels.classes)
+    present = present_classes(source.labels).tolist() if source.labels.kind in ("single", "multi") else []
+    shared = [
+        each
+        for each, has in zip(source.labels.classes, present, strict=False)
+        if has and each in known and not each.isdecimal()
+    ]
+    if shared:
+        raise DataError(
+            f"unknown={location}: classes of {train.name} are not unknown: {some(shared)}",
+            "Give images of other classes, or leave these out.",
+        )
+    return dataclasses.replace(source, labels=no_labels(len(source)))
+
+
+def with_real_labels(test: Source, file: str, train: Source) -> Source:
+    """Return ImageNet's validation images with all right labels of each: the content of real.json, a list of lists.
+
+    The i-th list has the class numbers of ILSVRC2012_val_<i + 1>; images with an empty one are not scored.
+
+    Raises:
+        DataError: the test images are not those of the list, or train does not have 1,000 classes.
+        UsageError: the file cannot be read.
+    """
+    sets = _read_real(Path(file))
+    if len(train.labels.classes) != 1000:
+        raise DataError(f"{REAL} has labels of 1,000 classes, {train.name} has {len(train.labels.classes):,}")
+    order = np.argsort(np.array(train.labels.classes))  # class numbers are places among the sorted synsets
+    values = np.zeros((len(test), 1000), dtype=np.int8)
+    for row, name in enumerate(test.ids):
+        found = _VALIDATION.search(name)
+        if found is None or not 1 <= int(found[1]) <= len(sets):
+            raise DataError(
+                f"{REAL}: {name} is not one of the {len(sets):,} validation images that {file} has labels of",
+                "Give ImageNet's validation images as --test-data, named ILSVRC2012_val_00000001.JPEG and so on.",
+            )
+        values[row, order[sets[int(found[1]) - 1]]] = 1
+    return dataclasses.replace(test, labels=Labels("multi", train.labels.classes, values))
+
+
+def _read_real(file: Path) -> list[list[int]]:
+    try:
+        if file.stat().st_size > _LARGEST:
+            raise UsageError(f"{file} is larger than {_LARGEST:,} bytes, too large for {REAL}")
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file} is not valid JSON", f"{REAL} is the file real.json of its authors.") from error
+    lists = content if isinstance(content, list) else None
+    if not lists or not all(
+        isinstance(each, list) and all(type(i) is int and 0 <= i < 1000 for i in each) for each in lists
+    ):
+        raise UsageError(
+            f"{file} should be a list with one list of class numbers (0 to 999) per validation image",
+            f"{REAL} is the file real.json of its authors.",
+        )
+    return lists

@@ -1,0 +1,46 @@
+"""Settings of robustness."""
+
+import dataclasses
+
+from sslbench.config import setting
+from sslbench.data.corruptions import SEVERITIES
+from sslbench.protocols.linear.settings import GRID
+
+ONE_OF_EACH_FAMILY = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of robustness."""
+
+    corrupt: tuple[str, ...] = setting(
+        ONE_OF_EACH_FAMILY,
+        "corruptions of the test images; main: the 15 of ImageNet-C; extra: the other four; []: none",
+    )
+    corrupted: str = setting(
+        "",
+        "folder of corrupted test images, CORRUPTION/SEVERITY/..., as the files of ImageNet-C; empty: they are made",
+        changes_result=False,
+    )
+    severities: tuple[int, ...] = setting(SEVERITIES, "severities of each corruption, 1 (weak) to 5 (strong)")
+    change_seed: int = setting(0, "seed of corruptions and crops: other draws of the same strength")
+    reference: dict[str, tuple[float, ...]] | None = setting(
+        None, "errors (0 to 1) of a reference classifier, for mCE: corruption -> severities 1 to 5; clean -> one number"
+    )
+    rotations: tuple[float, ...] = setting((15.0, 90.0, 180.0), "rotations by which features may move", unit="degrees")
+    scales: tuple[float, ...] = setting((0.5, 0.75, 1.5), "sizes of the picture's content by which features may move")
+    crops: tuple[float, ...] = setting((0.5, 0.75), "sides of random crops by which features may move, as shares")
+    sets: dict[str, str] | None = setting(
+        None, "further test sets with train's classes or some of them: name -> location", changes_result=False
+    )
+    lines: dict[str, tuple[float, float]] | None = setting(
+        None, "for effective robustness: set -> slope and intercept of logit(accuracy there) on logit(accuracy on test)"
+    )
+    unknown: str = setting(
+        "", "images of other classes than train's, to be told from test images", changes_result=False
+    )
+    neighbours: int = setting(50, "novelty by the cosine distance of this nearest training image; needs unknown=")
+    c: tuple[float, ...] = setting(
+        GRID, "linear classifier: candidates of the inverse regularisation, as for the protocol linear"
+    )
+    holdout: float = setting(0.2, "linear classifier: share of train held out to select c")

@@ -1,0 +1,365 @@
+"""Robustness against a plain loop, its sets, its keys and its messages."""
+
+import dataclasses
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from sslbench.backbones.build import build
+from sslbench.config import read_yaml
+from sslbench.data.corruptions import corrupt
+from sslbench.data.decode.handlers import picture_decoder
+from sslbench.data.labels import single_labels
+from sslbench.data.open import open_data
+from sslbench.errors import DataError, UsageError
+from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
+from sslbench.metrics import robustness as measures
+from sslbench.metrics.intervals import Units
+from sslbench.paths import builtin_dir
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import find
+from sslbench.protocols.robustness.changes import corruptions
+from sslbench.protocols.robustness.further_sets import classes_of, open_test_set, with_real_labels
+from sslbench.protocols.robustness.objectnet import open_objectnet
+from sslbench.protocols.robustness.settings import Settings
+from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
+
+RUN = RunSettings(device="cpu", workers=0, overlaps=False, batch_size=32)
+SMALL = Preprocessing(resize=(32, 32), crop=None)
+NOTHING = {"corrupt": [], "rotations": [], "scales": [], "crops": []}
+CLASSES = ("blue", "green", "red")
+
+
+def write_images(folder, per_class, seed, names=CLASSES):
+    rng = np.random.default_rng(seed)
+    for c, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for i in range(per_class):
+            pixels = rng.integers(0, 120, (32, 32, 3))
+            pixels[..., c % 3] += 40
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i}.png")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("robustness")
+    write_images(root / "train", 12, 0)
+    write_images(root / "test", 6, 1)
+    return root
+
+
+@pytest.fixture(scope="module")
+def network():
+    return dataclasses.replace(build("resnet18w0.125", seed=0), preprocessing=SMALL)
+
+
+def run(network, data, folder, settings, **request):
+    task = make_task("robustness", {"c": [0.1], **settings})
+    prepared = prepare(
+        Request(weights="net.torch", data=str(data), tasks=(task,), backbone="resnet18w0.125", **request),
+        RUN,
+        backbone=network,
+    )
+    return evaluate(prepared, store=folder / "store", out=folder / "out", command="")
+
+
+def encode(network, pictures):
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (SMALL.mean, SMALL.std))
+    batch = torch.stack([(torch.from_numpy(p.copy()).permute(2, 0, 1) / 255 - mean) / std for p in pictures])
+    found = []
+    handle = network.module.avgpool.register_forward_hook(lambda m, i, out: found.append(out.flatten(1)))
+    with torch.inference_mode():
+        network.module.eval()(batch)
+    handle.remove()
+    return found[0].numpy()
+
+
+def generator(seed, name, image):
+    key = hashlib.sha256(f"{seed}\n{name}\n{image}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(key[:16], "little"))
+
+
+def test_errors_are_those_of_a_plain_loop_and_scikit_learn(network, data, tmp_path):
+    named, severities = ("gaussian_noise", "contrast"), (1, 4)
+    settings = {"corrupt": list(named), "severities": list(severities), "change_seed": 3, "rotations": [90.0]}
+    (result,) = run(network, data, tmp_path, {**settings, "scales": [], "crops": []})
+    files = {part: sorted((data / part).rglob("*.png")) for part in ("train", "test")}
+    pictures = {part: [np.array(Image.open(f)) for f in found] for part, found in files.items()}
+    labels = {part: [f.parent.name for f in found] for part, found in files.items()}
+    features = {part: encode(network, found) for part, found in pictures.items()}
+    scaler = StandardScaler().fit(features["train"])
+    classifier = LogisticRegression(C=0.1, tol=1e-10, max_iter=10000)
+    classifier.fit(scaler.transform(features["train"]), labels["train"])
+
+    def wrong(images):
+        return classifier.predict(scaler.transform(encode(network, images))) != np.array(labels["test"])
+
+    errors = []
+    for name in named:
+        for severity in severities:
+            changed = [
+                corrupt(p, name, severity, generator(3, f"{name}-{severity}", f.relative_to(data / "test").as_posix()))
+                for p, f in zip(pictures["test"], files["test"], strict=True)
+            ]
+            errors.append(wrong(changed).mean())
+            assert result.metrics[f"corruption_error({name},{severity})"].value == pytest.approx(100 * errors[-1])
+    assert result.headline == "corruption_error"
+    assert result.metrics["corruption_error"].value == pytest.approx(100 * np.mean(errors))
+    clean = wrong(pictures["test"]).mean()
+    assert result.metrics["error_increase"].value == pytest.approx(100 * (np.mean(errors) - clean))
+    turned = encode(network, [np.rot90(p) for p in pictures["test"]])
+    own = features["test"]
+    cosine = (turned * own).sum(1) / np.linalg.norm(turned, axis=1) / np.linalg.norm(own, axis=1)
+    assert result.metrics["cosine(rotation,90)"].value == pytest.approx(cosine.mean(), abs=1e-5)
+    unit = own / np.linalg.norm(own, axis=1, keepdims=True)
+    pairs = (unit @ unit.T)[~np.eye(len(unit), dtype=bool)]
+    assert result.metrics["cosine(other images)"].value == pytest.approx(pairs.mean(), abs=1e-5)
+    assert result.floors["chance"]["corruption_error"] == pytest.approx(200 / 3)
+    assert set(result.missing_floors) == {"pixels", "untrained"}
+    assert result.file.with_suffix(".corruptions.png").stat().st_size > 1000
+
+
+def test_stored_features_are_found_and_follow_seed_severity_and_size(network, data, tmp_path, caplog):
+    caplog.set_level("INFO")
+    settings = {**NOTHING, "corrupt": ["contrast"], "severities": [2]}
+
+    def decoded(backbone=network, **changes):
+        caplog.clear()
+        found = run(backbone, data, tmp_path, {**settings, **changes})
+        return "versions: features found" not in caplog.text, found[0].id
+
+    new, first = decoded()
+    assert new and decoded() == (False, first)
+    assert decoded(change_seed=1)[0] and decoded(severities=[3])[0] and decoded(corrupt=["fog"])[0]
+    larger = dataclasses.replace(network, preprocessing=dataclasses.replace(SMALL, resize=(40, 40)))
+    assert decoded(larger)[0]
+    assert decoded() == (False, first)
+
+
+def test_an_untrained_backbone_is_a_floor_where_asked_for(network, data, tmp_path):
+    task = make_task("robustness", {**NOTHING, "c": [0.1], "corrupt": ["contrast"], "severities": [2]})
+    request = Request(weights="net.torch", data=str(data), tasks=(task,), backbone="resnet18w0.125")
+    prepared = prepare(request, dataclasses.replace(RUN, baseline=True), backbone=network)
+    (result,) = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
+    assert result.floors["untrained"]["corruption_error"] is not None and set(result.missing_floors) == {"pixels"}
+
+
+def test_mce_is_the_mean_over_corruptions_of_the_share_of_the_references_error(network, data, tmp_path):
+    reference = {"contrast": [0.5, 0.6, 0.7, 0.8, 0.9], "fog": [0.3, 0.4, 0.5, 0.6, 0.7], "clean": [0.2]}
+    settings = {**NOTHING, "corrupt": ["contrast", "fog"], "severities": [1, 5], "reference": reference}
+    (result,) = run(network, data, tmp_path, settings)
+    value = {name: each.value / 100 for name, each in result.metrics.items() if each.value is not None}
+    clean, ces, relative = 1 - value["top1"], [], []
+    for name in ("contrast", "fog"):
+        own = [value[f"corruption_error({name},{s})"] for s in (1, 5)]
+        theirs = [reference[name][0], reference[name][4]]
+        ces.append(measures.corruption_error(own, theirs))
+        relative.append(measures.relative_corruption_error(own, clean, theirs, 0.2))
+    assert value["mce"] == pytest.approx(np.mean(ces)) and value["relative_mce"] == pytest.approx(np.mean(relative))
+    assert "not over the 15" in " ".join(result.notes)
+
+
+def test_corrupted_files_give_the_errors_of_the_same_images_made(network, data, tmp_path):
+    made = {**NOTHING, "corrupt": ["contrast"], "severities": [1, 4]}
+    for severity in (1, 4):
+        for file in sorted((data / "test").rglob("*.png")):
+            target = tmp_path / "c" / "contrast" / str(severity) / file.relative_to(data / "test")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            picture = corrupt(np.array(Image.open(file)), "contrast", severity, np.random.default_rng(0))
+            Image.fromarray(picture).save(target)
+    of_files = {**made, "corrupted": str(tmp_path / "c")}
+    (one,), (other,) = (run(network, data, tmp_path / str(i), s) for i, s in enumerate((made, of_files)))
+    for name in ("corruption_error", "corruption_error(contrast,4)", "error_increase"):
+        assert one.metrics[name] == other.metrics[name]
+    assert one.id != other.id
+    with pytest.raises(UsageError, match="has no folder contrast/2"):
+        run(network, data, tmp_path, {**of_files, "severities": [2]})
+    next((tmp_path / "c" / "contrast" / "1").rglob("*.png")).unlink()
+    with pytest.raises(DataError, match="1 of 18 test images have no corrupted version"):
+        run(network, data, tmp_path, of_files)
+
+
+def test_a_set_has_a_record_of_its_own_whatever_else_is_scored(network, data, tmp_path):
+    write_images(tmp_path / "some", 4, 2, names=CLASSES[:2])
+    settings = {**NOTHING, "sets": {"some": str(tmp_path / "some")}, "lines": {"some": [1.0, 0.0]}}
+    summary, alone = run(network, data, tmp_path / "a", settings)
+    _, beside = run(network, data, tmp_path / "b", {**settings, "corrupt": ["contrast"], "severities": [1]})
+    assert alone.id == beside.id and alone.metrics == beside.metrics
+    assert alone.data.test.n == 8 and alone.data.test.classes == ("blue", "green")
+    assert "2 of the 3 classes of train compete." in alone.notes
+    assert summary.metrics["top1(some)"] == alone.metrics["top1"] or summary.metrics["top1(some)"].n == 18
+    difference = alone.metrics["top1"].value - summary.metrics["top1"].value
+    effective = summary.metrics["effective_robustness(some)"]
+    assert effective.value is None or effective.value == pytest.approx(difference)
+    write_images(tmp_path / "another", 4, 3, names=CLASSES[:2])
+    again, other = run(network, data, tmp_path / "a", {**settings, "sets": {"some": str(tmp_path / "another")}})
+    assert again.id != summary.id and other.id != alone.id, "other images at the same settings"
+
+
+def test_classes_of_a_set_are_matched_by_name_by_number_or_refused(data, tmp_path):
+    train = open_data(str(data))["train"]
+    write_images(tmp_path / "numbers", 2, 4, names=("0", "2"))
+    assert open_test_set("v2", str(tmp_path / "numbers"), train).labels.classes == ("blue", "red")
+    write_images(tmp_path / "odd", 2, 4, names=("blue", "yellow"))
+    with pytest.raises(DataError, match=r"'yellow' .* is not in"):
+        open_test_set("odd", str(tmp_path / "odd"), train)
+    write_images(tmp_path / "blue", 2, 4, names=("blue",))
+    with pytest.raises(DataError, match=r"200 of its 200 classes are unknown to .*train"):
+        open_test_set("imagenet-a", str(tmp_path / "blue"), train)
+
+
+@pytest.mark.parametrize("name", ["a", "o", "r"])
+def test_the_published_lists_have_200_classes(name):
+    classes = classes_of(builtin_dir("benchmarks") / "classes" / f"_imagenet_{name}.yaml")
+    assert len(set(classes)) == 200 and list(classes) == sorted(classes)
+
+
+def test_real_labels_are_found_by_the_number_of_the_file(tmp_path, data):
+    part = open_data(str(data))["test"]
+    train = thousand_classes(part)
+    ids = tuple(f"n/ILSVRC2012_val_{i + 1:08d}.JPEG" for i in range(len(part)))
+    sets = [[i, 999 - i] if i % 3 else [] for i in range(len(part))]
+    file = tmp_path / "real.json"
+    file.write_text(json.dumps(sets))
+    labelled = with_real_labels(dataclasses.replace(part, ids=ids), str(file), train)
+    assert [sorted(999 - np.flatnonzero(row)) for row in labelled.labels.values] == [sorted(each) for each in sets]
+    with pytest.raises(DataError, match="is not one of the 18 validation images"):
+        with_real_labels(part, str(file), train)
+    file.write_text("[[1000]]")
+    with pytest.raises(UsageError, match="one list of class numbers"):
+        with_real_labels(part, str(file), train)
+
+
+def write_objectnet(folder):
+    """Two classes that ImageNet has, one of them by two of its classes, and one that it lacks."""
+    mappings = folder / "mappings"
+    mappings.mkdir(parents=True)
+    labels = [f"label {number}, other name" for number in range(1000)]
+    (mappings / "imagenet_to_label_2012_v2").write_text("\n".join(labels))
+    files = {
+        "folder_to_objectnet_label": {"alarm_clock": "Alarm clock", "banana": "Banana", "zipper": "Zipper"},
+        "objectnet_to_imagenet_1k": {"Alarm clock": f"{labels[7]}; {labels[9]}", "Banana": labels[0]},
+        "pytorch_to_imagenet_2012_id": {str(place): 999 - place for place in range(1000)},
+    }
+    for name, content in files.items():
+        (mappings / f"{name}.json").write_text(json.dumps(content))
+    for name in files["folder_to_objectnet_label"]:
+        (folder / "images" / name).mkdir(parents=True)
+        picture = np.full((10, 12, 3), 90, np.uint8)
+        picture[[0, -1]] = picture[:, [0, -1]] = (255, 0, 0)
+        Image.fromarray(picture).save(folder / "images" / name / "0.png")
+
+
+def thousand_classes(source):
+    names = tuple(f"n{i:08d}" for i in range(1000))[::-1]
+    return dataclasses.replace(source, labels=single_labels([names[0]] * len(source), names))
+
+
+def test_objectnet_has_the_classes_of_its_own_mapping_and_no_border(tmp_path, data):
+    write_objectnet(tmp_path / "objectnet")
+    train = thousand_classes(open_data(str(data))["test"])
+    source = open_objectnet(str(tmp_path / "objectnet"), train)
+    right = [{train.labels.classes[i] for i in np.flatnonzero(row == 1)} for row in source.labels.values]
+    assert right == [{"n00000992", "n00000990"}, {"n00000999"}, set()], "place 999 - number among the sorted synsets"
+    competing = {train.labels.classes[i] for i in np.flatnonzero(source.labels.values[2] == 0)}
+    assert competing == {"n00000992", "n00000990", "n00000999"}
+    decoded = source.images.decoded(0, picture_decoder(None, source.images))
+    assert decoded.image.shape == (3, 8, 10) and (decoded.image == 90).all()
+    assert not np.array_equal(source.images.digests(), source.images.base.digests())
+    with pytest.raises(DataError, match="1,000 classes"):
+        open_objectnet(str(tmp_path / "objectnet"), open_data(str(data))["test"])
+    (tmp_path / "objectnet" / "mappings" / "objectnet_to_imagenet_1k.json").write_text('{"Banana": "a plantain"}')
+    with pytest.raises(UsageError, match="the labels of 'Banana' are not all in"):
+        open_objectnet(str(tmp_path / "objectnet"), train)
+    with pytest.raises(UsageError, match=r"cannot read .*mappings"):
+        open_objectnet(str(data), train)
+
+
+def test_unknown_images_are_told_apart_and_known_classes_are_refused(network, data, tmp_path):
+    (tmp_path / "other").mkdir()
+    for i in range(10):
+        Image.fromarray(np.full((32, 32, 3), 20 * i, np.uint8)).save(tmp_path / "other" / f"{i}.png")
+    settings = {**NOTHING, "unknown": str(tmp_path / "other"), "neighbours": 3}
+    (result,) = run(network, data, tmp_path, settings)
+    assert result.headline == "unknown_auroc(msp)"
+    values = {name: each for name, each in result.metrics.items() if name.startswith("unknown_")}
+    assert len(values) == 12 and all(v.low <= v.value <= v.high for v in values.values())
+    assert values["unknown_auroc(mahalanobis)"].value > 60, "plain grey is unlike coloured noise"
+    with pytest.raises(DataError, match="are not unknown: blue"):
+        run(network, data, tmp_path, {**settings, "unknown": str(data / "test")})
+
+
+ORTHOGONAL = np.linalg.qr(np.random.default_rng(5).normal(size=(4, 4)))[0]
+
+
+def test_novelties_are_those_of_their_definitions():
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(90, 4)) * [1, 3, 0.1, 0.01] @ ORTHOGONAL, np.arange(90) % 3
+    x[labels == 1] += 3
+    means = np.array([x[labels == c].mean(0) for c in range(3)])
+    covariance = EmpiricalCovariance(assume_centered=True).fit(x - means[labels])
+    new = rng.normal(size=(20, 4))
+    wanted = np.min([covariance.mahalanobis(new - mean) for mean in means], axis=0)
+    np.testing.assert_allclose(MahalanobisNovelty(x, labels)(new), wanted, rtol=1e-8)
+    logits = torch.from_numpy(rng.normal(size=(5, 3)) * 50)
+    np.testing.assert_allclose(energy_novelty(logits.numpy()), -logits.logsumexp(1), rtol=1e-12)
+    np.testing.assert_allclose(softmax_novelty(logits.numpy()), -logits.softmax(1).max(1).values, rtol=1e-12)
+
+
+def test_the_interval_of_the_mean_error_is_that_of_groups_where_there_are_any():
+    wrong = np.repeat(np.random.default_rng(0).random((20, 2, 3)) < 0.5, 5, axis=0)
+    values = measures.corruption_values(wrong, wrong[:, 0, 0])
+    groups = np.repeat(np.arange(20), 5)
+    alone, together = (measures.means(values, Units.of(100, g))["corruption_error"] for g in (None, groups))
+    assert alone[0] == together[0] and together[2] - together[1] > 1.5 * (alone[2] - alone[1])
+
+
+REFUSED = {
+    "there is no corruption 'fogg'\nDid you mean 'fog'": {"corrupt": ["fogg"]},
+    "severities should be some of 1, 2, 3, 4, 5": {"severities": [6]},
+    "severities has a value twice": {"severities": [1, 1]},
+    "crops should lie between 0 and 1": {"crops": [1.5]},
+    "scales should be greater than 0": {"scales": [0.0]},
+    "neighbours has no effect without unknown": {"neighbours": 7},
+    "nothing is left to measure": NOTHING,
+    "reference has no errors for fog": {"corrupt": ["fog"], "reference": {"snow": [0.5] * 5}},
+    "reference.fog should be 5 errors from 0 to 1": {"corrupt": ["fog"], "reference": {"fog": [50.0] * 5}},
+    "reference has no effect": {"corrupt": [], "reference": {"fog": [0.5] * 5}},
+    "corrupted has no effect": {"corrupt": [], "corrupted": "folder"},
+    "the line of imagenet-a has no effect": {"lines": {"imagenet-a": [1.0, 0.0]}},
+    "cannot be called 'fog-1'": {"sets": {"fog-1": "here"}},
+    "c should be": {"c": []},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_settings_that_cannot_work_are_refused(message):
+    settings = make_task("robustness", REFUSED[message]).settings
+    with pytest.raises(UsageError, match=message):
+        find("robustness").kind.check(settings, single_labels(["a", "b"] * 60))
+
+
+def test_images_that_cannot_be_corrupted_are_refused_before_any_is_decoded(network, data, tmp_path):
+    tiny = dataclasses.replace(network, preprocessing=dataclasses.replace(SMALL, resize=(24, 24)))
+    with pytest.raises(UsageError, match="corruptions need 32 pixels a side, and the backbone takes 24x24"):
+        run(tiny, data, tmp_path, {})
+
+
+def test_frost_without_its_pictures_is_refused_before_any_image_is_decoded(network, data, tmp_path, monkeypatch):
+    monkeypatch.delenv("SSLBENCH_FROST", raising=False)
+    with pytest.raises(UsageError, match="SSLBENCH_FROST"):
+        run(network, data, tmp_path, {"corrupt": ["main"]})
+
+
+def test_groups_of_corruptions_are_written_out():
+    assert len(corruptions(Settings(corrupt=("main",)))) == 15
+    assert corruptions(Settings(corrupt=("fog", "extra")))[:2] == ("fog", "speckle_noise")
+    errors = read_yaml(builtin_dir("benchmarks") / "presets" / "robustness" / "imagenet_c.yaml")["settings"]
+    assert set(errors["reference"]) == {*corruptions(Settings(corrupt=("main", "extra"))), "clean"}
