@@ -190,7 +190,11 @@ _RUN = [
     click.option("--feature-dtype", help="Dtype of stored features: float32, float16. Default: float32."),
     click.option("--batch-size", type=int, help="Number of images per forward pass."),
     click.option("--workers", type=int, help="Processes that decode images; 0 decodes in the main process."),
-    click.option("--seed", type=int, help="Seed of splits, hold-outs, untrained weights and bootstrap. Default: 0."),
+    click.option(
+        "--seed",
+        type=click.IntRange(0, 2**32 - 1),
+        help="Seed of splits, hold-outs, untrained weights and bootstrap. Default: 0.",
+    ),
     click.option("--on-error", help="Unreadable images: stop (list them all) or skip (leave them out). Default: stop."),
     click.option(
         "--decoder",

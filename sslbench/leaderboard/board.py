@@ -13,6 +13,7 @@ from sslbench.leaderboard.headings import column_names, natural, precision_text,
 from sslbench.leaderboard.model import Board, Cell, Column, Row, value
 from sslbench.leaderboard.ties import mark_best
 from sslbench.metrics.catalog import find
+from sslbench.names import did_you_mean
 from sslbench.results import MetricValue, Result
 
 
@@ -34,11 +35,15 @@ def table(
         The board: rows best first by the first column, then by name; floors last.
 
     Raises:
-        UsageError: the columns of the average have different units or directions.
+        UsageError: no result has the metric, or the columns of the average have different units or directions.
     """
     notes: list[str] = []
     records = _newest(results, notes)
     shown = [r for r in records if metric is None or metric in r.metrics]
+    if metric is not None and records and not shown:
+        raise UsageError(
+            f"no result has the metric '{metric}'", did_you_mean(metric, {name for r in records for name in r.metrics})
+        )
     if len(shown) < len(records):
         notes.append(f"{len(records) - len(shown)} results have no metric '{metric}' and are not shown.")
     groups = groups_of(shown, metric)
@@ -172,7 +177,8 @@ def _with_average(board: Board) -> Board:
     complete = [i for i in positions if all(value(row, i, board.columns) is not None for row in body)]
     _refuse_mixture([board.columns[i] for i in complete])
     if not complete or not body:
-        return dataclasses.replace(board, notes=(*board.notes, "No average: no column has a value in every row."))
+        reason = "no column has a value in every row" if body else "there are floors only"
+        return dataclasses.replace(board, notes=(*board.notes, f"No average: {reason}."))
     rows = []
     for row in board.rows:
         numbers = [v for i in complete if (v := value(row, i, board.columns)) is not None]

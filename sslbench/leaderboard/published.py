@@ -60,7 +60,10 @@ def with_published(board: Board, published: Iterable[Published]) -> Board:
     They have no interval and no per-sample scores, and their protocols are the sources' own: they are never marked as
     best or tied, count in no average, and stand in a block of their own.
     """
-    positions = {(c.group.benchmark.rpartition(" v")[0], c.metric): i for i, c in enumerate(board.columns)}
+    # Of several columns of one benchmark (other data, other settings) the published numbers stand in an unmodified one.
+    order = sorted(range(len(board.columns)), key=lambda i: not _modified(board, i))
+    columns = [(i, board.columns[i]) for i in order]
+    positions = {(c.group.benchmark.rpartition(" v")[0], c.metric): i for i, c in columns}
     cells: dict[tuple[str, str, str], dict[int, Published]] = {}
     for row in published:
         position = positions.get((row.benchmark, row.metric))
@@ -74,6 +77,12 @@ def with_published(board: Board, published: Iterable[Published]) -> Board:
     measured, floors = ([row for row in board.rows if row.floor is floor] for floor in (False, True))
     note = "Published rows quote their sources, which used their own protocols: they are not compared."
     return dataclasses.replace(board, rows=(*measured, *rows, *floors), notes=(*board.notes, note))
+
+
+def _modified(board: Board, position: int) -> bool:
+    """Return whether all results of a column that name the benchmark changed it, or used other data."""
+    cells = [cell for row in board.rows if (cell := row.cells[position]) is not None]
+    return all(r.benchmark is None or r.benchmark.modified for cell in cells for r in cell.records)
 
 
 def _as_row(found: dict[int, Published], n_columns: int) -> Row:

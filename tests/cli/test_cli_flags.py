@@ -113,3 +113,15 @@ def test_every_flag_is_read(command):
     assert all("dataclasses.asdict(self)" in inspect.getsource(shared) for shared in used)
     read |= {field.name for shared in used for field in dataclasses.fields(shared)}
     assert {p.name for p in command.params if isinstance(p, click.Option)} - read == set()
+
+
+@pytest.mark.parametrize(
+    "words", [["eval", "knn", "--weights", "pixels"], ["check-data", "sklearn:digits"], ["pretrain", "simclr"]]
+)
+@pytest.mark.parametrize("seed", ["-1", "4294967296"])
+def test_a_seed_that_no_generator_takes_is_refused(words, seed, capsys):
+    from sslbench.cli.main import main
+
+    with pytest.raises(SystemExit) as code:
+        main([*words, "--seed", seed])
+    assert code.value.code == 2 and "--seed" in capsys.readouterr().err

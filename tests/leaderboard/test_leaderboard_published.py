@@ -1,6 +1,9 @@
 """Published rows: beside ours, never compared, and with their source wherever they are shown."""
 
+import dataclasses
+
 import pandas
+import pytest
 from make_results import make
 
 from sslbench.leaderboard import Published, table, to_csv, with_published
@@ -44,6 +47,18 @@ def test_only_the_same_benchmark_and_metric_are_beside():
     others = [row(70.0, benchmark="linear/cifar10"), row(71.0, metric="top5"), row(72.0, benchmark="knn/imagenet1k")]
     shown = with_published(board(), others)
     assert shown.rows == board().rows and "No published numbers" in shown.notes[-1]
+
+
+@pytest.mark.parametrize("fingerprint", ["00" * 16, "ff" * 16])
+def test_they_stand_in_the_column_of_the_benchmarks_own_data(fingerprint):
+    """Another data set measured under the benchmark's name has a column of its own, before or after it."""
+    own = make("a", 60.0, "linear", benchmark=OURS)
+    changed = dataclasses.replace(OURS, modified=True)
+    other = make("a", 95.0, "linear", benchmark=changed, data__test__fingerprint=fingerprint)
+    shown = with_published(table([own, other]), [row(55.0)])
+    ours, published = shown.rows
+    beside = next(i for i, cell in enumerate(published.cells) if cell is not None)
+    assert ours.cells[beside].metrics["top1"].value == 60.0
 
 
 def test_one_source_with_two_benchmarks_is_one_row():

@@ -149,6 +149,17 @@ def test_another_metric_can_be_shown_and_what_lacks_it_is_told():
     assert board.columns[0].metric == "macro_auroc" and "1 results have no metric 'macro_auroc'" in board.notes[0]
 
 
+def test_a_metric_that_no_result_has_is_a_mistake():
+    with pytest.raises(UsageError, match="no result has the metric 'tpo1'") as caught:
+        table([make("a", 80)], metric="tpo1")
+    assert caught.value.remedy == "Did you mean 'top1'?"
+
+
+def test_floors_alone_have_no_average_and_the_reason_is_told():
+    board = table([make("a", 80, weights__untrained=True)], average=True)
+    assert board.notes[-1] == "No average: there are floors only."
+
+
 def test_holes_are_never_averaged_over():
     results = [make("a", 80), make("a", 60, "svm"), make("b", 70)]
     board = table(results, average=True)

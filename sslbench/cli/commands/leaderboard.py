@@ -109,6 +109,8 @@ def write_board(
     from sslbench.results import holes
     from sslbench.results.records import read_tree
 
+    if root.is_file():
+        raise UsageError(f"{root} is a file, not a folder of results", f"Give its folder: {root.parent}.")
     if not root.is_dir():
         near = [f.name for f in root.parent.iterdir() if f.is_dir()] if root.parent.is_dir() else []
         raise UsageError(f"there is no folder {root}", did_you_mean(root.name, near))

@@ -81,7 +81,7 @@ def _number_to_decode(ctx: click.Context, param: click.Parameter, value: str) ->
 @click.option(
     "--test-fraction", type=float, default=0.2, show_default=True, help="Share of test, where DATA has no test split."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of that split.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of that split.")
 @click.option("--boxes", is_flag=True, help="Check the boxes of a manifest or VOC tree, as for detection.")
 @click.option(
     "--label-maps/--no-label-maps",

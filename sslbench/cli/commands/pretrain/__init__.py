@@ -130,7 +130,11 @@ class PretrainCommand(click.Command):
 @click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: auto.")
 @click.option("--precision", help="Precision of the forward pass: fp32, bf16, fp16.")
 @click.option("--workers", type=int, help="Processes that decode and augment; 0 does it in the main process.")
-@click.option("--seed", type=int, help="Seed of the initialisation, the order of the images and the views.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    help="Seed of the initialisation, the order of the images and the views.",
+)
 @click.option("--tensorboard", is_flag=True, help="Write scalars for TensorBoard below --out.")
 @click.option(
     "--histograms", is_flag=True, help="Write histograms of parameters and gradients each epoch (--tensorboard)."
