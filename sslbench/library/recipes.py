@@ -13,6 +13,11 @@ from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, find_file, from_file, list_names
 
 GROUPS = ("augment", "optimizer", "schedule", "launcher")
+RUN_INPUTS: Mapping[str, type] = {
+    **dict.fromkeys(("data", "image_column", "label_column", "init", "init_format", "stem"), str),
+    "limit": int,
+}
+"""Inputs of a run that its config.yaml records below 'run' -> type; the same names as in `PretrainRequest`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +124,25 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
     return Composed(values, origins)
 
 
+def inputs_of_run(method: str) -> dict[str, Any]:
+    """Return the data and first weights of an earlier run, from its config.yaml; {} for the name of a method.
+
+    Raises:
+        UsageError: the file has other inputs than `RUN_INPUTS`, or of another type.
+    """
+    if not (method.endswith(".yaml") and Path(method).is_file()):
+        return {}
+    inputs = read_yaml(Path(method)).get("run") or {}
+    if not isinstance(inputs, dict):
+        raise UsageError(f"{method}: run should be a mapping, such as run: {{data: photos/}}")
+    for name, value in inputs.items():
+        if name not in RUN_INPUTS:
+            raise UsageError(f"{method}: unknown key 'run.{name}'", did_you_mean(str(name), RUN_INPUTS))
+        if not isinstance(value, RUN_INPUTS[name]) or isinstance(value, bool):
+            raise UsageError(f"{method}: run.{name} should be of type {RUN_INPUTS[name].__name__}, not {value!r}")
+    return inputs
+
+
 def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) -> None:
     """Mark, in place, the Python code that files name; code that the user typed is theirs to run."""
     typed = ("key=value", "flag")
@@ -157,6 +181,7 @@ def _base(method: str) -> tuple[Composed, dict[str, str]]:
         values, choices = compose("pretrain", {"method": method})
     elif method.endswith(".yaml") and Path(method).is_file():
         values = {"launcher": {"name": "local"}, **read_yaml(Path(method))}
+        values.pop("run", None)  # see `inputs_of_run`
         missing = [group for group in ("method", *GROUPS) if not isinstance(values.get(group), dict)]
         if missing:
             raise UsageError(

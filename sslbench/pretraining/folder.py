@@ -12,6 +12,7 @@ import yaml
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import from_first, gather_objects
 from sslbench.errors import UsageError
+from sslbench.library.recipes import RUN_INPUTS
 from sslbench.pretraining.settings import FREE, ROUNDING, PretrainRequest, differences, plain
 from sslbench.train import checkpoints
 from sslbench.train.resume import newest_whole
@@ -141,9 +142,10 @@ def _listed(changed: Sequence[str]) -> str:
 
 
 def write_config(request: PretrainRequest, command: str, changes: Mapping[str, str]) -> None:
-    """Write config.yaml: the effective settings, below comments on command, data and changes to the recipe."""
-    head = f"# {command}\n# data: {request.data}\n" + (f"# init: {request.init}\n" if request.init else "")
-    head += "".join(f"# {key}: {text}\n" for key, text in changes.items())
-    text = head + yaml.safe_dump(plain(request.settings), sort_keys=False, allow_unicode=True)
+    """Write config.yaml: the data and first weights, then the effective settings; changes to the recipe as comments."""
+    head = f"# {command}\n" + "".join(f"# {key}: {text}\n" for key, text in changes.items())
+    inputs = {name: value for name in RUN_INPUTS if (value := getattr(request, name)) is not None}
+    content = {"run": inputs, **plain(request.settings)}
+    text = head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     with new_file(request.out / "config.yaml") as temporary:
         temporary.write_text(text, encoding="utf-8")

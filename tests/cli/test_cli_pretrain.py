@@ -138,10 +138,24 @@ def test_a_method_of_the_users_own_needs_no_recipe(tmp_path, sslbench, monkeypat
 
 def test_the_settings_of_an_earlier_run_are_a_recipe_too(tmp_path, sslbench):
     sslbench(*RUN, "--out", "a")
-    code, out, err = sslbench("pretrain", "a/config.yaml", "--limit", "48", "--out", "b")
+    code, out, err = sslbench("pretrain", "a/config.yaml", "--out", "b")
     assert code == 0, err
+    assert "limit: 48 (from a/config.yaml)" in err and "data: sklearn:digits (from a/config.yaml)" in err
     assert out.startswith("b/weights.torch")
     assert [r["loss"] for r in metrics(tmp_path / "a")] == [r["loss"] for r in metrics(tmp_path / "b")]
+
+
+def test_an_earlier_run_is_repeated_on_its_own_data_unless_others_are_given(tmp_path, sslbench):
+    sslbench(*RUN, "--out", "a")
+    config = (tmp_path / "a" / "config.yaml").read_text()
+    (tmp_path / "c.yaml").write_text(config.replace("data: sklearn:digits", "data: gone/"))
+    code, _, err = sslbench("pretrain", "c.yaml", "--out", "b")
+    assert code in (1, 2) and "gone" in err and not (tmp_path / "b").exists()
+    code, _, err = sslbench("pretrain", "c.yaml", "--data", "sklearn:digits", "--out", "b", "--dry-run")
+    assert code == 0 and "gone" not in err
+    (tmp_path / "d.yaml").write_text(config.replace("data: sklearn:digits", "dato: photos"))
+    code, _, err = sslbench("pretrain", "d.yaml", "--out", "b")
+    assert code == 2 and "unknown key 'run.dato'\n  Did you mean 'data'" in err
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,22 @@ class PretrainFlags:
         if self.resume_from and not self.resume:
             raise UsageError("--resume-from and --no-resume exclude each other")
 
+    def with_inputs(self, method: str) -> "PretrainFlags":
+        """Return the flags with the data and first weights of the run whose config.yaml is `method`, unless given.
+
+        Raises:
+            UsageError: the file names unknown inputs.
+        """
+        from sslbench.library.recipes import inputs_of_run
+
+        inputs = inputs_of_run(method)
+        for group in (("data", "image_column", "label_column"), ("init", "init_format", "stem"), ("limit",)):
+            if any(getattr(self, name) is not None for name in group):
+                inputs = {name: value for name, value in inputs.items() if name not in group}
+        for name, value in inputs.items():
+            echo(f"{name}: {value} (from {method})", err=True)
+        return dataclasses.replace(self, **inputs)
+
     def folder(self, method: str, backbone: str) -> Path:
         """Return the folder of the run: --out, by default runs/METHOD-BACKBONE."""
         if self.out:
@@ -163,6 +179,7 @@ def command(words: tuple[str, ...], **flags: Any) -> None:
     given = PretrainFlags(**flags)
     given.check()
     method, values = _method(*split_words(words))
+    given = given.with_inputs(method)
     if given.launcher is not None:
         values = {**values, "launcher": given.launcher}
     composed, launcher = _compose(method, values, given.settings())
