@@ -47,7 +47,7 @@ def evaluate(
     train: str | Path,
     test: str | Path | None = None,
     *,
-    protocols: Sequence[str] = ("knn", "linear"),
+    protocols: str | Sequence[str] = ("knn", "linear"),
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     out: str | Path = "results",
     run: evaluation.RunSettings | None = None,
@@ -60,7 +60,7 @@ def evaluate(
             mode, device, gradients and values do not change, nor does the global random state.
         train: data, as for `--data`.
         test: test split, as for `--test-data`; by default found in `train` or split off.
-        protocols: names; each runs on the features of one pass over the images.
+        protocols: names, or a single one; each runs on the features of one pass over the images.
         settings: protocol -> settings other than its defaults.
         out: folder for the records.
         run: device, precision, batch size, seed, ...
@@ -81,7 +81,8 @@ def evaluate(
         ('knn', 99)
     """
     run = run or evaluation.RunSettings()
-    tasks = tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in protocols)
+    names = [protocols] if isinstance(protocols, str) else protocols
+    tasks = tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in names)
     request_fields = {**request, "test_data": None if test is None else str(test)}
     backbone = None
     if isinstance(model, nn.Module):

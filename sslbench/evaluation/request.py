@@ -53,11 +53,19 @@ class RunSettings:
         return choose_device(self.device)
 
     def extract_settings(self) -> ExtractSettings:
-        """The part that the extraction engine needs."""
+        """Return the settings of the extraction.
+
+        Raises:
+            UsageError: a number is out of its range, or this machine has no such device.
+        """
         device = self.torch_device()
         workers = resolve_workers(self.workers, device)
-        if self.batch_size < 1 or workers < 0:
-            raise UsageError(f"batch_size {self.batch_size} and workers {workers} must be positive")
+        if self.batch_size < 1:
+            raise UsageError(f"batch_size should be at least 1, not {self.batch_size}")
+        if workers < 0:
+            raise UsageError(f"workers should not be negative, not {workers}", "0 decodes in the main process.")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed should be from 0 to {2**32 - 1}, not {self.seed}")
         return ExtractSettings(
             device,
             self.precision,

@@ -101,6 +101,26 @@ def test_wrong_arguments_are_usage_errors(photos, tmp_path):
         sslbench.evaluate(Net(), photos, protocols=["nn"], out=tmp_path / "r", run=RUN)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": -1}, "seed should be from 0 to 4294967295, not -1"),
+        ({"workers": -2}, "workers should not be negative"),
+        ({"batch_size": 0}, "batch_size should be at least 1, not 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        RunSettings(**{"device": "cpu", "workers": 0, **settings}).extract_settings()
+
+
+def test_a_single_protocol_may_be_given_by_its_name(photos, tmp_path):
+    (result,) = sslbench.evaluate(
+        "pixels:8", photos / "train", test=photos / "val", protocols="knn", out=tmp_path / "out", run=RUN
+    )
+    assert result.protocol.name == "knn"
+
+
 def test_a_network_no_better_than_untrained_is_warned_about(photos, tmp_path, caplog, monkeypatch):
     """The weights of a random network are scored against the untrained one of the same name: tied."""
     import sys
