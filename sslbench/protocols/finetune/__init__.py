@@ -58,23 +58,13 @@ def check_images(
         UsageError: several layers, or settings that do not fit the backbone or the data.
         DataError: too few images, or a list that names others.
     """
-    from sslbench.protocols._parts import few_shot
-    from sslbench.protocols.finetune import plan
-    from sslbench.protocols.finetune.network import check_backbone
-    from sslbench.protocols.finetune.run import row_name
-    from sslbench.protocols.finetune.training import prepare
+    from sslbench.protocols.finetune.run import checked_rows
 
     if len(layers) != 1:
         raise UsageError(
             f"finetune trains one head, and there are {len(layers)} layers", "Name one with --layers, or none."
         )
-    check_backbone(backbone, settings)
-    portions = plan.portions(settings, train)
-    for portion in portions:
-        source = portion.of(train, few_shot.seeds(seed, settings.draws)[0])
-        parts = plan.split(source, settings, seed)
-        prepare(backbone, layers[0], source if parts is None else parts[0], settings, seed=seed, engine=None)
-    return tuple(row_name(layers[0], portion) for portion in portions)
+    return checked_rows(backbone, layers[0], train, settings, seed=seed)
 
 
 def run_on_images(  # noqa: PLR0913  the signature of every protocol on images

@@ -27,9 +27,10 @@ from sslbench.metrics.summary import Probabilities, headline, summarise
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.selection import is_better, percent
+from sslbench.protocols.finetune.network import check_backbone
 from sslbench.protocols.finetune.plan import Portion, Rates, candidates, portions, split
 from sslbench.protocols.finetune.settings import Settings
-from sslbench.protocols.finetune.training import Finetuned, finetune
+from sslbench.protocols.finetune.training import Finetuned, finetune, prepare
 from sslbench.results import NetworkWeights, Outcome
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.runtime.seeds import preserved_random_states
@@ -283,6 +284,22 @@ class _ScoreFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with new_file(self.path) as temporary:
                 temporary.write_text(json.dumps(self.scores), encoding="utf-8")
+
+
+def checked_rows(backbone: Backbone, layer: Layer, train: Source, settings: Settings, *, seed: int) -> tuple[str, ...]:
+    """Return the names of the results, once nothing stands in the way of their trainings.
+
+    Raises:
+        UsageError: settings that do not fit the backbone or the data.
+        DataError: too few images, or a list that names others.
+    """
+    check_backbone(backbone, settings)
+    found = portions(settings, train)
+    for portion in found:
+        source = portion.of(train, few_shot.seeds(seed, settings.draws)[0])
+        parts = split(source, settings, seed)
+        prepare(backbone, layer, source if parts is None else parts[0], settings, seed=seed, engine=None)
+    return tuple(row_name(layer, portion) for portion in found)
 
 
 def row_name(layer: Layer, portion: Portion) -> str:
