@@ -16,6 +16,7 @@ from sslbench.data.checks import samples
 from sslbench.data.decode.handlers import identified
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.labels import no_labels
+from sslbench.data.noise import check_shares
 from sslbench.data.open import refuse_label_maps
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import TrainTest, label_problems, limit, match_classes, name_numbered, train_test
@@ -140,8 +141,11 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}")
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
+    check_shares(request.noise, data.train.labels)
     for task in request.tasks:
         kind = sample_kind(task.protocol)
+        if request.noise:
+            _check_noise(task)
         check_label_kind(task, data.train.labels.kind)
         kind.check(task.settings, fitted_labels(task, data))
         if request.test_classes == "subset":
@@ -150,6 +154,23 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
         _check_expected(task.benchmark, data)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings)
+
+
+def _check_noise(task: Task) -> None:
+    """Refuse label noise where a protocol does not train on the labels of frozen features.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if is_on_images(task) or not needs_labels(task) or only_part(task):
+        able = [name for name in names.list_names("protocol") if _trains_on_features(name)]
+        problem = f"--noise: {task.protocol} does not train on labels of frozen features"
+        raise UsageError(problem, f"Those that do: {', '.join(able)}.")
+
+
+def _trains_on_features(name: str) -> bool:
+    found = protocols.find(name)
+    return isinstance(found.kind, OnFeatures) and found.needs_labels and not found.kind.part(found.settings())
 
 
 def check_label_kind(task: Task, kind: LabelKind) -> None:

@@ -111,13 +111,18 @@ class ExcludedImage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataUsed:
-    """Training and test data; `how` is one sentence about the origin of the split."""
+    """Training and test data; `how` is one sentence about the origin of the split.
+
+    Attributes:
+        label_noise: share of the train labels that were replaced by wrong ones (--noise).
+    """
 
     train: DataPart
     test: DataPart
     how: str
     labels: LabelKind
     unreadable: tuple[ExcludedImage, ...] = ()
+    label_noise: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
