@@ -202,7 +202,7 @@ def _score_features(
     results = []
     for layer in prepared.layers:
         for task, share in itertools.product(tasks, (0.0, *prepared.request.noise)):
-            data, changed = _with_noise(prepared, share), _task_with_noise(task, share)
+            data, changed = with_noise(prepared, share), task_with_noise(task, share)
             backbone = prepared.backbone
             subject, train, test = _describe_parts(data, backbone, layer.text, encoded, changed, command, share)
             floor_results = {
@@ -213,7 +213,7 @@ def _score_features(
     return results
 
 
-def _with_noise(prepared: Prepared, share: float) -> Prepared:
+def with_noise(prepared: Prepared, share: float) -> Prepared:
     """Return the evaluation with a share of wrong labels in train; unchanged without noise."""
     if not share:
         return prepared
@@ -223,7 +223,7 @@ def _with_noise(prepared: Prepared, share: float) -> Prepared:
     return dataclasses.replace(prepared, data=dataclasses.replace(data, train=train, how=how))
 
 
-def _task_with_noise(task: Task, share: float) -> Task:
+def task_with_noise(task: Task, share: float) -> Task:
     """Return the task; with label noise it is not the benchmark that was named."""
     if not share or task.benchmark is None:
         return task

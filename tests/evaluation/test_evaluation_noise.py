@@ -7,7 +7,7 @@ from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.noise import noisy_labels
 from sslbench.data.source import Labels
 from sslbench.errors import UsageError
-from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
+from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare, suite
 from sslbench.leaderboard import table
 from sslbench.results import records
 
@@ -62,7 +62,7 @@ def test_the_labels_that_the_probe_gets_are_the_noisy_ones_of_the_same_samples(t
     for noise in ((), (0.3,)):
         prepared = prepare(request(noise=noise), RUN)
         share = noise[0] if noise else 0.0
-        data = module._with_noise(prepared, share)
+        data = module.with_noise(prepared, share)
         encoded = module._encode(prepared.backbone, prepared.data, prepared.layers, RUN, tmp_path, None)
         layer = prepared.layers[0].text
         _, train, test = module._describe_parts(data, prepared.backbone, layer, encoded, request().tasks[0], "", share)
@@ -91,3 +91,12 @@ def test_noise_without_effect_or_sense_is_refused(changes, problem):
     with pytest.raises(UsageError, match=problem) as caught:
         prepare(request(**changes), RUN)
     assert "train on labels" not in problem or "knn" in caught.value.remedy
+
+
+def test_a_suite_finds_the_records_of_all_shares_again(tmp_path, monkeypatch):
+    cells = [suite.SuiteCell("pixels:8", "linear", (request(noise=(0.3,)),))]
+    places = {"store": tmp_path / "store", "out": tmp_path / "out", "command": "eval"}
+    first, _ = suite.run_suite(cells, RUN, **places)
+    monkeypatch.setattr(suite, "evaluate", lambda *_, **__: pytest.fail("computed again"))
+    again, holes = suite.run_suite(cells, RUN, **places)
+    assert [result.id for result in again] == [result.id for result in first] and len(first) == 2 and not holes
