@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
+from sslbench.backbones.classifier import find_classifier, has_classifier
 from sslbench.backbones.load import load_file
 from sslbench.backbones.resnet import parse, recognise_resnet
 from sslbench.backbones.vit.recognise import recognise_vit
@@ -18,6 +19,7 @@ from sslbench.weights.formats import patterns
 from sslbench.weights.formats.layout import NOTE
 from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, likely_place, recognise, tensors_at
 from sslbench.weights.formats.tables import FormatTable, load_table
+from sslbench.weights.heads import layer_kinds, load_heads
 from sslbench.weights.reading.files import WeightsFile
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -48,6 +50,8 @@ class Description:
         parameters: numbers in the backbone's parameters.
         dtypes: dtype -> tensors of the backbone.
         heads: name -> shape.
+        head_layers: names for --layers of the file's heads, each with the kind of the layer: {'head.0': 'linear'}.
+        classifier: the file's classifier in words; '' if it has none that is known to be one.
         ignored: patterns of what is no part of the backbone.
         variant: of the format: networks that share key names with others and take other images or have other strides.
         space: of the images that the network was trained on: 'RGB', 'BGR' (which is turned to RGB on loading),
@@ -79,6 +83,8 @@ class Description:
     parameters: int = 0
     dtypes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     heads: Shapes = dataclasses.field(default_factory=dict)
+    head_layers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    classifier: str = ""
     ignored: tuple[str, ...] = ()
     variant: str = ""
     space: str = ""
@@ -121,7 +127,11 @@ def describe(file: WeightsFile, *, backbone: str | None = None, format: str | No
         loaded = load_file(file, backbone=backbone, format=format)
     except (WeightsError, BackboneError) as error:
         return dataclasses.replace(known, problem=str(error))
-    return _with_backbone(known, loaded)
+    known = _with_backbone(known, loaded)
+    try:
+        return _with_heads(known, file, dataclasses.replace(loaded, heads=load_heads(file, found)))
+    except WeightsError:  # the backbone loads, the heads are listed by their tensors only
+        return known
 
 
 def _with_format(known: Description, found: Recognised, table: FormatTable, file: WeightsFile) -> Description:
@@ -163,6 +173,23 @@ def _with_backbone(known: Description, loaded: Backbone) -> Description:
         layers=(default, *(layer for layer in loaded.aliases if layer != default)),
         tensors_sha256=loaded.weights_sha256,
     )
+
+
+def _with_heads(known: Description, file: WeightsFile, loaded: Backbone) -> Description:
+    """Add the layers of the file's heads, and its classifier.
+
+    Raises:
+        WeightsError: the classifier is damaged.
+    """
+    kinds = {
+        f"{name}.{number}": kind for name, head in loaded.heads.items() for number, kind in enumerate(layer_kinds(head))
+    }
+    text = ""
+    if has_classifier(file, loaded):
+        classes = find_classifier(file, loaded).info.classes
+        shown = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+        text = f"{len(classes):,} classes: {shown}"
+    return dataclasses.replace(known, head_layers=kinds, classifier=text)
 
 
 def _architecture(found: Recognised) -> dict[str, Any]:

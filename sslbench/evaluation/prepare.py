@@ -16,6 +16,7 @@ from sslbench.data.checks import samples
 from sslbench.data.decode.handlers import identified
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.labels import no_labels
+from sslbench.data.noise import check_shares
 from sslbench.data.open import refuse_label_maps
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import (
@@ -163,8 +164,11 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}")
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
+    check_shares(request.noise, data.train.labels)
     for task in request.tasks:
         kind = sample_kind(task.protocol)
+        if request.noise:
+            _check_noise(task)
         check_label_kind(task, data.train.labels.kind)
         kind.check(task.settings, fitted_labels(task, data))
         if request.test_classes == "subset":
@@ -217,6 +221,23 @@ def _check_single(task: Task, backbone: Backbone, layers: Sequence[Layer]) -> No
         raise UsageError(f"{task.protocol} trains on views of one scale, so --scales has no effect on it")
     if joined := [layer.text for layer in layers if layer.parts]:
         raise UsageError(f"{task.protocol} trains one head per layer, and {joined[0]} joins several", "Name one layer.")
+
+
+def _check_noise(task: Task) -> None:
+    """Refuse label noise where a protocol does not train on the labels of frozen features.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if is_on_images(task) or not needs_labels(task) or only_part(task):
+        able = [name for name in names.list_names("protocol") if _trains_on_features(name)]
+        problem = f"--noise: {task.protocol} does not train on labels of frozen features"
+        raise UsageError(problem, f"Those that do: {', '.join(able)}.")
+
+
+def _trains_on_features(name: str) -> bool:
+    found = protocols.find(name)
+    return isinstance(found.kind, OnFeatures) and found.needs_labels and not found.kind.part(found.settings())
 
 
 def check_label_kind(task: Task, kind: LabelKind) -> None:

@@ -120,6 +120,7 @@ class Request:
     test_classes: Literal["same", "subset", "numbers"] = "same"
     groups: tuple[str, ...] = ()
     value_columns: tuple[str, ...] = ()
+    noise: tuple[float, ...] = ()
 
 
 def sample_kind(protocol: str) -> OnFeatures[Any] | OnImages[Any] | OnSets[Any]:

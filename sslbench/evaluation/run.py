@@ -13,6 +13,7 @@ import numpy as np
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.groups import source_groups
+from sslbench.data.noise import with_label_noise
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
@@ -213,13 +214,33 @@ def _score_features(
                 all_parts = {"": (prepared.backbone, encoded), **floor_features}
                 results += _measure_sets(prepared, task, layer.text, all_parts, features, suspected, out, command)
                 continue
-            subject, train, test = _describe_parts(prepared, prepared.backbone, layer.text, encoded, task, command)
-            floor_results = {
-                name: _floor(prepared, backbone, features, layer.text, task, out, command)
-                for name, (backbone, features) in floor_features.items()
-            }
-            results.append(_measure(subject, task, (train, test), out, floor_results, beside.missing, suspected))
+            for share in (0.0, *prepared.request.noise):
+                data, changed = with_noise(prepared, share), task_with_noise(task, share)
+                backbone = prepared.backbone
+                subject, train, test = _describe_parts(data, backbone, layer.text, encoded, changed, command, share)
+                floor_results = {
+                    name: _floor(data, backbone, features, layer.text, changed, out, command, share)
+                    for name, (backbone, features) in floor_features.items()
+                }
+                results.append(_measure(subject, changed, (train, test), out, floor_results, beside.missing, suspected))
     return results
+
+
+def with_noise(prepared: Prepared, share: float) -> Prepared:
+    """Return the evaluation with a share of wrong labels in train; unchanged without noise."""
+    if not share:
+        return prepared
+    data = prepared.data
+    train = with_label_noise(data.train, share, prepared.run.seed)
+    how = f"{data.how}; {100 * share:g} % of the train labels are wrong"
+    return dataclasses.replace(prepared, data=dataclasses.replace(data, train=train, how=how))
+
+
+def task_with_noise(task: Task, share: float) -> Task:
+    """Return the task; with label noise it is not the benchmark that was named."""
+    if not share or task.benchmark is None:
+        return task
+    return dataclasses.replace(task, benchmark=dataclasses.replace(task.benchmark, modified=True))
 
 
 def evaluate_features(
@@ -313,14 +334,25 @@ def _encode(
 
 
 def _describe_parts(
-    prepared: Prepared, backbone: Backbone, layer: str, encoded: Encoded, task: Task, command: str
+    prepared: Prepared,
+    backbone: Backbone,
+    layer: str,
+    encoded: Encoded,
+    task: Task,
+    command: str,
+    noise: float = 0.0,
 ) -> tuple[Subject, Features, Features]:
-    """Return the description and features that a protocol uses: both parts, or one of them in the place of both."""
+    """Return the description and features that a protocol uses: both parts, or one of them in the place of both.
+
+    With label noise, the train labels are those of `prepared`.
+    """
     train, test = one_part_of_features(encoded.train[layer], encoded.test[layer], encoded.whole.get(layer), task)
+    train = _rows(train, prepared.data.train) if noise else train
     if part := only_part(task):
         prepared = dataclasses.replace(prepared, data=one_part(prepared.data, part))
         encoded = dataclasses.replace(encoded, train={layer: train}, test={layer: test})
-    return describe(prepared, backbone, layer, encoded, command), train, test
+    subject = describe(prepared, backbone, layer, encoded, command)
+    return dataclasses.replace(subject, data=dataclasses.replace(subject.data, label_noise=noise)), train, test
 
 
 def _rows(features: Features, part: Source) -> Features:
@@ -353,11 +385,18 @@ def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress:
 
 
 def _floor(
-    prepared: Prepared, backbone: Backbone, encoded: Encoded, layer: str, task: Task, out: Path, command: str
+    prepared: Prepared,
+    backbone: Backbone,
+    encoded: Encoded,
+    layer: str,
+    task: Task,
+    out: Path,
+    command: str,
+    noise: float,
 ) -> tuple[Result, records.Scores]:
     """Return a floor's result at the same layer (the pixels have one of their own), cached if possible."""
     layer = layer if layer in encoded.train else next(iter(encoded.train))
-    subject, train, test = _describe_parts(prepared, backbone, layer, encoded, task, command)
+    subject, train, test = _describe_parts(prepared, backbone, layer, encoded, task, command, noise)
     found = floors.cached(record_id(measurement(subject, task)), subject.data)
     if found is None:
         found = score(subject, task, train, test)

@@ -1,6 +1,7 @@
 """Suites: weights x benchmarks, each cell written when done; a failed cell is a hole with its reason."""
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ from sslbench.distributed import this_process
 from sslbench.errors import ResultError, SslbenchError
 from sslbench.evaluation.images import row_names
 from sslbench.evaluation.prepare import Prepared, is_on_images, load, one_part, only_part, prepare
-from sslbench.evaluation.record import Encoded, asked, describe, measurement
+from sslbench.evaluation.record import Encoded, asked, describe, measurement, weights_at
 from sslbench.evaluation.request import Request, RunSettings
-from sslbench.evaluation.run import evaluate
+from sslbench.evaluation.run import evaluate, task_with_noise, with_noise
 from sslbench.evaluation.sets import is_on_sets, row_subjects, sets_of
 from sslbench.identity import record_id
 from sslbench.results import Result, records
@@ -120,15 +121,17 @@ def _prepared(request: Request, run: RunSettings, loaded: _Loaded) -> Prepared:
 def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
     """Return the records of the whole request if all of them exist."""
     found = []
-    for task in prepared.request.tasks:
-        part = only_part(task)
-        seen = prepared if part is None else dataclasses.replace(prepared, data=one_part(prepared.data, part))
+    for each, share in itertools.product(prepared.request.tasks, (0.0, *prepared.request.noise)):
+        part, task = only_part(each), task_with_noise(each, share)
+        seen = with_noise(prepared, share)
+        seen = seen if part is None else dataclasses.replace(seen, data=one_part(seen.data, part))
         # Compares only ids and counts of samples; the counts are not part of a measurement's identity.
         train, test = ({"": cast(Any, part)} for part in (seen.data.train, seen.data.test))
         subject = describe(seen, seen.backbone, "", Encoded(train, test, (), 0.0, 0), "")
         layers = tuple(layer.text for layer in seen.layers)
         for row in row_names(seen, task, seen.backbone) if is_on_images(task) else layers:
-            subject = dataclasses.replace(subject, layer=row)
+            used = dataclasses.replace(subject.weights, code=seen.backbone.identity)
+            subject = dataclasses.replace(subject, layer=row, weights=weights_at(row, seen.backbone, used))
             rows = row_subjects(subject, task, sets_of(prepared, task)) if is_on_sets(task) else {"": (subject, task)}
             for own, own_task in rows.values():
                 path = before.get(record_id(measurement(own, own_task)))

@@ -34,10 +34,11 @@ def is_floor(result: Result) -> bool:
 def underfitted(result: Result) -> bool:
     """Return whether the probe has not learned train: its score on train is below the whole interval of test.
 
-    Or its solver stopped early and it misses every tenth training sample.
+    Or its solver stopped early and it misses every tenth training sample. With label noise the score on train counts
+    the wrong labels, so it says nothing.
     """
     low = result.metrics[result.headline].low
-    if result.train is None or find(result.headline).direction <= 0:
+    if result.train is None or result.data.label_noise or find(result.headline).direction <= 0:
         return False
     return (low is not None and result.train < low) or (result.converged is False and result.train < _LEARNED)
 

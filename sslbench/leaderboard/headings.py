@@ -28,9 +28,10 @@ def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey
 
 
 def _plain_name(group: ColumnKey, record: Result) -> str:
+    noise = f", {100 * record.data.label_noise:g} % label noise" if record.data.label_noise else ""
     if group.benchmark:
-        return group.benchmark.rsplit(" v", 1)[0]
-    return f"{record.protocol.name}/{data_name(record.data.test.name)}"
+        return group.benchmark.rsplit(" v", 1)[0] + noise
+    return f"{record.protocol.name}/{data_name(record.data.test.name)}{noise}"
 
 
 def data_name(name: str) -> str:

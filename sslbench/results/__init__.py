@@ -115,6 +115,7 @@ class DataUsed:
 
     Attributes:
         further: other sets of images that decide the metrics: changed versions of test, further test sets.
+        label_noise: share of the train labels that were replaced by wrong ones (--noise).
     """
 
     train: DataPart
@@ -123,6 +124,7 @@ class DataUsed:
     labels: LabelKind
     unreadable: tuple[ExcludedImage, ...] = ()
     further: tuple[DataPart, ...] = ()
+    label_noise: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -157,3 +157,9 @@ def test_a_tar_of_images_is_data_and_a_tar_of_tensors_weights(folder, sslbench, 
             containers.add_to_tar(archive, name, b"")
     code, out, err = sslbench("inspect", "old.pth.tar")
     assert code == 1 and "check-data" not in out + err
+
+
+def test_layers_of_heads_and_a_classifier_are_listed(folder, sslbench, resnet):
+    torch.save({**resnet, "fc.weight": torch.ones(3, resnet["layer4.1.conv2.weight"].shape[0])}, "c.pth")
+    _, out, _ = sslbench("inspect", "c.pth")
+    assert "head layers  head.0 linear" in out and "classifier   3 classes: 0, 1, 2" in out

@@ -32,6 +32,8 @@ SHIPPED = {
     "linear/simclr",
     "linear/swav",
     "linear/vissl",
+    "linear/vissl_inaturalist18",
+    "linear/vissl_places205",
     "low_shot/vissl_places",
     "low_shot/vissl_voc07",
     "lsr/big_vision",

@@ -118,6 +118,13 @@ def test_the_suite_of_vissl_trains_its_linear_heads_by_sgd_on_its_layers_and_spl
         preset.layers,
         preset.preprocessing,
     )
+    for name in ("places205", "inaturalist18"):
+        own, benchmark = load_preset(f"linear/vissl_{name}"), linear[f"linear_online/{name}_vissl"]
+        assert (own.settings, own.layers, own.preprocessing) == (
+            benchmark.settings,
+            benchmark.layers,
+            benchmark.preprocessing,
+        )
     common = ("batch_size", "optimizer", "momentum", "nesterov", "decay_norm", "norm", "init")
     for name, benchmark in linear.items():
         assert {key: benchmark.settings[key] for key in common} == {key: preset.settings[key] for key in common}, name

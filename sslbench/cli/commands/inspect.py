@@ -209,6 +209,10 @@ def _backbone_rows(description: "Description") -> list[tuple[str, str]]:
         rows += [("strides", description.strides)] if description.strides else []
         rows.append(("loads", description.report))
         rows.append(("layers", f"{', '.join(description.layers)} (default {description.layers[0]})"))
+        if description.head_layers:
+            rows.append(("head layers", ", ".join(f"{name} {kind}" for name, kind in description.head_layers.items())))
+        if description.classifier:
+            rows.append(("classifier", f"{description.classifier} (sslbench predict)"))
         rows.append(("tensor hash", description.tensors_sha256))
     return rows
 

@@ -33,6 +33,7 @@ from sslbench.names import did_you_mean
 @click.option(
     "--curves", type=click.Path(path_type=Path), help="PNG file with accuracy against images per class (low-shot, lsr)."
 )
+@click.option("--layers", type=click.Path(path_type=Path), help="PNG file with the score against the layer.")
 @click.option(
     "--columns",
     help="Extra columns, comma-separated: train (score on train), costs (parameters, GFLOPs, images/s, s, memory).",
@@ -51,6 +52,7 @@ def command(
     published: bool,
     average: bool,
     curves: Path | None,
+    layers: Path | None,
     columns: str | None,
     metric: str | None,
 ) -> None:
@@ -72,6 +74,12 @@ def command(
 
         data_efficiency(read_tree(folder), curves)
         echo(f"curves: {curves.resolve()}")
+    if layers is not None:
+        from sslbench.leaderboard.writers.layers import draw_layers
+        from sslbench.results.records import read_tree
+
+        draw_layers(read_tree(folder), layers)
+        echo(f"layers: {layers.resolve()}")
 
 
 def _names(text: str | None) -> tuple[str, ...]:

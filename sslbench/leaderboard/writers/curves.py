@@ -17,8 +17,8 @@ from sslbench.results.records import replace_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")  # Okabe and Ito
-_MARKERS = "osD^vP*X"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")  # Okabe and Ito
+MARKERS = "osD^vP*X"
 _GREY = ("#666666", "#999999", "#bbbbbb")
 _POINT = re.compile(r"(k=)?([0-9.]+)( %)?")
 
@@ -126,9 +126,9 @@ def _panel(axis: "Axes", column: Column, unit: str, lines: Sequence[EfficiencyCu
     measured = [line for line in lines if not line.floor]
     for i, line in enumerate([*measured, *(line for line in lines if line.floor)]):
         own = i < len(measured)
-        colour = _COLOURS[i % len(_COLOURS)] if own else _GREY[(i - len(measured)) % len(_GREY)]
+        colour = COLOURS[i % len(COLOURS)] if own else _GREY[(i - len(measured)) % len(_GREY)]
         x, values = list(line.points), list(line.points.values())
-        marker = _MARKERS[i % len(_MARKERS)]
+        marker = MARKERS[i % len(MARKERS)]
         style = "-" if own else "--"
         y = [value.value or 0.0 for value in values]
         axis.plot(x, y, style, color=colour, marker=marker, markersize=4, linewidth=1.6, label=line.label)

@@ -61,6 +61,7 @@ class EvalCommand(click.Command):
     metavar="COLUMN",
     help="Column of groups: each group is scored too, and the worst reported.",
 )
+@click.option("--noise", help="Shares of wrong train labels, each a further result: 0.1,0.2,0.4.")
 @click.option("--features", help="Embeddings made elsewhere, .npy or .npz (N x D); replaces --weights and --data.")
 @click.option("--labels", help="Labels of --features: a .csv with a column 'label', one line per row; ?group=COLUMN.")
 @click.option("--test-features", help="Embeddings of the test part.")

@@ -9,6 +9,7 @@ import click
 
 from sslbench import protocols
 from sslbench.cli import options
+from sslbench.errors import UsageError
 from sslbench.protocols import OnFeatures, OnImages, OnSets
 
 TestClasses = Literal["same", "subset", "numbers"]
@@ -35,6 +36,7 @@ class EvalOptions:
     test_classes: TestClasses | None
     value_columns: str | None
     groups: tuple[str, ...]
+    noise: str | None
     features: str | None
     labels: str | None
     test_features: str | None
@@ -60,6 +62,17 @@ class EvalOptions:
     def numbers(self) -> tuple[str, ...]:
         """Return the columns in --value-col."""
         return tuple(name.strip() for name in (self.value_columns or "").split(",") if name.strip())
+
+    def noise_shares(self) -> tuple[float, ...]:
+        """Return the shares in --noise.
+
+        Raises:
+            UsageError: one is not a number.
+        """
+        try:
+            return tuple(float(part) for part in (self.noise or "").split(",") if part.strip())
+        except ValueError:
+            raise UsageError(f"--noise {self.noise}: should be shares such as 0.1,0.2,0.4") from None
 
     def run_settings(self) -> dict[str, Any]:
         """Return the given options as fields of `RunSettings`."""
@@ -94,7 +107,9 @@ ON_IMAGES = _NETWORK | {
 }
 """Options with an effect on a protocol on images."""
 _SHARED = (options.WeightsFlags, options.DataFlags, options.PreprocessingFlags, options.RunFlags)
-ON_FEATURES = ON_IMAGES | {"no_overlaps"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
+ON_FEATURES = (
+    ON_IMAGES | {"no_overlaps", "noise"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
+)
 """Options with an effect on a protocol on features."""
 EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps"}
 """Options with an effect on embeddings made elsewhere."""
@@ -109,6 +124,7 @@ _REASONS = {
     "backend": "Only detection has --backend.",
     **dict.fromkeys(("labels", "test_features", "test_labels"), "Use it together with --features."),
     **dict.fromkeys(("feature_dtype", "store"), "Protocols on images store no features."),
+    "noise": "It needs --weights and --data, and a protocol that trains on frozen features.",
     "no_overlaps": "Protocols on images do not search for overlaps.",
     "max_memory": "It limits the memory of the search of neighbours: knn, retrieval.",
 }

@@ -34,7 +34,8 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
         (part.name, f"{len(part)} images, {len(part.labels.classes)} classes, {part.labels.kind} label", "")
         for part in (data.train, data.test)
     ]
-    section("data", [*sizes, ("split", data.how, "")])
+    noise = [("label noise", ", ".join(f"{100 * share:g} %" for share in request.noise), "flag --noise")]
+    section("data", [*sizes, ("split", data.how, ""), *(noise if request.noise else [])])
     for task in request.tasks:
         settings = dataclasses.asdict(task.settings)
         parts = [f"{p.name} v{p.version}" for p in (task.benchmark, task.preset) if p is not None]

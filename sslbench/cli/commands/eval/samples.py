@@ -229,6 +229,7 @@ def _requests(
         "label_column": chosen.data.label_column,
         "limit": chosen.data.limit,
         "groups": chosen.groups,
+        "noise": chosen.noise_shares(),
         "value_columns": chosen.numbers(),
     }
     layers = tuple(split_layers(chosen.network.layers)) if chosen.network.layers else ()

@@ -1,0 +1,133 @@
+"""Plot of the score over the layers of a network."""
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO
+
+from sslbench.errors import ResultError
+from sslbench.leaderboard.board import table
+from sslbench.leaderboard.headings import natural
+from sslbench.leaderboard.model import Board, value
+from sslbench.leaderboard.writers.curves import COLOURS, MARKERS
+from sslbench.metrics.catalog import find
+from sslbench.results import MetricValue, Result
+from sslbench.results.records import replace_file
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerProfile:
+    """Scores of one backbone by layer, in the order of the plot's axis.
+
+    Attributes:
+        label: name of the weights.
+        points: layer -> score with its interval.
+    """
+
+    label: str
+    points: dict[str, MetricValue]
+
+
+def draw_layers(results: Iterable[Result], path: Path) -> None:
+    """Draw the score over the layers: a panel per column of the leaderboard, a line per weights.
+
+    Args:
+        results: records, as `records.read_tree` returns them.
+        path: the PNG, replaced whole or not at all.
+
+    Raises:
+        ResultError: no weights have results on several layers, or the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    board = table(results)
+    order = layer_order(row.layer for row in board.rows if row.kind == "result")
+    panels = [(column, lines) for i, column in enumerate(board.columns) if (lines := profiles(board, i, order))]
+    if not panels:
+        raise ResultError(
+            "no weights have results on several layers",
+            "Evaluate some: sslbench eval svm --layers res2,res3,res4,res5.",
+        )
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(6.2 * columns, 4.2 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis, (column, lines) in zip(axes, panels, strict=False):
+        shown = [layer for layer in order if any(layer in line.points for line in lines)]
+        for i, line in enumerate(lines):
+            x = [shown.index(layer) for layer in line.points]
+            y = [point.value or 0.0 for point in line.points.values()]
+            ends = [(point.low, point.high) for point in line.points.values()]
+            below = [v - (low if low is not None else v) for v, (low, _) in zip(y, ends, strict=True)]
+            above = [(high if high is not None else v) - v for v, (_, high) in zip(y, ends, strict=True)]
+            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "label": line.label}
+            axis.errorbar(x, y, yerr=[below, above], markersize=4, linewidth=1.6, capsize=2, **style)
+        axis.set_xticks(range(len(shown)), shown, rotation=30, ha="right")
+        axis.set_title(textwrap.fill(f"{column.name} {column.metric}", 72), loc="left", fontsize=10)
+        axis.set_ylabel(find(column.metric).unit)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(fontsize=8, frameon=False)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+
+    def save(file: IO[bytes]) -> None:
+        figure.savefig(file, format="png", dpi=110)
+
+    try:
+        replace_file(Path(path), save)
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+_STAGES = (
+    "conv",
+    "pool",
+    "res",
+    "layer",
+    "blocks",
+    "features",
+    "norm",
+    "flatten",
+    "last",
+    "output",
+    "head",
+    "predictor",
+)
+
+
+def layer_order(layers: Iterable[str]) -> list[str]:
+    """Return layers from the image to the output, by their names: numbers count, heads come last.
+
+    >>> layer_order(["head.0", "res5avg", "res10", "res5:avg(6,1)", "conv1", "res2"])
+    ['conv1', 'res2', 'res5:avg(6,1)', 'res5avg', 'res10', 'head.0']
+    """
+
+    def place(layer: str) -> tuple[int, list[tuple[int, str]]]:
+        stage = next((i for i, name in enumerate(_STAGES) if layer.startswith(name)), _STAGES.index("features"))
+        return stage, natural(layer)
+
+    return sorted(set(layers), key=place)
+
+
+def profiles(board: Board, position: int, order: Sequence[str]) -> list[LayerProfile]:
+    """Return the profile of each of the weights with results on several layers in a column, floors left out.
+
+    Args:
+        board: the leaderboard.
+        position: of the column.
+        order: layers in the order of the axis.
+    """
+    found: dict[str, dict[str, MetricValue]] = {}
+    metric = board.columns[position].metric
+    for row in board.rows:
+        cell = row.cells[position]
+        number = value(row, position, board.columns)
+        if row.kind == "result" and cell is not None and number is not None and math.isfinite(number):
+            found.setdefault(row.label, {})[row.layer] = cell.metrics[metric]
+    ordered = {label: {layer: points[layer] for layer in order if layer in points} for label, points in found.items()}
+    return [LayerProfile(label, points) for label, points in ordered.items() if len(points) > 1]
