@@ -332,6 +332,8 @@ REFUSED = {
     "reference has no errors for fog": {"corrupt": ["fog"], "reference": {"snow": [0.5] * 5}},
     "reference.fog should be 5 errors from 0 to 1": {"corrupt": ["fog"], "reference": {"fog": [50.0] * 5}},
     "reference has no effect": {"corrupt": [], "reference": {"fog": [0.5] * 5}},
+    "severities has no effect": {"corrupt": [], "severities": [1]},
+    "change_seed has no effect": {"corrupt": [], "crops": [], "change_seed": 1},
     "corrupted has no effect": {"corrupt": [], "corrupted": "folder"},
     "the line of imagenet-a has no effect": {"lines": {"imagenet-a": [1.0, 0.0]}},
     "cannot be called 'fog-1'": {"sets": {"fog-1": "here"}},

@@ -27,6 +27,7 @@ from sslbench.labels import LABELS
 from sslbench.metrics import robustness as measures
 from sslbench.metrics.classification import TOP1, TOP5
 from sslbench.metrics.intervals import Interval, Units
+from sslbench.metrics.metric import Metric
 from sslbench.metrics.spectrum import unit_length
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
@@ -268,7 +269,7 @@ def _several_right_metrics(name: str, probe: LinearProbe, train: Features, part:
     """
     scores, labels = probe.scores(part.x, train.labels), part.labels.values
     competing = np.where(labels[:1] < 0, -np.inf, scores)
-    scored = (labels > 0).any(axis=1)
+    scored: BoolArray = np.asarray((labels > 0).any(axis=1))
     found = _top_metrics((name,), competing[scored], labels[scored], part.groups, scored)
     if name == OBJECTNET:
         found |= _top_metrics((name, "challenge"), scores, labels, part.groups, np.ones_like(scored))
@@ -284,8 +285,9 @@ def _top_metrics(
     order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
     right = np.take_along_axis(labels > 0, order, axis=1)
     units = Units.of(len(scores), None if groups is None else groups[scored])
-    values = {
-        measures.part(metric, *of): right[:, :k].any(axis=1).astype(np.float64) for metric, k in ((TOP1, 1), (TOP5, 5))
+    values: dict[Metric, FloatArray] = {
+        measures.part(metric, *of): np.asarray(right[:, :k].any(axis=1), dtype=np.float64)
+        for metric, k in ((TOP1, 1), (TOP5, 5))
     }
     return measures.means(values, units)
 
