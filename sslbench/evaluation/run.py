@@ -395,13 +395,15 @@ def _encode_sets(
 ) -> EncodedSets:
     """Return the features of the further sets, and the time of their extraction."""
     found: dict[str, dict[str, Features]] = {}
+    unreadable: dict[str, tuple[ExcludedImage, ...]] = {}
     seconds = 0.0
     for name, each in sets_of(prepared, task).items():
         encoder = dataclasses.replace(backbone, preprocessing=each.preprocessing)
         extraction = _extract(encoder, each.source, prepared.layers, prepared.run, store, name, progress)
         found[name] = {layer: rows_of_set(features, each.source) for layer, features in extraction.features.items()}
+        unreadable[name] = tuple(ExcludedImage(**row) for row in extraction.unreadable)
         seconds += extraction.seconds
-    return EncodedSets(found, seconds)
+    return EncodedSets(found, unreadable, seconds)
 
 
 def _measure_sets(
@@ -431,8 +433,7 @@ def _measure_sets(
         backbone, encoded = parts[name]
         subject, train, test = _describe_parts(prepared, backbone, layer, encoded, task, command)
         subject = dataclasses.replace(subject, timings={**subject.timings, "further sets": round(of_sets.seconds, 3)})
-        own = {key: layers[layer] for key, layers in of_sets.features.items()}
-        found[name] = score_sets(subject, task, (train, test), sets_of(prepared, task), own)
+        found[name] = score_sets(subject, task, (train, test), sets_of(prepared, task), of_sets)
     missing = {} if not prepared.run.floors else {"pixels": NO_PIXELS}
     if prepared.run.floors and "untrained" not in found and prepared.request.weights != "random":
         missing["untrained"] = NO_UNTRAINED

@@ -203,6 +203,20 @@ def test_a_set_has_a_record_of_its_own_whatever_else_is_scored(network, data, tm
     assert again.id != summary.id and other.id != alone.id, "other images at the same settings"
 
 
+def test_images_of_a_set_that_cannot_be_read_are_left_out_and_counted(network, data, tmp_path):
+    write_images(tmp_path / "set", 4, 2)
+    (tmp_path / "set" / "red" / "1.png").write_bytes(b"no picture")
+    task = make_task("robustness", {**NOTHING, "c": [0.1], "sets": {"a set": str(tmp_path / "set")}})
+    request = Request(weights="net.torch", data=str(data), tasks=(task,), backbone="resnet18w0.125")
+    prepared = prepare(request, dataclasses.replace(RUN, on_error="skip"), backbone=network)
+    summary, own = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
+    assert (own.data.test.n, own.data.test.n_used) == (12, 11) and own.metrics["top1"].n == 11
+    assert [image.id for image in own.data.unreadable] == ["red/1.png"] and not summary.data.unreadable
+    assert [part.n_used for part in summary.data.further] == [11]
+    with pytest.raises(DataError, match=r"1 of 12 images of .*set.* cannot be read"):
+        run(network, data, tmp_path, {**NOTHING, "sets": {"a set": str(tmp_path / "set")}})
+
+
 def test_classes_of_a_set_are_matched_by_name_by_number_or_refused(data, tmp_path):
     train = open_data(str(data))["train"]
     write_images(tmp_path / "numbers", 2, 4, names=("0", "2"))
