@@ -211,7 +211,10 @@ def _score_features(
             if is_on_sets(task):
                 features = encoded_sets[on_sets.index(task)]
                 all_parts = {"": (prepared.backbone, encoded), **floor_features}
-                results += _measure_sets(prepared, task, layer.text, all_parts, features, suspected, out, command)
+                missing = _missing_beside_sets(prepared, beside)
+                results += _measure_sets(
+                    prepared, task, layer.text, all_parts, features, suspected, missing, out, command
+                )
                 continue
             subject, train, test = _describe_parts(prepared, prepared.backbone, layer.text, encoded, task, command)
             floor_results = {
@@ -390,6 +393,16 @@ def _backbones_of_sets(prepared: Prepared, beside: floors.FloorBackbones) -> dic
     return {"": prepared.backbone} | ({} if untrained is None else {"untrained": untrained})
 
 
+def _missing_beside_sets(prepared: Prepared, beside: floors.FloorBackbones) -> dict[str, str]:
+    """Return the floors that protocols on several sets lack, with the reasons."""
+    if not prepared.run.floors or prepared.backbone.kind.pixels:
+        return {}
+    missing = {"pixels": NO_PIXELS}
+    if prepared.request.weights == "random":
+        return missing
+    return missing | (beside.missing if prepared.run.baseline else {"untrained": NO_UNTRAINED})
+
+
 def _encode_sets(
     backbone: Backbone, prepared: Prepared, task: Task, store: Path, progress: Progress | None
 ) -> EncodedSets:
@@ -413,6 +426,7 @@ def _measure_sets(
     parts: Mapping[str, tuple[Backbone, Encoded]],
     sets: Mapping[str, EncodedSets],
     suspected: overlaps.SuspectedOverlaps | None,
+    missing: Mapping[str, str],
     out: Path,
     command: str,
 ) -> list[Result]:
@@ -425,6 +439,7 @@ def _measure_sets(
         parts: '' and floors -> backbone and features of train and test.
         sets: '' and 'untrained' -> features of the further sets.
         suspected: test images that are in train too.
+        missing: floors that there are not -> the reason.
         out: folder of the records.
         command: what the user typed.
     """
@@ -434,9 +449,6 @@ def _measure_sets(
         subject, train, test = _describe_parts(prepared, backbone, layer, encoded, task, command)
         subject = dataclasses.replace(subject, timings={**subject.timings, "further sets": round(of_sets.seconds, 3)})
         found[name] = score_sets(subject, task, (train, test), sets_of(prepared, task), of_sets)
-    missing = {} if not prepared.run.floors else {"pixels": NO_PIXELS}
-    if prepared.run.floors and "untrained" not in found and prepared.request.weights != "random":
-        missing["untrained"] = NO_UNTRAINED
     results = []
     for row, (result, scores) in found[""].items():
         own_groups = describe(prepared, prepared.backbone, layer, parts[""][1], command).groups if not row else {}

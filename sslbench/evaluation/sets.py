@@ -16,7 +16,7 @@ from sslbench.features.array import Features
 from sslbench.protocols import ImageSet, OnSets
 from sslbench.results import DataPart, ExcludedImage, Result, records
 
-NO_PIXELS = "pixels are no network whose input could be changed"
+NO_PIXELS = "the images of this floor have 8 x 8 pixels, too few to be changed"
 NO_UNTRAINED = "baseline=true also encodes all sets with the untrained backbone, in twice the time"
 
 

@@ -313,6 +313,23 @@ def test_unknown_images_are_told_apart_and_known_classes_are_refused(network, da
 ORTHOGONAL = np.linalg.qr(np.random.default_rng(5).normal(size=(4, 4)))[0]
 
 
+def test_only_classes_of_a_list_are_known_where_one_is_named(network, data, tmp_path, monkeypatch):
+    write_images(tmp_path / "other", 3, 5, names=("grey",))
+    lists = tmp_path / "benchmarks" / "classes"
+    lists.mkdir(parents=True)
+    (lists / "_mine.yaml").write_text("title: t\nsource: s\nclasses: [blue, red]\n")
+    monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
+    settings = {**NOTHING, "unknown": str(tmp_path / "other"), "neighbours": 3}
+    (every,), (listed,) = (run(network, data, tmp_path, {**settings, "known": known}) for known in ("", "mine"))
+    assert every.metrics["top1"] == listed.metrics["top1"] and every.id != listed.id
+    assert every.floors["chance"]["unknown_aupr(msp)"] == pytest.approx(100 * 3 / 21)
+    assert listed.floors["chance"]["unknown_aupr(msp)"] == pytest.approx(100 * 3 / 15)
+    with pytest.raises(UsageError, match="no list of classes called 'mein'"):
+        run(network, data, tmp_path, {**settings, "known": "mein"})
+    with pytest.raises(DataError, match="200 of its 200 classes are unknown"):
+        run(network, data, tmp_path, {**settings, "known": "imagenet-o"})
+
+
 def test_novelties_are_those_of_their_definitions():
     rng = np.random.default_rng(0)
     x, labels = rng.normal(size=(90, 4)) * [1, 3, 0.1, 0.01] @ ORTHOGONAL, np.arange(90) % 3
@@ -342,6 +359,7 @@ REFUSED = {
     "crops should lie between 0 and 1": {"crops": [1.5]},
     "scales should be greater than 0": {"scales": [0.0]},
     "neighbours has no effect without unknown": {"neighbours": 7},
+    "known has no effect without unknown": {"known": "imagenet-o"},
     "nothing is left to measure": NOTHING,
     "reference has no errors for fog": {"corrupt": ["fog"], "reference": {"snow": [0.5] * 5}},
     "reference.fog should be 5 errors from 0 to 1": {"corrupt": ["fog"], "reference": {"fog": [50.0] * 5}},

@@ -81,8 +81,9 @@ def check(settings: Settings, train: Labels) -> None:
     check_changes(settings)
     if settings.neighbours < 1:
         raise UsageError(f"robustness: neighbours should be at least 1, not {settings.neighbours}")
-    if settings.neighbours != Settings().neighbours and not settings.unknown:
-        raise UsageError("robustness: neighbours has no effect without unknown images", "Add unknown=LOCATION.")
+    for setting in ("neighbours", "known"):
+        if getattr(settings, setting) != getattr(Settings(), setting) and not settings.unknown:
+            raise UsageError(f"robustness: {setting} has no effect without unknown images", "Add unknown=LOCATION.")
     if settings.unknown and settings.neighbours > len(train):
         raise UsageError(
             f"robustness: there are {len(train)} training images, fewer than neighbours={settings.neighbours}"
@@ -131,7 +132,7 @@ def open_sets(
                 fitted = _resized_to_crop(preprocessing)
                 found[corruption_name(name, severity)] = ImageSet(source, fitted, source.fingerprint())
     if settings.unknown:
-        unknown = limited(open_unknown(settings.unknown, train))
+        unknown = limited(open_unknown(settings.unknown, train, settings.known))
         found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
     for name, location in (settings.sets or {}).items():
         if name == REAL:
@@ -296,10 +297,15 @@ def _unknown_metrics(
     probe: LinearProbe, train: Features, test: Features, unknown: Features, settings: Settings, seed: int
 ) -> tuple[dict[str, Interval], dict[str, float]]:
     """Return the detection of unknown images by four kinds of novelty, and the same by guessing."""
+    competing = unknown.labels.values[0] >= 0
+    if not competing.all():
+        rows = np.flatnonzero(competing[test.labels.values])
+        test = test.select(rows)
+    usable = probe.usable[competing[probe.usable]]
     mahalanobis = MahalanobisNovelty(train.x, train.labels.values)
     novelty: dict[str, list[FloatArray]] = {name: [] for name in ("msp", "energy", "mahalanobis", "neighbours")}
     for part in (test, unknown):
-        logits = probe.scores(part.x, train.labels)[:, probe.usable]
+        logits = probe.scores(part.x, train.labels)[:, usable]
         near, _ = nearest(train.x, part.x, settings.neighbours, metric="cosine", max_memory=_MEMORY)
         each = (softmax_novelty(logits), energy_novelty(logits), mahalanobis(part.x), -near[:, -1])
         for found, values in zip(novelty.values(), each, strict=True):
