@@ -209,12 +209,10 @@ def _score_features(
     for layer in prepared.layers:
         for task in tasks:
             if is_on_sets(task):
-                features = encoded_sets[on_sets.index(task)]
-                all_parts = {"": (prepared.backbone, encoded), **floor_features}
+                parts = {"": (prepared.backbone, encoded), **floor_features}
+                all_of_them = {name: (*parts[name], own) for name, own in encoded_sets[on_sets.index(task)].items()}
                 missing = _missing_beside_sets(prepared, beside)
-                results += _measure_sets(
-                    prepared, task, layer.text, all_parts, features, suspected, missing, out, command
-                )
+                results += _measure_sets(prepared, task, layer.text, all_of_them, suspected, missing, out, command)
                 continue
             subject, train, test = _describe_parts(prepared, prepared.backbone, layer.text, encoded, task, command)
             floor_results = {
@@ -423,8 +421,7 @@ def _measure_sets(
     prepared: Prepared,
     task: Task,
     layer: str,
-    parts: Mapping[str, tuple[Backbone, Encoded]],
-    sets: Mapping[str, EncodedSets],
+    encoded: Mapping[str, tuple[Backbone, Encoded, EncodedSets]],
     suspected: overlaps.SuspectedOverlaps | None,
     missing: Mapping[str, str],
     out: Path,
@@ -436,22 +433,20 @@ def _measure_sets(
         prepared: from `prepare`.
         task: the protocol.
         layer: name of the layer.
-        parts: '' and floors -> backbone and features of train and test.
-        sets: '' and 'untrained' -> features of the further sets.
+        encoded: '' and 'untrained' -> backbone, features of train and test, and of the further sets.
         suspected: test images that are in train too.
         missing: floors that there are not -> the reason.
         out: folder of the records.
         command: what the user typed.
     """
     found = {}
-    for name, of_sets in sets.items():
-        backbone, encoded = parts[name]
-        subject, train, test = _describe_parts(prepared, backbone, layer, encoded, task, command)
+    for name, (backbone, parts, of_sets) in encoded.items():
+        subject, train, test = _describe_parts(prepared, backbone, layer, parts, task, command)
         subject = dataclasses.replace(subject, timings={**subject.timings, "further sets": round(of_sets.seconds, 3)})
         found[name] = score_sets(subject, task, (train, test), sets_of(prepared, task), of_sets)
     results = []
     for row, (result, scores) in found[""].items():
-        own_groups = describe(prepared, prepared.backbone, layer, parts[""][1], command).groups if not row else {}
+        own_groups = describe(prepared, prepared.backbone, layer, encoded[""][1], command).groups if not row else {}
         detailed = with_details(result, scores, own_groups)
         if not row:
             detailed = overlaps.with_overlaps(detailed, scores, suspected, task, out)
