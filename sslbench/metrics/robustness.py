@@ -57,6 +57,14 @@ EFFECTIVE_ROBUSTNESS = Metric(
     bounds=CORRELATION,
     needs="versions",
 )
+AURRA = Metric(
+    name="aurra",
+    title="mean accuracy of the most confident samples over all response rates",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="confidence",
+)
 COSINE = Metric(
     name="cosine",
     title="cosine similarity of the features of changed and unchanged images",
@@ -375,8 +383,39 @@ def response_rate_accuracy(confidence: FloatArray, correct: BoolArray) -> float:
     >>> response_rate_accuracy(np.array([0.9, 0.1]), np.array([True, False]))
     0.75
     """
+    return float(_response_rates(confidence, correct)(np.ones((1, len(confidence))))[0, 0])
+
+
+def response_rate_accuracy_with_interval(
+    confidence: FloatArray, correct: BoolArray, units: Units, *, seed: int, resamples: int = 1000
+) -> Interval:
+    """Return AURRA with its 95 % interval.
+
+    Args:
+        confidence: (N,) largest probability of each sample.
+        correct: (N,) True where it is right.
+        units: of the samples.
+        seed: of the half-samples.
+        resamples: number of half-samples.
+    """
+    statistic = _response_rates(confidence, correct)
+    value = response_rate_accuracy(confidence, correct)
+    error = float(standard_errors(on_halves(statistic, units, n=resamples, seed=seed), units)[0])
+    return (value, *ends(value, error, size=units.number, bounds=AURRA.bounds))
+
+
+def _response_rates(confidence: FloatArray, correct: BoolArray) -> Statistic:
+    """Return the function from weights (R, N) of the samples to AURRA (R, 1)."""
     order = np.argsort(confidence, kind="stable")[::-1]
-    return float((np.cumsum(correct[order]) / np.arange(1, len(order) + 1)).mean())
+    right = correct[order].astype(np.float64)
+
+    def statistic(weights: FloatArray) -> FloatArray:
+        ranked = weights[:, order]
+        seen = np.cumsum(ranked, axis=1)
+        accuracy = np.cumsum(ranked * right, axis=1) / np.maximum(seen, 1e-300)
+        return np.asarray((ranked * accuracy).sum(axis=1) / seen[:, -1])[:, None]
+
+    return statistic
 
 
 def effective_robustness(accuracy: float, standard: float, line: tuple[float, float]) -> float:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from sslbench.backbones.build import build
@@ -328,6 +329,31 @@ def test_only_classes_of_a_list_are_known_where_one_is_named(network, data, tmp_
         run(network, data, tmp_path, {**settings, "known": "mein"})
     with pytest.raises(DataError, match="200 of its 200 classes are unknown"):
         run(network, data, tmp_path, {**settings, "known": "imagenet-o"})
+
+
+def test_the_accuracy_of_the_most_confident_is_that_of_a_loop():
+    rng = np.random.default_rng(0)
+    confidence, correct = rng.random(50), rng.random(50) < 0.6
+    order = np.argsort(-confidence)
+    wanted = np.mean([correct[order[: n + 1]].mean() for n in range(50)])
+    value, low, high = measures.response_rate_accuracy_with_interval(confidence, correct, Units.of(50, None), seed=0)
+    assert value == pytest.approx(wanted) and low < value < high
+    kept = np.sort(rng.choice(50, 25, replace=False))
+    weights = np.isin(np.arange(50), kept).astype(float)[None]
+    half = measures._response_rates(confidence, correct)(weights)[0, 0]
+    assert half == pytest.approx(measures.response_rate_accuracy(confidence[kept], correct[kept]))
+
+
+def test_detection_on_a_part_of_the_samples_is_that_of_the_part_alone():
+    rng = np.random.default_rng(0)
+    known, unknown = np.round(rng.normal(size=60), 1), np.round(rng.normal(size=40) + 1, 1)
+    weights = (rng.random(100) < 0.5).astype(float)
+    part = measures._detection(known, unknown)(weights[None])[0]
+    alone = measures.unknown_detection(known[weights[:60] > 0], unknown[weights[60:] > 0])
+    assert part[:2] == pytest.approx(alone[:2]) and alone[0] == pytest.approx(
+        roc_auc_score(np.r_[np.zeros(60), np.ones(40)][weights > 0], np.r_[known, unknown][weights > 0])
+    )
+    assert part[2] == pytest.approx(alone[2])
 
 
 def test_novelties_are_those_of_their_definitions():

@@ -248,6 +248,11 @@ def _outcome_on_set(name: str, probe: LinearProbe, train: Features, part: Featur
         probabilities="softmax" if logits else None,
         groups=part.groups,
     )
+    if logits:
+        sure, correct = -softmax_novelty(scores), scores.argmax(axis=1) == labels.values
+        units = Units.of(len(labels), part.groups)
+        aurra = measures.response_rate_accuracy_with_interval(sure, correct, units, seed=seed)
+        metrics |= {measures.AURRA.name: aurra}
     fewer = f"{len(columns):,} of the {len(number):,} classes of train compete." if len(columns) < len(number) else ""
     notes = [fewer, missing_classes(name, labels)]
     return Outcome(
