@@ -115,7 +115,7 @@ def means(values: Mapping[Metric, FloatArray], units: Units) -> dict[str, Interv
 
     >>> found = means({CORRUPTION_ERROR: np.array([0.0, 0.5, 1.0])}, Units.of(3, None))
     >>> [round(value, 2) for value in found["corruption_error"]]
-    [0.5, 0.03, 0.97]
+    [0.5, 0.04, 0.96]
     """
     columns = np.stack([np.asarray(each, dtype=np.float64) for each in values.values()], axis=1)
     errors = mean_errors(columns, units)
@@ -271,7 +271,8 @@ def unknown_detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.f
     """Return AUROC, AUPR and FPR at 95 % recall of telling samples of unknown classes from known ones.
 
     The unknown are the positives. FPR95 is taken at the lowest threshold whose recall is nearest to 0.95, as in the
-    code of Hendrycks and Gimpel (ICLR 2017): of equal recalls the largest false-positive rate.
+    code of Hendrycks and Gimpel (ICLR 2017): of equal recalls the largest false-positive rate, but the smallest where
+    all are found.
 
     Args:
         known: (N,) novelty of samples of known classes, higher is less familiar.
@@ -328,7 +329,9 @@ def _detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating
         steps, below = np.diff(recall, axis=1, prepend=before), np.concatenate([before, rate[:, :-1]], axis=1)
         heights = np.concatenate([before, recall[:, :-1]], axis=1) + recall
         auroc = ((rate - below) * heights / 2).sum(axis=1)
-        distance = np.abs(recall - 0.95)
+        # Thresholds below the first one that finds all are not considered.
+        needless = np.arange(hits.shape[1]) > np.argmax(hits >= hits[:, -1:], axis=1)[:, None]
+        distance = np.where(needless, np.inf, np.abs(recall - 0.95))
         nearest = distance.shape[1] - 1 - np.argmin(distance[:, ::-1], axis=1)
         fpr95 = rate[np.arange(len(weights)), nearest]
         return np.column_stack([auroc, (steps * precision).sum(axis=1), fpr95])

@@ -356,6 +356,20 @@ def test_detection_on_a_part_of_the_samples_is_that_of_the_part_alone():
     assert part[2] == pytest.approx(alone[2])
 
 
+@pytest.mark.parametrize("unknown", [2, 5, 17, 40])
+def test_the_false_positive_rate_is_that_of_a_loop_over_thresholds(unknown):
+    rng = np.random.default_rng(unknown)
+    known, new = rng.normal(size=30), rng.normal(size=unknown) + 1
+    found = []
+    for threshold in np.sort(np.r_[known, new])[::-1]:
+        found.append(((new >= threshold).mean(), (known >= threshold).mean()))
+        if found[-1][0] == 1:
+            break
+    nearest = min(abs(recall - 0.95) for recall, _ in found)
+    wanted = max(rate for recall, rate in found if abs(recall - 0.95) == nearest)
+    assert measures.unknown_detection(known, new)[2] == pytest.approx(wanted)
+
+
 def test_novelties_are_those_of_their_definitions():
     rng = np.random.default_rng(0)
     x, labels = rng.normal(size=(90, 4)) * [1, 3, 0.1, 0.01] @ ORTHOGONAL, np.arange(90) % 3
