@@ -210,9 +210,10 @@ def _score_features(
     for layer in prepared.layers:
         for task in tasks:
             if is_on_sets(task):
-                features = encoded_sets[on_sets.index(task)]
-                all_parts = {"": (prepared.backbone, encoded), **floor_features}
-                results += _measure_sets(prepared, task, layer.text, all_parts, features, suspected, out, command)
+                parts = {"": (prepared.backbone, encoded), **floor_features}
+                all_of_them = {name: (*parts[name], own) for name, own in encoded_sets[on_sets.index(task)].items()}
+                missing = _missing_beside_sets(prepared, beside)
+                results += _measure_sets(prepared, task, layer.text, all_of_them, suspected, missing, out, command)
                 continue
             for share in (0.0, *prepared.request.noise):
                 data, changed = with_noise(prepared, share), task_with_noise(task, share)
@@ -430,27 +431,39 @@ def _backbones_of_sets(prepared: Prepared, beside: floors.FloorBackbones) -> dic
     return {"": prepared.backbone} | ({} if untrained is None else {"untrained": untrained})
 
 
+def _missing_beside_sets(prepared: Prepared, beside: floors.FloorBackbones) -> dict[str, str]:
+    """Return the floors that protocols on several sets lack, with the reasons."""
+    if not prepared.run.floors or prepared.backbone.kind.pixels:
+        return {}
+    missing = {"pixels": NO_PIXELS}
+    if prepared.request.weights == "random":
+        return missing
+    return missing | (beside.missing if prepared.run.baseline else {"untrained": NO_UNTRAINED})
+
+
 def _encode_sets(
     backbone: Backbone, prepared: Prepared, task: Task, store: Path, progress: Progress | None
 ) -> EncodedSets:
     """Return the features of the further sets, and the time of their extraction."""
     found: dict[str, dict[str, Features]] = {}
+    unreadable: dict[str, tuple[ExcludedImage, ...]] = {}
     seconds = 0.0
     for name, each in sets_of(prepared, task).items():
         encoder = dataclasses.replace(backbone, preprocessing=each.preprocessing)
         extraction = _extract(encoder, each.source, prepared.layers, prepared.run, store, name, progress)
         found[name] = {layer: rows_of_set(features, each.source) for layer, features in extraction.features.items()}
+        unreadable[name] = tuple(ExcludedImage(**row) for row in extraction.unreadable)
         seconds += extraction.seconds
-    return EncodedSets(found, seconds)
+    return EncodedSets(found, unreadable, seconds)
 
 
 def _measure_sets(
     prepared: Prepared,
     task: Task,
     layer: str,
-    parts: Mapping[str, tuple[Backbone, Encoded]],
-    sets: Mapping[str, EncodedSets],
+    encoded: Mapping[str, tuple[Backbone, Encoded, EncodedSets]],
     suspected: overlaps.SuspectedOverlaps | None,
+    missing: Mapping[str, str],
     out: Path,
     command: str,
 ) -> list[Result]:
@@ -460,25 +473,20 @@ def _measure_sets(
         prepared: from `prepare`.
         task: the protocol.
         layer: name of the layer.
-        parts: '' and floors -> backbone and features of train and test.
-        sets: '' and 'untrained' -> features of the further sets.
+        encoded: '' and 'untrained' -> backbone, features of train and test, and of the further sets.
         suspected: test images that are in train too.
+        missing: floors that there are not -> the reason.
         out: folder of the records.
         command: what the user typed.
     """
     found = {}
-    for name, of_sets in sets.items():
-        backbone, encoded = parts[name]
-        subject, train, test = _describe_parts(prepared, backbone, layer, encoded, task, command)
+    for name, (backbone, parts, of_sets) in encoded.items():
+        subject, train, test = _describe_parts(prepared, backbone, layer, parts, task, command)
         subject = dataclasses.replace(subject, timings={**subject.timings, "further sets": round(of_sets.seconds, 3)})
-        own = {key: layers[layer] for key, layers in of_sets.features.items()}
-        found[name] = score_sets(subject, task, (train, test), sets_of(prepared, task), own)
-    missing = {} if not prepared.run.floors else {"pixels": NO_PIXELS}
-    if prepared.run.floors and "untrained" not in found and prepared.request.weights != "random":
-        missing["untrained"] = NO_UNTRAINED
+        found[name] = score_sets(subject, task, (train, test), sets_of(prepared, task), of_sets)
     results = []
     for row, (result, scores) in found[""].items():
-        own_groups = describe(prepared, prepared.backbone, layer, parts[""][1], command).groups if not row else {}
+        own_groups = describe(prepared, prepared.backbone, layer, encoded[""][1], command).groups if not row else {}
         detailed = with_details(result, scores, own_groups)
         if not row:
             detailed = overlaps.with_overlaps(detailed, scores, suspected, task, out)

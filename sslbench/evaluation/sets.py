@@ -14,9 +14,9 @@ from sslbench.evaluation.record import Subject, recorded
 from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
 from sslbench.protocols import ImageSet, OnSets
-from sslbench.results import DataPart, Result, records
+from sslbench.results import DataPart, ExcludedImage, Result, records
 
-NO_PIXELS = "pixels are no network whose input could be changed"
+NO_PIXELS = "the images of this floor have 8 x 8 pixels, too few to be changed"
 NO_UNTRAINED = "baseline=true also encodes all sets with the untrained backbone, in twice the time"
 
 
@@ -26,10 +26,12 @@ class EncodedSets:
 
     Attributes:
         features: name of a set -> layer -> features.
+        unreadable: name of a set -> images that were left out.
         seconds: time of their extraction.
     """
 
     features: Mapping[str, Mapping[str, Features]]
+    unreadable: Mapping[str, tuple[ExcludedImage, ...]]
     seconds: float
 
 
@@ -76,7 +78,7 @@ def score_sets(
     task: Task,
     parts: tuple[Features, Features],
     sets: Mapping[str, ImageSet],
-    features: Mapping[str, Features],
+    encoded: EncodedSets,
 ) -> dict[str, tuple[Result, records.Scores]]:
     """Run a protocol on several sets and return its records by name; nothing is written yet.
 
@@ -85,18 +87,22 @@ def score_sets(
         task: the protocol.
         parts: features of train and test.
         sets: the further sets.
-        features: of the further sets, by name.
+        encoded: features of the further sets.
     """
     train, test = parts
+    features = {name: layers[subject.layer] for name, layers in encoded.features.items()}
     run = subject.run
     with measured(run.torch_device()) as meter:
         outcomes = _kind(task).run(train, test, features, task.settings, seed=run.seed, device=str(run.torch_device()))
     found = {}
     for name, (own, own_task) in row_subjects(subject, task, sets).items():
         scored = test if not name else features[name]
+        further = tuple(dataclasses.replace(part, n_used=len(features[part.name])) for part in own.data.further)
+        data = dataclasses.replace(own.data, further=further)
         if name:
-            n_used = dataclasses.replace(own.data.test, n_used=len(scored))
-            own = dataclasses.replace(own, data=dataclasses.replace(own.data, test=n_used))
+            used = dataclasses.replace(data.test, n_used=len(scored))
+            data = dataclasses.replace(data, test=used, unreadable=encoded.unreadable[name])
+        own = dataclasses.replace(own, data=data)
         seconds = meter.stage.seconds
         found[name] = recorded(own, own_task, outcomes[name], train, scored, seconds=seconds, stage=meter.stage)
     return found

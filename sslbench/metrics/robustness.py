@@ -57,6 +57,14 @@ EFFECTIVE_ROBUSTNESS = Metric(
     bounds=CORRELATION,
     needs="versions",
 )
+AURRA = Metric(
+    name="aurra",
+    title="mean accuracy of the most confident samples over all response rates",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="confidence",
+)
 COSINE = Metric(
     name="cosine",
     title="cosine similarity of the features of changed and unchanged images",
@@ -107,7 +115,7 @@ def means(values: Mapping[Metric, FloatArray], units: Units) -> dict[str, Interv
 
     >>> found = means({CORRUPTION_ERROR: np.array([0.0, 0.5, 1.0])}, Units.of(3, None))
     >>> [round(value, 2) for value in found["corruption_error"]]
-    [0.5, 0.03, 0.97]
+    [0.5, 0.04, 0.96]
     """
     columns = np.stack([np.asarray(each, dtype=np.float64) for each in values.values()], axis=1)
     errors = mean_errors(columns, units)
@@ -263,7 +271,8 @@ def unknown_detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.f
     """Return AUROC, AUPR and FPR at 95 % recall of telling samples of unknown classes from known ones.
 
     The unknown are the positives. FPR95 is taken at the lowest threshold whose recall is nearest to 0.95, as in the
-    code of Hendrycks and Gimpel (ICLR 2017): of equal recalls the largest false-positive rate.
+    code of Hendrycks and Gimpel (ICLR 2017): of equal recalls the largest false-positive rate, but the smallest where
+    all are found.
 
     Args:
         known: (N,) novelty of samples of known classes, higher is less familiar.
@@ -320,7 +329,9 @@ def _detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating
         steps, below = np.diff(recall, axis=1, prepend=before), np.concatenate([before, rate[:, :-1]], axis=1)
         heights = np.concatenate([before, recall[:, :-1]], axis=1) + recall
         auroc = ((rate - below) * heights / 2).sum(axis=1)
-        distance = np.abs(recall - 0.95)
+        # Thresholds below the first one that finds all are not considered.
+        needless = np.arange(hits.shape[1]) > np.argmax(hits >= hits[:, -1:], axis=1)[:, None]
+        distance = np.where(needless, np.inf, np.abs(recall - 0.95))
         nearest = distance.shape[1] - 1 - np.argmin(distance[:, ::-1], axis=1)
         fpr95 = rate[np.arange(len(weights)), nearest]
         return np.column_stack([auroc, (steps * precision).sum(axis=1), fpr95])
@@ -375,8 +386,39 @@ def response_rate_accuracy(confidence: FloatArray, correct: BoolArray) -> float:
     >>> response_rate_accuracy(np.array([0.9, 0.1]), np.array([True, False]))
     0.75
     """
+    return float(_response_rates(confidence, correct)(np.ones((1, len(confidence))))[0, 0])
+
+
+def response_rate_accuracy_with_interval(
+    confidence: FloatArray, correct: BoolArray, units: Units, *, seed: int, resamples: int = 1000
+) -> Interval:
+    """Return AURRA with its 95 % interval.
+
+    Args:
+        confidence: (N,) largest probability of each sample.
+        correct: (N,) True where it is right.
+        units: of the samples.
+        seed: of the half-samples.
+        resamples: number of half-samples.
+    """
+    statistic = _response_rates(confidence, correct)
+    value = response_rate_accuracy(confidence, correct)
+    error = float(standard_errors(on_halves(statistic, units, n=resamples, seed=seed), units)[0])
+    return (value, *ends(value, error, size=units.number, bounds=AURRA.bounds))
+
+
+def _response_rates(confidence: FloatArray, correct: BoolArray) -> Statistic:
+    """Return the function from weights (R, N) of the samples to AURRA (R, 1)."""
     order = np.argsort(confidence, kind="stable")[::-1]
-    return float((np.cumsum(correct[order]) / np.arange(1, len(order) + 1)).mean())
+    right = correct[order].astype(np.float64)
+
+    def statistic(weights: FloatArray) -> FloatArray:
+        ranked = weights[:, order]
+        seen = np.cumsum(ranked, axis=1)
+        accuracy = np.cumsum(ranked * right, axis=1) / np.maximum(seen, 1e-300)
+        return np.asarray((ranked * accuracy).sum(axis=1) / seen[:, -1])[:, None]
+
+    return statistic
 
 
 def effective_robustness(accuracy: float, standard: float, line: tuple[float, float]) -> float:

@@ -133,6 +133,13 @@ def values_of_versions(_, quality, seed):
     return {name: value for name, (value, _, _) in values.items()}
 
 
+def values_of_confidence(_, quality, seed):
+    """Confidence that tells right from wrong the better, the higher quality is; perfect ones are all right."""
+    generator = np.random.default_rng(seed)
+    correct = generator.random(100) < quality
+    return {"aurra": robustness.response_rate_accuracy(correct * quality + generator.random(100), correct)}
+
+
 def values_of_novelty(_, quality, seed):
     generator = np.random.default_rng(seed)
     known, unknown = generator.normal(size=100), generator.normal(size=60)
@@ -151,6 +158,7 @@ INPUTS = {
     ("rankings", ""): values_of_rankings,
     ("versions", ""): values_of_versions,
     ("novelty", ""): values_of_novelty,
+    ("confidence", ""): values_of_confidence,
     ("boxes", ""): values_of_objects,
 }
 

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from sslbench.backbones.build import build
@@ -203,6 +204,20 @@ def test_a_set_has_a_record_of_its_own_whatever_else_is_scored(network, data, tm
     assert again.id != summary.id and other.id != alone.id, "other images at the same settings"
 
 
+def test_images_of_a_set_that_cannot_be_read_are_left_out_and_counted(network, data, tmp_path):
+    write_images(tmp_path / "set", 4, 2)
+    (tmp_path / "set" / "red" / "1.png").write_bytes(b"no picture")
+    task = make_task("robustness", {**NOTHING, "c": [0.1], "sets": {"a set": str(tmp_path / "set")}})
+    request = Request(weights="net.torch", data=str(data), tasks=(task,), backbone="resnet18w0.125")
+    prepared = prepare(request, dataclasses.replace(RUN, on_error="skip"), backbone=network)
+    summary, own = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
+    assert (own.data.test.n, own.data.test.n_used) == (12, 11) and own.metrics["top1"].n == 11
+    assert [image.id for image in own.data.unreadable] == ["red/1.png"] and not summary.data.unreadable
+    assert [part.n_used for part in summary.data.further] == [11]
+    with pytest.raises(DataError, match=r"1 of 12 images of .*set.* cannot be read"):
+        run(network, data, tmp_path, {**NOTHING, "sets": {"a set": str(tmp_path / "set")}})
+
+
 def test_classes_of_a_set_are_matched_by_name_by_number_or_refused(data, tmp_path):
     train = open_data(str(data))["train"]
     write_images(tmp_path / "numbers", 2, 4, names=("0", "2"))
@@ -299,6 +314,62 @@ def test_unknown_images_are_told_apart_and_known_classes_are_refused(network, da
 ORTHOGONAL = np.linalg.qr(np.random.default_rng(5).normal(size=(4, 4)))[0]
 
 
+def test_only_classes_of_a_list_are_known_where_one_is_named(network, data, tmp_path, monkeypatch):
+    write_images(tmp_path / "other", 3, 5, names=("grey",))
+    lists = tmp_path / "benchmarks" / "classes"
+    lists.mkdir(parents=True)
+    (lists / "_mine.yaml").write_text("title: t\nsource: s\nclasses: [blue, red]\n")
+    monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
+    settings = {**NOTHING, "unknown": str(tmp_path / "other"), "neighbours": 3}
+    (every,), (listed,) = (run(network, data, tmp_path, {**settings, "known": known}) for known in ("", "mine"))
+    assert every.metrics["top1"] == listed.metrics["top1"] and every.id != listed.id
+    assert every.floors["chance"]["unknown_aupr(msp)"] == pytest.approx(100 * 3 / 21)
+    assert listed.floors["chance"]["unknown_aupr(msp)"] == pytest.approx(100 * 3 / 15)
+    with pytest.raises(UsageError, match="no list of classes called 'mein'"):
+        run(network, data, tmp_path, {**settings, "known": "mein"})
+    with pytest.raises(DataError, match="200 of its 200 classes are unknown"):
+        run(network, data, tmp_path, {**settings, "known": "imagenet-o"})
+
+
+def test_the_accuracy_of_the_most_confident_is_that_of_a_loop():
+    rng = np.random.default_rng(0)
+    confidence, correct = rng.random(50), rng.random(50) < 0.6
+    order = np.argsort(-confidence)
+    wanted = np.mean([correct[order[: n + 1]].mean() for n in range(50)])
+    value, low, high = measures.response_rate_accuracy_with_interval(confidence, correct, Units.of(50, None), seed=0)
+    assert value == pytest.approx(wanted) and low < value < high
+    kept = np.sort(rng.choice(50, 25, replace=False))
+    weights = np.isin(np.arange(50), kept).astype(float)[None]
+    half = measures._response_rates(confidence, correct)(weights)[0, 0]
+    assert half == pytest.approx(measures.response_rate_accuracy(confidence[kept], correct[kept]))
+
+
+def test_detection_on_a_part_of_the_samples_is_that_of_the_part_alone():
+    rng = np.random.default_rng(0)
+    known, unknown = np.round(rng.normal(size=60), 1), np.round(rng.normal(size=40) + 1, 1)
+    weights = (rng.random(100) < 0.5).astype(float)
+    part = measures._detection(known, unknown)(weights[None])[0]
+    alone = measures.unknown_detection(known[weights[:60] > 0], unknown[weights[60:] > 0])
+    assert part[:2] == pytest.approx(alone[:2]) and alone[0] == pytest.approx(
+        roc_auc_score(np.r_[np.zeros(60), np.ones(40)][weights > 0], np.r_[known, unknown][weights > 0])
+    )
+    assert part[2] == pytest.approx(alone[2])
+
+
+@pytest.mark.parametrize("unknown", [2, 5, 17, 40])
+def test_the_false_positive_rate_is_that_of_a_loop_over_thresholds(unknown):
+    rng = np.random.default_rng(unknown)
+    known, new = rng.normal(size=30), rng.normal(size=unknown) + 1
+    found = []
+    for threshold in np.sort(np.r_[known, new])[::-1]:
+        found.append(((new >= threshold).mean(), (known >= threshold).mean()))
+        if found[-1][0] == 1:
+            break
+    nearest = min(abs(recall - 0.95) for recall, _ in found)
+    wanted = max(rate for recall, rate in found if abs(recall - 0.95) == nearest)
+    assert measures.unknown_detection(known, new)[2] == pytest.approx(wanted)
+
+
 def test_novelties_are_those_of_their_definitions():
     rng = np.random.default_rng(0)
     x, labels = rng.normal(size=(90, 4)) * [1, 3, 0.1, 0.01] @ ORTHOGONAL, np.arange(90) % 3
@@ -328,10 +399,13 @@ REFUSED = {
     "crops should lie between 0 and 1": {"crops": [1.5]},
     "scales should be greater than 0": {"scales": [0.0]},
     "neighbours has no effect without unknown": {"neighbours": 7},
+    "known has no effect without unknown": {"known": "imagenet-o"},
     "nothing is left to measure": NOTHING,
     "reference has no errors for fog": {"corrupt": ["fog"], "reference": {"snow": [0.5] * 5}},
     "reference.fog should be 5 errors from 0 to 1": {"corrupt": ["fog"], "reference": {"fog": [50.0] * 5}},
     "reference has no effect": {"corrupt": [], "reference": {"fog": [0.5] * 5}},
+    "severities has no effect": {"corrupt": [], "severities": [1]},
+    "change_seed has no effect": {"corrupt": [], "crops": [], "change_seed": 1},
     "corrupted has no effect": {"corrupt": [], "corrupted": "folder"},
     "the line of imagenet-a has no effect": {"lines": {"imagenet-a": [1.0, 0.0]}},
     "cannot be called 'fog-1'": {"sets": {"fog-1": "here"}},

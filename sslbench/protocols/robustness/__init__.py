@@ -27,6 +27,7 @@ from sslbench.labels import LABELS
 from sslbench.metrics import robustness as measures
 from sslbench.metrics.classification import TOP1, TOP5
 from sslbench.metrics.intervals import Interval, Units
+from sslbench.metrics.metric import Metric
 from sslbench.metrics.spectrum import unit_length
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
@@ -80,8 +81,9 @@ def check(settings: Settings, train: Labels) -> None:
     check_changes(settings)
     if settings.neighbours < 1:
         raise UsageError(f"robustness: neighbours should be at least 1, not {settings.neighbours}")
-    if settings.neighbours != Settings().neighbours and not settings.unknown:
-        raise UsageError("robustness: neighbours has no effect without unknown images", "Add unknown=LOCATION.")
+    for setting in ("neighbours", "known"):
+        if getattr(settings, setting) != getattr(Settings(), setting) and not settings.unknown:
+            raise UsageError(f"robustness: {setting} has no effect without unknown images", "Add unknown=LOCATION.")
     if settings.unknown and settings.neighbours > len(train):
         raise UsageError(
             f"robustness: there are {len(train)} training images, fewer than neighbours={settings.neighbours}"
@@ -130,7 +132,7 @@ def open_sets(
                 fitted = _resized_to_crop(preprocessing)
                 found[corruption_name(name, severity)] = ImageSet(source, fitted, source.fingerprint())
     if settings.unknown:
-        unknown = limited(open_unknown(settings.unknown, train))
+        unknown = limited(open_unknown(settings.unknown, train, settings.known))
         found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
     for name, location in (settings.sets or {}).items():
         if name == REAL:
@@ -246,6 +248,11 @@ def _outcome_on_set(name: str, probe: LinearProbe, train: Features, part: Featur
         probabilities="softmax" if logits else None,
         groups=part.groups,
     )
+    if logits:
+        sure, correct = -softmax_novelty(scores), scores.argmax(axis=1) == labels.values
+        units = Units.of(len(labels), part.groups)
+        aurra = measures.response_rate_accuracy_with_interval(sure, correct, units, seed=seed)
+        metrics |= {measures.AURRA.name: aurra}
     fewer = f"{len(columns):,} of the {len(number):,} classes of train compete." if len(columns) < len(number) else ""
     notes = [fewer, missing_classes(name, labels)]
     return Outcome(
@@ -268,7 +275,7 @@ def _several_right_metrics(name: str, probe: LinearProbe, train: Features, part:
     """
     scores, labels = probe.scores(part.x, train.labels), part.labels.values
     competing = np.where(labels[:1] < 0, -np.inf, scores)
-    scored = (labels > 0).any(axis=1)
+    scored: BoolArray = np.asarray((labels > 0).any(axis=1))
     found = _top_metrics((name,), competing[scored], labels[scored], part.groups, scored)
     if name == OBJECTNET:
         found |= _top_metrics((name, "challenge"), scores, labels, part.groups, np.ones_like(scored))
@@ -284,8 +291,9 @@ def _top_metrics(
     order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
     right = np.take_along_axis(labels > 0, order, axis=1)
     units = Units.of(len(scores), None if groups is None else groups[scored])
-    values = {
-        measures.part(metric, *of): right[:, :k].any(axis=1).astype(np.float64) for metric, k in ((TOP1, 1), (TOP5, 5))
+    values: dict[Metric, FloatArray] = {
+        measures.part(metric, *of): np.asarray(right[:, :k].any(axis=1), dtype=np.float64)
+        for metric, k in ((TOP1, 1), (TOP5, 5))
     }
     return measures.means(values, units)
 
@@ -294,10 +302,15 @@ def _unknown_metrics(
     probe: LinearProbe, train: Features, test: Features, unknown: Features, settings: Settings, seed: int
 ) -> tuple[dict[str, Interval], dict[str, float]]:
     """Return the detection of unknown images by four kinds of novelty, and the same by guessing."""
+    competing = unknown.labels.values[0] >= 0
+    if not competing.all():
+        rows = np.flatnonzero(competing[test.labels.values])
+        test = test.select(rows)
+    usable = probe.usable[competing[probe.usable]]
     mahalanobis = MahalanobisNovelty(train.x, train.labels.values)
     novelty: dict[str, list[FloatArray]] = {name: [] for name in ("msp", "energy", "mahalanobis", "neighbours")}
     for part in (test, unknown):
-        logits = probe.scores(part.x, train.labels)[:, probe.usable]
+        logits = probe.scores(part.x, train.labels)[:, usable]
         near, _ = nearest(train.x, part.x, settings.neighbours, metric="cosine", max_memory=_MEMORY)
         each = (softmax_novelty(logits), energy_novelty(logits), mahalanobis(part.x), -near[:, -1])
         for found, values in zip(novelty.values(), each, strict=True):

@@ -102,6 +102,14 @@ def check_changes(settings: Settings) -> None:
         raise UsageError(f"robustness: crops should lie between 0 and 1, not {list(settings.crops)}")
     if settings.corrupted and not settings.corrupt:
         raise UsageError("robustness: corrupted has no effect without corruptions", "Name some: corrupt=[main].")
+    if settings.severities != SEVERITIES and not settings.corrupt:
+        raise UsageError("robustness: severities has no effect without corruptions", "Name some: corrupt=[main].")
+    made = bool(settings.corrupt) and not settings.corrupted
+    if settings.change_seed and not (made or settings.crops):
+        raise UsageError(
+            "robustness: change_seed has no effect: no image is corrupted or cropped at random",
+            "Name corruptions or crops, or leave change_seed out.",
+        )
     _check_reference(settings)
 
 

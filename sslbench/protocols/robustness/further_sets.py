@@ -15,6 +15,7 @@ from sslbench.data.source import Labels, Source
 from sslbench.data.splits import choose_test, match_classes, name_numbered
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
 
 REAL = "imagenet-real"
 """Name of the set of ImageNet's validation images with several right labels (Beyer et al. 2020)."""
@@ -63,7 +64,7 @@ def open_test_set(name: str, location: str, train: Source) -> Source:
 
 def competing_classes(name: str, labels: Labels) -> tuple[str, ...]:
     """Return the classes that compete on a set, in the order of their names."""
-    file = next((f for f in _lists() if f.stem == f"_{name.replace('-', '_')}"), None)
+    file = _lists().get(name)
     if file is None:
         present = present_classes(labels)
         return tuple(sorted(each for each, has in zip(labels.classes, present.tolist(), strict=True) if has))
@@ -82,8 +83,18 @@ def classes_of(file: Path) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def _lists() -> list[Path]:
-    return [file for root in paths.search_path("benchmarks") for file in sorted((root / "classes").glob("*.yaml"))]
+def _list_file(name: str) -> Path:
+    lists = _lists()
+    if name not in lists:
+        raise UsageError(f"there is no list of classes called '{name}'", did_you_mean(name, lists))
+    return lists[name]
+
+
+def _lists() -> dict[str, Path]:
+    """Return the lists in benchmarks/classes by the names of their sets: 'imagenet-a'."""
+    roots = reversed(paths.search_path("benchmarks"))  # the user's own come last and win
+    files = (file for root in roots for file in (root / "classes").glob("_*.yaml"))
+    return {file.stem[1:].replace("_", "-"): file for file in files}
 
 
 def missing_classes(name: str, labels: Labels) -> str:
@@ -119,12 +130,27 @@ def open_corrupted(location: str, name: str, severity: int, test: Source) -> Sou
     return dataclasses.replace(chosen, labels=no_labels(len(chosen)))
 
 
-def open_unknown(location: str, train: Source) -> Source:
-    """Return images of unknown classes, unlabelled.
+def open_unknown(location: str, train: Source, known_list: str) -> Source:
+    """Return images of unknown classes: none is right for them; label 0 for classes that are known, -1 for the others.
+
+    Args:
+        location: as for --data.
+        train: whose classes the classifier knows.
+        known_list: name of a list in benchmarks/classes; '': all classes of train.
 
     Raises:
-        DataError: a class is one of train's by name.
+        DataError: a class is one of train's by name, or train lacks a class of the list.
+        UsageError: there is no such list.
     """
+    classes = np.array(train.labels.classes)
+    listed = classes_of(_list_file(known_list)) if known_list else train.labels.classes
+    competing = np.isin(classes, listed)
+    if competing.sum() < len(listed):
+        raise DataError(
+            f"known={known_list}: {len(listed) - int(competing.sum())} of its {len(listed)} classes are unknown to "
+            f"{train.name}",
+            "The classes of train should be named as those of ImageNet-1k, by synset: n01440764.",
+        )
     source = choose_test(location, open_data(location))
     known = set(train.labels.classes)
     present = present_classes(source.labels).tolist() if source.labels.kind in ("single", "multi") else []
@@ -138,7 +164,9 @@ def open_unknown(location: str, train: Source) -> Source:
             f"unknown={location}: classes of {train.name} are not unknown: {some(shared)}",
             "Give images of other classes, or leave these out.",
         )
-    return dataclasses.replace(source, labels=no_labels(len(source)))
+    row = np.where(competing, 0, -1).astype(np.int8)
+    labels = Labels("multi", train.labels.classes, np.broadcast_to(row, (len(source), len(row))))
+    return dataclasses.replace(source, labels=labels)
 
 
 def with_real_labels(test: Source, file: str, train: Source) -> Source:

@@ -39,6 +39,9 @@ class Settings:
     unknown: str = setting(
         "", "images of other classes than train's, to be told from test images", changes_result=False
     )
+    known: str = setting(
+        "", "published list of the classes that are known (imagenet-o); others and their test images are left out"
+    )
     neighbours: int = setting(50, "novelty by the cosine distance of this nearest training image; needs unknown=")
     c: tuple[float, ...] = setting(
         GRID, "linear classifier: candidates of the inverse regularisation, as for the protocol linear"
