@@ -22,6 +22,7 @@ from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
+from sslbench.evaluation.neighbours import write_sheet
 from sslbench.evaluation.prepare import (
     Prepared,
     check_label_kind,
@@ -40,7 +41,7 @@ from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
 from sslbench.identity import groups_digest, record_id
-from sslbench.results import DataPart, DataUsed, ExcludedImage, Result, WeightsUsed, records
+from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
 from sslbench.runtime.progress import Progress, stage_progress
 
 MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
@@ -205,7 +206,10 @@ def _score_features(
                 name: _floor(prepared, backbone, features, layer.text, task, out, command)
                 for name, (backbone, features) in floor_features.items()
             }
-            results.append(_measure(subject, task, (train, test), out, floor_results, beside.missing, suspected))
+            measured = _measure(subject, task, (train, test), out, floor_results, beside.missing, suspected)
+            data = one_part(prepared.data, part) if (part := only_part(task)) else prepared.data
+            write_sheet(*measured, data, prepared.backbone.preprocessing)
+            results.append(measured[0])
     return results
 
 
@@ -230,7 +234,7 @@ def evaluate_features(
     for task in tasks:
         subject, train, test = describe_embeddings(pair, task, run, command)
         missing = MISSING_FLOORS if run.floors else {}
-        results.append(_measure(subject, task, (train, test), out, {}, missing, suspected))
+        results.append(_measure(subject, task, (train, test), out, {}, missing, suspected)[0])
     return results
 
 
@@ -363,9 +367,9 @@ def _measure(
     floor_results: Mapping[str, tuple[Result, records.Scores]],
     missing: Mapping[str, str],
     suspected: overlaps.SuspectedOverlaps | None,
-) -> Result:
-    """Score one protocol on one layer, add the floors, write the record."""
+) -> tuple[Result, tuple[Neighbours, ...]]:
+    """Score one protocol on one layer, add the floors, write the record; return it with the neighbours to show."""
     result, scores = score(subject, task, *parts)
     result = with_details(result, scores, subject.groups)
     result = overlaps.with_overlaps(result, scores, suspected, task, out)
-    return finish(result, scores, floor_results, missing, out)
+    return finish(result, scores, floor_results, missing, out), scores.neighbours

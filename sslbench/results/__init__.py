@@ -15,6 +15,21 @@ from sslbench.metrics.catalog import METRICS
 from sslbench.metrics.intervals import Interval
 
 
+@dataclasses.dataclass(frozen=True)
+class Neighbours:
+    """First images that a query found.
+
+    Attributes:
+        query: id of the test sample.
+        found: id of each image, nearest first, and whether it is right.
+        part: that the images found belong to.
+    """
+
+    query: str
+    found: tuple[tuple[str, bool], ...]
+    part: Literal["train", "test"] = "test"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightsUsed:
     """Evaluated weights.
@@ -298,6 +313,7 @@ class Outcome:
             are and not in percent; the unit of sslbench's own metrics is known.
         probabilities: conversion of scores to probabilities: 'softmax', or 'scores' for none; None where there is no
             conversion, as for the decision values of SVMs.
+        neighbours: first images found by a few queries, for a sheet of pictures.
         chance: expected metrics of a random answer, of protocols that predict no classes; None: chance is that of
             guessing classes.
     """
@@ -315,6 +331,7 @@ class Outcome:
     probabilities: Literal["softmax", "scores"] | None = None
     draws: tuple[npt.NDArray[np.float32], ...] = ()
     chance: Mapping[str, float] | None = None
+    neighbours: tuple[Neighbours, ...] = ()
 
 
 SCHEMA = 1

@@ -20,10 +20,11 @@ import numpy.typing as npt
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
 from sslbench.paths import files_below
-from sslbench.results import SCHEMA, Result, plain
+from sslbench.results import SCHEMA, Neighbours, Result, plain
 
 _SCORES = ".scores.npz"
 OVERLAPS = ".overlaps.csv"
+NEIGHBOURS = ".neighbours.jpg"
 """Suffix of the list of suspected overlaps beside a record."""
 PREDICTIONS = ".predictions.json"
 """Suffix of a detector's COCO result file beside its record; `read_tree` skips it."""
@@ -46,6 +47,7 @@ class Scores:
             `scores`; empty where the file would be too large.
         places: uint16 (R, N), number of classes ranked before the true one in each draw, for single labels; None where
             there are no draws.
+        neighbours: first images found by a few queries; not stored, but drawn beside the record.
     """
 
     ids: tuple[str, ...]
@@ -55,6 +57,7 @@ class Scores:
     groups: npt.NDArray[np.int64] | None = None
     draws: tuple[npt.NDArray[np.float32], ...] = ()
     places: npt.NDArray[np.uint16] | None = None
+    neighbours: tuple[Neighbours, ...] = ()
 
 
 def write(
@@ -141,6 +144,7 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
                 other.unlink(missing_ok=True)
                 other.with_suffix(_SCORES).unlink(missing_ok=True)
                 other.with_suffix(OVERLAPS).unlink(missing_ok=True)
+                other.with_suffix(NEIGHBOURS).unlink(missing_ok=True)
     except OSError as error:
         raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error
     return dataclasses.replace(result, file=path)
@@ -238,6 +242,11 @@ def read_tree(folder: Path) -> list[Result]:
     except OSError as error:
         raise ResultError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
     return [read(file) for file in files if not file.name.endswith(PREDICTIONS)]
+
+
+def neighbours_path(result: Result) -> Path | None:
+    """Return the path of the sheet of neighbours of a record, which may not exist; None for a record not on disk."""
+    return None if result.file is None else result.file.with_suffix(NEIGHBOURS)
 
 
 def scores_path(result: Result) -> Path | None:

@@ -41,6 +41,12 @@ def test_instances_that_train_lacks_are_found(world, sslbench):
     assert record["metrics"]["recall@1"]["n"] == 9 and record["headline"] == "retrieval_mAP"
     assert record["floors"]["chance"]["recall@1"] == pytest.approx(25.0)  # 2 of 8 others
     assert set(record["per_class"]) == {"cat", "dog", "eel"}
+    (sheet,) = (world / "results").rglob("*.neighbours.jpg")
+    pixels = np.asarray(Image.open(sheet)).astype(int)
+    green, red = ((pixels[..., a] > 120) & (pixels[..., b] < 90) for a, b in ((1, 0), (0, 1)))
+    assert green.any() and red.any()  # two others of a colour, then those of another
+    code, _, err = sslbench("leaderboard", "results", "--html", "board.html")
+    assert code == 0 and "data:image/jpeg;base64,/9j/" in (world / "board.html").read_text(), err
 
 
 def test_other_data_whitens(world, sslbench):
