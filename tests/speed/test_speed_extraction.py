@@ -113,10 +113,10 @@ def test_three_scales_cost_little_more_than_their_forward_passes(photos, tmp_pat
     backbone = dataclasses.replace(
         build("resnet50"), preprocessing=Preprocessing(resize=256, crop=None, scales=(1.0, 2**-0.5, 0.5))
     )
-    source, layers = source_of(photos, 64), resolve_layers(backbone, ("res5:gem(3)",))
+    source, layers = source_of(photos, 24), resolve_layers(backbone, ("res5:gem(3)",))
     encode = prepare(backbone, layers, device=torch.device("cpu"))
     one_scale = dataclasses.replace(encode, scales=(1.0,))
-    own = loader.batches(source, np.arange(64), backbone.preprocessing, batch_size=8, workers=0)
+    own = loader.batches(source, np.arange(24), backbone.preprocessing, batch_size=8, workers=0)
     images = [normalise(batch.images, backbone.preprocessing) for batch in own]
     scaled = [
         [batch if s == 1 else F.interpolate(batch, scale_factor=s, mode="bilinear") for batch in images]
@@ -134,8 +134,8 @@ def test_three_scales_cost_little_more_than_their_forward_passes(photos, tmp_pat
         found = extract(backbone, source, layers, settings, root=tmp_path / str(i), split="all")
         whole.append(found.seconds)
     ratio = min(whole) / min(forward)
-    print(f"\n64 images x 3 scales: forward passes {min(forward):.2f} s, from JPEG x{ratio:.2f} (aim: under 1.15)")
-    assert found.decoded == 64
+    print(f"\n24 images x 3 scales: forward passes {min(forward):.2f} s, from JPEG x{ratio:.2f} (aim: under 1.15)")
+    assert found.decoded == 24
 
 
 def test_a_warm_run_of_4000_images(tmp_path):
