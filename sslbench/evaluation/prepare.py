@@ -149,6 +149,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     check_groups(data.test, request.groups)
     labels = any(needs_labels(task) for task in request.tasks)
     data = data if labels else without_useless_labels(data)
+    _check_whole(request, data)
     own_classes = data.test.labels.kind == "single" and has_own_classes(request.tasks)
     if own_classes and not all(only_part(task) for task in request.tasks):
         train, test = unite_classes(data.train, data.test)
@@ -211,6 +212,25 @@ def open_sets(
     return kind.open_sets(task.settings, data.train, data.test, preprocessing, limited)
 
 
+def _check_whole(request: Request, data: TrainTest) -> None:
+    """Refuse to cut a retrieval set: answers to its queries would be lost.
+
+    Raises:
+        UsageError: it is cut by --limit, or into train and test.
+    """
+    if data.test.queries is None or not data.seeded:
+        return
+    if data.whole is None:
+        raise UsageError(
+            f"{data.test.name} is a retrieval set: --limit would cut answers to its queries", "Leave it out."
+        )
+    if not all(only_part(task) for task in request.tasks):
+        raise UsageError(
+            f"{data.whole.name} is a retrieval set, and cannot be split into images to learn from and to search",
+            f"Give other images to learn from: --data OTHER --test-data {request.data}",
+        )
+
+
 def _check_single(task: Task, backbone: Backbone, layers: Sequence[Layer]) -> None:
     """Refuse, for a protocol that trains on images, features that only an extraction makes.
 
@@ -229,7 +249,7 @@ def _check_noise(task: Task) -> None:
     Raises:
         UsageError: it does not.
     """
-    if is_on_images(task) or not needs_labels(task) or only_part(task):
+    if not isinstance(sample_kind(task.protocol), OnFeatures) or not needs_labels(task) or only_part(task):
         able = [name for name in names.list_names("protocol") if _trains_on_features(name)]
         problem = f"--noise: {task.protocol} does not train on labels of frozen features"
         raise UsageError(problem, f"Those that do: {', '.join(able)}.")

@@ -214,6 +214,7 @@ def recorded(
         test.groups,
         outcome.draws,
         _places(outcome, test),
+        outcome.neighbours,
     )
     return with_details(result, scores, {}), scores
 

@@ -24,6 +24,7 @@ from sslbench.evaluation.corruption_curves import write_curves
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
+from sslbench.evaluation.neighbours import write_sheet
 from sslbench.evaluation.prepare import (
     Prepared,
     check_label_kind,
@@ -43,7 +44,7 @@ from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
 from sslbench.identity import groups_digest, record_id
-from sslbench.results import DataPart, DataUsed, ExcludedImage, Result, WeightsUsed, records
+from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
 from sslbench.runtime.progress import Progress, stage_progress
 
 MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
@@ -220,10 +221,14 @@ def _score_features(
                 backbone = prepared.backbone
                 subject, train, test = _describe_parts(data, backbone, layer.text, encoded, changed, command, share)
                 floor_results = {
-                    name: _floor(data, backbone, features, layer.text, changed, out, command, share)
-                    for name, (backbone, features) in floor_features.items()
+                    name: _floor(data, other, features, layer.text, changed, out, command, share)
+                    for name, (other, features) in floor_features.items()
                 }
-                results.append(_measure(subject, changed, (train, test), out, floor_results, beside.missing, suspected))
+                measured = _measure(subject, changed, (train, test), out, floor_results, beside.missing, suspected)
+                part = only_part(task)
+                used = one_part(data.data, part) if part else data.data
+                write_sheet(*measured, used, backbone.preprocessing)
+                results.append(measured[0])
     return results
 
 
@@ -265,7 +270,7 @@ def evaluate_features(
     for task in tasks:
         subject, train, test = describe_embeddings(pair, task, run, command)
         missing = MISSING_FLOORS if run.floors else {}
-        results.append(_measure(subject, task, (train, test), out, {}, missing, suspected))
+        results.append(_measure(subject, task, (train, test), out, {}, missing, suspected)[0])
     return results
 
 
@@ -417,12 +422,12 @@ def _measure(
     floor_results: Mapping[str, tuple[Result, records.Scores]],
     missing: Mapping[str, str],
     suspected: overlaps.SuspectedOverlaps | None,
-) -> Result:
-    """Score one protocol on one layer, add the floors, write the record."""
+) -> tuple[Result, tuple[Neighbours, ...]]:
+    """Score one protocol on one layer, add the floors, write the record; return it with the neighbours to show."""
     result, scores = score(subject, task, *parts)
     result = with_details(result, scores, subject.groups)
     result = overlaps.with_overlaps(result, scores, suspected, task, out)
-    return finish(result, scores, floor_results, missing, out)
+    return finish(result, scores, floor_results, missing, out), scores.neighbours
 
 
 def _backbones_of_sets(prepared: Prepared, beside: floors.FloorBackbones) -> dict[str, Backbone]:

@@ -15,6 +15,21 @@ from sslbench.metrics import catalog
 from sslbench.metrics.intervals import Interval
 
 
+@dataclasses.dataclass(frozen=True)
+class Neighbours:
+    """First images that a query found.
+
+    Attributes:
+        query: id of the test sample.
+        found: id of each image, nearest first, and whether it is right.
+        part: that the images found belong to.
+    """
+
+    query: str
+    found: tuple[tuple[str, bool], ...]
+    part: Literal["train", "test"] = "test"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightsUsed:
     """Evaluated weights.
@@ -324,6 +339,7 @@ class Outcome:
         probabilities: conversion of scores to probabilities: 'softmax', or 'scores' for none; None where there is no
             conversion, as for the decision values of SVMs.
         weights: trained network; None where none is trained.
+        neighbours: first images found by a few queries, for a sheet of pictures.
         chance: expected metrics of a random answer, of protocols that predict no classes; None: chance is that of
             guessing classes.
     """
@@ -342,6 +358,7 @@ class Outcome:
     draws: tuple[npt.NDArray[np.float32], ...] = ()
     weights: NetworkWeights | None = None
     chance: Mapping[str, float] | None = None
+    neighbours: tuple[Neighbours, ...] = ()
 
 
 SCHEMA = 1

@@ -20,11 +20,13 @@ import numpy.typing as npt
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
 from sslbench.paths import files_below
-from sslbench.results import SCHEMA, Result, plain
+from sslbench.results import SCHEMA, Neighbours, Result, plain
 
 _SCORES = ".scores.npz"
 OVERLAPS = ".overlaps.csv"
 """Suffix of the list of suspected overlaps beside a record."""
+NEIGHBOURS = ".neighbours.jpg"
+"""Suffix of the sheet of queries and their neighbours beside a record."""
 WEIGHTS = ".weights.torch"
 """Suffix of the network that a protocol has trained, beside its record."""
 PREDICTIONS = ".predictions.json"
@@ -48,6 +50,7 @@ class Scores:
             `scores`; empty where the file would be too large.
         places: uint16 (R, N), number of classes ranked before the true one in each draw, for single labels; None where
             there are no draws.
+        neighbours: first images found by a few queries; not stored, but drawn beside the record.
     """
 
     ids: tuple[str, ...]
@@ -57,6 +60,7 @@ class Scores:
     groups: npt.NDArray[np.int64] | None = None
     draws: tuple[npt.NDArray[np.float32], ...] = ()
     places: npt.NDArray[np.uint16] | None = None
+    neighbours: tuple[Neighbours, ...] = ()
 
 
 def write(
@@ -141,9 +145,8 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
         for other in target.glob(f"*-{result.id}.json"):
             if other != path:
                 other.unlink(missing_ok=True)
-                other.with_suffix(_SCORES).unlink(missing_ok=True)
-                other.with_suffix(OVERLAPS).unlink(missing_ok=True)
-                other.with_suffix(WEIGHTS).unlink(missing_ok=True)
+                for suffix in (_SCORES, OVERLAPS, WEIGHTS, NEIGHBOURS):
+                    other.with_suffix(suffix).unlink(missing_ok=True)
     except OSError as error:
         raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error
     return dataclasses.replace(result, file=path)
@@ -241,6 +244,11 @@ def read_tree(folder: Path) -> list[Result]:
     except OSError as error:
         raise ResultError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
     return [read(file) for file in files if not file.name.endswith(PREDICTIONS)]
+
+
+def neighbours_path(result: Result) -> Path | None:
+    """Return the path of the sheet of neighbours of a record, which may not exist; None for a record not on disk."""
+    return None if result.file is None else result.file.with_suffix(NEIGHBOURS)
 
 
 def scores_path(result: Result) -> Path | None:

@@ -41,6 +41,12 @@ def test_instances_that_train_lacks_are_found(world, sslbench):
     assert record["metrics"]["recall@1"]["n"] == 9 and record["headline"] == "retrieval_mAP"
     assert record["floors"]["chance"]["recall@1"] == pytest.approx(25.0)  # 2 of 8 others
     assert set(record["per_class"]) == {"cat", "dog", "eel"}
+    (sheet,) = (world / "results").rglob("*.neighbours.jpg")
+    pixels = np.asarray(Image.open(sheet)).astype(int)
+    green, red = ((pixels[..., a] > 120) & (pixels[..., b] < 90) for a, b in ((1, 0), (0, 1)))
+    assert green.any() and red.any()  # two others of a colour, then those of another
+    code, _, err = sslbench("leaderboard", "results", "--html", "board.html")
+    assert code == 0 and "data:image/jpeg;base64,/9j/" in (world / "board.html").read_text(), err
 
 
 def test_other_data_whitens(world, sslbench):
@@ -103,8 +109,11 @@ def test_a_set_with_its_own_ground_truth(world, sslbench):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("retrieval", "database=train"), "a database of their own"),
-        (("knn",), "is a retrieval set: its images have queries"),
+        (("retrieval", "database=train", "--test-data", "copies"), "a database of their own"),
+        (("knn", "--test-data", "copies"), "is a retrieval set: its images have queries"),
+        (("knn",), "cannot be split into images to learn from and to search"),
+        (("retrieval", "whiten=true"), "Give other images to learn from: --data OTHER --test-data copies"),
+        (("retrieval", "--limit", "5"), "--limit would cut answers"),
         (("retrieval", "normalise_scores=true"), "no effect without predictions"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import pickle
 import re
 import shutil
 import sys
@@ -288,6 +289,12 @@ def crop(folder, _):
 
 
 @change("a value of the preprocessing, code of a decoder")
+def scales(folder, _):
+    other = dataclasses.replace(resnet(), preprocessing=dataclasses.replace(SMALL, scales=(1.0, 0.5)))
+    return base(folder), base(folder, backbone=other)
+
+
+@change("a value of the preprocessing, code of a decoder")
 def decoder(folder, _):
     run = RunSettings(device="cpu", workers=0, decoder=("a_decoder_of_the_contract.read",))
     file = folder / "a_decoder_of_the_contract.py"
@@ -359,19 +366,34 @@ def number(folder, _):
     return base(folder), base(folder, asked=(("limit", 6),))
 
 
-@change("labels, classes, test classes, groups of a split")
+@change("labels, classes, queries, groups of a split")
 def labels(folder, _):
     rows = rows_of(folder)
     rows[0]["label"] = "b"
     return base(folder), dataclasses.replace(base(folder), data=write(folder, rows, "other.csv"))
 
 
-@change("labels, classes, test classes, groups of a split")
+@change("labels, classes, queries, groups of a split")
 def classes_of_test(folder, _):
     rows = [row for row in rows_of(folder) if row["split"] == "train" or row["label"] == "a"]
     data = write(folder, rows, "one_class.csv")
     same = World(data, backbone=resnet())
     return same, dataclasses.replace(same, asked=(("test_classes", "subset"),))
+
+
+@change("labels, classes, queries, groups of a split")
+def answers_to_queries(folder, _):
+    worlds = []
+    names = [f"{i:02d}" for i in range(8)]
+    for name, junk in (("one", []), ("other", [3])):
+        (folder / name).mkdir()
+        gnd = [{"easy": [0], "hard": [1], "junk": junk, "bbx": [0, 0, 9, 9]}] * 2
+        content = {"imlist": names[2:], "qimlist": names[:2], "gnd": gnd}
+        file = folder / name / "gnd_toy.pkl"
+        file.write_bytes(pickle.dumps(content))
+        data = f"{file}?images={folder}"
+        worlds.append(World(data, backbone=resnet(), protocol="retrieval", settings=()))
+    return tuple(worlds)
 
 
 @change("the protocol, its version, a setting")

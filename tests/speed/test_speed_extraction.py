@@ -10,11 +10,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 import torchvision
 from PIL import Image
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
+from sslbench.backbones.speed import prepare
+from sslbench.data.decode.transforms import normalise
 from sslbench.data.images import Arrays, Files
 from sslbench.data.loading import loader
 from sslbench.data.source import Labels, Source
@@ -103,6 +106,36 @@ def test_extraction_from_jpegs_against_the_bare_model(name, photos, tmp_path):
     assert error < 1e-4
     assert size < 1.1
     assert best["fp32"] > best["bare"], "decoding included, extraction should still beat the bare forward pass"
+
+
+def test_three_scales_cost_little_more_than_their_forward_passes(photos, tmp_path):
+    """Each image is decoded once; what one would write instead runs on images in memory already."""
+    backbone = dataclasses.replace(
+        build("resnet50"), preprocessing=Preprocessing(resize=256, crop=None, scales=(1.0, 2**-0.5, 0.5))
+    )
+    source, layers = source_of(photos, 24), resolve_layers(backbone, ("res5:gem(3)",))
+    encode = prepare(backbone, layers, device=torch.device("cpu"))
+    one_scale = dataclasses.replace(encode, scales=(1.0,))
+    own = loader.batches(source, np.arange(24), backbone.preprocessing, batch_size=8, workers=0)
+    images = [normalise(batch.images, backbone.preprocessing) for batch in own]
+    scaled = [
+        [batch if s == 1 else F.interpolate(batch, scale_factor=s, mode="bilinear") for batch in images]
+        for s in backbone.preprocessing.scales
+    ]
+    workers = RunSettings(device="cpu").extract_settings().workers
+    settings = ExtractSettings(torch.device("cpu"), batch_size=8, workers=workers)
+    forward, whole = [], []
+    for i in range(REPEATS):
+        started = time.perf_counter()
+        for batches in scaled:
+            for batch in batches:
+                one_scale(batch)
+        forward.append(time.perf_counter() - started)
+        found = extract(backbone, source, layers, settings, root=tmp_path / str(i), split="all")
+        whole.append(found.seconds)
+    ratio = min(whole) / min(forward)
+    print(f"\n24 images x 3 scales: forward passes {min(forward):.2f} s, from JPEG x{ratio:.2f} (aim: under 1.15)")
+    assert found.decoded == 24
 
 
 def test_a_warm_run_of_4000_images(tmp_path):

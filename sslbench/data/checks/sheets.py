@@ -16,7 +16,8 @@ from sslbench.labels import LABELS
 from sslbench.weights.save import new_file
 
 _GAP, _NAME = 4, 180
-_PAPER, _INK, _BOX = (255, 255, 255), (40, 40, 40), (230, 30, 30)
+_PAPER, _INK, _BOX, _RIGHT = (255, 255, 255), (40, 40, 40), (230, 30, 30), (20, 150, 60)
+_FRAME, _FIRST = 3, 12  # width of a frame, and of the gap behind the query
 
 Boxes = Sequence[npt.NDArray[np.float32]]
 """Boxes of each image: (n, 4), x1, y1, x2, y2 in pixels."""
@@ -135,6 +136,31 @@ def class_sheet(shown: Mapping[str, Sequence[Thumbnail]], counts: Mapping[str, s
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
         sheet.save(temporary, "PNG")
+
+
+def neighbour_sheet(rows: Sequence[tuple[Thumbnail, Sequence[tuple[Thumbnail, bool]]]], path: Path) -> None:
+    """Write a JPEG with one row per query: the query, then the images that it found, framed green (right) or red.
+
+    Args:
+        rows: query, and its images with whether they are right, nearest first.
+        path: of the JPEG, written atomically.
+    """
+    side = max([1, *(max(t.picture.size) for query, found in rows for t in (query, *(each for each, _ in found)))])
+    cell, columns = side + 2 * _FRAME + _GAP, 1 + max([0, *(len(found) for _, found in rows)])
+    sheet = Image.new("RGB", (columns * cell + _FIRST + _GAP, max(1, len(rows)) * cell + _GAP), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, (query, found) in enumerate(rows):
+        top = _GAP + number * cell
+        sheet.paste(query.picture, (_GAP + _FRAME, top + _FRAME))
+        for column, (thumbnail, right) in enumerate(found, start=1):
+            left = _GAP + _FIRST + column * cell
+            width, height = thumbnail.picture.size
+            box = (left, top, left + width + 2 * _FRAME - 1, top + height + 2 * _FRAME - 1)
+            draw.rectangle(box, fill=_RIGHT if right else _BOX)
+            sheet.paste(thumbnail.picture, (left + _FRAME, top + _FRAME))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as temporary:
+        sheet.save(temporary, "JPEG", quality=90)
 
 
 def _cut(name: str) -> str:

@@ -1,5 +1,6 @@
 """Self-contained HTML file of a board."""
 
+import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,21 @@ from typing import Any
 import jinja2
 
 from sslbench.leaderboard.columns import cell_records, extra_text, mean_train
-from sslbench.leaderboard.model import Board, Row, value
+from sslbench.leaderboard.model import Board, Cell, Row, value
 from sslbench.leaderboard.writers import plots, tables
 from sslbench.leaderboard.writers.provenance import how_made
 from sslbench.metrics.catalog import find
+from sslbench.results.records import neighbours_path
+
+_MOST_BYTES = 4_000_000  # of a sheet of neighbours
 
 
 def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
     """Write a board as one HTML file that needs nothing else: no network, no fonts.
 
     Rows can be sorted by every column and filtered by words, columns by their name; a click on a number shows its
-    provenance; below the table each column is drawn with its intervals and floors.
+    provenance, and for retrieval the first neighbours of some queries; below the table each column is drawn with its
+    intervals and floors.
 
     Raises:
         ResultError: the file cannot be written.
@@ -61,4 +66,16 @@ def _cell(board: Board, row: Row, number: int, position: int) -> dict[str, Any]:
         "leads": tables.leads(cell),
         "train": extra_text(mean_train(cell_records(cell))),
         "made": provenance,
+        "pictures": [] if cell is None else _pictures(cell),
     }
+
+
+def _pictures(cell: Cell) -> list[str]:
+    """Return the sheets of neighbours beside the records of a cell, as base64 of JPEG files."""
+    found = []
+    for record in cell_records(cell):
+        path = neighbours_path(record)
+        if path is not None and path.is_file() and path.stat().st_size <= _MOST_BYTES:
+            content = path.read_bytes()
+            found += [base64.b64encode(content).decode()] if content.startswith(b"\xff\xd8\xff") else []
+    return found

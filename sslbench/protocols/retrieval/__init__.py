@@ -19,7 +19,7 @@ detection also ranks the first images of all queries in one list (micro AP).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -37,11 +37,12 @@ from sslbench.protocols.retrieval.descriptors import aggregate_regions, expand_q
 from sslbench.protocols.retrieval.search import positive_ranks
 from sslbench.protocols.retrieval.settings import Settings
 from sslbench.protocols.retrieval.tasks import Family, Search, Task, by_ground_truth, by_label, rows_by_number
-from sslbench.results import Outcome
+from sslbench.results import Neighbours, Outcome
 from sslbench.solvers.neighbours import Engine, Scope, nearest
 from sslbench.solvers.whitening import Whitening, fit_whitening
 
 _ROWS = 8192  # rows prepared together, so that memory-mapped features are never copied whole in float64
+_SHOWN_QUERIES, _SHOWN_IMAGES = 10, 8  # rows and columns of the sheet of neighbours
 _HALVES = 200  # half-samples of queries for the interval of micro AP
 
 
@@ -139,31 +140,31 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     first = search.tasks[0]
     metrics: dict[str, Interval] = {}
     chance: dict[str, float] = {}
-    per_class: dict[str, float] = {}
-    for task in search.tasks:
-        found = _measure(task, test, described)
+    measured = [_measure(task, test, described) for task in search.tasks]
+    for found in measured:
         metrics |= found.metrics
         chance |= found.chance
-        per_class = per_class or found.per_class
     if settings.predictions:
         metrics |= _micro(first, described, train, settings, seed)
     return Outcome(
         metrics=metrics,
         headline=_name(first, first.family.headline.name),
         scores=np.zeros((len(test), 0), dtype=np.float32),
-        per_class=per_class,
+        per_class=measured[0].per_class,
         notes=search.notes,
         chance=chance,
+        neighbours=_shown(first, measured[0].leading, described),
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Measured:
-    """Metrics of one task, their chance levels, and the average precision of the queries of each label."""
+    """Metrics of one task, their chance levels, and the leading one of each query and of the queries of each label."""
 
     metrics: dict[str, Interval]
     chance: dict[str, float]
     per_class: dict[str, float]
+    leading: FloatArray
 
 
 def _name(task: Task, metric: str) -> str:
@@ -187,22 +188,23 @@ def _measure(task: Task, test: Features, described: "_Descriptors") -> _Measured
         {_name(task, name): value for name, value in metrics.items()},
         {_name(task, metric.name): value for metric, value in zip(family.metrics, expected, strict=True)},
         per_class,
+        leading,
     )
 
 
 class _Descriptors:
-    """Descriptors of test and of the database, ready to be searched."""
+    """Descriptors of the database, ready to be searched: 4 bytes per dimension and image. Queries follow on demand."""
 
     def __init__(self, train: Features, test: Features, search: Search, settings: Settings, device: str) -> None:
         self.settings, self.device, self.search = settings, device, search
+        self.test, self.test_ids = test, test.ids
         self.engine = Engine("faiss") if device == "cpu" else Engine("torch", device)
         self.whitening = _whitening(train, settings) if settings.whiten else None
-        self.test = descriptors(test, self.whitening)
-        self.in_test = search.in_test
-        if self.in_test is None:
-            self.database = descriptors(train, self.whitening)
+        if search.in_test is None:
+            self.database, self.ids = descriptors(train, self.whitening), train.ids
         else:
-            self.database = self.test if self.in_test.all() else self.test[self.in_test]
+            rows = np.flatnonzero(search.in_test)
+            self.database, self.ids = descriptors(test, self.whitening, rows), tuple(test.ids[row] for row in rows)
         self.n_searched = len(self.database)
         if settings.augmentation:
             # Queries are no part of this database, see `check_queries`.
@@ -211,14 +213,19 @@ class _Descriptors:
 
     def queries(self, rows: IntArray) -> Matrix:
         """Return the descriptors of test rows as queries, expanded if that was asked for."""
-        number, in_test = self.settings.query_expansion, self.in_test
+        number, in_test, groups = self.settings.query_expansion, self.search.in_test, self.search.groups
+        whole = in_test is not None and in_test.all() and not self.settings.augmentation
         if not number:
-            return self.test[rows]
-        if self.search.groups is None:
-            return self._expanded(self.test[rows], self.database, number, Scope())
+            return self.database if whole and len(rows) == len(self.test) else self._of_test(rows)
+        if groups is None or in_test is None:
+            return self._expanded(self._of_test(rows), self.database, number, Scope())
         # The queries are images of the database: none of the own group is added.
-        left_out = None if in_test is None or in_test.all() else ~in_test
-        return self._expanded(self.test, self.test, number, Scope(rows, left_out, apart=self.search.groups))
+        test = self.database if whole else self._of_test(np.arange(len(self.test)))
+        left_out = None if whole else ~in_test
+        return self._expanded(test, test, number, Scope(rows, left_out, apart=groups))
+
+    def _of_test(self, rows: IntArray) -> Matrix:
+        return descriptors(self.test, self.whitening, rows)
 
     def ranks(self, rows: IntArray, truth: Callable[[int], GroundTruth]) -> list[IntArray]:
         """Return the ranks of the positives of the queries at `rows`."""
@@ -245,19 +252,12 @@ def _micro(task: Task, described: _Descriptors, train: Features, settings: Setti
         background = descriptors(train, described.whitening)
         queries, database = subtract_background(queries, database, background)
     truths = [task.answers(i) for i in range(len(task.rows))]
-    # An ignored image, such as the query itself, is no prediction: more are searched, and these are dropped.
-    most = max(len(truth.ignored) for truth in truths)
-    k = min(settings.predictions + most, len(database))
-    memory, engine = settings.max_memory, described.engine
-    scores, places = nearest(database, queries, k, metric="dot", max_memory=memory, engine=engine)
-    of_query, kept, correct = [], [], []
-    for i, truth in enumerate(truths):
-        own = np.flatnonzero(~np.isin(places[i], truth.ignored))[: settings.predictions]
-        of_query.append(np.full(len(own), i))
-        kept.append(scores[i, own])
-        correct.append(np.isin(places[i, own], truth.positives))
+    found = _first(queries, database, truths, settings.predictions, described)
+    correct = [np.isin(places, truth.positives) for (_, places), truth in zip(found, truths, strict=True)]
+    of_query = [np.full(len(places), i) for i, (_, places) in enumerate(found)]
     pairs = np.array([len(truth.positives) for truth in truths], dtype=np.float64)
-    predicted = np.concatenate(kept), np.concatenate(correct), np.concatenate(of_query), pairs
+    scores = np.concatenate([scores for scores, _ in found])
+    predicted = scores, np.concatenate(correct), np.concatenate(of_query), pairs
     value = micro_values(np.ones((1, len(truths))), *predicted)[0]
     units = Units.of(len(truths), None)
     halves = on_halves(lambda weights: micro_values(weights, *predicted), units, n=_HALVES, seed=seed)
@@ -268,21 +268,61 @@ def _micro(task: Task, described: _Descriptors, train: Features, settings: Setti
     }
 
 
-def descriptors(features: Features, whitening: Whitening | None = None) -> Matrix:
+def _first(
+    queries: Matrix, database: Matrix, truths: Sequence[GroundTruth], number: int, described: _Descriptors
+) -> list[tuple[FloatArray, IntArray]]:
+    """Return scores and places of the first images of each query; ignored ones, such as itself, are passed over."""
+    most = max(len(truth.ignored) for truth in truths)
+    k = min(number + most, len(database))
+    memory, engine = described.settings.max_memory, described.engine
+    scores, places = nearest(database, queries, k, metric="dot", max_memory=memory, engine=engine)
+    kept = [np.flatnonzero(~np.isin(row, t.ignored))[:number] for row, t in zip(places, truths, strict=True)]
+    return [(scores[i, own], places[i, own]) for i, own in enumerate(kept)]
+
+
+def _shown(task: Task, per_query: FloatArray, described: _Descriptors) -> tuple[Neighbours, ...]:
+    """Return the first images of a few queries, from the worst average precision to the best.
+
+    Args:
+        task: the queries.
+        per_query: (Q,) average precision of the queries with a positive.
+        described: the descriptors.
+    """
+    chosen = task.with_positives()
+    spread = np.unique(np.linspace(0, len(chosen) - 1, _SHOWN_QUERIES).round().astype(int))
+    some = chosen[np.argsort(per_query, kind="stable")[spread]]
+    truths = [task.answers(int(i)) for i in some]
+    found = _first(described.queries(task.rows[some]), described.database, truths, _SHOWN_IMAGES, described)
+    shown = []
+    for i, truth, (_, places) in zip(some, truths, found, strict=True):
+        right = np.isin(places, truth.positives).tolist()
+        images = tuple(described.ids[place] for place in places)
+        query, answers = described.test_ids[task.rows[i]], tuple(zip(images, right, strict=True))
+        shown.append(Neighbours(query, answers, described.settings.database))
+    return tuple(shown)
+
+
+def descriptors(features: Features, whitening: Whitening | None = None, rows: IntArray | None = None) -> Matrix:
     """Return descriptors of unit length, (N, K) float32, of features (N, D): L2, and whitening and L2 again if given.
 
     Features by regions (N, R * C) become one descriptor per image, see `aggregate_regions`.
+
+    Args:
+        features: read in blocks, so that they may be larger than the memory.
+        whitening: None: descriptors are not whitened.
+        rows: that are described, in this order; None: all.
     """
     x, regions = features.x, features.regions
+    rows = np.arange(len(x)) if rows is None else rows
     width = x.shape[1] // regions if whitening is None else len(whitening.axes)
-    found = np.empty((len(x), width), np.float32)
+    found = np.empty((len(rows), width), np.float32)
     step = max(1, _ROWS // regions)
-    for start in range(0, len(x), step):
-        rows = x[start : start + step].astype(np.float64)
+    for start in range(0, len(rows), step):
+        block = x[rows[start : start + step]].astype(np.float64)
         if regions > 1:
-            found[start : start + step] = aggregate_regions(rows.reshape(len(rows), regions, -1), whitening)
+            found[start : start + step] = aggregate_regions(block.reshape(len(block), regions, -1), whitening)
             continue
-        units = unit_length(rows)
+        units = unit_length(block)
         found[start : start + step] = units if whitening is None else unit_length(whitening.apply(units))
     return found
 
