@@ -16,7 +16,7 @@ a value of the preprocessing, code of a decoder   new       new             new
 precision, dtype of the stored features           new       new             new
 the layer or its pool                             file      new             new
 content, ids or number of images                  new       new     new
-labels, classes, test classes, queries, groups of a split   new     new
+labels, classes, queries, groups of a split                 new     new
 content of further sets, versions of changes                new     new
 the protocol, its version, a setting                        new     new
 code of a user's protocol                                   new     new

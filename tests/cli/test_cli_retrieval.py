@@ -95,13 +95,13 @@ def test_a_set_with_its_own_ground_truth(world, sslbench):
     code, _, err = sslbench("eval", "retrieval", *OWN, "--data", "copies", "predictions=3")
     assert code == 0, err
     (record,) = records(world / "results")
-    assert record["headline"] == "strong.mAP_trapezoid" and record["metrics"]["jpegqual_50.mP@1"]["value"] == 100.0
+    assert record["headline"] == "mAP_trapezoid(strong)" and record["metrics"]["mP@1(jpegqual_50)"]["value"] == 100.0
     assert record["metrics"]["micro_AP"]["low"] < record["metrics"]["micro_AP"]["value"]
-    assert record["floors"]["chance"]["strong.mP@1"] == pytest.approx(25.0)
+    assert record["floors"]["chance"]["mP@1(strong)"] == pytest.approx(25.0)
     code, _, err = sslbench("eval", "retrieval", *OWN, "--data", "others", "--test-data", "copies", "whiten=true")
     assert code == 0, err
     assert len(records(world / "results")) == 2
-    code, _, err = sslbench("leaderboard", "results", "--metric", "jpegqual_50.mP@1", "--csv", "board.csv")
+    code, _, err = sslbench("leaderboard", "results", "--metric", "mP@1(jpegqual_50)", "--csv", "board.csv")
     assert code == 0, err
     assert (world / "board.csv").read_text().count(",100,floor") == 1
 

@@ -379,7 +379,7 @@ def _chance(sizes: IntArray, family: Family) -> FloatArray:
 
 PROTOCOL = Protocol(
     version=1,
-    summary="Image retrieval by frozen features: instances or classes, leave one out, queries apart or ground truth.",
+    summary="Image retrieval by frozen features: leave one out, queries apart, or published ground truth.",
     settings=Settings,
     kind=OnFeatures(check, run, label_kinds=frozenset({"single"}), part=part, own_classes=True, check_test=check_test),
 )
