@@ -103,13 +103,13 @@ _STAGES = (
 def layer_order(layers: Iterable[str]) -> list[str]:
     """Return layers from the image to the output, by their names: numbers count, heads come last.
 
-    >>> layer_order(["head.0", "res5avg", "res10", "res5:avg(6,1)", "conv1", "res2"])
-    ['conv1', 'res2', 'res5:avg(6,1)', 'res5avg', 'res10', 'head.0']
+    >>> layer_order(["head", "head.0", "res5avg", "res10", "res5:avg(6,1)", "conv1", "res2"])
+    ['conv1', 'res2', 'res5:avg(6,1)', 'res5avg', 'res10', 'head.0', 'head']
     """
 
-    def place(layer: str) -> tuple[int, list[tuple[int, str]]]:
+    def place(layer: str) -> tuple[int, bool, list[tuple[int, str]]]:
         stage = next((i for i, name in enumerate(_STAGES) if layer.startswith(name)), _STAGES.index("features"))
-        return stage, natural(layer)
+        return stage, layer in _STAGES, natural(layer)  # a whole head is its last layer
 
     return sorted(set(layers), key=place)
 
