@@ -48,27 +48,6 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any], tuple[tuple[str, ...], ...]]] = 
         {"extends": ["knn/_base"], "title": "a", "data": "photos"},
         (("show", "knn/mine"),),
     ),
-    "preset of robustness": (
-        "benchmarks/presets/robustness/mine.yaml",
-        {
-            "title": "a",
-            "source": "b 2020",
-            "protocol": "robustness",
-            "settings": {
-                "corrupt": ["contrast"],
-                "severities": [1],
-                "rotations": [90],
-                "scales": [],
-                "crops": [],
-                "c": [0.1],
-                "reference": {"contrast": [0.5, 0.5, 0.5, 0.5, 0.5], "clean": [0.5]},
-                "sets": {"x": "photos"},
-                "lines": {"x": [1.0, 0.0]},
-            },
-            "preprocessing": {"resize": 32, "crop": [32, 32], "interpolation": "bilinear"},
-        },
-        (("eval", "--preset", "robustness/mine", "--weights", "pixels:32", "--no-floors"),),
-    ),
     "preset": (
         "benchmarks/presets/knn/mine.yaml",
         {

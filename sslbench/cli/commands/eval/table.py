@@ -54,9 +54,11 @@ def print_results(results: list[Result], out: Path) -> None:
     if groups is not None:
         echo("")
         console.print(groups)
-    for parts in filter(None, (_parts(result) for result in results)):
-        echo("")
-        console.print(parts)
+    for result in results:
+        parts = _parts(result)
+        if parts is not None:
+            echo(f"\n{_protocol(result)} on {result.weights.name}, {result.layer}:")
+            console.print(parts)
     for line in filter(None, map(_overlaps, results)):
         echo(line)
     for line in dict.fromkeys(line for result in results for line in _missing_floors(result)):
