@@ -176,11 +176,6 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
             subset.check(task.protocol)
         if isinstance(kind, OnFeatures):
             kind.check_test(task.settings, data.test)
-        if data.test.queries is not None and not (isinstance(kind, OnFeatures) and kind.own_classes):
-            raise DataError(
-                f"{data.test.name} is a retrieval set: its images have queries, not classes for {task.protocol}",
-                "Run: sslbench eval retrieval",
-            )
         if isinstance(kind, OnImages):
             _check_single(task, backbone, layers)
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
@@ -213,12 +208,20 @@ def open_sets(
 
 
 def _check_whole(request: Request, data: TrainTest) -> None:
-    """Refuse to cut a retrieval set: answers to its queries would be lost.
+    """Refuse to cut a retrieval set, since answers to its queries would be lost, and to take it for classes.
 
     Raises:
-        UsageError: it is cut by --limit, or into train and test.
+        DataError: a protocol needs classes.
+        UsageError: the set is cut by --limit, or into train and test.
     """
-    if data.test.queries is None or not data.seeded:
+    if data.test.queries is None:
+        return
+    if other := [task.protocol for task in request.tasks if not has_own_classes([task])]:
+        raise DataError(
+            f"{data.test.name} is a retrieval set: its images have queries, not classes for {other[0]}",
+            "Run: sslbench eval retrieval",
+        )
+    if not data.seeded:
         return
     if data.whole is None:
         raise UsageError(

@@ -109,9 +109,9 @@ def test_a_set_with_its_own_ground_truth(world, sslbench):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("retrieval", "database=train", "--test-data", "copies"), "a database of their own"),
-        (("knn", "--test-data", "copies"), "is a retrieval set: its images have queries"),
-        (("knn",), "cannot be split into images to learn from and to search"),
+        (("retrieval", "database=train", "--data", "photos", "--test-data", "copies"), "a database of their own"),
+        (("knn", "--data", "photos", "--test-data", "copies"), "is a retrieval set: its images have queries"),
+        (("knn",), "is a retrieval set: its images have queries"),
         (("retrieval", "whiten=true"), "Give other images to learn from: --data OTHER --test-data copies"),
         (("retrieval", "--limit", "5"), "--limit would cut answers"),
         (("retrieval", "normalise_scores=true"), "no effect without predictions"),

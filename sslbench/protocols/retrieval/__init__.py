@@ -48,7 +48,7 @@ _HALVES = 200  # half-samples of queries for the interval of micro AP
 
 def part(settings: Settings) -> Part | None:
     """Return 'test' where train is neither searched nor learnt from, else None: both parts are used."""
-    learns = settings.whiten or settings.normalise_scores
+    learns = settings.whiten or (settings.normalise_scores and settings.predictions > 0)
     return "test" if settings.database == "test" and not learns else None
 
 
