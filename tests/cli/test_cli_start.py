@@ -93,7 +93,7 @@ def test_list_and_show_print_what_there_is(capsys):
     _, out, _ = run(capsys, "list", "protocols")
     assert (
         out.split()
-        == "clustering detection geometry knn linear linear-online low-shot lsr retrieval robustness svm".split()
+        == "clustering detection finetune geometry knn linear linear-online low-shot lsr retrieval robustness svm".split()
     )
     _, out, _ = run(capsys, "show", "knn/digits")
     assert "sklearn:digits" in out
