@@ -112,7 +112,7 @@ def test_unreadable_images_are_left_out_and_counted(photos, weights):
 def test_a_killed_command_continues_to_the_same_record(photos, weights):
     """kill -9 in the middle of training, then the same command."""
     words = ["finetune", "--weights", weights, "--data", photos, "--resize", "16", "--crop", "16", "--workers", "0"]
-    values = ["epochs=10", "batch_size=12", "flip=0", "mixup=0.2", "cutmix=0.5", "lr=[0.05,0.2]"]
+    values = ["epochs=20", "batch_size=12", "flip=0", "mixup=0.2", "cutmix=0.5", "lr=[0.05,0.2]"]
     command = [sys.executable, "-m", "sslbench", "eval", *map(str, words), *values, "--no-floors"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 

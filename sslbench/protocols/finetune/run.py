@@ -52,7 +52,6 @@ class _Trial:
         scores: (N_test, C).
         train: leading metric on training samples.
         selected: choice of the rates; empty where there was none.
-        variants: candidates that were not selected -> leading metric on the held-out samples.
     """
 
     network: Finetuned
