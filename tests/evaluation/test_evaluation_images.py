@@ -143,7 +143,7 @@ def test_features_made_elsewhere_are_refused(tmp_path):
         tmp_path / "x.npy", tmp_path / "y.csv", None, None, label_column=None, test_fraction=0.5, seed=0
     )
     task = evaluation.make_task("linear-online", {})
-    with pytest.raises(UsageError, match="trains on images and cannot run on features"):
+    with pytest.raises(UsageError, match="takes images and cannot run on features"):
         evaluation.evaluate_features(pair, [task], RUN, out=tmp_path / "out", command="test")
 
 
