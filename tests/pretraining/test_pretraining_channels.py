@@ -204,7 +204,7 @@ class TestRecipes:
 def test_an_alexnet_has_three_channels(tmp_path):
     arrays(tmp_path / "data", 4)
     request = request_for("simclr", tmp_path / "data", tmp_path / "out", 4, backbone="alexnet,in_chans=4")
-    with pytest.raises(SslbenchError, match="no option of alexnet"):
+    with pytest.raises(SslbenchError, match="not an option of alexnet"):
         prepare(request)
 
 
