@@ -2,14 +2,19 @@
 
 import contextlib
 import dataclasses
+import functools
+import importlib
+import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 SECONDS = 60
 BYTES = 12 << 30
@@ -48,7 +53,7 @@ class Outcome:
 def run(
     words: Sequence[str], folder: Path, *, seconds: float = SECONDS, memory: int = BYTES, largest: int | None = None
 ) -> Outcome:
-    """Run `sslbench WORDS` in a fork of this process, which has imported everything heavy already.
+    """Run `sslbench WORDS` in a fork of a process that has imported everything heavy already, and nothing else.
 
     Args:
         words: of the command line.
@@ -57,25 +62,71 @@ def run(
         memory: address space that the child may add to the parent's, in bytes.
         largest: size in bytes that no file of the child may exceed, which is a full disk for whoever writes one.
     """
-    out, err = folder / ".stdout", folder / ".stderr"
-    began = time.monotonic()
-    process = os.fork()
-    if process == 0:
-        _become(words, folder, out, err, memory, largest)
-    code = _wait(process, began + seconds)
-    taken = time.monotonic() - began
+    ended = _ask({
+        "words": list(words), "folder": str(folder), "environment": dict(os.environ),
+        "seconds": seconds, "memory": memory, "largest": largest,
+    })  # fmt: skip
     modules = (folder / ".modules").read_text().split() if (folder / ".modules").is_file() else ()
-    return Outcome(
-        words[0], code, out.read_text(errors="replace"), err.read_text(errors="replace"), taken, tuple(modules)
+    out, err = ((folder / name).read_text(errors="replace") for name in (".stdout", ".stderr"))
+    return Outcome(words[0], ended["code"], out, err, ended["seconds"], tuple(modules))
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Import modules in the process that children are forks of: a child then begins in milliseconds."""
+    _ask({"modules": list(modules)})
+
+
+@functools.cache
+def _parent() -> subprocess.Popen[str]:
+    """The process that children are forks of: the one of the tests has run threads, which a fork does not survive."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}  # a fork of several threads hangs
+    return subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
 
 
-def _become(words: Sequence[str], folder: Path, out: Path, err: Path, memory: int, largest: int | None) -> None:
-    """Never returns: pytest's own exit handlers must not run in the child."""
+def _ask(request: dict[str, Any]) -> dict[str, Any]:
+    parent = _parent()
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    print(json.dumps(request), file=parent.stdin, flush=True)
+    return json.loads(parent.stdout.readline())
+
+
+def _answer() -> None:
+    """Fork a child per line of stdin, until it is closed."""
+    from sslbench.cli import main  # noqa: F401 - a child has it
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        for name in request.pop("modules", ()):
+            with contextlib.suppress(Exception):  # parts of a package that only it can import
+                importlib.import_module(name)
+        answer = _run(**request) if request else {}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _run(
+    words: Sequence[str], folder: str, environment: dict[str, str], seconds: float, memory: int, largest: int | None
+) -> dict[str, Any]:
+    began = time.monotonic()
+    process = os.fork()
+    if process == 0:
+        os.environ.clear()
+        os.environ.update(environment)
+        _become(words, Path(folder), memory, largest)
+    code = _wait(process, began + seconds)
+    return {"code": code, "seconds": time.monotonic() - began}
+
+
+def _become(words: Sequence[str], folder: Path, memory: int, largest: int | None) -> None:
+    """Run the command in this process, a child, and end it."""
     code = 70
     try:
         os.chdir(folder)
-        for number, path in ((1, out), (2, err)):
+        for number, path in ((1, folder / ".stdout"), (2, folder / ".stderr")):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -114,3 +165,7 @@ def _wait(process: int, deadline: float) -> int:
             os.waitpid(process, 0)
             return -signal.SIGKILL
         time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    _answer()

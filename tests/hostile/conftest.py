@@ -1,10 +1,6 @@
 """What the children of hostile tests share: modules that were imported once, before they are forked."""
 
-import contextlib
-import importlib
-
 import pytest
-import torch
 from hostile import child, text_cases
 
 
@@ -12,7 +8,6 @@ from hostile import child, text_cases
 def heavy_modules(tmp_path_factory):
     """Import here what commands import: a child then begins in milliseconds."""
     folder = tmp_path_factory.mktemp("first")
-    torch.set_num_threads(1)  # a fork of a process with several hangs
     data = text_cases.photos(folder)
     eval_network = (
         "eval",
@@ -33,6 +28,4 @@ def heavy_modules(tmp_path_factory):
     ):
         outcome = child.run(words, folder, seconds=300)
         assert outcome.code == 0, outcome.err
-        for name in outcome.modules:
-            with contextlib.suppress(Exception):  # parts of a package that only it can import
-                importlib.import_module(name)
+        child.preload(outcome.modules)
