@@ -151,7 +151,7 @@ def load_file(
         notes.append(ASSUMED_CIFAR)
     report = dataclasses.replace(report, casts=(*report.casts, *mapped, *resized), note="; ".join(notes))
     report = _without(report, built, random)
-    preprocessing, told = _recorded_preprocessing(file), ""
+    preprocessing, told = recorded_preprocessing(file), ""
     if preprocessing is None:
         preprocessing, told = trained_on(built, recognised, named=backbone is not None)
     preprocessing = preprocessing.for_channels(built.preprocessing.channels)
@@ -181,7 +181,7 @@ def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, w
     return built
 
 
-def _recorded_preprocessing(file: files.WeightsFile) -> Preprocessing | None:
+def recorded_preprocessing(file: files.WeightsFile) -> Preprocessing | None:
     """Return the transform that `sslbench pretrain` stored with the weights, or None."""
     metadata = file.content.get("metadata")
     own = file.content.get("format") in (save.FORMAT, save.CHECKPOINT_FORMAT) and isinstance(metadata, Mapping)

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
+from sslbench.data.wording import some
 from sslbench.errors import StoreError
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.partial import naming
@@ -152,9 +153,11 @@ def write_description(
     Raises:
         StoreError: the stored layers left out other samples.
     """
-    if entry.layers() and {row["id"] for row in skipped} != {row["id"] for row in entry.unreadable()}:
+    stored_ids, ids = {row["id"] for row in entry.unreadable()}, {row["id"] for row in skipped}
+    if entry.layers() and ids != stored_ids:
+        differing = some(sorted(ids ^ stored_ids), 3)
         raise StoreError(
-            f"the layers stored in {entry.folder} skip {len(entry.unreadable())} images, this run {len(skipped)}",
+            f"the layers stored in {entry.folder} and this run skip different images: {differing}",
             "The decoder's version may have changed. Delete the folder and run again.",
         )
     entry.folder.mkdir(parents=True, exist_ok=True)

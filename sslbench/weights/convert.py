@@ -160,7 +160,7 @@ def rewrite(  # noqa: PLR0913  the options of the command
         keep_heads: keep heads; the target must have names for them.
         backbone: name of the architecture, stored in sslbench's own files only.
         expected: the backbone's own names and shapes, if they were needed to recognise the file.
-        preprocessing: preprocessing of the network's images, stored in sslbench's own files only.
+        preprocessing: preprocessing of the network's images, stored in sslbench's own files; others get a note.
 
     Raises:
         UsageError: `dst` cannot be written.
@@ -201,22 +201,35 @@ def rewrite(  # noqa: PLR0913  the options of the command
         counters_restored=plan.counters_restored,
         operations=_operations(source_table, found, table, plan),
         changes=found.changes,
-        note="; ".join(filter(None, (found.note, _images_note(table, found)))),
+        note="; ".join(filter(None, (found.note, _images_note(table, found, preprocessing)))),
         source_sha256=file.sha256,
         tensors_sha256=digest,
     )
 
 
-def _images_note(table: FormatTable, found: Recognised) -> str:
-    """Return a note with the network's mean and std if they are not ImageNet's and the target cannot store them."""
-    source = found.input or InputImages("any")
-    target = table.file.input or InputImages("any")
-    if table.name == save.FORMAT or not source.mean or (source.mean, source.std) == (IMAGENET_MEAN, IMAGENET_STD):
+def _images_note(table: FormatTable, found: Recognised, recorded: Preprocessing | None) -> str:
+    """Return a note with the network's transform if it is not the usual one and the target cannot store it."""
+    source, target = found.input or InputImages("any"), table.file.input or InputImages("any")
+    if table.name == save.FORMAT:
         return ""
-    if (source.mean, source.std) == (target.mean, target.std):
-        return ""
-    mean, std = (",".join(f"{value:g}" for value in values) for values in (source.mean, source.std))
-    return f"files of format {table.name} do not store mean and std: evaluate it with --mean {mean} --std {std}"
+    usual, flags = Preprocessing(), []
+    if recorded is not None and recorded.squash is None:
+        if (recorded.resize, recorded.crop) != (usual.resize, usual.crop):
+            flags += [f"--resize {_size(recorded.resize)}", f"--crop {_size(recorded.crop)}"]
+        if recorded.interpolation != usual.interpolation:
+            flags.append(f"--interpolation {recorded.interpolation}")
+    own = (source.mean, source.std) if recorded is None else (recorded.mean, recorded.std)
+    if own[0] and own not in ((IMAGENET_MEAN, IMAGENET_STD), (target.mean, target.std)):
+        mean, std = (",".join(f"{value:g}" for value in values) for values in own)
+        flags.append(f"--mean {mean} --std {std}")
+    return f"files of format {table.name} do not store this: evaluate it with {' '.join(flags)}" if flags else ""
+
+
+def _size(size: int | tuple[int, int] | None) -> str:
+    """Return a size as its flag takes it."""
+    if isinstance(size, tuple):
+        return "x".join(map(str, size))
+    return "none" if size is None else str(size)
 
 
 def _of_variant(table: FormatTable, found: Recognised, to: str) -> FormatTable:

@@ -1,9 +1,13 @@
 """`sslbench convert`, as a user runs it."""
 
+import json
+
 import pytest
 import torch
 
 from sslbench.backbones.build import build
+from sslbench.preprocessing import Preprocessing
+from sslbench.weights import save
 
 NAME = "resnet18w0.125"
 
@@ -47,6 +51,19 @@ def test_a_vision_transformer_changes_its_names_and_joins_its_queries_keys_and_v
     assert code == 0
     back = torch.load("back.pth", weights_only=True)
     assert back.keys() == vit.keys() and all(torch.equal(back[name], vit[name]) for name in vit)
+
+
+def test_the_transform_of_own_weights_is_named_where_the_target_cannot_store_it(folder, sslbench):
+    own = Preprocessing(resize=32, crop=(28, 32), interpolation="bicubic", mean=(0.5,) * 3, std=(0.25,) * 3)
+    module = build(NAME).module
+    save.save("own.torch", module.state_dict(), backbone=NAME, metadata={"preprocessing": json.dumps(own.record())})
+    _, out, _ = sslbench("convert", "own.torch", "r.pth", "--to", "torchvision")
+    flags = "--resize 32 --crop 28x32 --interpolation bicubic --mean 0.5,0.5,0.5 --std 0.25,0.25,0.25"
+    assert f"do not store this: evaluate it with {flags}\n" in out
+    _, out, _ = sslbench("convert", "own.torch", "copy.torch", "--to", "sslbench")
+    assert "note" not in out
+    save.save("usual.torch", module.state_dict(), backbone=NAME, metadata={})
+    assert "note" not in sslbench("convert", "usual.torch", "u.pth", "--to", "torchvision")[1]
 
 
 def test_a_file_that_is_there_is_replaced_only_with_force(folder, sslbench):

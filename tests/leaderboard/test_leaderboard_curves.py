@@ -3,7 +3,7 @@
 import pytest
 from make_results import make
 
-from sslbench.errors import ResultError
+from sslbench.errors import ResultError, UsageError
 from sslbench.leaderboard import table
 from sslbench.leaderboard.writers import curves
 
@@ -43,3 +43,13 @@ def test_a_picture_is_written_whole_or_refused(tmp_path):
     curves.data_efficiency([*records, make("a.torch")], target)
     assert target.read_bytes()[:4] == b"\x89PNG"
     assert [file.name for file in target.parent.iterdir()] == ["curve.png"]
+
+
+def test_a_metric_that_is_named_is_the_one_that_is_drawn(tmp_path, monkeypatch):
+    records = [with_curve("a.torch", {1: 40.0, 4: 60.0})]
+    shown = []
+    monkeypatch.setattr(curves, "_panel", lambda _axis, column, *_: shown.append(column.metric))
+    curves.data_efficiency(records, tmp_path / "curve.png", metric="top1")
+    assert shown == ["top1"]
+    with pytest.raises(UsageError, match="no result has the metric 'tpo1'"):
+        curves.data_efficiency(records, tmp_path / "curve.png", metric="tpo1")

@@ -3,7 +3,7 @@
 import pytest
 from make_results import make
 
-from sslbench.errors import ResultError
+from sslbench.errors import ResultError, UsageError
 from sslbench.leaderboard import table
 from sslbench.leaderboard.writers import layers
 
@@ -29,3 +29,8 @@ def test_a_picture_is_written_whole_or_refused(tmp_path):
     layers.draw_layers([*of_layers("a", res5=70.0, res2=40.0), *of_layers("b", res5=75.0, res2=45.0)], target)
     assert target.read_bytes()[:4] == b"\x89PNG"
     assert [file.name for file in target.parent.iterdir()] == ["layers.png"]
+
+
+def test_a_metric_that_no_result_has_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no result has the metric 'tpo1'"):
+        layers.draw_layers([*of_layers("a", res5=70.0, res2=40.0)], tmp_path / "layers.png", metric="tpo1")

@@ -48,6 +48,7 @@ def command(
     sslbench convert moco_v2.pth.tar r50.safetensors --to torchvision
     sslbench convert resnet50.pth r50_for_detectron2.pth --to detectron2
     """  # noqa: D301
+    from sslbench.backbones.load import recorded_preprocessing
     from sslbench.cli import terminal
     from sslbench.errors import UsageError
     from sslbench.weights import convert
@@ -72,7 +73,7 @@ def command(
 
         found, backbone = mapped_stem(found, str(in_), rule=stem, channels=in_chans, backbone=backbone)
         expected = expected and {name: tuple(tensor.shape) for name, tensor in found.canonical.items()}
-    preprocessing = None
+    preprocessing = recorded_preprocessing(file) if stem is None else None
     if to == "sslbench":
         from sslbench.backbones.load import architecture, load_file
 

@@ -72,13 +72,13 @@ def command(
         from sslbench.leaderboard.writers.curves import data_efficiency
         from sslbench.results.records import read_tree
 
-        data_efficiency(read_tree(folder), curves)
+        data_efficiency(read_tree(folder), curves, metric=metric)
         echo(f"curves: {curves.resolve()}")
     if layers is not None:
         from sslbench.leaderboard.writers.layers import draw_layers
         from sslbench.results.records import read_tree
 
-        draw_layers(read_tree(folder), layers)
+        draw_layers(read_tree(folder), layers, metric=metric)
         echo(f"layers: {layers.resolve()}")
 
 

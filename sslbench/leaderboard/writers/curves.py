@@ -32,7 +32,7 @@ class EfficiencyCurve:
     points: dict[float, MetricValue]
 
 
-def data_efficiency(results: Iterable[Result], path: Path) -> None:
+def data_efficiency(results: Iterable[Result], path: Path, *, metric: str | None = None) -> None:
     """Draw score over the number of training samples: a panel per benchmark, a line per backbone and layer.
 
     The line is the mean over the draws, the band its 95 % interval over the draws. Results without such points (of
@@ -41,14 +41,16 @@ def data_efficiency(results: Iterable[Result], path: Path) -> None:
     Args:
         results: records, as `records.read_tree` returns them.
         path: the PNG, replaced whole or not at all.
+        metric: metric to draw; None: the leading metric of each benchmark.
 
     Raises:
+        UsageError: no result has the metric.
         ResultError: no result has a curve, or the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    board = table(result for result in results if _has_curve(result))
+    board = table((result for result in results if _has_curve(result)), metric=metric)
     panels = [
         (board.columns[i], unit, lines)
         for i in range(len(board.columns))

@@ -30,20 +30,22 @@ class LayerProfile:
     points: dict[str, MetricValue]
 
 
-def draw_layers(results: Iterable[Result], path: Path) -> None:
+def draw_layers(results: Iterable[Result], path: Path, *, metric: str | None = None) -> None:
     """Draw the score over the layers: a panel per column of the leaderboard, a line per weights.
 
     Args:
         results: records, as `records.read_tree` returns them.
         path: the PNG, replaced whole or not at all.
+        metric: metric to draw; None: the leading metric of each benchmark.
 
     Raises:
+        UsageError: no result has the metric.
         ResultError: no weights have results on several layers, or the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    board = table(results)
+    board = table(results, metric=metric)
     order = layer_order(row.layer for row in board.rows if row.kind == "result")
     panels = [(column, lines) for i, column in enumerate(board.columns) if (lines := profiles(board, i, order))]
     if not panels:
