@@ -215,8 +215,11 @@ def test_boxes(check, photos, tmp_path):
 
 def test_files(check, photos, tmp_path):
     out = tmp_path / "new"
-    code, _ = check(photos, "--csv", out / "n.csv", "--sheet", out / "s.png", "--html", out / "p.html")
+    code, printed = check(photos, "--csv", out / "n.csv", "--sheet", out / "s.png", "--html", out / "p.html")
     assert code == 0
+    assert [line for line in printed.splitlines() if line.startswith("written: ")] == [
+        f"written: {out / name}" for name in ("n.csv", "s.png", "p.html")
+    ]
     assert sorted(file.name for file in out.iterdir()) == ["n.csv", "p.html", "s.png"]
     with (out / "n.csv").open() as file:
         assert list(csv.reader(file)) == [["class", "train", "test"], ["cat", "12", "6"], ["dog", "12", "6"]]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sslbench.backbones.build import build
+from sslbench.weights import save
 
 
 @pytest.fixture
@@ -163,3 +164,16 @@ def test_layers_of_heads_and_a_classifier_are_listed(folder, sslbench, resnet):
     torch.save({**resnet, "fc.weight": torch.ones(3, resnet["layer4.1.conv2.weight"].shape[0])}, "c.pth")
     _, out, _ = sslbench("inspect", "c.pth")
     assert "head layers  head.0 linear" in out and "classifier   3 classes: 0, 1, 2" in out
+
+
+def test_the_folder_of_a_run_shows_its_weights_or_its_newest_checkpoint(folder, sslbench):
+    run = folder / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_text("method: simclr\n")
+    code, _, err = sslbench("inspect", "run")
+    assert code == 1 and "run is a pretraining run without weights and checkpoints yet" in err
+    module = build("resnet18w0.125").module
+    save.save(run / "checkpoints" / "step_000000004.ckpt", module.state_dict(), backbone="resnet18w0.125", metadata={})
+    assert sslbench("inspect", "run")[1].startswith("run/checkpoints/step_000000004.ckpt")
+    save.save(run / "weights.torch", module.state_dict(), backbone="resnet18w0.125", metadata={})
+    assert sslbench("inspect", "run")[1].startswith("run/weights.torch")

@@ -33,7 +33,7 @@ _OLD_TORCH = ("sys_info", "pickle", "storages", "tensors")
 def command(
     ctx: click.Context, /, what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool
 ) -> int:
-    """Describe WHAT: a weights file, a detector, a data set, or a folder of the feature store.
+    """Describe WHAT: a weights file, a detector, a pretraining run, a data set, or a folder of the feature store.
 
     Weights: format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
     A trained detector, or a checkpoint of its training: architecture, classes, iterations, recipe.
@@ -41,7 +41,7 @@ def command(
     from sslbench.cli import terminal
 
     terminal.show_messages()
-    path = Path(what)
+    path = _weights_of_run(Path(what))
     remote_or_shard = "://" in what or _is_shard(path)
     if not remote_or_shard and (path.suffix.lower() in WEIGHT_SUFFIXES or backbone or format_ or _is_other_file(path)):
         return _weights(path, backbone, format_, as_json, trust_pickle)
@@ -51,6 +51,24 @@ def command(
     else:
         _data(what)
     return 0
+
+
+def _weights_of_run(path: Path) -> Path:
+    """Return the weights of a folder that `pretrain` wrote, the newest checkpoint before its end; else the path itself.
+
+    Raises:
+        DataError: the run has neither.
+    """
+    weights, checkpoints = path / "weights.torch", path / "checkpoints"
+    if not (path / "config.yaml").is_file() or not (weights.is_file() or checkpoints.is_dir()):
+        return path
+    from sslbench.errors import DataError
+    from sslbench.train.checkpoints import newest
+
+    found = weights if weights.is_file() else newest(checkpoints)
+    if found is None:
+        raise DataError(f"{path} is a pretraining run without weights and checkpoints yet")
+    return found
 
 
 def _is_shard(path: Path) -> bool:

@@ -162,6 +162,8 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
         echo(report.as_json(checked))
     else:
         report.show(checked)
+        for file in filter(None, (check_flags.csv, check_flags.sheet, check_flags.html, check_flags.pairs)):
+            echo(f"written: {file}")
     ctx.exit(1 if any(finding.level == "error" for finding in checked.findings) else 0)
 
 
