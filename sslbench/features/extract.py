@@ -496,7 +496,7 @@ def _log_reason(root: Path, entry: store.StoreEntry, key: FeatureKey, source: So
     elif list(entry.folder.glob("*.partial")):
         log.info(f"{source.name}: continuing an interrupted extraction")
     elif changed := store.what_changed(root, key, source):
-        log.info(f"{source.name}: features are extracted again: {changed}")
+        log.info(f"{source.name}: no stored features fit: {changed}")
 
 
 def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadable: list[dict[str, str]]) -> Features:

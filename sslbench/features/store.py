@@ -221,7 +221,7 @@ def _further(source: Source) -> dict[str, tuple[str, ...]]:
 def what_changed(root: Path, key: FeatureKey, source: Source) -> str | None:
     """Return the difference of a key from the most similar stored one, in words; None without a similar one.
 
-    It tells the user why features are extracted again ("1 of 4000 images changed: cat/17.png").
+    It tells the user why no stored features fit ("1 of 4000 images changed: cat/17.png").
     """
     best: tuple[int, StoreEntry, dict[str, Any]] | None = None
     current = json.loads(json.dumps(dataclasses.asdict(key), default=str))
@@ -246,7 +246,7 @@ def what_changed(root: Path, key: FeatureKey, source: Source) -> str | None:
         if part == "images":
             changes.append(_changed_images(entry, source))
         elif part == "weights":
-            changes.append(f"the weights changed (sha256 {str(stored.get(part))[:8]} -> {value[:8]})")
+            changes.append(f"other weights (sha256 {value[:8]}, stored: {str(stored.get(part))[:8]})")
         elif isinstance(value, dict):
             old = stored.get(part) or {}
             different = [f"{k}: {old.get(k)} -> {v}" for k, v in value.items() if old.get(k) != v]
