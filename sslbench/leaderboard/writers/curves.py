@@ -5,20 +5,18 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.board import merge_seeds, table
 from sslbench.leaderboard.model import Board, Column
+from sslbench.leaderboard.writers.panels import COLOURS, MARKERS, finish_panel, panels, write_png
 from sslbench.metrics.catalog import find
 from sslbench.results import MetricValue, Result
-from sslbench.results.records import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")  # Okabe and Ito
-MARKERS = "osD^vP*X"
 _GREY = ("#666666", "#999999", "#bbbbbb")
 _POINT = re.compile(r"(k=)?([0-9.]+)( %)?")
 
@@ -47,38 +45,22 @@ def data_efficiency(results: Iterable[Result], path: Path, *, metric: str | None
         UsageError: no result has the metric.
         ResultError: no result has a curve, or the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     board = table((result for result in results if _has_curve(result)), metric=metric)
-    panels = [
+    shown = [
         (board.columns[i], unit, lines)
         for i in range(len(board.columns))
         for unit in ("k", "%")
         if (lines := _lines(board, i, unit))
     ]
-    if not panels:
+    if not shown:
         raise ResultError(
             "no result has scores for several numbers of training samples", "Run `sslbench eval low-shot lsr`."
         )
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(6.2 * columns, 4.2 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axis, (column, unit, lines) in zip(axes, panels, strict=False):
+    figure, axes = panels(len(shown))
+    for axis, (column, unit, lines) in zip(axes, shown, strict=True):
         chance = _chance(board, board.columns.index(column))
         _panel(axis, column, unit, lines, chance)
-    for axis in axes[len(panels) :]:
-        axis.set_axis_off()
-
-    def save(file: IO[bytes]) -> None:
-        figure.savefig(file, format="png", dpi=110)
-
-    try:
-        replace_file(Path(path), save)
-    except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+    write_png(figure, Path(path))
 
 
 def _has_curve(result: Result) -> bool:
@@ -140,11 +122,7 @@ def _panel(axis: "Axes", column: Column, unit: str, lines: Sequence[EfficiencyCu
     if chance is not None:
         axis.axhline(chance, color="#666666", linestyle=":", linewidth=1, label="chance")
     _x_axis(axis, unit, sorted({x for line in lines for x in line.points}))
-    axis.set_title(textwrap.fill(f"{column.name} {column.metric}", 72), loc="left", fontsize=10)
-    axis.set_ylabel(find(column.metric).unit)
-    axis.grid(alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, frameon=False)
+    finish_panel(axis, textwrap.fill(f"{column.name} {column.metric}", 72), find(column.metric).unit)
 
 
 def _x_axis(axis: "Axes", unit: str, ticks: Sequence[float]) -> None:

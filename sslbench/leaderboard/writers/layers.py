@@ -5,16 +5,14 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.board import table
 from sslbench.leaderboard.headings import natural
 from sslbench.leaderboard.model import Board, value
-from sslbench.leaderboard.writers.curves import COLOURS, MARKERS
+from sslbench.leaderboard.writers.panels import COLOURS, MARKERS, finish_panel, panels, write_png
 from sslbench.metrics.catalog import find
 from sslbench.results import MetricValue, Result
-from sslbench.results.records import replace_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,23 +40,16 @@ def draw_layers(results: Iterable[Result], path: Path, *, metric: str | None = N
         UsageError: no result has the metric.
         ResultError: no weights have results on several layers, or the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     board = table(results, metric=metric)
     order = layer_order(row.layer for row in board.rows if row.kind == "result")
-    panels = [(column, lines) for i, column in enumerate(board.columns) if (lines := profiles(board, i, order))]
-    if not panels:
+    columns = [(column, lines) for i, column in enumerate(board.columns) if (lines := profiles(board, i, order))]
+    if not columns:
         raise ResultError(
             "no weights have results on several layers",
             "Evaluate some: sslbench eval svm --layers res2,res3,res4,res5.",
         )
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(6.2 * columns, 4.2 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axis, (column, lines) in zip(axes, panels, strict=False):
+    figure, axes = panels(len(columns))
+    for axis, (column, lines) in zip(axes, columns, strict=True):
         shown = [layer for layer in order if any(layer in line.points for line in lines)]
         for i, line in enumerate(lines):
             x = [shown.index(layer) for layer in line.points]
@@ -66,24 +57,13 @@ def draw_layers(results: Iterable[Result], path: Path, *, metric: str | None = N
             ends = [(point.low, point.high) for point in line.points.values()]
             below = [v - (low if low is not None else v) for v, (low, _) in zip(y, ends, strict=True)]
             above = [(high if high is not None else v) - v for v, (_, high) in zip(y, ends, strict=True)]
-            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "label": line.label}
-            axis.errorbar(x, y, yerr=[below, above], markersize=4, linewidth=1.6, capsize=2, **style)
+            axis.errorbar(
+                x, y, yerr=[below, above], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)],
+                label=line.label, markersize=4, linewidth=1.6, capsize=2,
+            )  # fmt: skip
         axis.set_xticks(range(len(shown)), shown, rotation=30, ha="right")
-        axis.set_title(textwrap.fill(f"{column.name} {column.metric}", 72), loc="left", fontsize=10)
-        axis.set_ylabel(find(column.metric).unit)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(fontsize=8, frameon=False)
-    for axis in axes[len(panels) :]:
-        axis.set_axis_off()
-
-    def save(file: IO[bytes]) -> None:
-        figure.savefig(file, format="png", dpi=110)
-
-    try:
-        replace_file(Path(path), save)
-    except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+        finish_panel(axis, textwrap.fill(f"{column.name} {column.metric}", 72), find(column.metric).unit)
+    write_png(figure, Path(path))
 
 
 _STAGES = (
