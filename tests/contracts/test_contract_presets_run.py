@@ -16,7 +16,7 @@ from sslbench.names import list_names
 
 GEOMETRY = {"resize", "crop", "interpolation"}
 SHORTER = {
-    "finetune": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
+    "finetune": {"updates": 1, "batch_size": 2, "warmup_epochs": 0},
     "knn": {"k": [3]},
     "linear": {},
     "linear-online": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
