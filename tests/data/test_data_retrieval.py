@@ -9,6 +9,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from sslbench.data.decode.handlers import picture_decoder
+from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
 from sslbench.data.queries import Answers
 from sslbench.errors import DataError, UsageError
@@ -64,6 +65,15 @@ def test_queries_are_cut_to_their_boxes_and_may_be_whole(revisited):
     cut, whole = (open_data(f"{revisited}{options}")["all"] for options in ("", "?queries=whole"))
     assert sizes(cut) == [(6, 8)] * 4 + [(4, 4), (3, 3)] and sizes(whole) == [(6, 8)] * 6
     assert cut.fingerprint() != whole.fingerprint()
+
+
+def test_a_box_outside_of_its_image_is_an_unreadable_query(revisited):
+    wrong = {**GROUND_TRUTH["gnd"][1], "bbx": [8.0, 0.0, 12.0, 3.0]}
+    other = {**GROUND_TRUTH, "gnd": [GROUND_TRUTH["gnd"][0], wrong]}
+    (revisited / "gnd_toy.pkl").write_bytes(pickle.dumps(other))
+    source = open_data(str(revisited))["all"]
+    (bad,) = scan(source, np.arange(len(source)), workers=0)
+    assert bad[0] == 5 and bad[2] == "has no pixel in its box 8 0 12 3: the image is 8 x 6 pixels"
 
 
 def test_answers_are_part_of_the_fingerprint(revisited):

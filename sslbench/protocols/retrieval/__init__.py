@@ -31,7 +31,7 @@ from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.intervals import Interval, Units, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
-from sslbench.protocols._parts.selection import check_features
+from sslbench.protocols._parts.selection import check_features, check_finite
 from sslbench.protocols.protocol import OnFeatures, Part, Protocol
 from sslbench.protocols.retrieval.descriptors import aggregate_regions, expand_queries, subtract_background, unit_length
 from sslbench.protocols.retrieval.search import positive_ranks
@@ -127,6 +127,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         DataError: features that are not finite, labels that are not one per sample, or no query with a positive.
         UsageError: settings that are not possible.
     """
+    check_finite(test, "test")  # before train, which may be the same samples
     check_features(train, test)
     check(settings, train.labels)
     check_queries(settings, test.queries)

@@ -121,7 +121,7 @@ def by_label(test: Features, database: Features, *, same_part: bool) -> Search:
 
     task = Task("", np.arange(len(test)), answers, BY_LABEL)
     without = len(test) - len(task.with_positives())
-    note = f"{without:,} of {len(test):,} test images have no positive: they are searched, but are no queries."
+    note = f"{without:,} of {len(test):,} test images have no positive in the database and are not queries."
     searched = np.ones(len(test), bool) if same_part else None
     return Search(searched, groups, (task,), (note,) if without else ())
 
