@@ -47,8 +47,10 @@ def positive_ranks(
     import torch
 
     device = "cpu" if device == "mps" else device  # Apple's GPUs have no float64
-    columns = max(1, min(_MOST_ROWS, int(max_memory * 1e9 / 4 / (8 * database.shape[1])), len(database)))
-    rows = max(1, min(_MOST_ROWS, int(max_memory * 1e9 / 4 / (8 * (len(database) + queries.shape[1])))))
+    # One block of queries is compared with all images: the more queries, the less often these are converted.
+    memory = max_memory * 1e9 / 8  # numbers in float64
+    columns = max(1, min(_MOST_ROWS, int(memory / 8 / database.shape[1]), len(database)))
+    rows = max(1, min(_MOST_ROWS, int(memory * 3 / 4 / (len(database) + columns + queries.shape[1]))))
     for start in range(0, len(queries), rows):
         block = _as_tensor(queries[start : start + rows], device)
         similarity = np.empty((len(block), len(database)))
