@@ -67,6 +67,15 @@ def test_queries_are_cut_to_their_boxes_and_may_be_whole(revisited):
     assert cut.fingerprint() != whole.fingerprint()
 
 
+@pytest.mark.parametrize("entry", [{"easy": [0], "hard": [0], "junk": []}, {"easy": [0], "hard": [], "junk": [0]}])
+def test_an_image_is_once_among_the_answers_to_a_query(revisited, entry):
+    """A positive that is also ignored would have a negative rank."""
+    other = {**GROUND_TRUTH, "gnd": [{**entry, "bbx": [0.0, 0.0, 3.0, 3.0]}, GROUND_TRUTH["gnd"][1]]}
+    (revisited / "gnd_toy.pkl").write_bytes(pickle.dumps(other))
+    with pytest.raises(DataError, match="a_1 is twice among the positives and ignored images of query/a_0"):
+        open_data(str(revisited))
+
+
 def test_a_box_outside_of_its_image_is_an_unreadable_query(revisited):
     wrong = {**GROUND_TRUTH["gnd"][1], "bbx": [8.0, 0.0, 12.0, 3.0]}
     other = {**GROUND_TRUTH, "gnd": [GROUND_TRUTH["gnd"][0], wrong]}

@@ -314,6 +314,9 @@ def test_more_components_than_images_are_refused_and_fewer_images_than_features_
     with pytest.raises(UsageError, match="5 training images of 9 features have 4 components"):
         retrieval.run(train, test, Settings(whiten=True, components=5), seed=0)
     assert np.isfinite(values(retrieval.run(train, test, Settings(whiten=True), seed=0))["retrieval_mAP"])
+    alone = train.select(np.zeros(1, int))
+    with pytest.raises(DataError, match="1 training images do not suffice to learn whitening"):
+        retrieval.run(alone, test, Settings(whiten=True), seed=0)
 
 
 def test_features_that_are_not_finite_are_named(blobs):

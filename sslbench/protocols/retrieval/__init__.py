@@ -345,7 +345,12 @@ def descriptors(features: Features, whitening: Whitening | None = None, rows: In
 
 
 def _whitening(train: Features, settings: Settings) -> Whitening:
-    """Learn the whitening on the descriptors of train, or on those of all its regions."""
+    """Learn the whitening on the descriptors of train, or on those of all its regions.
+
+    Raises:
+        UsageError: more components than the descriptors have.
+        DataError: one image, or equal images only.
+    """
     if train.regions > 1:
         x = _all_regions(train)
         n, what = len(x), f"{len(x):,} regions of {len(train):,} training images"
@@ -359,7 +364,12 @@ def _whitening(train: Features, settings: Settings) -> Whitening:
             f"not {settings.components}"
         )
     # Of fewer images than dimensions, further directions have no variance: whitening would blow up rounding errors.
-    return fit_whitening(x, settings.components or max(most, 1), covariance=settings.covariance)
+    try:
+        return fit_whitening(x, settings.components or max(most, 1), covariance=settings.covariance)
+    except ValueError as error:
+        raise DataError(
+            f"retrieval: {what} do not suffice to learn whitening: {error}", "Give more images as --data."
+        ) from error
 
 
 def _all_regions(train: Features) -> Matrix:
