@@ -307,6 +307,8 @@ def test_micro_average_precision_is_that_of_one_list(blobs):
     normalised = retrieval.run(train, test, Settings(predictions=60, normalise_scores=True), seed=0)
     assert values(normalised)["micro_AP"] != values(found)["micro_AP"]
     assert retrieval.part(Settings(predictions=5, normalise_scores=True)) is None
+    with pytest.raises(DataError, match="needs the 3 nearest images of train, which has 2"):
+        retrieval.run(train.select(np.arange(2)), test, Settings(predictions=5, normalise_scores=True), seed=0)
 
 
 def test_more_components_than_images_are_refused_and_fewer_images_than_features_are_enough(blobs):

@@ -6,6 +6,7 @@ Shapes: N images, R regions of an image, D dimensions of a descriptor, all array
 import numpy as np
 
 from sslbench.arrays import Matrix
+from sslbench.errors import DataError
 from sslbench.solvers.neighbours import Engine, Scope, nearest
 from sslbench.solvers.whitening import Whitening
 
@@ -91,7 +92,15 @@ def subtract_background(
         weight: of the mean that is subtracted.
         first: place of the first neighbour in the mean.
         last: place of the last.
+
+    Raises:
+        DataError: the background set has no image at the last place.
     """
+    if len(background) <= last:
+        raise DataError(
+            f"score normalisation needs the {last + 1} nearest images of train, which has {len(background)}",
+            "Give more images as --data.",
+        )
     similarity, _ = nearest(background, queries, last + 1, metric="dot", max_memory=1.0)
     offset = -weight * similarity[:, first : last + 1].mean(axis=1, keepdims=True)
     ones = np.ones((len(database), 1), database.dtype)

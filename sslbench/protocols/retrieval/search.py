@@ -51,9 +51,10 @@ def positive_ranks(
     memory = max_memory * 1e9 / 8  # numbers in float64
     columns = max(1, min(_MOST_ROWS, int(memory / 8 / database.shape[1]), len(database)))
     rows = max(1, min(_MOST_ROWS, int(memory * 3 / 4 / (len(database) + columns + queries.shape[1]))))
+    buffer = np.empty((min(rows, len(queries)), len(database)))
     for start in range(0, len(queries), rows):
         block = _as_tensor(queries[start : start + rows], device)
-        similarity = np.empty((len(block), len(database)))
+        similarity = buffer[: len(block)]
         for first in range(0, len(database), columns):
             part = slice(first, first + columns)
             similarity[:, part] = torch.matmul(block, _as_tensor(database[part], device).T).cpu().numpy()

@@ -68,13 +68,14 @@ class RetrievalTask:
         """
         found = np.array([len(self.answers(i).positives) > 0 for i in range(len(self.rows))], dtype=bool)
         if not found.any():
-            what = (
-                f"the {len(self.rows)} queries{f' of {self.name}' if self.name else ''} has a positive in the database"
+            of_task = f" of {self.name}" if self.name else ""
+            nothing = (
+                "test images has another image of its label"
+                if self.metric_set is BY_LABEL
+                else f"queries{of_task} has a positive"
             )
-            if self.metric_set is BY_LABEL:
-                what = f"the {len(self.rows)} test images has another image of its label to find"
             raise DataError(
-                f"retrieval: none of {what}",
+                f"retrieval: none of the {len(self.rows):,} {nothing} in the database",
                 "Give data with several images of an instance or class; images of one group do not find each other.",
             )
         return np.flatnonzero(found)
