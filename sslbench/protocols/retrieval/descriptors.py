@@ -26,6 +26,9 @@ def aggregate_regions(regions: Matrix, whitening: Whitening | None = None) -> Ma
 
     Each region is brought to unit length, whitened and brought to unit length again, then the regions are summed
     (Tolias et al., ICLR 2016, section 3.2). Regions of zeros, such as padding, are left out.
+
+    >>> aggregate_regions(np.array([[[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]]])).round(3).tolist()
+    [[0.707, 0.707]]
     """
     x = unit_length(regions)
     if whitening is not None:
@@ -95,6 +98,11 @@ def subtract_background(
 
     Raises:
         DataError: the background set has no image at the last place.
+
+    >>> background = np.array([[0.8, 0.6], [0.8, -0.6], [0.8, 0.6]])
+    >>> queries, database = subtract_background(np.array([[1.0, 0.0]]), np.eye(2), background)
+    >>> (queries @ database.T).round(3).tolist()
+    [[0.2, -0.8]]
     """
     if len(background) <= last:
         raise DataError(

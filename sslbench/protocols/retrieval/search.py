@@ -4,8 +4,8 @@ Similarities are float64 products of unit-length float32 descriptors, rounded to
 size of the blocks, the number of threads or the device, and copies of an image are exact ties.
 
 Q queries and N images of D dimensions take 2 Q N D floating-point operations. Memory beside the descriptors is
-`max_memory`, never Q x N. faiss has no part in it: its searches return the first k images of a query, not the ranks of all
-its positives. 60,502 x 60,502 descriptors of 2,048 dimensions (Stanford Online Products) are 15 TFLOP.
+`max_memory`, never Q x N. Indexes of faiss are of no use here: they return the first k images of a query, not the ranks
+of all its positives. 60,502 x 60,502 descriptors of 2,048 dimensions (Stanford Online Products) are 15 TFLOP.
 """
 
 from collections.abc import Callable, Iterator
