@@ -232,7 +232,7 @@ def slow_landmark(similarity, test, name, kept):
         ap = sum((j / r if r else 1.0) + (j + 1) / (r + 1) for j, r in enumerate(places.tolist())) / 2 / len(places)
         shortened = [min(places.max() + 1, k) for k in (1, 5, 10)]
         rows.append([ap, *((places < k).sum() / k for k in shortened)])
-    return dict(zip([f"{name}.{metric.name}" for metric in LANDMARK], np.mean(rows, axis=0)[:kept], strict=True))
+    return dict(zip([f"{metric.name}({name})" for metric in LANDMARK], np.mean(rows, axis=0)[:kept], strict=True))
 
 
 def test_ground_truth_equals_the_published_formulas(blobs):
