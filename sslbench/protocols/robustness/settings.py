@@ -1,6 +1,7 @@
 """Settings of robustness."""
 
 import dataclasses
+from typing import Literal
 
 from sslbench.config import setting
 from sslbench.data.corruptions import SEVERITIES
@@ -13,6 +14,15 @@ ONE_OF_EACH_FAMILY = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg
 class Settings:
     """Settings of robustness."""
 
+    classifier: Literal["linear", "file"] = setting(
+        "linear", "linear: a linear probe trained on train; file: the classifier in the weights file, as it is"
+    )
+    class_names: str = setting(
+        "",
+        "names of the file's classes, one per line in the order of its outputs, where the file has none; "
+        "empty: train's classes in the order of their names, or ImageNet's synsets",
+        changes_result=False,
+    )
     corrupt: tuple[str, ...] = setting(
         ONE_OF_EACH_FAMILY,
         "corruptions of the test images; main: the 15 of ImageNet-C; extra: the other four; []: none",
@@ -44,6 +54,6 @@ class Settings:
     )
     neighbours: int = setting(50, "novelty by the cosine distance of this nearest training image; needs unknown=")
     c: tuple[float, ...] = setting(
-        GRID, "linear classifier: candidates of the inverse regularisation, as for the protocol linear"
+        GRID, "linear probe: candidates of the inverse regularisation, as for the protocol linear"
     )
-    holdout: float = setting(0.2, "linear classifier: share of train held out to select c")
+    holdout: float = setting(0.2, "linear probe: share of train held out to select c")
