@@ -216,6 +216,7 @@ def recorded(
         outcome.draws,
         _places(outcome, test),
         outcome.neighbours,
+        outcome.means,
     )
     return with_details(result, scores, {}), scores
 

@@ -26,9 +26,11 @@ from sslbench.features.array import Features
 from sslbench.identity import digest
 from sslbench.labels import LABELS
 from sslbench.metrics import robustness as measures
+from sslbench.metrics.catalog import find as find_metric
 from sslbench.metrics.classification import TOP1, TOP5
 from sslbench.metrics.intervals import Interval, Units
 from sslbench.metrics.metric import Metric
+from sslbench.metrics.sample_means import SampleMeans, means
 from sslbench.metrics.spectrum import unit_length
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
@@ -215,8 +217,10 @@ def run(
     units = Units.of(len(test), test.groups)
     rows = _VersionRows(settings, test, sets)
     metrics |= _cosines(rows, test, units, settings, seed)
+    errors = None
     if settings.corrupt:
-        metrics |= _corruption_metrics(rows, scored, test, scores, units, settings)
+        errors = _corruption_means(rows, scored, test, scores, settings)
+        metrics |= means({find_metric(name): errors.values(name) for name in errors.metrics}, units)
         headline = measures.CORRUPTION_ERROR.name
         chance |= {headline: 1 - chance["top1"], measures.ERROR_INCREASE.name: 0.0}
         notes += _corruption_notes(settings)
@@ -249,6 +253,7 @@ def run(
         notes=tuple(notes),
         probabilities="softmax" if scored.gives_probabilities else None,
         chance=chance,
+        means=errors,
     )
     return {"": outcome, **outcomes}
 
@@ -316,7 +321,7 @@ def _top_metrics(
         measures.part(metric, *of): np.asarray(right[:, :k].any(axis=1), dtype=np.float64)
         for metric, k in ((TOP1, 1), (TOP5, 5))
     }
-    return measures.means(values, units)
+    return means(values, units)
 
 
 def _unknown_metrics(
@@ -382,14 +387,9 @@ def _other_images(name: str) -> DataError:
     )
 
 
-def _corruption_metrics(
-    rows: _VersionRows,
-    classifier: ScoredClassifier,
-    test: Features,
-    clean: FloatArray,
-    units: Units,
-    settings: Settings,
-) -> dict[str, Interval]:
+def _corruption_means(
+    rows: _VersionRows, classifier: ScoredClassifier, test: Features, clean: FloatArray, settings: Settings
+) -> SampleMeans:
     """Return the errors under corruptions: of each and severity, of each, and of all."""
     named, labels = corruptions(settings), test.labels
     wrong = np.empty((len(test), len(named), len(settings.severities)), dtype=np.bool_)
@@ -398,12 +398,8 @@ def _corruption_metrics(
             scores = classifier.logits(rows.of(corruption_name(name, severity)))
             wrong[:, i, j] = scores.argmax(axis=1) != labels.values
     reference, reference_clean = reference_errors(settings, named)
-    all_of_them = measures.corruption_values(wrong, clean.argmax(axis=1) != labels.values, reference, reference_clean)
-    each = {measures.part(measures.CORRUPTION_ERROR, name): wrong[:, i].mean(axis=1) for i, name in enumerate(named)}
-    for i, name in enumerate(named):
-        for j, severity in enumerate(settings.severities):
-            each[measures.part(measures.CORRUPTION_ERROR, name, severity)] = wrong[:, i, j].astype(np.float64)
-    return measures.means({**all_of_them, **each}, units)
+    wrong_clean = clean.argmax(axis=1) != labels.values
+    return measures.corruption_means(wrong, wrong_clean, named, settings.severities, reference, reference_clean)
 
 
 def _corruption_notes(settings: Settings) -> list[str]:
@@ -424,7 +420,7 @@ def _cosines(rows: _VersionRows, test: Features, units: Units, settings: Setting
         for name, change in changes.items()
     }
     others = measures.part(measures.COSINE, "other images").name
-    return measures.means(values, units) | {others: measures.cosine_of_others(own, units, seed=seed)}
+    return means(values, units) | {others: measures.cosine_of_others(own, units, seed=seed)}
 
 
 def of_a_set(settings: Settings) -> Settings:
