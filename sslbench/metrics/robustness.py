@@ -74,6 +74,30 @@ COSINE = Metric(
     bounds=CORRELATION,
     needs="versions",
 )
+FLIP_PROBABILITY = Metric(
+    name="flip_probability",
+    title="probability that the predicted class changes between frames of a perturbed image",
+    unit="%",
+    direction=-1,
+    bounds=RATE,
+    needs="videos",
+)
+FLIP_RATE = Metric(
+    name="flip_rate",
+    title="flip probability, relative to a reference classifier",
+    unit="%",
+    direction=-1,
+    bounds=LOSS,
+    needs="videos",
+)
+TOP5_DISTANCE = Metric(
+    name="top5_distance",
+    title="places by which the five first classes fall below the fifth between frames of a perturbed image",
+    unit="places",
+    direction=-1,
+    bounds=(0.0, 15.0),
+    needs="videos",
+)
 UNKNOWN_AUROC = Metric(
     name="unknown_auroc",
     title="area under the ROC curve of telling unknown from known samples",

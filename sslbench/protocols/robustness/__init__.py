@@ -10,6 +10,7 @@ outcome on test holds:
 - rotations, scales and crops of the test images: the cosine similarity of changed and unchanged features, beside that
   of different images, below which a change hides more than the identity of the image;
 - detection of images of unknown classes: softmax probability, energy, Mahalanobis distance, distance to neighbours;
+- stability over the frames of videos of perturbed images (ImageNet-P);
 - the accuracy on further test sets, each of which has a record of its own, too.
 """
 
@@ -62,6 +63,12 @@ from sslbench.protocols.robustness.further_sets import (
     with_real_labels,
 )
 from sslbench.protocols.robustness.objectnet import OBJECTNET, open_objectnet
+from sslbench.protocols.robustness.perturbations import (
+    check_perturbations,
+    open_perturbed,
+    perturbation_metrics,
+    perturbation_notes,
+)
 from sslbench.protocols.robustness.settings import Settings
 from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 from sslbench.results import Outcome
@@ -88,6 +95,7 @@ def check(settings: Settings, train: Labels) -> None:
     _check_classifier(settings)
     check_linear(linear_settings(settings), train)
     check_changes(settings)
+    check_perturbations(settings)
     if settings.neighbours < 1:
         raise UsageError(f"robustness: neighbours should be at least 1, not {settings.neighbours}")
     for setting in ("neighbours", "known"):
@@ -104,8 +112,8 @@ def check(settings: Settings, train: Labels) -> None:
         if name not in (settings.sets or {}) or name in SEVERAL_RIGHT:
             raise UsageError(f"robustness: the line of {name} has no effect without that set", f"Add {name} to sets=.")
     changed = settings.corrupt or settings.rotations or settings.scales or settings.crops
-    if not (changed or settings.sets or settings.unknown):
-        raise UsageError("robustness: nothing is left to measure", "Name corruptions, sets or unknown images.")
+    if not (changed or settings.perturbations or settings.sets or settings.unknown):
+        raise UsageError("robustness: nothing is left to measure", "Name corruptions, sets, videos or unknown images.")
 
 
 def _check_classifier(settings: Settings) -> None:
@@ -151,6 +159,8 @@ def open_sets(
                 source = open_corrupted(settings.corrupted, name, severity, test)
                 fitted = _resized_to_crop(preprocessing)
                 found[corruption_name(name, severity)] = ImageSet(source, fitted, source.fingerprint())
+    for name, frames in open_perturbed(settings, limited).items():
+        found[name] = ImageSet(frames, _resized_to_crop(preprocessing), frames.fingerprint())
     if settings.unknown:
         unknown = limited(open_unknown(settings.unknown, train, settings.known))
         found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
@@ -224,10 +234,15 @@ def run(
         headline = measures.CORRUPTION_ERROR.name
         chance |= {headline: 1 - chance["top1"], measures.ERROR_INCREASE.name: 0.0}
         notes += _corruption_notes(settings)
+    flips = perturbation_metrics(sets, scored, settings)
+    if flips:
+        metrics |= flips
+        headline = headline if settings.corrupt else measures.FLIP_PROBABILITY.name
+        notes += perturbation_notes(sets)
     if UNKNOWN in sets:
         found, by_guessing = _unknown_metrics(scored, train, test, sets[UNKNOWN], settings, seed)
         metrics, chance = metrics | found, chance | by_guessing
-        headline = headline if settings.corrupt else "unknown_auroc(msp)"
+        headline = headline if settings.corrupt or flips else "unknown_auroc(msp)"
     outcomes = {}
     right = scores.argmax(axis=1) == labels.values
     for name in settings.sets or {}:

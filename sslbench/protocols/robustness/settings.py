@@ -40,6 +40,15 @@ class Settings:
     rotations: tuple[float, ...] = setting((15.0, 90.0, 180.0), "rotations by which features may move", unit="degrees")
     scales: tuple[float, ...] = setting((0.5, 0.75, 1.5), "sizes of the picture's content by which features may move")
     crops: tuple[float, ...] = setting((0.5, 0.75), "sides of random crops by which features may move, as shares")
+    perturbations: str = setting(
+        "",
+        "folder of videos of perturbed images, PERTURBATION/CLASS/VIDEO.mp4, as the files of ImageNet-P",
+        changes_result=False,
+    )
+    frame_step: int = setting(1, "distance of the frames compared, for perturbations other than noise", unit="frames")
+    reference_flips: dict[str, float] | None = setting(
+        None, "flip probabilities (0 to 1) of a reference classifier, for the flip rate: perturbation -> probability"
+    )
     sets: dict[str, str] | None = setting(
         None, "further test sets with train's classes or some of them: name -> location", changes_result=False
     )
