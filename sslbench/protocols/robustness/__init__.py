@@ -62,6 +62,7 @@ from sslbench.protocols.robustness.further_sets import (
     open_unknown,
     with_real_labels,
 )
+from sslbench.protocols.robustness.locations import located
 from sslbench.protocols.robustness.objectnet import OBJECTNET, open_objectnet
 from sslbench.protocols.robustness.perturbations import (
     check_perturbations,
@@ -156,15 +157,16 @@ def open_sets(
     if settings.corrupted:
         for name in corruptions(settings):
             for severity in settings.severities:
-                source = open_corrupted(settings.corrupted, name, severity, test)
+                source = open_corrupted(located(settings.corrupted), name, severity, test)
                 fitted = _resized_to_crop(preprocessing)
                 found[corruption_name(name, severity)] = ImageSet(source, fitted, source.fingerprint())
     for name, frames in open_perturbed(settings, limited).items():
         found[name] = ImageSet(frames, _resized_to_crop(preprocessing), frames.fingerprint())
     if settings.unknown:
-        unknown = limited(open_unknown(settings.unknown, train, settings.known))
+        unknown = limited(open_unknown(located(settings.unknown), train, settings.known))
         found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
-    for name, location in (settings.sets or {}).items():
+    for name, given in (settings.sets or {}).items():
+        location = located(given)
         if name == REAL:
             source = with_real_labels(test, location, train)
         elif name == OBJECTNET:

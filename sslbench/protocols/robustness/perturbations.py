@@ -23,6 +23,7 @@ from sslbench.metrics.metric import Metric
 from sslbench.metrics.sample_means import means
 from sslbench.paths import files_below
 from sslbench.protocols.robustness.classifier import ScoredClassifier
+from sslbench.protocols.robustness.locations import located
 from sslbench.protocols.robustness.settings import Settings
 
 MAIN = ("gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "snow")
@@ -61,7 +62,7 @@ def open_perturbed(settings: Settings, limited: Callable[[Source], Source]) -> d
     """
     if not settings.perturbations:
         return {}
-    root = Path(settings.perturbations)
+    root = Path(located(settings.perturbations))
     if not root.is_dir():
         raise UsageError(f"perturbations={root} is not a folder", _LAYOUT)
     found = {}
