@@ -171,6 +171,23 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}")
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
+    _check_tasks(request, run, backbone, layers, data)
+    tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
+    request = dataclasses.replace(request, tasks=tasks)
+    if classifier is not None and (part := only_part(tasks[0])) is not None:
+        data = one_part(data, part)
+    sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
+    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier)
+
+
+def _check_tasks(
+    request: Request, run: RunSettings, backbone: Backbone, layers: Sequence[Layer], data: TrainTest
+) -> None:
+    """Refuse protocols whose settings do not go together with the data, the layers or each other.
+
+    Raises:
+        SslbenchError: they do not.
+    """
     check_shares(request.noise, data.train.labels)
     for task in request.tasks:
         kind = sample_kind(task.protocol)
@@ -185,10 +202,6 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         if isinstance(kind, OnImages):
             _check_single(task, backbone, layers)
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
-    tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
-    request = dataclasses.replace(request, tasks=tasks)
-    sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
-    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier)
 
 
 def open_sets(

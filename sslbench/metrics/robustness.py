@@ -100,7 +100,7 @@ TOP5_DISTANCE = Metric(
 )
 UNKNOWN_AUROC = Metric(
     name="unknown_auroc",
-    title="area under the ROC curve of telling unknown from known samples",
+    title="area under the ROC curve of the detection of unknown classes",
     unit="%",
     direction=1,
     bounds=RATE,
@@ -109,7 +109,7 @@ UNKNOWN_AUROC = Metric(
 )
 UNKNOWN_AUPR = Metric(
     name="unknown_aupr",
-    title="average precision of telling unknown from known samples",
+    title="average precision of the detection of unknown classes",
     unit="%",
     direction=1,
     bounds=RATE,
@@ -117,7 +117,7 @@ UNKNOWN_AUPR = Metric(
 )
 UNKNOWN_FPR95 = Metric(
     name="unknown_fpr95",
-    title="share of known samples taken for unknown where 95 % of the unknown ones are found",
+    title="false-positive rate at 95 % recall of the detection of unknown classes",
     unit="%",
     direction=-1,
     bounds=RATE,
@@ -292,7 +292,7 @@ def in_label_sets(predictions: IntArray, labels: Sequence[IntArray]) -> BoolArra
 
 
 def unknown_detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating]) -> tuple[float, float, float]:
-    """Return AUROC, AUPR and FPR at 95 % recall of telling samples of unknown classes from known ones.
+    """Return AUROC, AUPR and FPR at 95 % recall of the detection of samples of unknown classes.
 
     The unknown are the positives. FPR95 is taken at the lowest threshold whose recall is nearest to 0.95, as in the
     code of Hendrycks and Gimpel (ICLR 2017): of equal recalls the largest false-positive rate, but the smallest where

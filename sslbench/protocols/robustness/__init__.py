@@ -4,7 +4,7 @@ The classifier is that of the protocol linear, trained once on the unchanged tra
 file (a supervised head, a finetuned network), as it is. Nothing is chosen on any of the sets that are scored. The
 outcome on test holds:
 
-- corruptions (Hendrycks and Dietterich, ICLR 2019) of the test images, made at the size that the backbone takes: the
+- corruptions (Hendrycks and Dietterich, ICLR 2019) of the test images, at the size that the backbone takes: the
   error of each corruption and severity, their mean, and with the errors of a reference classifier mCE and relative mCE.
   They are means over test images, so that each has the interval of such a mean;
 - rotations, scales and crops of the test images: the cosine similarity of changed and unchanged features, beside that
@@ -66,6 +66,7 @@ from sslbench.protocols.robustness.locations import located
 from sslbench.protocols.robustness.objectnet import OBJECTNET, open_objectnet
 from sslbench.protocols.robustness.perturbations import (
     check_perturbations,
+    is_perturbed,
     open_perturbed,
     perturbation_metrics,
     perturbation_notes,
@@ -107,8 +108,9 @@ def check(settings: Settings, train: Labels) -> None:
             f"robustness: there are {len(train)} training images, fewer than neighbours={settings.neighbours}"
         )
     own = {VERSIONS, UNKNOWN, "", *(corruption_name(n, s) for n in corruptions(settings) for s in settings.severities)}
-    if reserved := own & set(settings.sets or {}):
-        raise UsageError(f"robustness: a set cannot be called '{reserved.pop()}'")
+    for name in settings.sets or {}:
+        if name in own or is_perturbed(name):
+            raise UsageError(f"robustness: a set cannot be called '{name}'")
     for name in settings.lines or {}:
         if name not in (settings.sets or {}) or name in SEVERAL_RIGHT:
             raise UsageError(f"robustness: the line of {name} has no effect without that set", f"Add {name} to sets=.")
@@ -388,7 +390,7 @@ class _VersionRows:
             raise _other_images(VERSIONS)
 
     def of(self, name: str) -> Matrix:
-        """Return the features (N, D) of the version of that name: one that was made, or a set of files."""
+        """Return the features (N, D) of the version of that name: a change of the test images, or a set of files."""
         if name in self._place:
             start = self._place[name] * len(self._ids)
             return self._sets[VERSIONS].x[start : start + len(self._ids)]

@@ -29,7 +29,7 @@ class Settings:
     )
     corrupted: str = setting(
         "",
-        "folder of corrupted test images, CORRUPTION/SEVERITY/..., as the files of ImageNet-C; empty: they are made",
+        "folder of corrupted test images, CORRUPTION/SEVERITY/..., as the files of ImageNet-C; empty: none, corrupt test",
         changes_result=False,
     )
     severities: tuple[int, ...] = setting(SEVERITIES, "severities of each corruption, 1 (weak) to 5 (strong)")
@@ -37,9 +37,15 @@ class Settings:
     reference: dict[str, tuple[float, ...]] | None = setting(
         None, "errors (0 to 1) of a reference classifier, for mCE: corruption -> severities 1 to 5; clean -> one number"
     )
-    rotations: tuple[float, ...] = setting((15.0, 90.0, 180.0), "rotations by which features may move", unit="degrees")
-    scales: tuple[float, ...] = setting((0.5, 0.75, 1.5), "sizes of the picture's content by which features may move")
-    crops: tuple[float, ...] = setting((0.5, 0.75), "sides of random crops by which features may move, as shares")
+    rotations: tuple[float, ...] = setting(
+        (15.0, 90.0, 180.0), "rotations of the test images, for the similarity of features", unit="degrees"
+    )
+    scales: tuple[float, ...] = setting(
+        (0.5, 0.75, 1.5), "scales of the content of the test images, for the similarity of features"
+    )
+    crops: tuple[float, ...] = setting(
+        (0.5, 0.75), "sides of random crops of the test images, as shares, for the similarity of features"
+    )
     perturbations: str = setting(
         "",
         "folder of videos of perturbed images, PERTURBATION/CLASS/VIDEO.mp4, as the files of ImageNet-P",
@@ -56,7 +62,7 @@ class Settings:
         None, "for effective robustness: set -> slope and intercept of logit(accuracy there) on logit(accuracy on test)"
     )
     unknown: str = setting(
-        "", "images of other classes than train's, to be told from test images", changes_result=False
+        "", "images of other classes than train's, to be detected among test images", changes_result=False
     )
     known: str = setting(
         "", "published list of the classes that are known (imagenet-o); others and their test images are left out"
