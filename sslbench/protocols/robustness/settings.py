@@ -29,7 +29,7 @@ class Settings:
     )
     corrupted: str = setting(
         "",
-        "folder of corrupted test images, CORRUPTION/SEVERITY/..., as the files of ImageNet-C; empty: none, corrupt test",
+        "folder of corrupted test images, CORRUPTION/SEVERITY/..., as of ImageNet-C; empty: corrupt the test images",
         changes_result=False,
     )
     severities: tuple[int, ...] = setting(SEVERITIES, "severities of each corruption, 1 (weak) to 5 (strong)")
