@@ -138,6 +138,15 @@ def values_of_versions(_, quality, seed):
     return {name: value for name, (value, _, _) in values.items()}
 
 
+def values_of_videos(_, quality, seed):
+    """Frames whose logits move by noise, the less the higher quality is."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(20, 1, 8)) + (1 - quality) * generator.normal(size=(20, 6, 8))
+    flips = robustness.flip_probability(logits.argmax(2), noise=False)
+    top5, _ = robustness.ranking_distances(logits, noise=False)
+    return {"flip_probability": flips, "flip_rate": flips / 0.5, "top5_distance": top5}
+
+
 def values_of_confidence(_, quality, seed):
     """Confidence that tells right from wrong the better, the higher quality is; perfect ones are all right."""
     generator = np.random.default_rng(seed)
@@ -162,6 +171,7 @@ INPUTS = {
     ("features", ""): values_of_features,
     ("rankings", ""): values_of_rankings,
     ("versions", ""): values_of_versions,
+    ("videos", ""): values_of_videos,
     ("novelty", ""): values_of_novelty,
     ("confidence", ""): values_of_confidence,
     ("boxes", ""): values_of_objects,

@@ -47,9 +47,22 @@ def photos(tmp_path):
 
 
 def network(seed, outputs=3, norm="none"):
+    """An untrained network whose classifier predicts different classes for different pictures."""
     torch.manual_seed(seed)
-    module, head = build(NAME, seed=seed).module, ClassifierHead(D, outputs, norm)
-    return module, head, nn.Sequential(module, head).eval()
+    module, head = build(NAME, seed=seed).module.eval(), ClassifierHead(D, outputs, norm).eval()
+    rng = np.random.default_rng(seed)
+    pictures = [rng.integers(0, 120, (32, 32, 3)) + 40 * np.eye(3, dtype=int)[i % 3] for i in range(30)]
+    pictures += [rng.integers(0, 255, (8, 8, 3)).repeat(4, 0).repeat(4, 1) for _ in range(30)]
+    with torch.inference_mode():
+        features = head.norm(module(as_batch([each.astype(np.uint8) for each in pictures])))
+    with torch.no_grad():
+        head.head.bias.copy_(-head.head.weight @ features.mean(0))
+    return module, head, nn.Sequential(module, head)
+
+
+def as_batch(pictures):
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    return torch.stack([(torch.from_numpy(np.array(p)).permute(2, 0, 1) / 255 - mean) / std for p in pictures])
 
 
 def finetuned(path, seed=0, norm="layer", classes=CLASSES):
@@ -73,10 +86,8 @@ def run(weights, data, out, settings=OF_FILE, changes=RUN, **request):
 
 
 def predicted(whole, pictures):
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    batch = torch.stack([(torch.from_numpy(np.array(p)).permute(2, 0, 1) / 255 - mean) / std for p in pictures])
     with torch.inference_mode():
-        return whole(batch).argmax(1).numpy()
+        return whole(as_batch(pictures)).argmax(1).numpy()
 
 
 @pytest.mark.parametrize("make", [finetuned, supervised])
@@ -88,6 +99,7 @@ def test_the_number_is_that_of_the_network_on_all_of_the_data(tmp_path, photos, 
     truth = np.repeat(np.arange(3), 6)
     right = predicted(whole, [Image.open(file) for file in files]) == truth
     assert result.metrics["top1"].value == pytest.approx(100 * right.mean()) and result.metrics["top1"].n == 18
+    assert len(set(predicted(whole, [Image.open(file) for file in files]))) > 1
     for severity in (2, 5):
         changed = [corrupt(np.array(Image.open(f)), "contrast", severity, np.random.default_rng(0)) for f in files]
         wrong = predicted(whole, changed) != truth

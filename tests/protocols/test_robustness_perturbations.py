@@ -3,8 +3,8 @@
 import cv2
 import numpy as np
 import pytest
-import torch
 from test_robustness_classifier import CLASSES, OF_FILE, RUN, SIZE, finetuned, run, write_images
+from test_robustness_classifier import predicted as predicted_classes
 
 from sslbench.data.corruptions import corrupt
 from sslbench.data.images import Files
@@ -13,8 +13,6 @@ from sslbench.data.source import Source
 from sslbench.data.videos import decoded_frames, frames_of
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import Request, make_task, prepare
-
-MEAN, STD = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 
 def write_video(path, frames):
@@ -56,11 +54,7 @@ def frames_by_opencv(path):
 
 def flips(whole, path, noise, step):
     """Flip probability of one video, frame by frame."""
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
-    frames = [cv2.resize(frame, (32, 32), interpolation=cv2.INTER_AREA) for frame in frames_by_opencv(path)]
-    batch = torch.stack([(torch.from_numpy(f).permute(2, 0, 1) / 255 - mean) / std for f in frames])
-    with torch.inference_mode():
-        predicted = whole(batch).argmax(1).tolist()
+    predicted = predicted_classes(whole, frames_by_opencv(path)).tolist()
     if noise:
         return np.mean([each != predicted[0] for each in predicted[1:]])
     return np.mean([predicted[i] != predicted[i + step] for i in range(len(predicted) - step)])
