@@ -108,7 +108,7 @@ class VideoFrames:
         video, frame = self.places[index].tolist()
         if self._last is None or self._last[0] != video:
             self._last = video, decoded_frames(_file(self.videos, video))
-        return self._last[1][frame]
+        return self._last[1][int(frame)]
 
     def path(self, index: int) -> str:
         """Return the file and the number of the frame: 'tilt/cat/1.mp4 (frame 3)'."""

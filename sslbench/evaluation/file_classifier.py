@@ -121,9 +121,9 @@ def _names_by_number(count: int, data: TrainTest) -> tuple[str, ...]:
     if len(known) == count:
         return tuple(sorted(known))
     if count == 1000:
-        from timm.data import ImageNetInfo
+        from timm.data.imagenet_info import ImageNetInfo
 
-        synsets = tuple(ImageNetInfo("imagenet-1k").label_names())
+        synsets = tuple(ImageNetInfo("imagenet-1k").label_names())  # type: ignore[no-untyped-call]
         present = present_classes(data.test.labels).tolist()
         if {name for name, has in zip(data.test.labels.classes, present, strict=True) if has} <= set(synsets):
             return synsets

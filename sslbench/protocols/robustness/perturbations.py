@@ -26,8 +26,10 @@ from sslbench.protocols.robustness.classifier import ScoredClassifier
 from sslbench.protocols.robustness.locations import located
 from sslbench.protocols.robustness.settings import Settings
 
-MAIN = ("gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "snow")
-MAIN += ("brightness", "translate", "rotate", "tilt", "scale")
+MAIN = frozenset(
+    ["gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "snow"]
+    + ["brightness", "translate", "rotate", "tilt", "scale"]
+)
 """Perturbations that the mean flip rate of ImageNet-P is the mean over."""
 _PREFIX = "perturbed-"
 _LAYOUT = "Videos lie in PERTURBATION/CLASS/VIDEO.mp4, as those of ImageNet-P."
@@ -158,7 +160,7 @@ def _values_of_videos(
 def perturbation_notes(sets: Mapping[str, Features]) -> list[str]:
     """Return a note where the means are not over the ten perturbations of ImageNet-P."""
     names = {name.removeprefix(_PREFIX) for name in sets if is_perturbed(name)}
-    if not names or names == set(MAIN):
+    if not names or names == MAIN:
         return []
     named = ", ".join(sorted(names))
     return [f"Flips are means over {len(names)} perturbations, not over the 10 of ImageNet-P: {named}."]
