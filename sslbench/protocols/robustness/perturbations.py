@@ -27,8 +27,10 @@ from sslbench.protocols.robustness.locations import located
 from sslbench.protocols.robustness.settings import Settings
 
 MAIN = frozenset(
-    ["gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "snow"]
-    + ["brightness", "translate", "rotate", "tilt", "scale"]
+    (
+        *("gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "snow"),
+        *("brightness", "translate", "rotate", "tilt", "scale"),
+    )
 )
 """Perturbations that the mean flip rate of ImageNet-P is the mean over."""
 _PREFIX = "perturbed-"
