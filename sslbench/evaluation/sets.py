@@ -17,7 +17,7 @@ from sslbench.protocols import FileClassifier, ImageSet, OnSets
 from sslbench.results import DataPart, DataUsed, ExcludedImage, Result, records
 
 NO_PIXELS = "the images of this floor have 8 x 8 pixels, too few to be changed"
-NO_OTHER_CLASSIFIER = "the classifier of the weights file is that of its own backbone"
+NO_OTHER_CLASSIFIER = "the classifier of the weights file takes features of its own backbone only"
 NO_UNTRAINED = "baseline=true also encodes all sets with the untrained backbone, in twice the time"
 
 

@@ -104,7 +104,7 @@ def test_the_number_is_that_of_the_network_on_all_of_the_data(tmp_path, photos, 
         changed = [corrupt(np.array(Image.open(f)), "contrast", severity, np.random.default_rng(0)) for f in files]
         wrong = predicted(whole, changed) != truth
         assert result.metrics[f"corruption_error(contrast,{severity})"].value == pytest.approx(100 * wrong.mean())
-    assert "Nothing was trained: the classifier is the classifier in w.torch, 3 classes" in " ".join(result.notes)
+    assert "Scored without training: the classifier in w.torch, 3 classes" in " ".join(result.notes)
     assert result.converged is None and not result.selected and set(result.missing_floors) == {"pixels", "untrained"}
 
 

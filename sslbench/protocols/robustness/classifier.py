@@ -73,7 +73,7 @@ def classifier_of(
     """
     number = len(train.labels.classes)
     if of_file is not None:
-        note = f"Nothing was trained: the classifier is {of_file.description}."
+        note = f"Scored without training: {of_file.description}."
         return ScoredClassifier(of_file.logits, np.arange(number), number, float("nan"), {}, None, (note,))
     probe = train_probe(train, linear_settings(settings), seed=seed)
     return ScoredClassifier(

@@ -29,6 +29,7 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
     section("preprocessing", rows)
     fixed = [p for p in _published(request) if p.layers and p.layers == request.layers]
     given = _published_name(fixed[0]) if fixed else "flag --layers" if request.layers else "the backbone's default"
+    given = given if prepared.classifier is None else "the classifier's"
     section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
     sizes = [
         (part.name, f"{len(part)} images, {len(part.labels.classes)} classes, {part.labels.kind} label", "")
