@@ -392,7 +392,7 @@ class ConfidenceBins:
 
 
 def confidence_bins(confidence: FloatArray, correct: BoolArray, size: int = 100) -> ConfidenceBins:
-    """Return bins of `size` samples by rising confidence; what is left over joins the last one.
+    """Return bins of `size` samples by rising confidence; the remainder joins the last bin.
 
     The code published with ImageNet-A and -R leaves the last bin, the most confident one, out of the sums; here all
     count.
@@ -504,7 +504,7 @@ def challenge_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int
     Args:
         logits: (N, 1000) of the ImageNet classes in the order of their synsets.
         mapping: ImageNet class -> ObjectNet class.
-        k: how many.
+        k: number of classes.
     """
     table = np.full(logits.shape[1], -1)
     table[list(mapping)] = list(mapping.values())
@@ -519,7 +519,7 @@ def overlap_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int, 
     Args:
         logits: (N, 1000) of the ImageNet classes in the order of their synsets.
         mapping: ImageNet class -> ObjectNet class.
-        k: how many.
+        k: number of classes.
     """
     own = np.array(sorted(mapping))
     best = np.argsort(-logits[:, own], axis=1, kind="stable")[:, :k]
