@@ -70,7 +70,9 @@ def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) ->
         return None
     setting = "classifier=file"
     if len(request.tasks) > 1:
-        raise UsageError(f"{setting} labels the data with the classes of the weights file", "Run it by itself.")
+        raise UsageError(
+            f"{setting} labels the data by the classes of the weights file, and other protocols do not", "Run it alone."
+        )
     if not Path(request.weights).is_file():
         raise UsageError(f"{setting}: '{request.weights}' has no classifier", "Give a weights file: --weights FILE.")
     if run.baseline:
