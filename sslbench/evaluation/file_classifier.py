@@ -19,8 +19,7 @@ from sslbench.data.source import Labels, Source
 from sslbench.data.splits import TrainTest, match_classes
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import Request, RunSettings, Task
-from sslbench.protocols import FileClassifier, OnSets
-from sslbench.protocols.protocol import FileClassifierChoice
+from sslbench.protocols import FileClassifier, FileClassifierChoice, OnSets
 from sslbench.results import WeightsUsed
 from sslbench.weights.reading import files
 

@@ -6,6 +6,7 @@ from sslbench import names
 from sslbench.errors import UsageError
 from sslbench.protocols.protocol import (
     FileClassifier,
+    FileClassifierChoice,
     ImageSet,
     OnFeatures,
     OnImages,
@@ -14,7 +15,17 @@ from sslbench.protocols.protocol import (
     Protocol,
 )
 
-__all__ = ["FileClassifier", "ImageSet", "OnFeatures", "OnImages", "OnObjects", "OnSets", "Protocol", "find"]
+__all__ = [
+    "FileClassifier",
+    "FileClassifierChoice",
+    "ImageSet",
+    "OnFeatures",
+    "OnImages",
+    "OnObjects",
+    "OnSets",
+    "Protocol",
+    "find",
+]
 
 
 def find(name: str) -> Protocol[Any]:
