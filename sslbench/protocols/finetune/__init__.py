@@ -29,9 +29,11 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible, or have no effect.
         DataError: labels that a network cannot be trained on.
     """
-    from sslbench.protocols.finetune.plan import check_settings
+    from sslbench.protocols.finetune.observers import make_observers
+    from sslbench.protocols.finetune.plan import candidates, check_settings
 
     check_settings(settings, train)
+    make_observers(settings, candidates(settings)[0], Path())
     if not train.labelled:
         raise DataError(
             "finetune: the train samples have no labels",
@@ -89,7 +91,8 @@ def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
         settings: see `Settings`.
         seed: of draws, hold-outs, the head's first weights, the order, the augmentation and the intervals.
         engine: device, precision, images per forward pass when scoring, workers.
-        folder: for checkpoints: the same call continues from the newest one there.
+        folder: for checkpoints: the same call continues from the newest one there. Logs for TensorBoard and W&B lie
+            beside it, with the suffix '.logs'.
         progress: called with what, images done and images in all.
 
     Returns:

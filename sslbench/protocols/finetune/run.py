@@ -148,8 +148,14 @@ class FinetuneRun:
             seed=seed,
             engine=self.engine,
             folder=folder,
+            logs=self._logs(folder),
             progress=report,
         )
+
+    def _logs(self, folder: Path) -> Path:
+        """Return the folder of the logs of a training, which stay beside the record: NAME.logs/NAME-0.0-final."""
+        name = "-".join((self.folder.stem, *folder.relative_to(self.folder).parts))
+        return self.folder.with_suffix(".logs") / name
 
     def _score(self, network: Finetuned, source: Source, title: str) -> Scores:
         """Return the scores (N, C) of a network; every process takes its share, and all get the whole."""

@@ -86,3 +86,8 @@ class Settings:
     strategy: Literal["ddp", "fsdp"] = setting(
         "ddp", "several processes: ddp, or fsdp: shard parameters, gradients and optimizer state", changes_result=False
     )
+    tensorboard: bool = setting(False, "write scalars for TensorBoard beside the record", changes_result=False)
+    histograms: bool = setting(
+        False, "with tensorboard: histograms of parameters and gradients each epoch", changes_result=False
+    )
+    wandb: str | None = setting(None, "Weights & Biases project to log to", changes_result=False)

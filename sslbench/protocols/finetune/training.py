@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ from sslbench.protocols.finetune.network import (
     layer_numbers,
     make_network,
 )
+from sslbench.protocols.finetune.observers import make_observers
 from sslbench.protocols.finetune.plan import CHECKPOINTS, NAME, Rates, make_batches, optimizer_settings, schedule
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.runtime.progress import StageProgress
@@ -37,6 +38,7 @@ from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError, TrainingPlan
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Setup, Step
+from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.optimizers import scaled_lr
 from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.schedules import scaled
@@ -125,6 +127,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
     seed: int,
     engine: ExtractSettings,
     folder: Path,
+    logs: Path,
     progress: StageProgress | None,
 ) -> Finetuned:
     """Train a copy of the backbone with a new head; every process of a run calls this.
@@ -138,6 +141,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         seed: of the head, the order, the augmentation and stochastic depth.
         engine: device, precision and workers.
         folder: of the checkpoints: the same call continues from the newest one.
+        logs: folder of the logs for TensorBoard and W&B, if the settings name them.
         progress: called with images done and images in all.
 
     Raises:
@@ -192,9 +196,17 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
             averaged=settings.ema is not None,
             layers=_numbers(backbone, network, settings),
         )
-        run = _Training(state, plan, fit, data, folder, progress)
+        observers = make_observers(settings, rates, logs) if rank() == 0 else []
+        run = _Training(state, plan, fit, data, folder, observers, progress)
         run.resume()
+        if observers:
+            logs.mkdir(parents=True, exist_ok=True)
+        info = RunInfo(logs, network, plan.steps, plan.per_epoch, state.step, data.batch_size)
+        for observer in observers:
+            observer.started(info)
         run.train(backbone, engine)
+        for observer in observers:
+            observer.finished()
     return _trained(state, backbone, network, targets, found.epochs)
 
 
@@ -219,10 +231,11 @@ class _Training:
         source: Source,
         data: EpochBatches,
         folder: Path,
+        observers: Sequence[Observer],
         progress: StageProgress | None,
     ) -> None:
         self.state, self.plan, self.source, self.data, self.folder = state, plan, source, data, folder
-        self.progress = progress
+        self.observers, self.progress = observers, progress
         self.reported = time.perf_counter()
 
     def resume(self) -> None:
@@ -261,6 +274,8 @@ class _Training:
                 ) from error
 
     def _log(self, line: LogRecord) -> None:
+        for observer in self.observers:
+            observer.line(line)
         size, last = self.data.batch_size, line.step == self.plan.steps
         if self.progress is not None:
             self.progress(line.step * size, self.plan.steps * size)
