@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
+from sslbench import paths
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
@@ -225,10 +226,18 @@ def portions(settings: Settings, train: Source) -> tuple[Portion, ...]:
 
 
 def _listed(path: Path, train: Source) -> Portion:
+    places = [path.expanduser(), paths.data_dir() / path]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise UsageError(
+            f"train_list: there is no file {' or '.join(map(str, dict.fromkeys(places)))}",
+            "Give train_list=FILE, the name of an image per line, or put the file into the folder of the data "
+            "($SSLBENCH_DATA).",
+        )
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        text = found.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"train_list: cannot read {path}: {error}") from error
+        raise UsageError(f"train_list: cannot read {found}: {error}") from error
     names = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
     if not names:
         raise UsageError(f"train_list: {path} is empty", "Give a file with the name of an image per line.")
