@@ -151,7 +151,7 @@ def crashed_and_continued(rank, folder, settings):
 
     with pytest.raises(InterruptedError):
         run(Path(folder), settings, backbone=small(Bare()), progress=crash)
-    assert [path.name for path in Path(folder).rglob("final/step_*")] == ["step_00000006.ckpt"]
+    assert [path.name for path in Path(folder).rglob("final/step_*")] == ["step_000000006.ckpt"]
     return in_two(rank, folder, settings)
 
 
