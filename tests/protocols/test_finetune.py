@@ -29,7 +29,7 @@ from sslbench.runtime.signals import StoppedError
 from sslbench.train.method import Setup
 from sslbench.train.optimizers import parameter_groups
 
-QUICK = finetune.Settings(epochs=3, batch_size=16, lr=(0.5,), flip=0.0, scale=(0.5, 1.0))
+QUICK = finetune.Settings(epochs=3, batch_size=16, lr=(0.5,), head_lr_factor=1.0, flip=0.0, scale=(0.5, 1.0))
 ENGINE = ExtractSettings(torch.device("cpu"), workers=0, batch_size=16)
 
 
@@ -450,6 +450,14 @@ def test_layer_decay_gives_the_published_rates():
     decays = {name: group["weight_decay_factor"] for group in groups for name in group["names"]}
     assert not decays["backbone.norm.weight"] and not decays["backbone.blocks.0.attn.qkv.bias"]
     assert decays["backbone.blocks.0.attn.qkv.weight"] == 1
+
+
+@pytest.mark.parametrize(("optimizer", "factor"), [("sgd", 10), ("adamw", 1)])
+def test_the_head_learns_faster_than_the_backbone_by_default(optimizer, factor):
+    settings = finetune.Settings(optimizer=optimizer)
+    assert optimizer_settings(settings, Rates_(0.01, 0.0)).head_lr_factor == factor
+    with pytest.raises(UsageError, match="head_lr_factor should be above 0"):
+        finetune.check(changed(head_lr_factor=0.0), pictures(8, 1).labels)
 
 
 def test_only_the_last_blocks_train_and_frozen_statistics_stay():

@@ -27,7 +27,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.images import rate_schedule
 from sslbench.protocols._parts.selection import holdout_rows, no_holdout, percent
-from sslbench.protocols.finetune.settings import LR, Settings
+from sslbench.protocols.finetune.settings import HEAD_LR_FACTOR, LR, Settings
 from sslbench.train.optimizers import OptimizerSettings
 
 NAME = "finetune"
@@ -97,7 +97,7 @@ def check_settings(settings: Settings, labels: Labels) -> None:
 def _check_numbers(settings: Settings) -> None:
     for name in ("epochs", "batch_size", "accumulate", "head_lr_factor", "draws"):
         value = getattr(settings, name)
-        _check(math.isfinite(value) and value > 0, f"{name} should be above 0, not {value}")
+        _check(value is None or (math.isfinite(value) and value > 0), f"{name} should be above 0, not {value}")
     for name in ("probe_epochs", "mixup", "cutmix"):
         value = getattr(settings, name)
         _check(math.isfinite(value) and value >= 0, f"{name} should be 0 or more, not {value}")
@@ -156,7 +156,7 @@ def optimizer_settings(settings: Settings, rates: Rates) -> OptimizerSettings:
         decay_norm=settings.decay_norm,
         decay_bias=settings.decay_bias,
         no_decay=settings.no_decay,
-        head_lr_factor=settings.head_lr_factor,
+        head_lr_factor=settings.head_lr_factor or HEAD_LR_FACTOR[settings.optimizer],
         layer_decay=settings.layer_decay,
     )
 
