@@ -193,7 +193,7 @@ def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
             "their scores were too large to store",
             "Give --metric top1 or top5.",
         )
-    metrics = (name for name in result.metrics if find(name).needs in ("scores", "probabilities"))
+    metrics = (name for name in result.metrics if find(name).needs in ("scores", "probabilities", "places"))
     able = [name for name in metrics if name != metric and "(" not in name]
     return ResultError(
         f"{_called(result)}: '{metric}' cannot be computed from its per-sample scores", did_you_mean(metric, able)
