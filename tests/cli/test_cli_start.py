@@ -91,7 +91,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(capsys, tmp_path, monkeypatch,
 
 def test_list_and_show_print_what_there_is(capsys):
     _, out, _ = run(capsys, "list", "protocols")
-    names = "clustering detection finetune geometry knn linear linear-online low-shot lsr retrieval robustness svm"
+    names = "clustering detection finetune geolocation geometry knn linear linear-online low-shot lsr retrieval robustness svm"
     assert out.split() == names.split()
     _, out, _ = run(capsys, "show", "knn/digits")
     assert "sklearn:digits" in out
