@@ -150,6 +150,8 @@ def compare_all(
             raise ResultError(
                 f"the stored scores of {_called(first)} and {_called(result)} are of different test samples or groups"
             )
+    if find(first.headline).needs == "places" != find(metric).needs:  # degrees are no numbers to average
+        raise _not_computable(first, scores, metric)
     kind, labels = first.data.labels, scores.labels
     answers = [Predictions.together([_answers(*one) for one in each]) for each in (a, b)]
     try:

@@ -77,6 +77,8 @@ def test_two_records_are_compared_in_kilometres(places, sslbench):
     assert code == 0 and "mean_error_km" in out, err
     code, out, err = sslbench("compare", str(found["w.pth"]), str(other))
     assert code == 0 and "accuracy@200km" in out, err
+    code, _, err = sslbench("compare", str(found["w.pth"]), str(other), "--metric", "rmse")
+    assert code == 1 and "'rmse' cannot be computed from its per-sample scores" in err, "an error in degrees"
 
 
 def test_a_dry_run_writes_nothing(places, sslbench):

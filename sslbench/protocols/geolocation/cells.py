@@ -2,8 +2,8 @@
 
 A place has the index of its leaf cell, of level 30 (about 1 cm): three bits of the face, then two bits per level along
 a Hilbert curve. A cell of level L is a range of 4^(30 - L) indices, so its images are neighbours in the order of the
-indices. Cells have nearly equal areas everywhere; poles lie in the middle of a face, and the date line is no border of
-longitudes. Indices and tokens are those of the S2 geometry library (s2geometry.io, `S2CellId`).
+indices. Areas of cells of one level differ by a factor of at most 2.1; the poles and the date line are places like all
+others. Indices and tokens are those of the S2 geometry library (s2geometry.io, `S2CellId`).
 """
 
 import dataclasses
