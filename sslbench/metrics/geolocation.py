@@ -87,7 +87,7 @@ def located_within(distances: FloatArray) -> FloatArray:
     >>> located_within(np.array([0.4, 30.0, 9000.0])).tolist()
     [[1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
     """
-    return np.less_equal(distances[:, None], tuple(DISTANCES.values())).astype(np.float64)
+    return np.asarray(distances[:, None] <= np.array(list(DISTANCES.values())), np.float64)
 
 
 def weighted_medians(values: FloatArray, weights: FloatArray) -> FloatArray:

@@ -162,7 +162,7 @@ def measures(
     ]
 
 
-def place_measures(values: npt.NDArray[np.floating], predicted: npt.NDArray[np.floating]) -> list[Measure]:
+def place_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> list[Measure]:
     """Return the metrics of predicted places; both are latitude and longitude (N, 2) in degrees."""
     distances = geolocation.great_circle_distances(values, predicted)
     within = geolocation.located_within(distances)

@@ -39,7 +39,7 @@ def leaf_indices(places: npt.ArrayLike) -> IntArray:
     face = axis + 3 * (depth < 0)
     i = _leaf_coordinate(_U_SIGN[face] * points[rows, _U_AXIS[face]] / depth)
     j = _leaf_coordinate(_V_SIGN[face] * points[rows, _V_AXIS[face]] / depth)
-    index, orientation = face.astype(np.int64), face & 1
+    index, orientation = np.asarray(face, np.int64), face & 1
     for bit in range(LEAF_LEVEL - 1, -1, -1):
         position = _POSITION[orientation, 2 * (i >> bit & 1) + (j >> bit & 1)]
         index = index << 2 | position
@@ -51,7 +51,7 @@ def _leaf_coordinate(u: FloatArray) -> IntArray:
     """Return the row of a leaf cell from a coordinate -1 to 1, by the quadratic map that makes areas nearly equal."""
     root = 0.5 * np.sqrt(1 + 3 * np.abs(u))
     share = np.where(u >= 0, root, 1 - root)
-    return np.clip(np.floor(share * 2**LEAF_LEVEL), 0, 2**LEAF_LEVEL - 1).astype(np.int64)
+    return np.asarray(np.clip(np.floor(share * 2**LEAF_LEVEL), 0, 2**LEAF_LEVEL - 1), np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,4 +131,4 @@ def mean_places(places: FloatArray, numbers: IntArray, n_cells: int) -> FloatArr
     total, inside = np.zeros((n_cells, 3)), numbers >= 0
     np.add.at(total, numbers[inside], unit_vectors(places[inside]))
     x, y, z = total.T
-    return np.degrees(np.stack([np.arctan2(z, np.hypot(x, y)), np.arctan2(y, x)], axis=1))
+    return np.asarray(np.degrees(np.stack([np.arctan2(z, np.hypot(x, y)), np.arctan2(y, x)], axis=1)))
