@@ -151,6 +151,8 @@ def compare_all(
             raise ResultError(
                 f"the stored scores of {_called(first)} and {_called(result)} are of different test samples or groups"
             )
+    if find(first.headline).needs == "places" != find(metric).needs:  # degrees are no numbers to average
+        raise _not_computable(first, scores, metric)
     try:
         if all(each.means is not None and metric in each.means.metrics for _, each in (*a, *b)):
             found = difference_of_means(_values(a, metric), _values(b, metric), groups=scores.groups)
@@ -216,7 +218,7 @@ def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
             "their scores were too large to store",
             "Give --metric top1 or top5.",
         )
-    metrics = (name for name in result.metrics if find(name).needs in ("scores", "probabilities"))
+    metrics = (name for name in result.metrics if find(name).needs in ("scores", "probabilities", "places"))
     able = [name for name in metrics if name != metric and "(" not in name]
     able += [name for name in (scores.means.metrics if scores.means is not None else ()) if "(" not in name]
     return ResultError(

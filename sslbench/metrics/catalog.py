@@ -9,6 +9,7 @@ from sslbench.metrics import (
     calibration,
     classification,
     clustering,
+    geolocation,
     ranking,
     regression,
     retrieval,
@@ -18,7 +19,18 @@ from sslbench.metrics import (
 from sslbench.metrics import detection as objects
 from sslbench.metrics.metric import ANY, Metric
 
-FAMILIES = (classification, ranking, calibration, regression, clustering, spectrum, retrieval, robustness, objects)
+FAMILIES = (
+    classification,
+    ranking,
+    calibration,
+    regression,
+    geolocation,
+    clustering,
+    spectrum,
+    retrieval,
+    robustness,
+    objects,
+)
 
 
 def _records(family: ModuleType) -> Iterator[Metric]:
@@ -38,6 +50,8 @@ def known(name: str) -> Metric | None:
 
     >>> known("corruption_error(fog,3)").text
     '%, less is better'
+    >>> known("worst_group(continent).accuracy@25km").text
+    '%, more is better'
     """
     if name in METRICS:
         return METRICS[name]

@@ -25,6 +25,7 @@ Direction = Literal[1, -1, 0]
 Input = Literal[
     "scores",
     "probabilities",
+    "places",
     "clusters",
     "features",
     "rankings",

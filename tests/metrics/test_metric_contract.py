@@ -23,7 +23,7 @@ from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
 from sslbench.metrics.sample_means import means
-from sslbench.metrics.summary import summarise
+from sslbench.metrics.summary import summarise, summarise_places
 
 N, CLASSES, DRAWS, FALSE_ALARM = 240, 6, 60, 1e-6
 NAMES = tuple("abcdef")
@@ -52,6 +52,18 @@ def values_of_scores(kind, quality, seed):
         scores = noise
     how = "softmax" if kind == "single" else None
     found, _, _ = summarise(kind, NAMES[: perfect.shape[1]], labels, scores, seed=0, resamples=2, probabilities=how)
+    return {name: value for name, (value, _, _) in found.items()}
+
+
+def values_of_places(_, quality, seed):
+    """Places of which a share `quality` is right, the others anywhere on the sphere."""
+    generator = np.random.default_rng(seed)
+    true, other = (
+        np.column_stack([np.degrees(np.arcsin(generator.uniform(-1, 1, N))), generator.uniform(-180, 180, N)])
+        for _ in range(2)
+    )
+    right = np.arange(N) < N * quality
+    found = summarise_places(true, np.where(right[:, None], true, other), seed=0, resamples=2)
     return {name: value for name, (value, _, _) in found.items()}
 
 
@@ -167,6 +179,7 @@ INPUTS = {
     ("scores", "single"): values_of_scores,
     ("scores", "multi"): values_of_scores,
     ("scores", "value"): values_of_scores,
+    ("places", ""): values_of_places,
     ("clusters", ""): values_of_clusters,
     ("features", ""): values_of_features,
     ("rankings", ""): values_of_rankings,
