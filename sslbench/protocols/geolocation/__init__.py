@@ -170,7 +170,7 @@ def _cells(train: Labels, settings: Settings) -> tuple[Cells, IntArray]:
 def _locate(probe: LinearProbe, x: Matrix, labels: Labels, places: FloatArray) -> FloatArray:
     """Return the places (N, 2) of the predicted cells of features (N, D)."""
     blocks = [probe.scores(x[start : start + _ROWS], labels) for start in range(0, len(x), _ROWS)]
-    return places[np.concatenate([block.argmax(axis=1) for block in blocks])]
+    return np.asarray(places[np.concatenate([block.argmax(axis=1) for block in blocks])])
 
 
 def _region_share(true: FloatArray, predicted: FloatArray) -> float:
