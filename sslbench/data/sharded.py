@@ -14,6 +14,9 @@ from sslbench.errors import UsageError
 WINDOW = 4
 """Default number of shards that sampler=shards mixes."""
 
+_SHARDS_EACH = 3
+"""Smallest number of shards of which a process gets whole ones, so that its share is at most a third too large."""
+
 _log = logging.getLogger("sslbench")
 
 
@@ -39,6 +42,22 @@ def by_shard(images: Images, indices: IntArray) -> IntArray:
     """Return the indices sorted by shard, stably, so that each shard is read once."""
     shards = shards_of(images)
     return indices if shards is None else indices[np.argsort(shards[indices], kind="stable")]
+
+
+def rows_of(images: Images, rank: int, world: int) -> IntArray:
+    """Return the rows of one of `world` processes that share a pass over all images, int64, ascending.
+
+    Every `world`-th row; of many shards that have to be fetched, those of whole shards, so that one process fetches each.
+    Otherwise a process that is ahead of another would evict from a small cache what the other needs again.
+    """
+    rows = np.arange(len(images))
+    if world == 1 or not isinstance(images, Sharded) or not images.fetched().any():
+        return rows[rank::world]
+    _, shard, sizes = np.unique(images.shards(), return_inverse=True, return_counts=True)
+    if not len(rows) or sizes.max() * world * _SHARDS_EACH > len(rows):
+        return rows[rank::world]
+    owner = (2 * sizes.cumsum() - sizes) * world // (2 * len(rows))  # by the middle of the shard
+    return rows[owner[shard] == rank]
 
 
 def check_order(source: Source, sampler: str, window: int) -> None:

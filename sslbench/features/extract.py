@@ -25,7 +25,7 @@ from sslbench.data.decode.handlers import Reading, handlers_of, versioned_name
 from sslbench.data.decode.picture import Wanted
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
-from sslbench.data.sharded import by_shard
+from sslbench.data.sharded import by_shard, rows_of
 from sslbench.data.source import Source
 from sslbench.distributed import Process, this_process
 from sslbench.errors import BackboneError, DataError, StoreError
@@ -97,7 +97,7 @@ class ExtractionJob:
         partials = self._open_files()
         if partials is None:
             return 0, collections.Counter()
-        mine = np.arange(self.process.rank, len(self.source), self.process.world)
+        mine = self._rows(self.process.rank)
         self._verify(partials, mine)
         pending = mine[np.any([partial.states()[mine] == PENDING for partial in partials], axis=0)]
         frozen = self.encode.state_sha256()
@@ -116,6 +116,10 @@ class ExtractionJob:
             )
         _flush(partials)
         return len(pending), conversions
+
+    def _rows(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return the rows that a process encodes."""
+        return rows_of(self.source.images, rank, self.process.world)
 
     def _encode(
         self,
@@ -201,7 +205,7 @@ class ExtractionJob:
         self._wait(
             lambda: all(state.all() for state in states()),
             lambda: sum(int((state > 0).sum()) for state in states()),
-            lambda: [r for r in range(world) if not all(state[r::world].all() for state in states())],
+            lambda: [r for r in range(world) if not all(state[self._rows(r)].all() for state in states())],
         )
         for partial in partials:
             if damaged := partial.verify(np.arange(len(self.source))):
@@ -313,7 +317,7 @@ class ExtractionJob:
     def _all_unreadable(self, first: Sequence[loader.Unreadable]) -> DataError:
         """Return the error that lists all unreadable images of this process, given the first ones."""
         log.warning(f"{self.source.name}: an image cannot be read; looking for all unreadable ones")
-        found = self._scan(np.arange(self.process.rank, len(self.source), self.process.world))
+        found = self._scan(self._rows(self.process.rank))
         both = {index: (path, reason) for index, path, reason in (*first, *found)}
         return unreadable_error(self.source, [both[index] for index in sorted(both)])
 

@@ -15,7 +15,7 @@ from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.loading.samplers import epoch_order
 from sslbench.data.open import open_data
 from sslbench.data.remote import cache
-from sslbench.data.sharded import by_shard, shards_of
+from sslbench.data.sharded import by_shard, rows_of, shards_of
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, View
 from sslbench.errors import UsageError
@@ -72,6 +72,43 @@ def test_within_the_window_images_are_mixed():
 
 def write(tmp_path, n=24, shards=6):
     return containers.write_shards(tmp_path, containers.pictures(n), shards)
+
+
+class Remote:
+    """Images in shards of these sizes, to be fetched, whose rows run across the shards."""
+
+    def __init__(self, sizes, fetched=1):
+        self.numbers = np.random.default_rng(0).permutation(shards_with(sizes))
+        self.bytes = np.full(len(sizes), fetched)
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def shards(self):
+        return self.numbers
+
+    def fetched(self):
+        return self.bytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(1, 5))
+def test_processes_have_every_row_once_and_whole_shards_if_their_shares_are_near_equal(sizes, world):
+    images = Remote(sizes)
+    parts = [rows_of(images, rank, world) for rank in range(world)]
+    assert sorted(np.concatenate(parts)) == list(range(len(images)))
+    assert all(np.all(np.diff(part) > 0) for part in parts)
+    if len(images) and max(sizes) <= len(images) / world / 3:
+        assert max(map(len, parts)) <= len(images) / world * 4 / 3
+        assert sum(len(np.unique(images.numbers[part])) for part in parts) == np.count_nonzero(sizes)
+    else:
+        assert all(part.tolist() == list(range(rank, len(images), world)) for rank, part in enumerate(parts))
+
+
+def test_rows_of_local_shards_and_of_few_shards_are_dealt_out():
+    for images in (Remote([8] * 6, fetched=0), Remote([8] * 5), Remote([40, 8, 8, 8, 8, 8])):
+        assert rows_of(images, 1, 2).tolist() == list(range(1, len(images), 2))
+    assert np.unique(Remote([8] * 6).numbers[rows_of(Remote([8] * 6), 1, 2)]).tolist() == [3, 4, 5]
 
 
 def test_by_shard_keeps_all_indices_and_the_order_within_a_shard(tmp_path):

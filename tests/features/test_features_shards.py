@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import time
 
 import containers
 import numpy as np
@@ -12,6 +13,7 @@ from serving import serving
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
+from sslbench.data.containers.slices import Slices
 from sslbench.data.open import open_data
 from sslbench.data.remote import cache
 from sslbench.features.extract import ExtractSettings, extract
@@ -19,7 +21,7 @@ from sslbench.preprocessing import Preprocessing
 
 CPU = ExtractSettings(torch.device("cpu"), batch_size=2, workers=0)
 FORK = multiprocessing.get_context("fork")
-SHARDS, EACH = 5, 8
+SHARDS, EACH = 7, 8
 
 
 @pytest.fixture(scope="module")
@@ -33,26 +35,35 @@ def run(backbone, spec, root):
     return extract(backbone, open_data(spec)["all"], layers, CPU, root=root, split="all")
 
 
-def _rank(backbone, spec, root, rank, world):
+def _rank(backbone, spec, root, rank, world, slow):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    read = Slices.read
+
+    def read_late(images, index):
+        time.sleep(0.05)
+        return read(images, index)
+
+    if slow:
+        Slices.read = read_late
     run(backbone, spec, root)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_each_shard_is_fetched_once(backbone, tmp_path, monkeypatch, world):
+@pytest.mark.parametrize(("world", "slow"), [(1, None), (2, None), (2, 0), (2, 1)])
+def test_each_shard_is_fetched_once_however_far_one_process_is_ahead(backbone, tmp_path, monkeypatch, world, slow):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
     with serving(tmp_path / "served") as server:
         # Names run across the shards: in order of id, every image would lie in another shard than the one before.
         samples = containers.pictures(SHARDS * EACH)
         local = containers.write_shards(tmp_path / "served", samples, SHARDS)
         size = (tmp_path / "served" / "s-0000.tar").stat().st_size
-        monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", str(3 * size + 2000))
+        monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", str((1 + 2 * world) * size + 2000))
         spec = f"{server.address}/s-{{0000..{SHARDS - 1:04d}}}.tar"
         open_data(spec)
         for copy in cache.folder().rglob("s-*.tar"):
             copy.unlink()
         server.requests.clear()
-        ranks = [FORK.Process(target=_rank, args=(backbone, spec, tmp_path / "f", r, world)) for r in range(world)]
+        arguments = [(backbone, spec, tmp_path / "f", r, world, r == slow) for r in range(world)]
+        ranks = [FORK.Process(target=_rank, args=of_rank) for of_rank in arguments]
         for process in ranks:
             process.start()
         for process in ranks:
