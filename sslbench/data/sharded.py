@@ -47,7 +47,7 @@ def by_shard(images: Images, indices: IntArray) -> IntArray:
 def rows_of(images: Images, rank: int, world: int) -> IntArray:
     """Return the rows of one of `world` processes that share a pass over all images, int64, ascending.
 
-    Every `world`-th row; of many shards that have to be fetched, those of whole shards, so that one process fetches each.
+    Every `world`-th row; of many shards to fetch, those of whole shards, so that one process fetches each.
     Otherwise a process that is ahead of another would evict from a small cache what the other needs again.
     """
     rows = np.arange(len(images))
