@@ -35,7 +35,7 @@ def read_class_names(path: Path) -> list[str]:
         UsageError: the file cannot be read, or has no names or empty ones.
     """
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8").rstrip().splitlines()]
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the class names in {path}: {error}") from error
     if not names or not all(names):

@@ -328,6 +328,21 @@ def test_parts_of_train_are_results_of_their_own(tmp_path):
     )
 
 
+def test_log_loss_and_brier_score_of_draws_are_means_over_the_draws(tmp_path):
+    outcome = only(run(tmp_path, changed(epochs=2, per_class=(5,), draws=3)))
+    true = pictures(48, 2).labels.values
+    losses, squares = [], []
+    for draw in outcome.draws:
+        for scores, label in zip(draw.astype(np.float64), true, strict=True):
+            shares = np.exp(scores) / np.exp(scores).sum()
+            losses.append(-np.log(shares[label]))
+            squares.append(sum((share - (c == label)) ** 2 for c, share in enumerate(shares)))
+    for name, each in (("nll", losses), ("brier", squares)):
+        value, low, high = outcome.metrics[name]
+        assert value == pytest.approx(np.mean(each), rel=1e-6) and low < value < high
+    assert 0 <= outcome.metrics["ece"][0] <= 1 and outcome.probabilities == "softmax"
+
+
 def test_a_published_list_is_matched_by_file_name(tmp_path, monkeypatch):
     train = pictures(96, 1)
     folders = tuple(f"class/{name}.png" for name in train.ids)
@@ -343,6 +358,13 @@ def test_a_published_list_is_matched_by_file_name(tmp_path, monkeypatch):
     assert portions(settings, train)[0].text != portion.text, "another list is another result"
     file.write_text("train/class/1-0003.png\nclass/1-0000.png\n")
     assert portions(settings, train)[0].rows.tolist() == [0, 3]
+    for text in (
+        "\ufeff1-0003.png\r\n\r\n1-0000.png\r\n",
+        "\n  1-0000.png \n\n1-0003.png",
+        "\ufeff\n1-0000.png\r1-0003.png",
+    ):
+        file.write_bytes(text.encode())  # as editors of Windows and of old Macs save it
+        assert portions(settings, train)[0].rows.tolist() == [0, 3]
     file.write_text("class/1-0000.png\nother/1-0003.png\n")
     with pytest.raises(DataError, match=r"1 of the 2 images .* are not in train: other/1-0003.png"):
         portions(settings, train)

@@ -24,7 +24,7 @@ from sslbench.labels import LABELS
 from sslbench.metrics.catalog import find
 from sslbench.metrics.intervals import Units, student_half_width
 from sslbench.metrics.metric import RATE, Bounds
-from sslbench.metrics.summary import headline, one_measure, summarise
+from sslbench.metrics.summary import Probabilities, headline, one_measure, summarise
 from sslbench.protocols._parts.selection import class_sizes, folds_of
 from sslbench.results import Outcome
 
@@ -311,13 +311,38 @@ class LearningCurve:
         self._notes |= {f"{name}: {note}": None for one in fitted for note in one.notes}
         self._last = fitted
 
-    def outcome(self, *, seed: int, selected: dict[str, Any], seeds: Sequence[int], notes: Sequence[str]) -> Outcome:
-        """Return the outcome, with the last point as headline; `seed` is that of the half-samples."""
+    def outcome(
+        self,
+        *,
+        seed: int,
+        selected: dict[str, Any],
+        seeds: Sequence[int],
+        notes: Sequence[str],
+        probabilities: Probabilities | None = None,
+    ) -> Outcome:
+        """Return the outcome, with the last point as headline; every metric is the mean over the draws.
+
+        Args:
+            seed: seed of the half-samples.
+            selected: the selected settings.
+            seeds: seeds of the draws.
+            notes: remarks, one sentence each.
+            probabilities: conversion of the scores to probabilities, as for `summarise`.
+        """
         kind, classes, values = self._test.kind, self._test.classes, self._test.values
         # All draws share the resamples of one result: the interval uses the mean of their half widths.
         resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / len(self._last)))
         each = [
-            summarise(kind, classes, values, one.scores, seed=seed, resamples=resamples, groups=self._groups)
+            summarise(
+                kind,
+                classes,
+                values,
+                one.scores,
+                seed=seed,
+                resamples=resamples,
+                probabilities=probabilities,
+                groups=self._groups,
+            )
             for one in self._last
         ]
         metrics = {name: combine([found[0][name] for found in each], find(name).bounds) for name in each[0][0]}
@@ -336,6 +361,7 @@ class LearningCurve:
             variants=self.variants,
             converged=all(self._converged) if self._converged else None,
             notes=(*notes, *self._notes),
+            probabilities=probabilities,
         )
 
 

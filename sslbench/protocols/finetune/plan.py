@@ -242,7 +242,7 @@ def _listed(path: Path, train: Source) -> Portion:
             "($SSLBENCH_DATA).",
         )
     try:
-        text = found.read_text(encoding="utf-8")
+        text = found.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"train_list: cannot read {found}: {error}") from error
     names = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())

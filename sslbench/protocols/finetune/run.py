@@ -19,6 +19,7 @@ from sslbench.backbones.speed import prepare as prepare_encoder
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
+from sslbench.data.sharded import rows_of
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import from_first, rank, sum_, world_size
 from sslbench.features.array import Features
@@ -164,7 +165,7 @@ class FinetuneRun:
         encode = prepare_encoder(network.backbone, (self.layer,), device=engine.device, precision=engine.precision)
         head = network.head.to(engine.device)
         scores = torch.zeros((len(source), len(source.labels.classes)), device=engine.device)
-        share = np.arange(rank(), len(source), world_size())
+        share = rows_of(source.images, rank(), world_size())
         done = 0
         for batch in loader.batches(
             source,
@@ -193,9 +194,9 @@ class FinetuneRun:
         notes += [f"The metrics are means over {len(trials)} draws of {portion.text}."] if len(trials) > 1 else []
         notes += _edge_notes(self.settings, first.selected)
         weights = self._weights(first)
-        if len(trials) > 1:
-            return self._mean(portion, seeds, trials, notes, weights)
         probabilities: Probabilities | None = "softmax" if labels.kind == "single" else None
+        if len(trials) > 1:
+            return self._mean(portion, seeds, trials, notes, weights, probabilities)
         metrics, name, per_class = summarise(
             labels.kind,
             labels.classes,
@@ -224,6 +225,7 @@ class FinetuneRun:
         trials: Sequence[_Trial],
         notes: Sequence[str],
         weights: NetworkWeights | None,
+        probabilities: Probabilities | None,
     ) -> Outcome:
         test = Features(
             np.zeros((len(self.test), 0), np.float32), self.test.labels, self.test.ids, groups=source_groups(self.test)
@@ -240,7 +242,9 @@ class FinetuneRun:
             [few_shot.Fitted(each.scores.astype(np.float64), each.train, math.nan) for each in trials],
         )
         selected = {f"draw {i}": trial.selected for i, trial in enumerate(trials) if trial.selected}
-        outcome = curve.outcome(seed=self.seed, selected=selected, seeds=seeds, notes=notes)
+        outcome = curve.outcome(
+            seed=self.seed, selected=selected, seeds=seeds, notes=notes, probabilities=probabilities
+        )
         return dataclasses.replace(outcome, weights=weights)
 
     def _weights(self, trial: _Trial) -> NetworkWeights | None:
