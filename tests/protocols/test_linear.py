@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -11,6 +13,7 @@ from sslbench.protocols import linear
 from sslbench.protocols.linear import path
 from sslbench.solvers import logistic
 from sslbench.solvers.logistic import newton
+from sslbench.solvers.logistic import problem as logistic_problem
 
 
 @pytest.mark.parametrize("n_classes", [2, 4])
@@ -247,3 +250,23 @@ def test_the_hessian_is_the_derivative_of_the_gradient(blobs, multi):
         np.testing.assert_allclose(hessian.product(along), expected, atol=1e-5)
         columns = [hessian.product(unit.reshape(11, 4)).ravel() for unit in np.eye(44)]
         np.testing.assert_allclose(hessian.diagonal().ravel(), np.diag(columns), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_score_and_loss_of_many_samples_need_no_room_for_all_scores_and_are_the_same(monkeypatch, dtype):
+    rng, n, classes = np.random.default_rng(0), 30_000, 40
+    x, values = rng.normal(size=(n, 6)).astype(dtype), rng.integers(0, classes, n)
+    labels = Labels("single", tuple(map(str, range(classes + 1))), values)  # one class has no sample
+    model = logistic.Fit(rng.normal(size=(6, classes)), rng.normal(size=classes), True, 1, 0.0)
+    logits = x.astype(np.float64) @ model.weight + model.bias
+    problem = logistic.Problem(x, values, classes)
+    monkeypatch.setattr(linear, "_ROWS", 1000)
+    monkeypatch.setattr(logistic_problem, "_LOGITS", 2**16)
+    tracemalloc.start()
+    score, loss = linear._headline(model, x, np.arange(classes), labels), problem.loss(model)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert score == np.mean(logits.argmax(axis=1) == values)
+    own = logits[np.arange(n), values]
+    assert loss == pytest.approx(np.mean(np.log(np.exp(logits).sum(axis=1)) - own), rel=1e-6)
+    assert peak < logits.nbytes / 4

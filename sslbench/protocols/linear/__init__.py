@@ -19,6 +19,7 @@ from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
+from sslbench.metrics.classification import top_k_correct
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features, for_all_classes, holdout_rows, no_holdout, percent
 from sslbench.protocols.linear.settings import Settings
@@ -27,6 +28,8 @@ from sslbench.results import Outcome
 
 if TYPE_CHECKING:
     from sslbench.solvers.logistic import Axes, Fit, Problem
+
+_ROWS = 8192
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -141,7 +144,7 @@ def train_probe(train: Features, settings: Settings, *, seed: int, on: Features 
             f"The solver did not converge in {model.iterations} steps: the objective exceeds its minimum {gap}; "
             f"the tolerance is {settings.tolerance:.2g}."
         )
-    on_train = headline(train.labels.kind, train.labels.values, _scores(model, x, usable, train.labels))
+    on_train = _headline(model, x, usable, train.labels)
     selected = choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations}
     return LinearProbe(axes, model, usable, on_train, selected, tuple(notes))
 
@@ -193,6 +196,17 @@ def _scores(model: "Fit", x: Matrix, usable: IntArray, labels: Labels) -> FloatA
     return for_all_classes(decision, usable, labels)
 
 
+def _headline(model: "Fit", x: Matrix, usable: IntArray, labels: Labels) -> float:
+    """Return the leading metric of coordinates (N, R), for single labels without all (N, C) scores at once."""
+    if labels.kind != "single":  # the average precision of a class needs the scores of all samples
+        return headline(labels.kind, labels.values, _scores(model, x, usable, labels))
+    right = 0
+    for start in range(0, len(x), _ROWS):
+        rows = slice(start, start + _ROWS)
+        right += int(top_k_correct(labels.values[rows], _scores(model, x[rows], usable, labels), 1).sum())
+    return right / len(x)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Choice:
     """The chosen c, the record of the choice, and the model that the final fit starts from."""
@@ -241,8 +255,8 @@ def _choose(
     scored = _held_out_problem(held_out, held_labels, learned)
 
     def judge(model: "Fit") -> tuple[float, float]:
-        score = headline(labels.kind, held_labels.values, _scores(model, held_out, learned, labels))
-        return score, scored.loss(model.decide(scored.x)) if len(scored.x) else float("nan")
+        loss = scored.loss(model) if len(scored.x) else float("nan")
+        return _headline(model, held_out, learned, held_labels), loss
 
     problem = _problem(x if len(fitted) == len(x) else x[fitted], inside, learned)
     best, tried = search(

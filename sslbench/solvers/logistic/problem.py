@@ -155,9 +155,11 @@ class Problem:
         residuals[np.arange(len(residuals)), classes] += 1
         return residuals
 
-    def loss(self, logits: Matrix) -> float:
-        """Return the mean loss per sample of decision values (N, K)."""
-        return float(self.loss_and_residuals(logits.copy(), slice(0, len(logits))).sum()) / len(logits)
+    def loss(self, model: Fit) -> float:
+        """Return the mean loss per sample of a model; K binary losses are summed."""
+        blocks = self.blocks(np.float32 if self.x.dtype == np.float32 else np.float64)
+        losses = [self.loss_and_residuals(model.decide(x), rows).sum() for rows, x in blocks]
+        return float(np.sum(losses)) / len(self.x)
 
     def curvature(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> float:
         """Return the mean of p (1 - p) over outputs and a subset of samples, enough for a preconditioner."""
