@@ -1,6 +1,7 @@
 """Finetuning: equal to a plain loop, continued after a kill, chosen on train only, written with its classifier."""
 
 import dataclasses
+import hashlib
 import os
 import signal
 import sys
@@ -19,7 +20,8 @@ import two_processes
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data.source import Labels
+from sslbench.data.images import Arrays
+from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.protocols import finetune
@@ -379,6 +381,64 @@ def test_a_published_list_is_matched_by_file_name(tmp_path, monkeypatch):
     file.write_text("0003.png\n")
     with pytest.raises(DataError, match="2 train images have that file name"):
         portions(settings, twice)
+
+
+def uneven(groups=None):
+    """Return 400 images of four classes of 160, 120, 80 and 40, in a random order."""
+    values = np.random.default_rng(5).permutation(np.repeat(np.arange(4), [160, 120, 80, 40]))
+    ids = tuple(f"{i:04d}.png" for i in range(400))
+    images = Arrays(np.zeros((400, 1, 1, 3), np.uint8), "uneven")
+    attributes = {} if groups is None else {"video": tuple(groups)}
+    labels = Labels("single", ("a", "b", "c", "d"), values)
+    return Source("uneven", ids, labels, images, attributes=attributes, grouped_by="" if groups is None else "video")
+
+
+def chosen_rows(settings, train, seed):
+    (portion,) = portions(settings, train)
+    drawn = portion.of(train, seed)
+    return [train.ids.index(name) for name in drawn.ids]
+
+
+def test_few_labels_have_the_shares_of_the_classes_and_other_seeds_other_images():
+    train = uneven()
+    for settings, expected in (
+        (changed(fractions=(0.1,)), [16, 12, 8, 4]),
+        (changed(images=(200,)), [80, 60, 40, 20]),
+        (changed(per_class=(7,)), [7, 7, 7, 7]),
+    ):
+        rows = chosen_rows(settings, train, 0)
+        counted = [sum(train.labels.values[row] == c for row in rows) for c in range(4)]
+        assert counted == expected and rows == sorted(set(rows))
+        assert rows == chosen_rows(settings, train, 0) != chosen_rows(settings, train, 1)
+    often = np.zeros(400)
+    for seed in range(300):
+        often[chosen_rows(changed(per_class=(10,)), train, seed)] += 1
+    for c, size in enumerate((160, 120, 80, 40)):
+        own = often[train.labels.values == c]
+        assert own.sum() == 3000  # each image of a class as often as the others, within five standard deviations
+        assert np.abs(own - 3000 / size).max() < 5 * np.sqrt(3000 / size)
+
+
+def test_few_labels_keep_the_images_of_a_group_together():
+    names = [f"video{i // 4}" for i in range(400)]
+    train = uneven(names)
+    rows = chosen_rows(changed(fractions=(0.25,)), train, 0)
+    taken = {names[row] for row in rows}
+    assert len(rows) == 4 * len(taken) and 80 <= len(rows) <= 120
+    assert rows == [row for row in range(400) if names[row] in taken]
+    assert rows != chosen_rows(changed(fractions=(0.25,)), train, 1)
+    per_class = chosen_rows(changed(per_class=(10,)), train, 0)  # as many different videos as possible
+    for c in range(4):
+        own = [names[row] for row in per_class if train.labels.values[row] == c]
+        assert len(own) == len(set(own)) == 10
+
+
+def test_the_name_of_a_list_has_the_digest_of_its_images(tmp_path):
+    train, file = uneven(), tmp_path / "list.txt"
+    file.write_text("0007.png\n0003.png\n0007.png\n")
+    (portion,) = portions(changed(train_list=str(file)), train)
+    digest = hashlib.sha256(b"0003.png\n0007.png").hexdigest()[:8]
+    assert portion.text == f"2 images of list.txt ({digest})" and portion.rows.tolist() == [3, 7]
 
 
 def test_rates_are_selected_on_held_out_samples_and_test_decides_nothing(tmp_path):
