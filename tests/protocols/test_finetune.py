@@ -519,10 +519,13 @@ def test_resnets_decay_by_stage_vision_transformers_by_block_others_as_in_timm()
     assert [vit.backbone[f"blocks.{i}.attn.qkv.weight"] for i in range(3)] == [1, 2, 3]
     conv = layer_numbers(build("timm:convnext_atto"))
     assert conv.backbone["stem.0.weight"] == 0 and conv.head == conv.backbone["head.norm.weight"] == 13
-    for name, stem in (("mobilenetv3_small_050", "conv_stem.weight"), ("mixer_s16_224", "stem.proj.weight")):
+    others = {"mobilenetv3_small_050": "conv_stem", "mixer_s16_224": "stem.proj", "hrnet_w18_small": "conv2"}
+    for name, stem in others.items():
         backbone = build(f"timm:{name}")
         theirs = group_parameters(backbone.module, backbone.module.group_matcher(coarse=False), reverse=True)
-        assert layer_numbers(backbone).backbone == theirs and theirs[stem] == 0
+        assert layer_numbers(backbone).backbone == theirs and theirs[f"{stem}.weight"] == 0
+    hrnet = layer_numbers(build("timm:hrnet_w18_small"))
+    assert hrnet.head == 5 and hrnet.backbone["stage4.0.branches.0.0.conv1.weight"] == 4
 
 
 def test_layer_decay_gives_the_published_rates():

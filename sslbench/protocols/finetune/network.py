@@ -29,6 +29,7 @@ from sslbench.weights.fill import fill
 
 _STAGE = re.compile(r"layer(\d+)\.")
 _STEM = ("conv1.", "bn1.")
+_CLASSIFIER = "fc."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +265,9 @@ def layer_numbers(backbone: Backbone) -> LayerNumbers:
         found = numbered_layers([f"backbone.{name}" for name in names])
         return LayerNumbers({name: found[f"backbone.{name}"] for name in names}, max(found.values()))
     stages = {name: int(match[1]) for name in names if (match := _STAGE.match(name))}
-    if stages:
+    # HRNets have a layer1 too, and stages of their own after it.
+    is_resnet = all(name in stages or name.startswith((*_STEM, _CLASSIFIER)) for name in names)
+    if stages and (is_resnet or not callable(matcher)):
         last = max(stages.values()) + 1
         return LayerNumbers({name: stages.get(name, 0 if name.startswith(_STEM) else last) for name in names}, last)
     if callable(matcher):
