@@ -185,6 +185,9 @@ def timm_preprocessing(module: nn.Module, *, channels: int | None = None) -> Pre
 def _aliases(module: nn.Module) -> dict[str, str]:
     """Name the layers: `features` (pooled), `features.0`, `features.1`, ... (stages), `last` (last stage, unpooled)."""
     modules = {path for path, _ in module.named_modules() if path}
+    if "incre_modules" in modules:  # HRNet: the stages that timm names return a list, a map for each resolution
+        stages = ["act1", *(f"incre_modules.{index}" for index in range(4))]
+        return {"features": "", "last": "final_layer"} | {f"features.{i}": path for i, path in enumerate(stages)}
     info = getattr(module, "feature_info", None) or []
     stages = [entry["module"] for entry in info if isinstance(entry, dict) and entry.get("module") in modules]
     aliases = {"features": ""} | {f"features.{index}": path for index, path in enumerate(stages)}

@@ -121,3 +121,14 @@ def test_a_crop_mode_that_cannot_be_had_is_said(caplog):
         backbone = build("timm:" + next(n for n in timm.list_models() if "deepseek_vit" in n))
     assert "squashed" in backbone.preprocessing.origin
     assert "crop mode 'border'" in caplog.text
+
+
+def test_stages_of_hrnets_are_the_maps_of_timms_feature_info():
+    backbone = build("timm:hrnet_w18_small")
+    layers = resolve_layers(backbone, [f"features.{i}:flatten" for i in range(5)] + ["last"])
+    with torch.inference_mode():
+        found = forward_layers(backbone.module, torch.zeros(1, 3, 64, 64), layers)
+    sizes = [found[f"features.{i}:flatten"].shape[1] for i in range(5)]
+    info = backbone.module.feature_info
+    assert sizes == [one["num_chs"] * (64 // one["reduction"]) ** 2 for one in info]
+    assert found["last"].shape == (1, backbone.module.num_features)
