@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-LabelKind = Literal["single", "multi", "value", "none"]
-"""One class per sample, any number of classes per sample, numbers to predict (regression), or unlabelled."""
+LabelKind = Literal["single", "multi", "value", "map", "none"]
+"""One class per sample, any number of classes per sample, numbers to predict (regression), a class for every pixel, or
+unlabelled."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,5 +30,6 @@ LABELS: Mapping[LabelKind, LabelFacts] = {
     "single": LabelFacts(text="one class each", metric="top1", classes=True, dtype="int64"),
     "multi": LabelFacts(text="several labels each", metric="mAP", classes=True, dtype="int8"),
     "value": LabelFacts(text="numbers as labels", metric="r2", classes=False, dtype="float64"),
+    "map": LabelFacts(text="a class for every pixel", metric="mIoU", classes=False, dtype="int8"),
     "none": LabelFacts(text="no labels", metric="", classes=False, dtype="int8"),
 }

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from sslbench import config
@@ -31,7 +32,8 @@ from sslbench.data.location import PATTERN, SCHEME, locate
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.source import Source
+from sslbench.data.source import Labels, Source
+from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names
 
@@ -154,6 +156,33 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
     raise UsageError(f"{location.text} has no label maps", _LABEL_MAP_LAYOUTS)
+
+
+def open_maps_as_data(spec: str) -> dict[str, Source]:
+    """Open images with label maps as sources whose labels are classes of pixels; see `open_label_maps`."""
+    return {
+        split: Source(
+            found.name,
+            found.ids,
+            Labels("map", found.classes, np.zeros((len(found), 0), dtype=np.int8)),
+            found.images,
+            _notes_of_maps(found),
+            maps=found,
+        )
+        for split, found in open_label_maps(spec).items()
+    }
+
+
+def _notes_of_maps(found: LabelMapSource) -> tuple[str, ...]:
+    left_out = [
+        f"{found.name}: {len(names):,} {what} left out: {some(names, 3)}"
+        for what, names in (
+            ("images without a map are", found.without_map),
+            ("maps without an image are", found.without_image),
+        )
+        if names
+    ]
+    return (*found.notes, *left_out)
 
 
 def are_label_maps(spec: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.maps.label_map import LabelMap
 from sslbench.data.queries import Queries
 from sslbench.data.wording import printable
 from sslbench.labels import LabelKind
@@ -96,6 +97,27 @@ class Images(Protocol):
         ...
 
 
+class PixelLabels(Protocol):
+    """Label maps of N images, read one by one, from any process (an implementation must be picklable)."""
+
+    def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
+        """Return the map of an image whose upright height and width are `size`.
+
+        Raises:
+            UnreadableImage: there is no complete map.
+            DataError: it does not fit the image or the classes.
+        """
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "PixelLabels":
+        """Return the maps at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the maps and their classes, 32 hex digits."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """N samples in order of their id.
@@ -113,6 +135,7 @@ class Source:
         weights: of a joined source (`joined.join`): name of each member -> its sampling frequency in pretraining,
             relative to the others; empty: every image equally often.
         queries: of a retrieval data set: queries among the samples, and their answers; None: labels tell the answers.
+        maps: of images with a class for every pixel: their label maps.
     """
 
     name: str
@@ -124,6 +147,7 @@ class Source:
     grouped_by: str = ""
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     queries: Queries | None = None
+    maps: PixelLabels | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.images):
@@ -147,7 +171,8 @@ class Source:
         ids = tuple(self.ids[i] for i in chosen)
         images, labels = self.images.select(chosen), self.labels.select(chosen)
         attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
-        further = attributes, self.grouped_by, self.weights, self.queries
+        maps = None if self.maps is None else self.maps.select(chosen)
+        further = attributes, self.grouped_by, self.weights, self.queries, maps
         return Source(name or self.name, ids, labels, images, self.notes, *further)
 
     def images_fingerprint(self) -> str:
@@ -161,7 +186,7 @@ class Source:
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:
-        """Return a hash of ids, image contents, labels, class names, groups and queries, for keys of scores.
+        """Return a hash of ids, image contents, labels, class names, groups, queries and maps, for keys of scores.
 
         32 hex digits.
         """
@@ -172,4 +197,6 @@ class Source:
             digest.update("\n".join(("groups", *self.attributes[self.grouped_by])).encode())
         if self.queries is not None:
             digest.update(("queries" + self.queries.digest()).encode())
+        if self.maps is not None:
+            digest.update(("maps" + self.maps.fingerprint()).encode())
         return digest.hexdigest()[:32]

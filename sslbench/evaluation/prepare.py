@@ -8,6 +8,7 @@ from typing import Any
 
 from sslbench import names, protocols
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.grids import resolve_grids
 from sslbench.backbones.layers import Layer, names_head, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.sizes import built_for
@@ -26,6 +27,7 @@ from sslbench.data.splits import (
     match_classes,
     name_numbered,
     train_test,
+    train_test_maps,
     unite_classes,
 )
 from sslbench.errors import DataError, UsageError
@@ -36,7 +38,7 @@ from sslbench.features.array import Features
 from sslbench.labels import LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
-from sslbench.protocols import ImageSet, OnFeatures, OnImages, OnObjects, OnSets
+from sslbench.protocols import MAPS, ImageSet, OnFeatures, OnImages, OnObjects, OnSets
 
 
 def needs_labels(task: Task) -> bool:
@@ -142,7 +144,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     run.extract_settings()
     loaded = load(request, run) if backbone is None else backbone
     backbone, origins = for_request(loaded, request, run)
-    layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
+    layers = _layers(backbone, request)
     data = open_train_test(request, run)
     if request.test_classes == "numbers":
         data = dataclasses.replace(data, test=name_numbered(data.train, data.test))
@@ -306,17 +308,20 @@ def load(request: Request, run: RunSettings) -> Backbone:
 
 def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     """Train and test part of the data, classes matched by name, limited if that was asked for."""
-    refuse_label_maps(request.data)
-    data = train_test(
-        request.data,
-        request.test_data,
-        seed=run.seed,
-        test_fraction=run.test_fraction,
-        image_column=request.image_column,
-        label_column=request.label_column,
-        attribute_columns=request.groups,
-        value_columns=request.value_columns,
-    )
+    if takes_maps(request.tasks):
+        data = _label_maps(request, run)
+    else:
+        refuse_label_maps(request.data)
+        data = train_test(
+            request.data,
+            request.test_data,
+            seed=run.seed,
+            test_fraction=run.test_fraction,
+            image_column=request.image_column,
+            label_column=request.label_column,
+            attribute_columns=request.groups,
+            value_columns=request.value_columns,
+        )
     if request.limit is None:
         return data
     if request.limit >= max(len(data.train), len(data.test)):
@@ -324,6 +329,56 @@ def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     train, test = (limit(part, request.limit, run.seed) for part in (data.train, data.test))
     description = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
     return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
+
+
+def _label_maps(request: Request, run: RunSettings) -> TrainTest:
+    """Return train and test images with label maps, which have no columns.
+
+    Raises:
+        UsageError: a column was named.
+    """
+    named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
+    if named:
+        raise UsageError(f"label maps have no columns, so {named[0]} has no effect", "Leave it out.")
+    return train_test_maps(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
+
+
+def _layers(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
+    """Return the layers of a request; of protocols on label maps, with a vector for every patch or cell."""
+    if takes_maps(request.tasks):
+        return resolve_grids(backbone, request.layers, output_size(backbone.preprocessing))
+    return resolve_layers(backbone, request.layers or (backbone.default_layer,))
+
+
+def takes_maps(tasks: Sequence[Task]) -> bool:
+    """Return whether the protocols take images with a class for every pixel.
+
+    Raises:
+        UsageError: some do, others take other labels.
+    """
+    dense = [task.protocol for task in tasks if sample_kind(task.protocol).label_kinds == MAPS]
+    others = [task.protocol for task in tasks if task.protocol not in dense]
+    if dense and others:
+        raise UsageError(
+            f"{dense[0]} takes label maps and {others[0]} takes other labels, so they cannot run together",
+            "Run them one after the other.",
+        )
+    return bool(dense)
+
+
+def whole_image(own: Preprocessing, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of a preprocessing that keep the whole image, whose every pixel has a label.
+
+    Without a size, the image is squashed to the size that the backbone takes.
+
+    Raises:
+        UsageError: a crop was asked for.
+    """
+    if values.get("crop") is not None:
+        raise UsageError("a crop would cut pixels off that have a label", "Give --resize HEIGHTxWIDTH --crop none.")
+    if "resize" in values:
+        return {"crop": None, **values}
+    return {"resize": own.crop or own.resize, **values, "crop": None}
 
 
 def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple[Backbone, dict[str, str]]:
@@ -334,7 +389,10 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
     Raises:
         UsageError: see `with_preprocessing` and `sizes.built_for`.
     """
-    backbone, origins = with_preprocessing(backbone, {**request.preprocessing, **run.decoding()})
+    values = {**request.preprocessing, **run.decoding()}
+    if takes_maps(request.tasks):
+        values = whole_image(backbone.preprocessing, values)
+    backbone, origins = with_preprocessing(backbone, values)
     return built_for(backbone, output_size(backbone.preprocessing)), origins
 
 

@@ -35,6 +35,7 @@ from sslbench.evaluation.prepare import (
     one_part_of_features,
     only_part,
     open_train_test,
+    takes_maps,
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
 from sslbench.evaluation.request import Request, RunSettings, Task
@@ -368,19 +369,31 @@ def _rows(features: Features, part: Source) -> Features:
     position = np.searchsorted(stored, ids)
     present = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == ids)
     if present.all() and len(ids) == len(stored):
-        return dataclasses.replace(features, labels=part.labels, groups=source_groups(part), queries=part.queries)
+        groups = source_groups(part)
+        return dataclasses.replace(features, labels=part.labels, groups=groups, queries=part.queries, maps=part.maps)
     labelled = part.select(np.flatnonzero(present))
     rows = position[present]
     x = features.x if len(rows) == len(stored) else features.x[rows]
-    groups, queries = source_groups(labelled), labelled.queries
-    return Features(x, labelled.labels, labelled.ids, groups=groups, regions=features.regions, queries=queries)
+    return Features(
+        x,
+        labelled.labels,
+        labelled.ids,
+        groups=source_groups(labelled),
+        regions=features.regions,
+        queries=labelled.queries,
+        maps=labelled.maps,
+    )
 
 
 def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:
     only_sets = all(is_on_sets(task) for task in prepared.request.tasks)
     if not prepared.run.floors or (only_sets and not prepared.run.baseline):
         return floors.FloorBackbones({}, {})
-    return floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
+    found = floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
+    if takes_maps(prepared.request.tasks) and "pixels" in found.found:
+        others = {name: backbone for name, backbone in found.found.items() if name != "pixels"}
+        return floors.FloorBackbones(others, found.missing | {"pixels": "8 x 8 pixels are no grid of patches"})
+    return found
 
 
 def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress: Progress | None) -> Encoded:

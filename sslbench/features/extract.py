@@ -505,5 +505,12 @@ def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadab
     if left_out:
         readable = source.select([i for i, sample_id in enumerate(source.ids) if sample_id not in left_out])
     x = entry.read(layer.text)
-    groups, queries = source_groups(readable), readable.queries
-    return Features(x, readable.labels, readable.ids, groups=groups, regions=layer.regions, queries=queries)
+    return Features(
+        x,
+        readable.labels,
+        readable.ids,
+        groups=source_groups(readable),
+        regions=layer.regions,
+        queries=readable.queries,
+        maps=readable.maps,
+    )

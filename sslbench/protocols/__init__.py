@@ -4,9 +4,9 @@ from typing import Any
 
 from sslbench import names
 from sslbench.errors import UsageError
-from sslbench.protocols.protocol import ImageSet, OnFeatures, OnImages, OnObjects, OnSets, Protocol
+from sslbench.protocols.protocol import MAPS, ImageSet, OnFeatures, OnImages, OnObjects, OnSets, Protocol
 
-__all__ = ["ImageSet", "OnFeatures", "OnImages", "OnObjects", "OnSets", "Protocol", "find"]
+__all__ = ["MAPS", "ImageSet", "OnFeatures", "OnImages", "OnObjects", "OnSets", "Protocol", "find"]
 
 
 def find(name: str) -> Protocol[Any]:

@@ -27,6 +27,8 @@ Part = Literal["train", "test"]
 
 CLASSES: frozenset[LabelKind] = frozenset({"single", "multi"})
 """Label kinds of a protocol that predicts classes."""
+MAPS: frozenset[LabelKind] = frozenset({"map"})
+"""Label kinds of a protocol on images with a class for every pixel."""
 ANY_LABELS: frozenset[LabelKind] = frozenset({"single", "multi", "value", "none"})
 """Label kinds of a protocol that needs no labels."""
 

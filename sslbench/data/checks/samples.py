@@ -158,4 +158,9 @@ def _numbers(train: Source, test: Source) -> list[Finding]:
     return findings
 
 
-_LABEL_CHECKS = {"single": _single_classes, "multi": _multi_classes, "value": _numbers}
+def _maps(train: Source, test: Source) -> list[Finding]:
+    """Return nothing: `sslbench check-data --label-maps` reads all maps."""
+    return []
+
+
+_LABEL_CHECKS = {"map": _maps, "single": _single_classes, "multi": _multi_classes, "value": _numbers}

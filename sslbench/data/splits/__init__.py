@@ -11,7 +11,7 @@ from sslbench.arrays import IntArray
 from sslbench.data.groups import choose_groups, source_groups, torn_classes
 from sslbench.data.labels import among_classes, present_classes, single_labels
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.open import open_data
+from sslbench.data.open import open_data, open_maps_as_data
 from sslbench.data.source import ORIGIN, Labels, Source
 from sslbench.data.splits.stratify import choose
 from sslbench.data.wording import some
@@ -82,6 +82,15 @@ def train_test(
     others = open_data(test_data, **columns, **further)
     train = choose_train(data, sources)
     test = choose_test(test_data, others)
+    return TrainTest(train, test, f"{train.name} against {test.name}")
+
+
+def train_test_maps(data: str, test_data: str | None = None, *, seed: int = 0, test_fraction: float = 0.2) -> TrainTest:
+    """Open one location of label maps, or two, and return the train and the test part; see `train_test`."""
+    sources = open_maps_as_data(data)
+    if test_data is None:
+        return _from_one(data, sources, seed, test_fraction)
+    train, test = choose_train(data, sources), choose_test(test_data, open_maps_as_data(test_data))
     return TrainTest(train, test, f"{train.name} against {test.name}")
 
 
@@ -227,6 +236,8 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     if problems:
         raise DataError("\n".join(problems))
     notes = [note for note in (absent_from_test(train, test), not_listed(train, test)) if note is not None]
+    if train.labels.kind == "map":
+        return train, test
     if train.labels.kind == "value":
         order = [test.labels.classes.index(name) for name in train.labels.classes]
         numbers_of_test = Labels("value", train.labels.classes, test.labels.values[:, order])
@@ -302,6 +313,10 @@ def label_problems(train: Source, test: Source) -> list[str]:
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
     if train.labels.kind != test.labels.kind:
         return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]
+    if train.labels.kind == "map":
+        same = train.labels.classes == test.labels.classes
+        both = [f"{part.name} has {some(part.labels.classes, 5)}" for part in (train, test)]
+        return [] if same else [f"the classes of the maps differ: {'; '.join(both)}"]
     if train.labels.kind == "value":
         same = sorted(train.labels.classes) == sorted(test.labels.classes)
         both = [f"{part.name} has {', '.join(part.labels.classes)}" for part in (train, test)]
@@ -327,7 +342,7 @@ def nearest_class(name: str, classes: Iterable[str]) -> str:
 
 def absent_from_test(train: Source, test: Source) -> str | None:
     """Return a sentence that names the classes with samples in train but not in test; None without any."""
-    if train.labels.kind == "value":
+    if not LABELS[train.labels.kind].classes:
         return None
     there = set(_present(test))
     absent = [name for name in _present(train) if name not in there]
