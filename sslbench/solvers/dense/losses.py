@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 Average = Literal["scored", "all"]
 
@@ -37,7 +37,7 @@ def pixel_cross_entropy(
     >>> [round(float(pixel_cross_entropy(logits, target, ignore=255, average=a)), 4) for a in ("scored", "all")]
     [0.6931, 0.3466]
     """
-    total = F.cross_entropy(logits, target, weight=class_weights, ignore_index=ignore, reduction="sum")
+    total = functional.cross_entropy(logits, target, weight=class_weights, ignore_index=ignore, reduction="sum")
     scored = target != ignore
     weights = scored.to(logits.dtype)
     if class_weights is not None:
@@ -124,9 +124,9 @@ def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentratio
     1.5708
     """
     counts = valid[:, 0]
-    cosine = F.cosine_similarity(prediction, target, dim=1)[counts]
+    cosine = functional.cosine_similarity(prediction, target, dim=1)[counts]
     angle = torch.acos(cosine.clamp(-_MOST_COSINE, _MOST_COSINE))
     if concentration is None:
         return angle.mean()
-    kappa = F.elu(concentration[:, 0][counts]) + _LEAST_CONCENTRATION
+    kappa = functional.elu(concentration[:, 0][counts]) + _LEAST_CONCENTRATION
     return (kappa * angle - torch.log(kappa**2 + 1) + torch.log1p(torch.exp(-kappa * math.pi))).mean()

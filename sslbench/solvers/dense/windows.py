@@ -4,9 +4,8 @@ import itertools
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 Forward = Callable[[Tensor], Tensor]
 """Function from images (N, C, H, W) to logits (N, K, H, W) of the same height and width."""
@@ -14,7 +13,7 @@ Forward = Callable[[Tensor], Tensor]
 
 def resized(x: Tensor, size: tuple[int, int]) -> Tensor:
     """Return maps (N, C, H, W) at another height and width, bilinear, with pixels as areas (`align_corners=False`)."""
-    return x if x.shape[-2:] == size else F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+    return x if x.shape[-2:] == size else functional.interpolate(x, size=size, mode="bilinear", align_corners=False)
 
 
 def centre_padded(x: Tensor, multiple: int) -> tuple[Tensor, tuple[slice, slice]]:
@@ -29,7 +28,7 @@ def centre_padded(x: Tensor, multiple: int) -> tuple[Tensor, tuple[slice, slice]
     """
     height, width = x.shape[-2:]
     (top, bottom), (left, right) = (_both_sides(length, multiple) for length in (height, width))
-    padded = F.pad(x, (left, right, top, bottom))
+    padded = functional.pad(x, (left, right, top, bottom))
     return padded, (slice(top, top + height), slice(left, left + width))
 
 
