@@ -7,6 +7,7 @@ matched to a runner by its id. One that matches none fails, unless it stands in 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
+import golden_depth
 import golden_detection
 import golden_knn
 import golden_losses
@@ -18,6 +19,7 @@ import golden_optimizers
 import golden_retrieval
 import golden_robustness
 import golden_schedules
+import golden_segmentation
 import golden_svm_ap
 import golden_transforms
 import golden_weights
@@ -68,6 +70,8 @@ RUNNERS: dict[str, Callable[[Case], None]] = {
     "11_models_params/linear_heads/*": golden_models.linear_heads,
     "11_models_params/param_groups/*": golden_optimizers.groups,
     "12_voc_detection_ap/*": golden_detection.average_precision,
+    **golden_segmentation.PATTERNS,
+    **golden_depth.PATTERNS,
 }
 
 NOT_BUILT_YET = (
@@ -75,8 +79,8 @@ NOT_BUILT_YET = (
     *("01_losses/dinov2_*", "01_losses/ibot_*", "01_losses/nce_*", "01_losses/vissl_deepclusterv2_*"),
     *(f"01_losses/lightly_{name}_*" for name in ("dcl", "dclw", "koleo", "msn", "nnclr", "tico")),
     *(f"01_losses/solo_{name}_*" for name in ("nnclr", "ressl", "supcon_like")),
-    # Dense tasks, robustness suites, discovery and copy detection.
-    *("13_segmentation_metrics/*", "14_depth_normals_metrics/*", "15_correspondence_pck/*", "16_video_segmentation/*"),
+    # Dense tasks and discovery.
+    *("15_correspondence_pck/*", "16_video_segmentation/*"),
     *("18_in_context_segmentation/*", "19_unsupervised_discovery/*"),
 )
 

@@ -18,6 +18,7 @@ from sslbench.labels import LABELS
 from sslbench.metrics import catalog, retrieval, robustness, spectrum
 from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
+from sslbench.metrics.dense import boundary, depth, normals, panoptic, segmentation
 from sslbench.metrics.detection import Detections, Truth, coco_ap, masks, voc_ap
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import ClassFrequencies
@@ -147,6 +148,59 @@ def values_of_novelty(_, quality, seed):
     return dict(zip(names, robustness.unknown_detection(known, unknown + 20 * quality**2), strict=True))
 
 
+def blocks(quality, seed):
+    """Label maps of 10 images, 4 classes in blocks, and predictions that are right for a share of the blocks."""
+    generator = np.random.default_rng(seed)
+    label, other = generator.integers(0, 4, (2, 10, 6, 6))
+    prediction = np.where(generator.random(label.shape) < quality, label, other)
+    return zip(*(np.kron(maps, np.ones((1, 8, 8), int)) for maps in (prediction, label)), strict=True)
+
+
+def named(metrics, values):
+    return dict(zip((metric.name for metric in metrics), values.tolist(), strict=True))
+
+
+def values_of_label_maps(_, quality, seed):
+    areas = sum(segmentation.class_areas(p, t, 4, ignore=()) for p, t in blocks(quality, seed))
+    return named(segmentation.SEGMENTATION, segmentation.segmentation_values(areas))
+
+
+def values_of_boundaries(_, quality, seed):
+    counts = [boundary.boundary_counts(p, t, 4, ignore=(), tolerance=1) for p, t in blocks(quality, seed)]
+    measure = boundary.boundary_measure(np.stack(counts), Units.of(10, None))
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
+def values_of_segments(_, quality, seed):
+    things = np.arange(4) < 2
+    pairs = [[panoptic.segments_of(x, None, things) for x in pair] for pair in blocks(quality, seed)]
+    counts = np.stack([panoptic.panoptic_counts(*pair, 4) for pair in pairs])
+    measure = panoptic.panoptic_measure(counts, Units.of(10, None))
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
+def values_of_depth_maps(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    target = generator.uniform(1, 9, (10, 12, 12))
+    prediction = target * np.exp(0.6 * (1 - quality) * generator.normal(size=target.shape))
+    sums = [depth.depth_sums(p, t, t > 0) for p, t in zip(prediction, target, strict=True)]
+    measure = depth.depth_measure(np.stack(sums), Units.of(10, None), "images")
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
+def values_of_normals(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    target, noise = generator.normal(size=(2, 10, 3, 12, 12))
+    everywhere = np.ones((12, 12), bool)
+    angles = [
+        normals.angular_errors(quality * t + (1 - quality) * n, t, everywhere)
+        for t, n in zip(target, noise, strict=True)
+    ]
+    sums, histograms = (np.stack([of(each) for each in angles]) for of in (normals.angle_sums, normals.angle_histogram))
+    measure = normals.normal_measure(sums, histograms, Units.of(10, None), "pixels")
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
 BEYOND = ("silhouette", "AR1", "AR10", "mask_AR1", "error_increase", "relative_mce", "effective_robustness")
 """Metrics whose bound perfect predictions of these inputs do not reach."""
 INPUTS = {
@@ -160,6 +214,11 @@ INPUTS = {
     ("novelty", ""): values_of_novelty,
     ("confidence", ""): values_of_confidence,
     ("boxes", ""): values_of_objects,
+    ("label_maps", ""): values_of_label_maps,
+    ("boundaries", ""): values_of_boundaries,
+    ("segments", ""): values_of_segments,
+    ("depth_maps", ""): values_of_depth_maps,
+    ("normals", ""): values_of_normals,
 }
 
 
