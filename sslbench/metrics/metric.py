@@ -23,7 +23,22 @@ CORRELATION: Bounds = (-1.0, 1.0)
 Direction = Literal[1, -1, 0]
 """1: more is better; -1: less is better; 0: not known."""
 Input = Literal[
-    "scores", "probabilities", "clusters", "features", "rankings", "boxes", "masks", "versions", "novelty", "confidence"
+    "scores",
+    "probabilities",
+    "clusters",
+    "features",
+    "rankings",
+    "boxes",
+    "masks",
+    "versions",
+    "novelty",
+    "confidence",
+    "matched_maps",
+    "keypoints",
+    "matches",
+    "tracks",
+    "discoveries",
+    "saliency",
 ]
 
 
