@@ -20,15 +20,7 @@ from sslbench.metrics import detection as objects
 from sslbench.metrics.metric import ANY, Metric
 
 FAMILIES = (
-    classification,
-    ranking,
-    calibration,
-    regression,
-    clustering,
-    spectrum,
-    retrieval,
-    robustness,
-    objects,
+    *(classification, ranking, calibration, regression, clustering, spectrum, retrieval, robustness, objects),
     dense,
 )
 

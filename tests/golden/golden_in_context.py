@@ -6,6 +6,7 @@ import torch
 from golden_cases import Case
 
 from sslbench.metrics.dense import matching
+from sslbench.metrics.dense.segmentation import confusion_matrix
 from sslbench.solvers import in_context
 from sslbench.solvers.neighbours import nearest
 from sslbench.solvers.upsampling import upsampled_classes
@@ -13,10 +14,8 @@ from sslbench.solvers.upsampling import upsampled_classes
 
 def _table(prediction: np.ndarray, label: np.ndarray, n_predicted: int, n_classes: int) -> np.ndarray:
     """Return the pixels of each class and prediction; labels and predictions outside are left out."""
-    label, prediction = label.astype(int), prediction.astype(int)
     inside = (label >= 0) & (label < n_classes) & (prediction < n_predicted)
-    pairs = label[inside] * n_predicted + prediction[inside]
-    return np.bincount(pairs, minlength=n_classes * n_predicted).reshape(n_classes, n_predicted)
+    return confusion_matrix(prediction[inside], label[inside], n_classes, ignore=(), n_predicted=n_predicted)
 
 
 def _positives(areas: np.ndarray) -> np.ndarray:

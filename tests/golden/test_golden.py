@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 import golden_correspondence
+import golden_depth
 import golden_detection
 import golden_discovery
 import golden_in_context
@@ -21,6 +22,7 @@ import golden_optimizers
 import golden_retrieval
 import golden_robustness
 import golden_schedules
+import golden_segmentation
 import golden_svm_ap
 import golden_transforms
 import golden_video
@@ -76,6 +78,8 @@ RUNNERS: dict[str, Callable[[Case], None]] = {
     "11_models_params/linear_heads/*": golden_models.linear_heads,
     "11_models_params/param_groups/*": golden_optimizers.groups,
     "12_voc_detection_ap/*": golden_detection.average_precision,
+    **golden_segmentation.PATTERNS,
+    **golden_depth.PATTERNS,
 }
 
 NOT_BUILT_YET = (
@@ -83,8 +87,6 @@ NOT_BUILT_YET = (
     *("01_losses/dinov2_*", "01_losses/ibot_*", "01_losses/nce_*", "01_losses/vissl_deepclusterv2_*"),
     *(f"01_losses/lightly_{name}_*" for name in ("dcl", "dclw", "koleo", "msn", "nnclr", "tico")),
     *(f"01_losses/solo_{name}_*" for name in ("nnclr", "ressl", "supcon_like")),
-    # Dense tasks.
-    *("13_segmentation_metrics/*", "14_depth_normals_metrics/*"),
     # Reading of SPair's annotations with probe3d's rounding to integers: not a function of arrays.
     "15_correspondence_pck/spair_annotation_to_keypoints*",
 )

@@ -1,44 +1,42 @@
-"""Metrics of dense tasks: correspondence, video objects, clusters of pixels, discovery and saliency.
+"""Metrics of dense tasks: label maps, depth, normals, correspondence, video objects, discovery and saliency.
 
-Each image, pair or video first becomes a row of counts or values; scores follow from weighted sums of rows, so that an
-interval over images is a resampling of rows. No image is held longer than its row is computed.
+Each image is reduced to counts or sums, in one pass and independent of the others. The metrics are functions of these
+under any weights of the images, so that an interval over images resamples rows.
+
+Memory and time, one core: ADE20K val (2,000 maps of 512 x 683, 150 classes) 7 MB of areas, TIME_MIOU a map, less than
+decoding it; boundaries TIME_BOUNDARY a map. NYUv2 (654 maps of 480 x 640) TIME_DEPTH a map for depth, TIME_NORMALS and
+72 kB for normals. The intervals of 1,000 half-samples take a second or two. SPair-71k (12,234 pairs) 400 kB of hits.
 """
 
+from sslbench.metrics.dense.boundary import BOUNDARY_F
 from sslbench.metrics.dense.correspondence import (
     MATCH_AUC,
     MATCH_RECALL,
     PCK_PER_CLASS,
     PCK_PER_IMAGE,
     PCK_PER_POINT,
-    MatchErrors,
-    PairHits,
 )
-from sslbench.metrics.dense.discovery import DISCOVERY, SALIENCY, is_located, mask_iou, max_f, saliency_values
-from sslbench.metrics.dense.matching import MATCHED, assigned_areas, each_to_best, matched_values, one_to_one
-from sslbench.metrics.dense.video import TRACKING, VideoScores, object_values, semi_supervised, unsupervised
+from sslbench.metrics.dense.depth import DEPTH
+from sslbench.metrics.dense.discovery import DISCOVERY, SALIENCY
+from sslbench.metrics.dense.matching import MATCHED
+from sslbench.metrics.dense.normals import NORMALS
+from sslbench.metrics.dense.panoptic import PANOPTIC
+from sslbench.metrics.dense.segmentation import SEGMENTATION
+from sslbench.metrics.dense.video import TRACKING
 
 __all__ = [
+    "BOUNDARY_F",
+    "DEPTH",
     "DISCOVERY",
     "MATCHED",
     "MATCH_AUC",
     "MATCH_RECALL",
+    "NORMALS",
+    "PANOPTIC",
     "PCK_PER_CLASS",
     "PCK_PER_IMAGE",
     "PCK_PER_POINT",
     "SALIENCY",
+    "SEGMENTATION",
     "TRACKING",
-    "MatchErrors",
-    "PairHits",
-    "VideoScores",
-    "assigned_areas",
-    "each_to_best",
-    "is_located",
-    "mask_iou",
-    "matched_values",
-    "max_f",
-    "object_values",
-    "one_to_one",
-    "saliency_values",
-    "semi_supervised",
-    "unsupervised",
 ]

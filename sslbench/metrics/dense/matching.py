@@ -3,31 +3,29 @@
 Unsupervised segmentation predicts clusters without names. They are named by their pixels before IoU is computed: one to
 one (Hungarian) by common pixels (STEGO) or by IoU (Hummingbird), or each by itself. A one-to-one assignment hides a
 permuted prediction, so that mIoU after it has a name of its own. Assignments follow from the table (C, P) of pixels of
-C classes and P clusters, summed over images. For an interval the assignment stays that of all images, and by it the
+C classes and P clusters (`segmentation.confusion_matrix`), summed over images. For an interval the assignment stays that of all images, and by it the
 table of each image becomes the areas (3, C) of its classes: 2,000 images of 150 classes are 7 MB.
 """
 
+import dataclasses
 from typing import Literal
 
 import numpy as np
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.metrics.metric import RATE, Metric
+from sslbench.metrics.dense.pooling import Absent, pooled
+from sslbench.metrics.dense.segmentation import MIOU, PIXEL_ACCURACY, segmentation_values
 
-MATCHED_MIOU = Metric(
+MATCHED_MIOU = dataclasses.replace(
+    MIOU,
     name="matched_mIoU",
     title="Intersection over union, mean over classes, after one-to-one assignment of the predicted classes",
-    unit="%",
-    direction=1,
-    bounds=RATE,
     needs="matched_maps",
 )
-MATCHED_ACCURACY = Metric(
+MATCHED_ACCURACY = dataclasses.replace(
+    PIXEL_ACCURACY,
     name="matched_aAcc",
     title="Pixel accuracy after one-to-one assignment of the predicted classes",
-    unit="%",
-    direction=1,
-    bounds=RATE,
     needs="matched_maps",
 )
 MATCHED = (MATCHED_MIOU, MATCHED_ACCURACY)
@@ -85,27 +83,19 @@ def assigned_areas(table: IntArray, assigned: IntArray) -> IntArray:
     return np.stack([by_class.diagonal(axis1=-2, axis2=-1), by_class.sum(axis=-2), table.sum(axis=-1)], axis=-2)
 
 
-def matched_values(weights: FloatArray, areas: IntArray, *, absent: Literal["omit", "zero"] = "omit") -> FloatArray:
-    """Return the values (R, 2) of the metrics `MATCHED`; NaN without a labelled pixel.
+def matched_values(weights: FloatArray, areas: IntArray, *, absent: Absent = "omit") -> FloatArray:
+    """Return the values (R, 2) of the metrics `MATCHED`.
 
     Args:
         weights: (R, N) R weightings of the images.
         areas: (N, 3, C) areas of each image, see `assigned_areas`.
-        absent: treatment of classes that are neither labelled nor predicted: left out of the mean, or counted as 0.
+        absent: treatment of classes that are neither labelled nor predicted.
 
     >>> areas = assigned_areas(np.array([[[5, 1], [0, 4]]]), np.array([0, 1]))
     >>> matched_values(np.ones((1, 1)), areas).round(3).tolist()
     [[0.817, 0.9]]
     """
-    both, predicted, labelled = np.moveaxis(np.tensordot(weights, areas, axes=1), 1, 0)
-    union = predicted + labelled - both
-    iou = np.divide(both, union, out=np.zeros_like(both), where=union > 0)
-    number = (union > 0).sum(axis=1) if absent == "omit" else np.full(len(union), union.shape[1])
-    pixels = labelled.sum(axis=1)
-    found = np.full((len(weights), 2), np.nan)
-    np.divide(iou.sum(axis=1), number, out=found[:, 0], where=pixels > 0)
-    np.divide(both.sum(axis=1), pixels, out=found[:, 1], where=pixels > 0)
-    return found
+    return segmentation_values(pooled(areas, weights), absent=absent)[:, : len(MATCHED)]
 
 
 def _ious(table: IntArray) -> FloatArray:
