@@ -64,13 +64,13 @@ def frame_size(height: int, width: int, *, short: int = 480, multiple: int = 64)
     return (long, short) if height > width else (short, long)
 
 
-def nearest_labels(ids: npt.NDArray[np.integer], grid: tuple[int, int], number: int) -> npt.NDArray[np.float32]:
+def sampled_labels(ids: npt.NDArray[np.integer], grid: tuple[int, int], number: int) -> npt.NDArray[np.float32]:
     """Return the ids 0 to `number` of a mask (H, W) at the cells of a grid as soft labels (number + 1, h, w), 0 or 1.
 
     Each cell has the id at its centre, so that a small object may vanish; `in_context.class_counts` keeps its share.
     DINO counts its objects after this step, and so loses those that vanish.
 
-    >>> nearest_labels(np.array([[0, 0, 1, 1], [0, 0, 1, 1]]), (1, 2), 1).tolist()
+    >>> sampled_labels(np.array([[0, 0, 1, 1], [0, 0, 1, 1]]), (1, 2), 1).tolist()
     [[[1.0, 0.0]], [[0.0, 1.0]]]
     """
     rows, columns = (((np.arange(n) + 0.5) * size / n).astype(int) for n, size in zip(grid, ids.shape, strict=True))
@@ -152,7 +152,7 @@ def propagate_frame(
         within = windows[:, :, low:high].transpose(0, 1).flatten(1)
         similarity = queries @ within
         if len(windows):
-            inside = _inside((top, bottom), (low, high), width, settings, features.device)
+            inside = _window((top, bottom), (low, high), width, settings, features.device)
             blocks = similarity.reshape(len(queries), len(windows), -1)
             similarity = blocks.masked_fill(~inside[:, None], -math.inf).flatten(1)
         similarity = torch.cat([queries @ everywhere[0], similarity], dim=1)
@@ -168,22 +168,21 @@ def _weighted(similarity: torch.Tensor, labels: torch.Tensor, settings: Propagat
     return logits.softmax(dim=1).to(labels.dtype) @ labels.T
 
 
-def _inside(
+def _window(
     rows: tuple[int, int], source_rows: tuple[int, int], width: int, settings: Propagation, device: torch.device
 ) -> torch.Tensor:
     """Return the source cells (Q, N) in the window of each cell of a few rows."""
-    if settings.radius is None:
-        raise ValueError("there is no window")
+    radius = math.inf if settings.radius is None else settings.radius
     columns = torch.arange(width, device=device)
     across = (columns[:, None] - columns).abs()[None, :, None]
     down = (torch.arange(*rows, device=device)[:, None] - torch.arange(*source_rows, device=device)).abs()
     down = down[:, None, :, None]
     if settings.shape == "square":
-        inside = (down <= settings.radius) & (across <= settings.radius)
+        inside = (down <= radius) & (across <= radius)
     elif settings.shape == "disk":
-        inside = down**2 + across**2 <= settings.radius**2
+        inside = down**2 + across**2 <= radius**2
     else:
-        inside = down**2 + across**2 < settings.radius**2
+        inside = down**2 + across**2 < radius**2
     return inside.reshape((rows[1] - rows[0]) * width, -1)
 
 

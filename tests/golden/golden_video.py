@@ -53,7 +53,7 @@ def dino(case: Case) -> None:
     given, expected, args = case.inputs(), case.expected(), case.meta["args"]
     features = torch.from_numpy(given["features"]).float()
     grid, patch = tuple(args["grid"]), args["patch"]
-    first = propagation.nearest_labels(given["first_mask"], grid, len(expected["first_seg"]) - 1)
+    first = propagation.sampled_labels(given["first_mask"], grid, len(expected["first_seg"]) - 1)
     np.testing.assert_array_equal(first, expected["first_seg"])
     settings = propagation.Propagation(
         previous=args["n_last_frames"],

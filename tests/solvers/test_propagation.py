@@ -69,14 +69,14 @@ def test_labels_are_those_of_loops_in_any_memory(settings):
 
 def test_labels_stay_shares():
     video = torch.randn(6, 8, 6, 6, generator=torch.Generator().manual_seed(0))
-    first = torch.from_numpy(propagation.nearest_labels(np.arange(36).reshape(6, 6) // 12, (6, 6), 2))
+    first = torch.from_numpy(propagation.sampled_labels(np.arange(36).reshape(6, 6) // 12, (6, 6), 2))
     for label in propagation.propagate_video(video, first, CRW):
         torch.testing.assert_close(label.sum(dim=0), torch.ones(6, 6))
 
 
 def test_a_still_video_keeps_its_labels():
     frame = torch.randn(16, 5, 5, generator=torch.Generator().manual_seed(0))
-    first = torch.from_numpy(propagation.nearest_labels(np.eye(5, dtype=int), (5, 5), 1))
+    first = torch.from_numpy(propagation.sampled_labels(np.eye(5, dtype=int), (5, 5), 1))
     settings = dataclasses.replace(DINO, topk=1)
     *_, last = propagation.propagate_video([frame] * 4, first, settings)
     torch.testing.assert_close(last, first)
@@ -98,5 +98,5 @@ def test_frames_may_be_computed_one_by_one():
 def test_an_object_that_vanishes_on_the_grid_keeps_its_place():
     ids = np.zeros((8, 8), int)
     ids[0, 0], ids[4:, 4:] = 1, 2
-    labels = propagation.nearest_labels(ids, (2, 2), 2)
+    labels = propagation.sampled_labels(ids, (2, 2), 2)
     assert labels.shape == (3, 2, 2) and labels[1].sum() == 0 and labels[2, 1, 1] == 1

@@ -2,9 +2,11 @@
 
 Unsupervised segmentation predicts clusters without names. They are named by their pixels before IoU is computed: one to
 one (Hungarian) by common pixels (STEGO) or by IoU (Hummingbird), or each by itself. A one-to-one assignment hides a
-permuted prediction, so that mIoU after it has a name of its own. Assignments follow from the table (C, P) of pixels of
-C classes and P clusters (`segmentation.confusion_matrix`), summed over images. For an interval the assignment stays that of all images, and by it the
-table of each image becomes the areas (3, C) of its classes: 2,000 images of 150 classes are 7 MB.
+permuted prediction, so that mIoU after it has a name of its own.
+
+Assignments follow from the table (C, P) of pixels of C classes and P clusters (`segmentation.confusion_matrix`), summed
+over images. For an interval the assignment stays that of all images, and by it the table of each image becomes the
+areas (3, C) of its classes: 2,000 images of 150 classes are 7 MB.
 """
 
 import dataclasses
