@@ -57,6 +57,8 @@ def find(name: str) -> Metric:
     '%, more is better'
     >>> find("mAP_trapezoid(medium)").text
     '%, more is better'
+    >>> find("pck_per_image@0.1(cat)").text
+    '%, more is better'
     >>> find("nll").direction
     -1
     >>> find("my_metric").text

@@ -38,6 +38,12 @@ Input = Literal[
     "segments",
     "depth_maps",
     "normals",
+    "matched_maps",
+    "keypoints",
+    "matches",
+    "tracks",
+    "discoveries",
+    "saliency",
 ]
 
 

@@ -18,7 +18,17 @@ from sslbench.labels import LABELS
 from sslbench.metrics import catalog, retrieval, robustness, spectrum
 from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
-from sslbench.metrics.dense import boundary, depth, normals, panoptic, segmentation
+from sslbench.metrics.dense import (
+    boundary,
+    correspondence,
+    depth,
+    discovery,
+    matching,
+    normals,
+    panoptic,
+    segmentation,
+    video,
+)
 from sslbench.metrics.detection import Detections, Truth, coco_ap, masks, voc_ap
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import ClassFrequencies
@@ -201,6 +211,79 @@ def values_of_normals(_, quality, seed):
     return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
 
 
+def named(metrics, values):
+    return dict(zip((metric.name for metric in metrics), np.asarray(values).tolist(), strict=True))
+
+
+def values_of_matched_maps(_, quality, seed):
+    """Clusters that are the classes under other names, for a share of the pixels that is the quality."""
+    generator = np.random.default_rng(seed)
+    label = generator.integers(0, CLASSES, 4000)
+    cluster = np.where(generator.random(4000) < quality, (label + 1) % CLASSES, generator.integers(0, CLASSES, 4000))
+    table = np.bincount(label * CLASSES + cluster, minlength=CLASSES**2).reshape(CLASSES, CLASSES)
+    areas = matching.assigned_areas(table, matching.one_to_one(table, "pixels"))
+    return named(matching.MATCHED, matching.matched_values(np.ones((1, 1)), areas[None])[0])
+
+
+def values_of_keypoints(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    found = []
+    for _ in range(20):
+        target = generator.random((8, 2)) * 100
+        predicted = np.where(generator.random((8, 1)) < quality, target, generator.random((8, 2)) * 100)
+        found.append(correspondence.hits(predicted, target, 100.0).sum(axis=0))
+    pairs = correspondence.PairHits(np.array(found), np.full(20, 8), np.arange(20) % 3)
+    once = np.ones((1, 20))
+    values = {}
+    for metrics, each in (
+        (correspondence.PCK_PER_IMAGE, pairs.per_image(once)),
+        (correspondence.PCK_PER_POINT, pairs.per_point(once)),
+        (correspondence.PCK_PER_CLASS, pairs.per_class(once)),
+    ):
+        values |= named(metrics, each[0])
+    return values
+
+
+def values_of_matches(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    far = generator.random(200) * 50
+    errors = correspondence.MatchErrors(np.where(generator.random(200) < quality, 1e-4, far), np.arange(200) % 5)
+    once = np.ones((1, 5))
+    return named(correspondence.MATCH_RECALL, errors.recall(once)[0]) | named(
+        correspondence.MATCH_AUC, errors.auc(once)[0]
+    )
+
+
+def values_of_tracks(_, quality, seed):
+    """A square that the tracker loses over the frames, the sooner, the lower quality is."""
+    truth = np.zeros((10, 40, 40), np.uint8)
+    truth[:, 10:30, 10:30] = 1
+    found = np.stack([np.roll(frame, round((1 - quality) * 3 * t), axis=1) for t, frame in enumerate(truth)])
+    scores = video.semi_supervised(truth, found, boundary=1)
+    return named(video.TRACKING, video.object_values(scores)[0])
+
+
+def values_of_discoveries(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    mask = np.zeros((1, 30, 30), np.bool_)
+    mask[0, 5:15, 5:15] = True
+    right = generator.random(40) < quality
+    located = [discovery.is_located([5, 5, 15, 15] if r else [12, 12, 22, 22], [[5, 5, 15, 15]]) for r in right]
+    ious = [discovery.mask_iou(mask[0] if r else np.roll(mask[0], 8, axis=1), mask) for r in right]
+    return named(discovery.DISCOVERY, [np.mean(located), np.mean(ious)])
+
+
+def values_of_saliency(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    truth = np.zeros((20, 20), np.bool_)
+    truth[5:12, 5:12] = True
+    maps = [quality * truth + (1 - quality) * generator.random(truth.shape) for _ in range(10)]
+    found = [discovery.saliency_values(each, truth) for each in maps]
+    best = discovery.max_f(np.ones((1, 10)), np.stack([value.f for value in found]))[0, 0]
+    means = np.mean([[value.iou, value.accuracy] for value in found], axis=0)
+    return named(discovery.SALIENCY, [*means, best])
+
+
 BEYOND = ("silhouette", "AR1", "AR10", "mask_AR1", "error_increase", "relative_mce", "effective_robustness")
 """Metrics whose bound perfect predictions of these inputs do not reach."""
 INPUTS = {
@@ -219,6 +302,12 @@ INPUTS = {
     ("segments", ""): values_of_segments,
     ("depth_maps", ""): values_of_depth_maps,
     ("normals", ""): values_of_normals,
+    ("matched_maps", ""): values_of_matched_maps,
+    ("keypoints", ""): values_of_keypoints,
+    ("matches", ""): values_of_matches,
+    ("tracks", ""): values_of_tracks,
+    ("discoveries", ""): values_of_discoveries,
+    ("saliency", ""): values_of_saliency,
 }
 
 

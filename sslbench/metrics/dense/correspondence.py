@@ -1,0 +1,252 @@
+"""Semantic and geometric correspondence: PCK of keypoints, recall and AUC of matches under a known map.
+
+PCK (percentage of correct keypoints; Yang and Ramanan 2013) has three averages that differ by several points: over
+pairs ("per image", the authors of SPair-71k), over all points ("per point", most papers since 2023) and over classes.
+All follow from the number of hits per pair, so that an interval resamples pairs: 12,234 pairs of SPair-71k and four
+thresholds are 400 kB.
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics.metric import RATE, Metric
+
+ALPHAS = (0.01, 0.05, 0.1, 0.15)
+"""Thresholds of PCK, as shares of the longer side of the target's box."""
+PIXELS = (1, 2, 5, 10)
+"""Thresholds of the errors of matches in pixels."""
+
+PCK_PER_IMAGE = tuple(
+    Metric(
+        name=f"pck_per_image@{alpha}",
+        title=f"Share of keypoints within {alpha} of the box, mean over pairs",
+        unit="%",
+        direction=1,
+        bounds=RATE,
+        needs="keypoints",
+    )
+    for alpha in ALPHAS
+)
+PCK_PER_POINT = tuple(
+    dataclasses.replace(
+        PCK_PER_IMAGE[0],
+        name=f"pck_per_point@{alpha}",
+        title=f"Share of keypoints within {alpha} of the box, over all points",
+    )
+    for alpha in ALPHAS
+)
+PCK_PER_CLASS = tuple(
+    dataclasses.replace(
+        PCK_PER_IMAGE[0],
+        name=f"pck_per_class@{alpha}",
+        title=f"Share of keypoints within {alpha} of the box, mean over pairs of a class, then over classes",
+    )
+    for alpha in ALPHAS
+)
+MATCH_RECALL = tuple(
+    dataclasses.replace(
+        PCK_PER_IMAGE[0],
+        name=f"match_recall@{pixels}px",
+        title=f"Share of matches within {pixels} pixels",
+        needs="matches",
+    )
+    for pixels in PIXELS
+)
+MATCH_AUC = tuple(
+    dataclasses.replace(
+        MATCH_RECALL[0],
+        name=f"match_auc@{pixels}px",
+        title=f"Area below the recall of matches up to {pixels} pixels",
+    )
+    for pixels in PIXELS
+)
+
+
+def hits(
+    predicted: npt.ArrayLike,
+    target: npt.ArrayLike,
+    side: float,
+    alphas: tuple[float, ...] = ALPHAS,
+    *,
+    strict: bool = False,
+) -> npt.NDArray[np.bool_]:
+    """Return the keypoints of a pair that are found, (K, A).
+
+    Args:
+        predicted: (K, 2) predicted positions in the target image.
+        target: (K, 2) true positions, in the same pixels.
+        side: longer side of the target's box (or image), in these pixels.
+        alphas: A thresholds; a point is right if its distance is at most alpha x side.
+        strict: a distance of exactly alpha x side is a miss, as in probe3d and sd-dino; SPair's authors count it.
+
+    >>> hits([[10, 10], [30, 10]], [[10, 15], [10, 10]], 100.0, (0.05, 0.1)).tolist()
+    [[True, True], [False, False]]
+    """
+    distance = np.linalg.norm(np.subtract(predicted, target, dtype=np.float64), axis=1)[:, None]
+    limits = np.asarray(alphas) * side
+    return distance < limits if strict else distance <= limits
+
+
+@dataclasses.dataclass(frozen=True)
+class PairHits:
+    """Number of keypoints found per pair of images, from which every average of PCK follows.
+
+    Attributes:
+        found: (N, A) keypoints of each pair found at each threshold.
+        points: (N,) scored keypoints of each pair; pairs without any are left out of all averages.
+        classes: (N,) class of each pair, from 0 on.
+    """
+
+    found: IntArray
+    points: IntArray
+    classes: IntArray
+
+    def per_image(self, weights: FloatArray) -> FloatArray:
+        """Return PCK as the mean over pairs, (R, A).
+
+        >>> pairs = PairHits(np.array([[1], [8]]), np.array([2, 8]), np.array([0, 1]))
+        >>> pairs.per_image(np.ones((1, 2))).tolist(), pairs.per_point(np.ones((1, 2))).tolist()
+        ([[0.75]], [[0.9]])
+
+        Args:
+            weights: (R, N) R weightings of the pairs.
+        """
+        weights = weights * (self.points > 0)
+        return _ratio(weights @ self._shares, weights.sum(axis=1, keepdims=True))
+
+    def per_point(self, weights: FloatArray) -> FloatArray:
+        """Return PCK over all points, (R, A)."""
+        return _ratio(weights @ self.found, (weights @ self.points)[:, None])
+
+    def of_classes(self, weights: FloatArray, average: Literal["image", "point"] = "image") -> FloatArray:
+        """Return the PCK of each class, (R, C, A); NaN for a class without a pair.
+
+        Args:
+            weights: (R, N) R weightings of the pairs.
+            average: average within a class: over its pairs, or over its points.
+        """
+        number = int(self.classes.max(initial=-1)) + 1
+        function = self.per_image if average == "image" else self.per_point
+        parts = [function(weights * (self.classes == c)) for c in range(number)]
+        return np.stack(parts, axis=1) if parts else np.zeros((len(weights), 0, self.found.shape[1]))
+
+    def per_class(self, weights: FloatArray, average: Literal["image", "point"] = "image") -> FloatArray:
+        """Return the mean over the classes that have a pair, (R, A); arguments as for `of_classes`."""
+        each = self.of_classes(weights, average)
+        return _ratio(np.nansum(each, axis=1), (~np.isnan(each)).sum(axis=1))
+
+    @property
+    def _shares(self) -> FloatArray:
+        return self.found / np.maximum(self.points, 1)[:, None]
+
+
+def geometry_aware(parts: IntArray, visible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return the keypoints that geometry alone tells apart, (K,): another of their part is visible in the target.
+
+    A left paw is one where the target shows a right paw as well (Zhang et al., CVPR 2024).
+
+    Args:
+        parts: (K,) number of the semantic part of each keypoint, equal for left and right; negative for none.
+        visible: (K,) keypoints that are visible in the target.
+
+    >>> geometry_aware(np.array([0, 0, 1, -1]), np.array([True, True, True, True])).tolist()
+    [True, True, False, False]
+    """
+    same = (parts[:, None] == parts) & (parts[:, None] >= 0) & visible
+    np.fill_diagonal(same, False)
+    return visible & same.any(axis=1)
+
+
+def swaps(
+    predicted: npt.ArrayLike,
+    target: npt.ArrayLike,
+    parts: IntArray,
+    visible: npt.NDArray[np.bool_],
+    limit: float,
+) -> npt.NDArray[np.bool_]:
+    """Return the visible keypoints that are missed and whose prediction hits another one of the same part, (K,).
+
+    Args:
+        predicted: (K, 2) predicted positions.
+        target: (K, 2) true positions.
+        parts: (K,) number of the semantic part of each keypoint; negative for none.
+        visible: (K,) keypoints that are visible in the target.
+        limit: largest distance of a hit, in the unit of the positions.
+
+    >>> ears = np.array([[0.0, 0.0], [10.0, 0.0]])
+    >>> swaps(ears[::-1], ears, np.array([3, 3]), np.array([True, True]), 1.0).tolist()
+    [True, True]
+    """
+    found, true = np.asarray(predicted, dtype=np.float64), np.asarray(target, dtype=np.float64)
+    near = np.linalg.norm(found[:, None] - true, axis=2) <= limit
+    other = (parts[:, None] == parts) & (parts[:, None] >= 0) & visible
+    np.fill_diagonal(other, False)
+    return visible & ~np.diagonal(near) & (near & other).any(axis=1)
+
+
+class MatchErrors:
+    """Errors of all matches of all pairs, sorted once, from which recall and AUC follow for any weights of the pairs.
+
+    >>> errors = MatchErrors(np.array([0.5, 3.0, 9.0, 1.0]), np.array([0, 0, 1, 1]))
+    >>> errors.recall(np.ones((1, 2)), (1, 5)).tolist(), errors.auc(np.ones((1, 2)), (5,)).round(3).tolist()
+    ([[0.5, 0.75]], [[0.562]])
+    """
+
+    def __init__(self, errors: FloatArray, pairs: IntArray) -> None:
+        """Sort the errors.
+
+        Args:
+            errors: (M,) distance of each match from its true position; inf for a match without one.
+            pairs: (M,) number of the pair of each match, from 0 on.
+        """
+        order = np.argsort(errors, kind="stable")
+        self._errors, self._pairs = errors[order], pairs[order]
+
+    def recall(self, weights: FloatArray, limits: tuple[float, ...] = PIXELS) -> FloatArray:
+        """Return the share of matches with an error of at most each limit, (R, L); NaN without matches.
+
+        Args:
+            weights: (R, N) R weightings of the pairs.
+            limits: L limits, in the unit of the errors.
+        """
+        each = weights[:, self._pairs]
+        total = np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)
+        return _ratio(total[:, np.searchsorted(self._errors, limits, side="right")], total[:, -1:])
+
+    def auc(self, weights: FloatArray, limits: tuple[float, ...] = PIXELS) -> FloatArray:
+        """Return the area below the recall up to each limit, divided by the limit, (R, L); NaN without matches.
+
+        By trapezoids between the errors, from (0, 0) on, and flat from the last error below the limit
+        (Sarlin et al., CVPR 2020). Arguments as for `recall`.
+        """
+        found = np.full((len(weights), len(limits)), np.nan)
+        for row, weight in enumerate(weights):
+            own = weight[self._pairs]
+            if own.sum() <= 0:
+                continue
+            x, y = np.r_[0.0, self._errors[own > 0]], np.r_[0.0, np.cumsum(own[own > 0]) / own.sum()]
+            for column, limit in enumerate(limits):
+                last = int(np.searchsorted(x, limit))
+                flat = np.r_[x[:last], limit], np.r_[y[:last], y[last - 1]]
+                found[row, column] = np.trapezoid(flat[1], flat[0]) / limit
+        return found
+
+
+def apply_homography(homography: FloatArray, points: FloatArray) -> FloatArray:
+    """Return points (K, 2) mapped by a homography (3, 3); infinite behind its horizon.
+
+    >>> apply_homography(np.array([[2.0, 0, 1], [0, 2, 0], [0, 0, 1]]), np.array([[3.0, 4.0]])).tolist()
+    [[7.0, 8.0]]
+    """
+    mapped = np.column_stack([points, np.ones(len(points))]) @ homography.T
+    depth = mapped[:, 2:]
+    return np.where(depth > 0, mapped[:, :2] / np.where(depth > 0, depth, 1), np.inf)
+
+
+def _ratio(part: FloatArray, whole: npt.NDArray[np.number]) -> FloatArray:
+    whole = np.broadcast_to(whole, part.shape)
+    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)

@@ -1,0 +1,44 @@
+"""Classes at the size of the image from class scores on a grid."""
+
+import math
+
+import torch
+from torch.nn import functional
+
+_BLOCK = 16_000_000  # values at the size of the image in memory at a time
+
+
+def upsampled_classes(scores: torch.Tensor, size: tuple[int, int], *, min_max: bool = False) -> torch.Tensor:
+    """Return the class of highest score per pixel, (H, W), after bilinear interpolation to the size of the image.
+
+    The corners of the grid and of the image are aligned as areas (`align_corners=False`). Classes are interpolated in
+    blocks: memory does not grow with their number. Of equal scores the lower class is taken.
+
+    Args:
+        scores: (C, h, w) scores of each class.
+        size: height and width of the image.
+        min_max: scale every class to 0 to 1 over the image first, if it is positive anywhere, as DINO does to track.
+
+    >>> upsampled_classes(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), (1, 4)).tolist()
+    [[0, 0, 1, 1]]
+    """
+    best = torch.full(size, -math.inf, dtype=scores.dtype, device=scores.device)
+    found = torch.zeros(size, dtype=torch.long, device=scores.device)
+    block = max(1, _BLOCK // (size[0] * size[1]))
+    for start in range(0, len(scores), block):
+        large = functional.interpolate(scores[None, start : start + block], size, mode="bilinear", align_corners=False)[
+            0
+        ]
+        if min_max:
+            large = _scaled(large)
+        value, own = large.max(dim=0)
+        better = value > best
+        best, found = torch.where(better, value, best), torch.where(better, own + start, found)
+    return found
+
+
+def _scaled(maps: torch.Tensor) -> torch.Tensor:
+    """Return maps (C, H, W) scaled to 0 to 1 each; constant ones and those without a positive value as they are."""
+    low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
+    scaled = (maps - low) / torch.where(high > low, high - low, 1)
+    return torch.where((high > 0) & (high > low), scaled, maps)
