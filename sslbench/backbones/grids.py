@@ -97,11 +97,3 @@ def _with_grid(layer: Layer, shapes: dict[str, tuple[int, int]]) -> Layer:
         raise UsageError(f"layer '{layer.text}': the pool of a grid is grid", f"Write {layer.text.partition(':')[0]}.")
     pool = Pool("grid", shapes[layer.text])
     return dataclasses.replace(layer, text=f"{layer.text}:{pool}", pool=pool)
-
-
-def grid_shape(layer: Layer) -> tuple[int, int]:
-    """Return rows and columns of a layer resolved by `resolve_grids`."""
-    pool = (layer.parts or (layer,))[0].pool
-    if pool is None or pool.name != "grid":
-        raise ValueError(f"layer {layer.text} is no grid")
-    return int(pool.arguments[0]), int(pool.arguments[1])

@@ -54,6 +54,15 @@ class Layer:
             return self.parts[0].regions
         return 1 if self.pool is None else self.pool.regions
 
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of the regions of the pool `grid`; None for other pools."""
+        if self.parts:
+            return self.parts[0].grid
+        if self.pool is None or self.pool.name != "grid":
+            return None
+        return int(self.pool.arguments[0]), int(self.pool.arguments[1])
+
 
 def single_layers(layers: Sequence[Layer]) -> list[Layer]:
     """Return the layers to tap, each once: the given ones, and the parts of joined ones."""

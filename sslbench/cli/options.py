@@ -293,11 +293,16 @@ def gigabytes(text: str) -> float:
     return size
 
 
-def default_data() -> str:
-    """Return the data set used without --data, and tell the user."""
+def default_data(*, maps: bool = False) -> str:
+    """Return the data set used without --data, and tell the user; for `maps`, one with a class for every pixel."""
+    from sslbench.data.open import DEFAULT_OBJECTS
+
+    data, name = "sklearn:digits", "the handwritten digits bundled with scikit-learn"
+    if maps:
+        data, name = DEFAULT_OBJECTS, "kwcoco's toy shapes"
     if this_process().rank == 0:
-        echo("no --data: using the handwritten digits bundled with scikit-learn (sklearn:digits)", err=True)
-    return "sklearn:digits"
+        echo(f"no --data: using {name} ({data})", err=True)
+    return data
 
 
 def store_folder(folder: str | None) -> Path:

@@ -23,11 +23,11 @@ class Labels:
 
     Attributes:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
-            (regression); 'none': unlabelled.
+            (regression); 'map': a class for every pixel, in `Source.maps`; 'none': unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
-            value: float64 (N, C), finite; none: int8 (N, 0).
+            value: float64 (N, C), finite; map and none: int8 (N, 0).
     """
 
     kind: LabelKind
@@ -52,8 +52,10 @@ class Labels:
     def text(self, index: int) -> str:
         """Return a sample's label as written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
 
-        Numbers are joined by ';' too.
+        Numbers are joined by ';' too. Label maps have no such text.
         """
+        if self.kind == "map":
+            return ""
         if self.kind == "single":
             return self.classes[int(self.values[index])]
         if self.kind == "value":

@@ -380,6 +380,7 @@ def _rows(features: Features, part: Source) -> Features:
         labelled.ids,
         groups=source_groups(labelled),
         regions=features.regions,
+        grid=features.grid,
         queries=labelled.queries,
         maps=labelled.maps,
     )

@@ -28,6 +28,7 @@ class Features:
         queries: see `Source.queries`.
         regions: number of regions of an image whose descriptors of equal length make up a row (pools `regions` and
             `grid`).
+        grid: rows and columns of the regions of the pool `grid`; None: others have no fixed place in the image.
         maps: label maps of the images, see `Source.maps`.
 
     Examples:
@@ -45,6 +46,7 @@ class Features:
     groups: npt.NDArray[np.int64] | None = None
     regions: int = 1
     queries: Queries | None = None
+    grid: tuple[int, int] | None = None
     maps: PixelLabels | None = None
 
     def __post_init__(self) -> None:
@@ -67,5 +69,5 @@ class Features:
         groups = None if self.groups is None else self.groups[indices]
         ids = tuple(self.ids[i] for i in indices)
         maps = None if self.maps is None else self.maps.select(indices)
-        further = attributes, groups, self.regions, self.queries, maps
+        further = attributes, groups, self.regions, self.queries, self.grid, maps
         return Features(self.x[indices], self.labels.select(indices), ids, *further)

@@ -511,6 +511,7 @@ def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadab
         readable.ids,
         groups=source_groups(readable),
         regions=layer.regions,
+        grid=layer.grid,
         queries=readable.queries,
         maps=readable.maps,
     )

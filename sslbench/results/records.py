@@ -81,7 +81,8 @@ def write(
 
     Args:
         result: the record.
-        scores: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores.
+        scores: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores. Of
+            label maps (N, 3 * C): pixels of intersection, prediction and label of each class.
         ids: ids of the N test samples.
         labels: int64 (N,), or int8 (N, C).
         folder: root of the results; created if missing.
@@ -96,7 +97,7 @@ def write(
         ValueError: the arrays do not fit each other.
         ResultError: the folder cannot be written.
     """
-    classes = result.data.test.classes if scores.shape[1] else ()
+    classes = _columns(result) if scores.shape[1] else ()
     if scores.shape != (len(ids), len(classes)) or len(labels) != len(ids):
         raise ValueError(f"scores {scores.shape}, {len(ids)} ids, {len(labels)} labels, {len(classes)} classes")
     if {draw.shape for draw in draws} - {scores.shape} or (groups is not None and groups.shape != (len(ids),)):
@@ -115,6 +116,14 @@ def write(
         save(file, scores=scores.astype(np.float32, copy=False), labels=labels, **arrays)
 
     return _write(dataclasses.replace(result, scores_file=stem + _SCORES), folder, write_scores)
+
+
+def _columns(result: Result) -> tuple[str, ...]:
+    """Return the names of the columns of scores."""
+    classes = result.data.test.classes
+    if result.data.labels != "map":
+        return classes
+    return tuple(f"{area} {name}" for area in ("intersection", "prediction", "label") for name in classes)
 
 
 def write_without_scores(result: Result, folder: Path) -> Result:

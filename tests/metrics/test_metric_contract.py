@@ -167,7 +167,7 @@ def blocks(quality, seed):
 
 
 def named(metrics, values):
-    return dict(zip((metric.name for metric in metrics), values.tolist(), strict=True))
+    return dict(zip((metric.name for metric in metrics), np.asarray(values).tolist(), strict=True))
 
 
 def values_of_label_maps(_, quality, seed):
@@ -209,10 +209,6 @@ def values_of_normals(_, quality, seed):
     sums, histograms = (np.stack([of(each) for each in angles]) for of in (normals.angle_sums, normals.angle_histogram))
     measure = normals.normal_measure(sums, histograms, Units.of(10, None), "pixels")
     return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
-
-
-def named(metrics, values):
-    return dict(zip((metric.name for metric in metrics), np.asarray(values).tolist(), strict=True))
 
 
 def values_of_matched_maps(_, quality, seed):

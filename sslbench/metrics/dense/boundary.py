@@ -14,8 +14,8 @@ from sslbench.arrays import BoolArray, FloatArray, IntArray
 from sslbench.metrics.dense.pooling import Absent, mean_over_classes, pooled, quotient
 from sslbench.metrics.dense.segmentation import counted_pixels
 from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
-from sslbench.metrics.summary import Measure
 
 BOUNDARY_F = Metric(
     name="boundary_F",

@@ -13,8 +13,8 @@ import numpy as np
 from sslbench.arrays import BoolArray, FloatArray, Matrix
 from sslbench.metrics.dense.pooling import means, pooled, quotient
 from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import LOSS, RATE, Metric
-from sslbench.metrics.summary import Measure
 
 Crop = Literal["none", "nyu", "garg", "eigen"]
 Alignment = Literal["none", "median", "scale", "scale_shift"]

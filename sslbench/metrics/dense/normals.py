@@ -14,8 +14,8 @@ import numpy.typing as npt
 from sslbench.arrays import BoolArray, FloatArray, Matrix
 from sslbench.metrics.dense.pooling import means, pooled, quotient
 from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
-from sslbench.metrics.summary import Measure
 
 Averaging = Literal["images", "pixels"]
 

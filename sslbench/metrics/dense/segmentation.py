@@ -14,8 +14,8 @@ import numpy.typing as npt
 from sslbench.arrays import BoolArray, FloatArray, IntArray
 from sslbench.metrics.dense.pooling import Absent, mean_over_classes, pooled, quotient
 from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
-from sslbench.metrics.summary import Measure
 
 MIOU = Metric(
     name="mIoU",

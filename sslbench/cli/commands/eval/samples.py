@@ -214,7 +214,9 @@ def _requests(
     from sslbench.backbones.layers import split_layers
     from sslbench.cli.commands.eval.presets import grouped, layers_and_preprocessing, mark_changes
     from sslbench.evaluation import make_task
+    from sslbench.evaluation.request import sample_kind
     from sslbench.library.benchmarks import data_of
+    from sslbench.protocols import MAPS
 
     if not weights:
         raise UsageError(
@@ -241,7 +243,7 @@ def _requests(
         if benchmark is not None:
             data, common["test_data"] = data_of(benchmark, data, chosen.data.test_data)
         elif data is None:
-            data = options.default_data()
+            data = options.default_data(maps=any(sample_kind(run.protocol).label_kinds == MAPS for run in runs))
         common["test_classes"] = chosen.test_classes or (benchmark.test_classes if benchmark else "same")
         tasks = []
         for run in runs:
