@@ -155,7 +155,7 @@ def dino_seg(attention: FloatArray, grid: tuple[int, int], *, mass: float = 0.6)
         grid: rows and columns of patches.
         mass: share of the attention that the patches hold, those of highest attention first.
 
-    >>> dino_seg(np.array([0.3, 0.1, 0.3, 0.0, 0.1, 0.2]), (2, 3)).region.tolist()
+    >>> dino_seg(np.array([0.3, 0.1, 0.3, 0.0, 0.1, 0.2]), (2, 3), mass=0.7).region.tolist()
     [[False, False, True], [False, False, True]]
     """
     from scipy import ndimage

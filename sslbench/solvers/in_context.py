@@ -71,8 +71,8 @@ def sample_patches(
         generator: source of one random number per patch.
 
     >>> counts = np.array([[4, 0]] * 50 + [[0, 4]])
-    >>> int(sample_patches(counts, 5, np.random.default_rng(0))[0])
-    50
+    >>> 50 in sample_patches(counts, 5, np.random.default_rng(0))
+    True
     """
     return rarest_patches(counts, number, generator.random(len(counts)))
 

@@ -64,7 +64,8 @@ def _boxes(raw: np.ndarray, args: dict[str, object]) -> np.ndarray:
         raw = raw[(raw[:, 4:] == 0).all(axis=1)]
     if args["kind"] == "voc":
         return raw[:, :4] - [1, 1, 0, 0]
-    return raw[raw[:, 4] == 0, :4]
+    given = raw[raw[:, 4] == 0, :4] + [0.4, 0.6, 0.4, 0.6]  # corners in the annotations
+    return np.round(given)
 
 
 def corloc(case: Case) -> None:

@@ -121,7 +121,7 @@ def saliency_values(saliency: npt.NDArray[np.floating], truth: Mask) -> Saliency
     """
     found = saliency > 0.5
     union = np.count_nonzero(found | truth)
-    iou = np.count_nonzero(found & truth) / union if union else 1.0
+    iou = float(np.count_nonzero(found & truth) / union) if union else 1.0
     level = np.searchsorted(THRESHOLDS, saliency.ravel(), side="left")  # thresholds below the value
     number = len(THRESHOLDS) + 1
     above = np.cumsum(np.bincount(level, minlength=number)[::-1])[::-1][1:]

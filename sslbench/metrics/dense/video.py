@@ -67,7 +67,7 @@ def region_similarity(truth: Mask, found: Mask) -> float:
     0.5
     """
     union = np.count_nonzero(truth | found)
-    return np.count_nonzero(truth & found) / union if union else 1.0
+    return float(np.count_nonzero(truth & found) / union) if union else 1.0
 
 
 def boundary_measure(truth: Mask, found: Mask, *, boundary: float = BOUNDARY) -> float:
@@ -236,7 +236,7 @@ def _boundary_measure(truth: _Boundary, found: _Boundary) -> float:
         return float(truth.length == found.length)
     precision = np.count_nonzero(found.line & truth.reach) / found.length
     recall = np.count_nonzero(truth.line & found.reach) / truth.length
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
 
 
 def _radius(shape: tuple[int, ...], boundary: float) -> int:
