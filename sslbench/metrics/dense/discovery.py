@@ -58,7 +58,7 @@ def overlaps(box: npt.ArrayLike, boxes: npt.ArrayLike) -> FloatArray:
     common = np.prod(np.maximum(high - low, 0), axis=1)
     union = np.prod(np.maximum(own[2:] - own[:2], 0)) + np.prod(np.maximum(others[:, 2:] - others[:, :2], 0), axis=1)
     union = union - common
-    return np.divide(common, union, out=np.zeros(len(others)), where=union > 0)
+    return np.asarray(np.divide(common, union, out=np.zeros(len(others)), where=union > 0))
 
 
 def is_located(box: npt.ArrayLike | None, boxes: npt.ArrayLike, overlap: float = OVERLAP) -> float:
@@ -144,4 +144,4 @@ def max_f(weights: FloatArray, f: FloatArray) -> FloatArray:
     >>> max_f(np.ones((1, 2)), np.array([[0.2, 0.9], [0.8, 0.5]])).tolist()
     [[0.7]]
     """
-    return (weights @ f / weights.sum(axis=1, keepdims=True)).max(axis=1, keepdims=True)
+    return np.asarray((weights @ f / weights.sum(axis=1, keepdims=True)).max(axis=1, keepdims=True))

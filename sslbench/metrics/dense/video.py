@@ -152,9 +152,9 @@ def unsupervised(
     for t, (true, own) in enumerate(zip(truth, found, strict=True)):
         masks = _masks(true, number), _masks(np.where(true == void, 0, own), proposals)
         scores[:, :, t] = _of_frame(*masks, pairs, _radius(true.shape, boundary))
-    scores = scores.reshape(2, number, proposals, -1)
-    objects, chosen = linear_sum_assignment(-scores.mean(axis=(0, 3)))
-    return VideoScores(*scores[:, objects, chosen]), chosen.astype(np.int64) + 1
+    of_pairs = scores.reshape(2, number, proposals, len(truth))
+    objects, chosen = linear_sum_assignment(-of_pairs.mean(axis=(0, 3)))
+    return VideoScores(*of_pairs[:, objects, chosen]), chosen.astype(np.int64) + 1
 
 
 def object_values(scores: VideoScores) -> FloatArray:
