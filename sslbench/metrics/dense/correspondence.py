@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import RATE, Metric
+from sslbench.metrics.summary import Measure
 
 ALPHAS = (0.01, 0.05, 0.1, 0.15)
 """Thresholds of PCK, as shares of the longer side of the target's box."""
@@ -144,6 +146,30 @@ class PairHits:
         return self.found / np.maximum(self.points, 1)[:, None]
 
 
+def pck_measures(pairs: PairHits, units: Units) -> list[Measure]:
+    """Return PCK at the thresholds `ALPHAS`, per image, point and class, as functions of the weights of the pairs.
+
+    >>> from sslbench.metrics.summary import with_intervals
+    >>> found = np.random.default_rng(0).integers(0, 9, (60, 4))
+    >>> pairs = PairHits(np.sort(found, axis=1), np.full(60, 8), np.arange(60) % 3)
+    >>> units = Units.of(60, None)
+    >>> (per_image, *_) = pck_measures(pairs, units)
+    >>> [round(value, 2) for value in with_intervals(per_image, units, 0, 200)["pck_per_image@0.1"]]
+    [0.61, 0.55, 0.66]
+
+    Args:
+        pairs: hits at the thresholds `ALPHAS`.
+        units: units of the pairs.
+    """
+    classes = range(int(pairs.classes.max(initial=-1)) + 1)
+    numbers = (units.having(np.flatnonzero((pairs.classes == c) & (pairs.points > 0))) for c in classes)
+    return [
+        Measure(PCK_PER_IMAGE, pairs.per_image),
+        Measure(PCK_PER_POINT, pairs.per_point),
+        Measure(PCK_PER_CLASS, pairs.per_class, class_units=tuple(number for number in numbers if number)),
+    ]
+
+
 def geometry_aware(parts: IntArray, visible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Return the keypoints that geometry alone tells apart, (K,): another of their part is visible in the target.
 
@@ -234,6 +260,13 @@ class MatchErrors:
                 flat = np.r_[x[:last], limit], np.r_[y[:last], y[last - 1]]
                 found[row, column] = np.trapezoid(flat[1], flat[0]) / limit
         return found
+
+
+def match_measure(errors: MatchErrors) -> Measure:
+    """Return recall and AUC of matches at the limits `PIXELS` as a function of the weights of the pairs."""
+    return Measure(
+        (*MATCH_RECALL, *MATCH_AUC), lambda weights: np.column_stack([errors.recall(weights), errors.auc(weights)])
+    )
 
 
 def apply_homography(homography: FloatArray, points: FloatArray) -> FloatArray:

@@ -5,12 +5,14 @@ from the F of each image at 255 thresholds (2 kB per image).
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.metric import RATE, Metric
+from sslbench.metrics.summary import Measure
 
 Mask = npt.NDArray[np.bool_]
 
@@ -91,6 +93,25 @@ def mask_iou(found: Mask, objects: npt.NDArray[np.bool_]) -> float:
     return float(((found & objects).sum(axis=(1, 2)) / np.maximum(union, 1)).max())
 
 
+def discovery_measure(values: FloatArray) -> Measure:
+    """Return the metrics `DISCOVERY` as means over the images that have an object.
+
+    >>> discovery_measure(np.array([[1.0, 0.6], [0.0, 0.2], [np.nan, np.nan]])).statistic(np.ones((1, 3))).tolist()
+    [[0.5, 0.4]]
+
+    Args:
+        values: (N, 2) values of `is_located` and `mask_iou` for each image, NaN for one without an object.
+    """
+    known = ~np.isnan(values)
+    filled = np.where(known, values, 0.0)
+
+    def statistic(weights: FloatArray) -> FloatArray:
+        number = weights @ known
+        return np.asarray(np.divide(weights @ filled, number, out=np.full(number.shape, np.nan), where=number > 0))
+
+    return Measure(DISCOVERY, statistic)
+
+
 @dataclasses.dataclass(frozen=True)
 class SaliencyValues:
     """Scores of one saliency map.
@@ -145,3 +166,14 @@ def max_f(weights: FloatArray, f: FloatArray) -> FloatArray:
     [[0.7]]
     """
     return np.asarray((weights @ f / weights.sum(axis=1, keepdims=True)).max(axis=1, keepdims=True))
+
+
+def saliency_measure(values: Sequence[SaliencyValues]) -> Measure:
+    """Return the metrics `SALIENCY` of N maps as a function of their weights."""
+    each = np.array([[value.iou, value.accuracy] for value in values])
+    f = np.stack([value.f for value in values])
+
+    def statistic(weights: FloatArray) -> FloatArray:
+        return np.column_stack([weights @ each / weights.sum(axis=1, keepdims=True), max_f(weights, f)])
+
+    return Measure(SALIENCY, statistic)

@@ -17,6 +17,7 @@ import numpy as np
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.dense.pooling import Absent, pooled
 from sslbench.metrics.dense.segmentation import MIOU, PIXEL_ACCURACY, segmentation_values
+from sslbench.metrics.summary import Measure
 
 MATCHED_MIOU = dataclasses.replace(
     MIOU,
@@ -98,6 +99,11 @@ def matched_values(weights: FloatArray, areas: IntArray, *, absent: Absent = "om
     [[0.817, 0.9]]
     """
     return segmentation_values(pooled(areas, weights), absent=absent)[:, : len(MATCHED)]
+
+
+def matched_measure(areas: IntArray, *, absent: Absent = "omit") -> Measure:
+    """Return the metrics `MATCHED` of N images as a function of the weights of the images; see `matched_values`."""
+    return Measure(MATCHED, lambda weights: matched_values(weights, areas, absent=absent))
 
 
 def _ious(table: IntArray) -> FloatArray:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.metric import CORRELATION, RATE, Metric
+from sslbench.metrics.summary import Measure
 
 Mask = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.integer]
@@ -167,6 +168,15 @@ def object_values(scores: VideoScores) -> FloatArray:
     """
     j, f = _statistics(scores.j), _statistics(scores.f)
     return np.column_stack([(j[:, 0] + f[:, 0]) / 2, j, f])
+
+
+def tracking_measure(values: FloatArray) -> Measure:
+    """Return the metrics `TRACKING` as means over objects; the units of an interval are the videos.
+
+    Args:
+        values: (K, 7) values of the objects of all videos, see `object_values`.
+    """
+    return Measure(TRACKING, lambda weights: weights @ values / weights.sum(axis=1, keepdims=True), per_sample=values)
 
 
 def _statistics(values: FloatArray) -> FloatArray:

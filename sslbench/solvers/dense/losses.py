@@ -70,13 +70,19 @@ def sig_loss(
             probe3d).
         epsilon: added to both depths.
 
+    Returns:
+        A scalar; 0 for fewer than two valid pixels.
+
     >>> depths = torch.tensor([1.0, 2.0, 4.0])
     >>> round(float(sig_loss(2 * depths, depths, depths > 0, epsilon=0.0)), 4) == round(0.15**0.5 * math.log(2), 4)
     True
     """
+    if valid.sum() < 2:
+        return prediction.sum() * 0
     error = torch.log(prediction[valid] + epsilon) - torch.log(target[valid] + epsilon)
     squared_mean = _MEAN_WEIGHT * error.mean() ** 2
-    return torch.sqrt(squared_mean if mean_only else torch.var(error, unbiased=unbiased) + squared_mean)
+    squared = squared_mean if mean_only else torch.var(error, unbiased=unbiased) + squared_mean
+    return torch.sqrt(squared.clamp_min(torch.finfo(squared.dtype).tiny))  # the derivative of the root is infinite at 0
 
 
 def gradient_loss(
@@ -119,11 +125,16 @@ def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentratio
         valid: (N, 1, H, W), boolean, the pixels that count.
         concentration: (N, 1, H, W), raw outputs k; elu(k) + 1.01 is the concentration.
 
+    Returns:
+        A scalar; 0 without a valid pixel.
+
     >>> up, right = torch.eye(3)[2][None, :, None, None], torch.eye(3)[0][None, :, None, None]
     >>> round(float(angular_loss(up, right, torch.ones(1, 1, 1, 1, dtype=torch.bool))), 4)
     1.5708
     """
     counts = valid[:, 0]
+    if not counts.any():
+        return prediction.sum() * 0
     cosine = functional.cosine_similarity(prediction, target, dim=1)[counts]
     angle = torch.acos(cosine.clamp(-_MOST_COSINE, _MOST_COSINE))
     if concentration is None:
