@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
+from sslbench.metrics.dense.pooling import means
 from sslbench.metrics.metric import RATE, Metric
 from sslbench.metrics.summary import Measure
 
@@ -102,14 +103,7 @@ def discovery_measure(values: FloatArray) -> Measure:
     Args:
         values: (N, 2) values of `is_located` and `mask_iou` for each image, NaN for one without an object.
     """
-    known = ~np.isnan(values)
-    filled = np.where(known, values, 0.0)
-
-    def statistic(weights: FloatArray) -> FloatArray:
-        number = weights @ known
-        return np.asarray(np.divide(weights @ filled, number, out=np.full(number.shape, np.nan), where=number > 0))
-
-    return Measure(DISCOVERY, statistic)
+    return Measure(DISCOVERY, lambda weights: means(values, weights))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,15 +159,11 @@ def max_f(weights: FloatArray, f: FloatArray) -> FloatArray:
     >>> max_f(np.ones((1, 2)), np.array([[0.2, 0.9], [0.8, 0.5]])).tolist()
     [[0.7]]
     """
-    return np.asarray((weights @ f / weights.sum(axis=1, keepdims=True)).max(axis=1, keepdims=True))
+    return np.asarray(means(f, weights).max(axis=1, keepdims=True))
 
 
 def saliency_measure(values: Sequence[SaliencyValues]) -> Measure:
     """Return the metrics `SALIENCY` of N maps as a function of their weights."""
     each = np.array([[value.iou, value.accuracy] for value in values])
     f = np.stack([value.f for value in values])
-
-    def statistic(weights: FloatArray) -> FloatArray:
-        return np.column_stack([weights @ each / weights.sum(axis=1, keepdims=True), max_f(weights, f)])
-
-    return Measure(SALIENCY, statistic)
+    return Measure(SALIENCY, lambda weights: np.column_stack([means(each, weights), max_f(weights, f)]))

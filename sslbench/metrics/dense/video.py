@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
+from sslbench.metrics.dense.pooling import means
 from sslbench.metrics.metric import CORRELATION, RATE, Metric
 from sslbench.metrics.summary import Measure
 
@@ -176,7 +177,7 @@ def tracking_measure(values: FloatArray) -> Measure:
     Args:
         values: (K, 7) values of the objects of all videos, see `object_values`.
     """
-    return Measure(TRACKING, lambda weights: weights @ values / weights.sum(axis=1, keepdims=True), per_sample=values)
+    return Measure(TRACKING, lambda weights: means(values, weights))
 
 
 def _statistics(values: FloatArray) -> FloatArray:
