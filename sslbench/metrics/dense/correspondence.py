@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics.dense.pooling import mean_over_classes, means, pooled, quotient
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import RATE, Metric
 from sslbench.metrics.summary import Measure
@@ -117,12 +118,11 @@ class PairHits:
         Args:
             weights: (R, N) R weightings of the pairs.
         """
-        weights = weights * (self.points > 0)
-        return _ratio(weights @ self._shares, weights.sum(axis=1, keepdims=True))
+        return means(_shares(self.found.astype(np.float64), self.points[:, None]), weights)
 
     def per_point(self, weights: FloatArray) -> FloatArray:
         """Return PCK over all points, (R, A)."""
-        return _ratio(weights @ self.found, (weights @ self.points)[:, None])
+        return _shares(pooled(self.found, weights), pooled(self.points, weights)[:, None])
 
     def of_classes(self, weights: FloatArray, average: Literal["image", "point"] = "image") -> FloatArray:
         """Return the PCK of each class, (R, C, A); NaN for a class without a pair.
@@ -138,12 +138,7 @@ class PairHits:
 
     def per_class(self, weights: FloatArray, average: Literal["image", "point"] = "image") -> FloatArray:
         """Return the mean over the classes that have a pair, (R, A); arguments as for `of_classes`."""
-        each = self.of_classes(weights, average)
-        return _ratio(np.nansum(each, axis=1), (~np.isnan(each)).sum(axis=1))
-
-    @property
-    def _shares(self) -> FloatArray:
-        return self.found / np.maximum(self.points, 1)[:, None]
+        return mean_over_classes(np.swapaxes(self.of_classes(weights, average), 1, 2))
 
 
 def pck_measures(pairs: PairHits, units: Units) -> list[Measure]:
@@ -241,7 +236,7 @@ class MatchErrors:
         """
         each = weights[:, self._pairs]
         total = np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)
-        return _ratio(total[:, np.searchsorted(self._errors, limits, side="right")], total[:, -1:])
+        return _shares(total[:, np.searchsorted(self._errors, limits, side="right")], total[:, -1:])
 
     def auc(self, weights: FloatArray, limits: tuple[float, ...] = PIXELS) -> FloatArray:
         """Return the area below the recall up to each limit, divided by the limit, (R, L); NaN without matches.
@@ -280,6 +275,6 @@ def apply_homography(homography: FloatArray, points: FloatArray) -> FloatArray:
     return np.where(depth > 0, mapped[:, :2] / np.where(depth > 0, depth, 1), np.inf)
 
 
-def _ratio(part: FloatArray, whole: npt.NDArray[np.number]) -> FloatArray:
-    whole = np.broadcast_to(whole, part.shape)
-    return np.asarray(np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0))
+def _shares(part: FloatArray, whole: npt.NDArray[np.number]) -> FloatArray:
+    """Return the quotients (N, A) of values (N, A) and (N, 1); NaN where the denominator is 0."""
+    return quotient(part, np.broadcast_to(whole, part.shape))
