@@ -125,7 +125,7 @@ def homography(case: Case) -> None:
     errors, ceilings, pairs = [], [], []
     for pair, h in enumerate(_numbers(given, "homography")):
         matches = correspondence.ratio_matches(
-            features[2 * pair], features[2 * pair + 1], ratio=args["ratio"], most=args["num_corr"]
+            features[2 * pair], features[2 * pair + 1], ratio=args["ratio"] or 1e9, most=args["num_corr"]
         )
         recorded = expected[f"matches/{pair}"]
         assert set(zip(matches.source.tolist(), matches.target.tolist(), strict=True)) == set(map(tuple, recorded.T))
