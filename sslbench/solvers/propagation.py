@@ -79,7 +79,7 @@ def sampled_labels(ids: npt.NDArray[np.integer], grid: tuple[int, int], number: 
     [[[1.0, 0.0]], [[0.0, 1.0]]]
     """
     rows, columns = (((np.arange(n) + 0.5) * size / n).astype(int) for n, size in zip(grid, ids.shape, strict=True))
-    return (ids[np.ix_(rows, columns)] == np.arange(number + 1)[:, None, None]).astype(np.float32)
+    return np.asarray(ids[np.ix_(rows, columns)] == np.arange(number + 1)[:, None, None], dtype=np.float32)
 
 
 def propagate_video(

@@ -66,7 +66,7 @@ def each_to_best(table: IntArray, by: Literal["precision", "iou"]) -> IntArray:
     >>> each_to_best(np.array([[1, 5, 4], [8, 0, 0]]), "precision").tolist()
     [1, 0, 0]
     """
-    return (table if by == "precision" else _ious(table)).argmax(axis=0).astype(np.int64)
+    return np.asarray((table if by == "precision" else _ious(table)).argmax(axis=0), dtype=np.int64)
 
 
 def assigned_areas(table: IntArray, assigned: IntArray) -> IntArray:
@@ -109,4 +109,4 @@ def matched_measure(areas: IntArray, *, absent: Absent = "omit") -> Measure:
 def _ious(table: IntArray) -> FloatArray:
     """Return the IoU of every class with every cluster, (C, P); 0 where both are empty."""
     union = table.sum(axis=1, keepdims=True) + table.sum(axis=0) - table
-    return np.divide(table, union, out=np.zeros(table.shape), where=union > 0)
+    return np.asarray(np.divide(table, union, out=np.zeros(table.shape), where=union > 0))
