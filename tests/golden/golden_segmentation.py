@@ -103,7 +103,7 @@ def cross_entropy(case: Case) -> None:
     given, args = case.inputs(), case.meta["args"]
     target = torch.from_numpy(given["target"].astype(np.int64))
     scored = max(1, int((target != args["ignore_index"]).sum()))
-    added = np.finfo(np.float32).eps / scored  # which mmseg adds to the divisor
+    added = float(np.finfo(np.float32).eps) / scored  # which mmseg adds to the divisor
     for key, value in case.expected().items():
         precision, name, part = key.split("/")
         dtype, rtol = (torch.float64, 1e-9) if precision == "f64" else (torch.float32, 2e-6)

@@ -69,16 +69,15 @@ def angular_errors(prediction: Matrix, target: Matrix, valid: BoolArray) -> Floa
     >>> angular_errors(tilted[:, None, None], up[:, None, None], np.ones((1, 1), bool)).round(6).tolist()
     [45.0]
     """
-    units = []
-    for name, vectors in (("predicted", prediction), ("true", target)):
-        chosen = vectors[:, valid].astype(np.float64)
-        length = np.linalg.norm(chosen, axis=0)
-        if wrong := int(np.count_nonzero(~(np.isfinite(length) & (length > 0)))):
-            raise ValueError(f"{wrong} of {len(length)} {name} normals are zero or not finite")
-        units.append(chosen / length)
-    # The arcus cosine of a rounded product loses half of the digits of small angles.
-    apart, together = (np.linalg.norm(combined, axis=0) for combined in (units[0] - units[1], units[0] + units[1]))
-    return np.asarray(np.degrees(2 * np.arctan2(apart, together)))
+    (a, b, c), (x, y, z) = chosen = [vectors[:, valid].astype(np.float64) for vectors in (prediction, target)]
+    for name, vectors in zip(("predicted", "true"), chosen, strict=True):
+        usable = np.isfinite(vectors).all(axis=0) & vectors.any(axis=0)
+        if not usable.all():
+            wrong = np.count_nonzero(~usable)
+            raise ValueError(f"{wrong} of {len(usable)} {name} normals are zero or not finite")
+    # The arcus cosine of a rounded product would lose half of the digits of small angles.
+    sine = np.sqrt((b * z - c * y) ** 2 + (c * x - a * z) ** 2 + (a * y - b * x) ** 2)
+    return np.asarray(np.degrees(np.arctan2(sine, a * x + b * y + c * z)))
 
 
 def angle_sums(angles: FloatArray) -> FloatArray:
