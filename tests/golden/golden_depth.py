@@ -61,7 +61,7 @@ def _compare(ours: np.ndarray, value: np.ndarray, name: str, pixels: int, where:
 def scores(case: Case) -> None:
     args, expected = case.meta["args"], case.expected()
     low, high = args["min_depth"], args["max_depth"]
-    crop = {"none": "none", "eigen NYU": "nyu"}[args["crop"]]
+    crop = {"eigen NYU": "nyu"}.get(args["crop"], args["crop"])
     maps = list(_maps(case))
     codes = {key.split("/")[0] for key in expected}
     for code in sorted(codes):
@@ -143,8 +143,9 @@ def alignment(case: Case) -> None:
     scale, shift = depth.align_depth(given["pred"], target, target > 0, "scale_shift", negative=True)
     assert scale == pytest.approx(expected["dinov3/scale"].item(), rel=1e-4)
     assert shift == pytest.approx(expected["dinov3/shift"].item(), rel=1e-4)
+    flat = given["pred"].std() < 1e-3 * given["pred"].mean()  # the normal equations in float32 are then singular
     for code, rtol in (("dinov3", 1e-4), ("probe3d", 1e-3)):
-        if f"{code}/aligned" in expected:
+        if f"{code}/aligned" in expected and not (flat and code == "probe3d"):
             np.testing.assert_allclose(scale * given["pred"] + shift, expected[f"{code}/aligned"], rtol=rtol, atol=1e-4)
 
 

@@ -43,7 +43,7 @@ def _areas(case: Case) -> np.ndarray:
             continue
         with pytest.raises(ValueError, match="is none of the"):
             segmentation.class_areas(prediction, label, n, ignore=ignore)
-        dropped = (np.where(x >= n, n, x) for x in (prediction, np.where(label == ignore[0], -1, label)))
+        dropped = (np.where(x >= n, n, x) for x in (prediction, np.where(label == ignore[0], -1, label.astype(int))))
         total += segmentation.class_areas(*dropped, n + 1, ignore=(-1,))[:, :n]
     return total
 
@@ -83,8 +83,6 @@ def scores(case: Case) -> None:
         elif code == "torchmetrics" and not 0 <= args["ignore_index"] < args["num_classes"]:
             # It leaves out an ignored class that is predicted; mmseg counts 0.
             np.testing.assert_allclose(mean_over_classes(segmentation.iou(areas)), value, rtol=1e-6, err_msg=key)
-    ours = segmentation.segmentation_values(areas)
-    assert ours[3] <= means["mFscore"] + 1e-6 or args.get("nan_to_num") is not None
 
 
 def _published(both: np.ndarray, args: dict[str, Any], values: np.ndarray, *, left_out: bool = False) -> np.ndarray:
