@@ -61,6 +61,9 @@ def boundary_counts(
         Rows: predicted boundary pixels; those within the tolerance of a labelled one of the same class; labelled ones;
         those within the tolerance of a predicted one.
 
+    Raises:
+        ValueError: the shapes differ, or a boundary pixel has a label or a prediction outside the classes.
+
     >>> label = np.array([[0, 0, 0, 1, 1, 1]])
     >>> boundary_counts(np.array([[0, 0, 1, 1, 1, 1]]), label, 2, ignore=(), tolerance=1).tolist()
     [[1, 1], [1, 1], [1, 1], [1, 1]]
@@ -70,9 +73,10 @@ def boundary_counts(
     counted = counted_pixels(label, ignore)
     outlines = [_boundaries(values, counted) for values in (prediction, label)]
     classes = [values[outline].astype(np.int64) for values, outline in zip((prediction, label), outlines, strict=True)]
-    for found in classes:
+    for name, found in zip(("prediction", "label"), classes, strict=True):
         if found.size and not 0 <= found.min() <= found.max() < n_classes:
-            raise ValueError(f"a map has class {found.max()} or {found.min()}, which is none of the {n_classes}")
+            wrong = found.max() if found.max() >= n_classes else found.min()
+            raise ValueError(f"{name} {wrong} is none of the {n_classes} classes and is not ignored")
     agreeing = [
         _near(outlines[0], classes[0], outlines[1], classes[1], tolerance),
         _near(outlines[1], classes[1], outlines[0], classes[0], tolerance),
