@@ -45,9 +45,8 @@ def hummingbird(case: Case) -> None:
     shares = in_context.shares(np.concatenate([c[k] for c, k in zip(counts, kept, strict=True)]))
     assert len(shares) == int(expected["memory_rows"])
     np.testing.assert_allclose(shares, expected["memory_labels"], atol=1e-3)
-    memory = np.concatenate([f[k] for f, k in zip([*given["train_features"]] * epochs, kept, strict=True)]).astype(
-        np.float32
-    )
+    features = [*given["train_features"].astype(np.float32)] * epochs
+    memory = np.concatenate([f[k] for f, k in zip(features, kept, strict=True)])
     for image, queries in enumerate(given["val_features"].astype(np.float32)):
         soft = in_context.nearest_labels(memory, shares, queries, k=args["n_neighbours"], temperature=args["beta"])
         recorded = np.where(np.isnan(expected["label_hat"][image]), soft, expected["label_hat"][image])
