@@ -1,8 +1,8 @@
 """Discovery of one object in the patch features of one image: LOST, TokenCut and DINO-seg.
 
-Patches are counted row by row on a grid (h, w). An image of 30 x 40 patches takes about 10 ms by LOST and 0.2 s by
+Patches are counted row by row on a grid (h, w). An image of 30 x 40 patches takes about 20 ms by LOST and 0.2 s by
 TokenCut, whose time grows with the cube of the number of patches; both hold a few matrices of all pairs of patches
-(50 MB for 3,600).
+(100 MB each for 3,600).
 """
 
 import dataclasses
