@@ -88,7 +88,7 @@ def propagate_video(
     """Yield the soft labels (C, h, w) of every frame, from those of the first one.
 
     Labels are handed on as they are, without an argmax in between. Features and labels of 1 + `previous` frames are in
-    memory.
+    memory, three times while a frame is computed.
 
     Args:
         frames: features (D, h, w) of each frame, in order; they may be computed while this runs.

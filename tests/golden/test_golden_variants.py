@@ -258,3 +258,60 @@ def test_normals_without_length(tmp_path):
     given = {"pred": found, "gt": truth, "mask": mask, "kappa": np.zeros((2, 1, 2, 2), np.float32)}
     expected = {key: np.asarray(value) for key, value in expected.items()}
     run(write_topic(tmp_path, "14_depth_normals_metrics", {"normals_x": ({"args": {}}, given, expected)}))
+
+
+def test_video_masks_with_void_pixels(tmp_path):
+    truth, found = np.random.default_rng(0).integers(0, 3, (2, 5, 12, 14)).astype(np.uint8)
+    void = np.zeros(truth.shape, bool)
+    void[:, :4] = True
+    expected = {}
+    for name, radius in (("J", None), ("F", 1)):
+        each = np.zeros((2, 5))
+        for k, t in np.ndindex(2, 5):
+            a, b = ((masks[t] == k + 1) & ~void[t] for masks in (truth, found))
+            each[k, t] = (a & b).sum() / (a | b).sum() if radius is None else f_of_boundaries(a, b)
+        recall, decay = (each > 0.5).mean(1), each[:, :2].mean(1) - each[:, 3:].mean(1)
+        expected |= {name: each, f"{name}_mean_recall_decay": np.stack([each.mean(1), recall, decay], axis=1)}
+    meta = {"args": {"objects": 2, "bound_th": 1, "void": True}}
+    run(
+        write_topic(
+            tmp_path, "16_video_segmentation", {"jf_void": (meta, {"gt": truth, "pred": found, "void": void}, expected)}
+        )
+    )
+
+
+def f_of_boundaries(a, b):
+    """The boundary measure with a tolerance of one pixel to the sides."""
+    lines = []
+    for mask in (a, b):
+        padded = np.pad(mask, ((0, 1), (0, 1)), mode="edge")
+        others = (padded[1:, :-1], padded[:-1, 1:], padded[1:, 1:])
+        line = np.any([mask != other for other in others], axis=0)
+        lines.append(line)
+    near = []
+    for line in lines:
+        wide = np.pad(line, 1)
+        near.append(wide[1:-1, 1:-1] | wide[:-2, 1:-1] | wide[2:, 1:-1] | wide[1:-1, :-2] | wide[1:-1, 2:])
+    precision, recall = (lines[1] & near[0]).sum() / lines[1].sum(), (lines[0] & near[1]).sum() / lines[0].sum()
+    return 2 * precision * recall / (precision + recall)
+
+
+def test_a_weighted_cut_on_another_grid(tmp_path):
+    random = np.random.default_rng(3)
+    mask = np.zeros((7, 9), bool)
+    mask[1:4, 2:6] = True
+    means = random.normal(size=(2, 6))
+    features = means[mask.ravel().astype(int)] + 0.05 * random.normal(size=(63, 6))
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    edges = np.where(unit @ unit.T > 0.3, unit @ unit.T, 1e-4)
+    degree = np.diag(edges.sum(1))
+    values, vectors = np.linalg.eig(np.linalg.inv(degree) @ (degree - edges))
+    vector = vectors[:, np.argsort(values.real)[1]].real
+    seed = np.abs(vector).argmax()
+    vector = vector * np.sign(vector[seed])
+    assert mask.ravel()[seed]
+    expected = {"box": np.array([16.0, 8, 48, 32]), "mask": mask.astype(np.uint8), "seed": seed,
+                "eigenvector": vector.reshape(7, 9), "components": mask.astype(np.uint16)}  # fmt: skip
+    args = {"dims": [7, 9], "patch": 8, "image_hw": [50, 70], "tau": 0.3, "eps": 1e-4, "weighted": True}
+    given = {"features": features.astype(np.float32)}
+    run(write_topic(tmp_path, "19_unsupervised_discovery", {"tokencut_weighted": ({"args": args}, given, expected)}))
