@@ -108,7 +108,7 @@ def soft_argmax(similarity: torch.Tensor, *, temperature: float, radius: int | N
 
 @dataclasses.dataclass(frozen=True)
 class Matches:
-    """Matches of the cells of two grids, surest first.
+    """Matches of the cells of two grids, by ascending distance.
 
     Attributes:
         source: (M,) cells of the source, counted row by row.

@@ -26,7 +26,9 @@ class Propagation:
 
     Attributes:
         previous: number of frames before the current one that are searched, beside the first.
-        topk: number of most similar cells that count; all that are as similar as the last of them count too.
+        topk: number of most similar cells that count.
+        all_ties: count all cells that are as similar as the last of these. Otherwise it is arbitrary which of them
+            count, and copies of the first frame crowd out other cells.
         temperature: of the softmax over their cosines.
         radius: reach of the window in cells; None for no window.
         shape: shape of the window: a square of 2 x radius + 1 cells, a disk with or without the cells at exactly the
@@ -37,6 +39,7 @@ class Propagation:
 
     previous: int = 7
     topk: int = 5
+    all_ties: bool = True
     temperature: float = 0.1
     radius: float | None = 12.0
     shape: Literal["square", "disk", "open disk"] = "square"
@@ -48,7 +51,9 @@ DINO = Propagation()
 """Settings of Caron et al. 2021."""
 DINOV3 = Propagation(temperature=0.2, shape="disk")
 """Settings of Simeoni et al. 2025."""
-CRW = Propagation(previous=20, topk=10, temperature=0.05, shape="open disk", window_on_first=False, repeat_first=True)
+CRW = Propagation(
+    previous=20, topk=10, all_ties=False, temperature=0.05, shape="open disk", window_on_first=False, repeat_first=True
+)
 """Settings of Jabri et al. 2020."""
 
 
@@ -74,7 +79,7 @@ def sampled_labels(ids: npt.NDArray[np.integer], grid: tuple[int, int], number: 
     [[[1.0, 0.0]], [[0.0, 1.0]]]
     """
     rows, columns = (((np.arange(n) + 0.5) * size / n).astype(int) for n, size in zip(grid, ids.shape, strict=True))
-    return (ids[np.ix_(rows, columns)] == np.arange(number + 1)[:, None, None]).astype(np.float32)
+    return np.asarray(ids[np.ix_(rows, columns)] == np.arange(number + 1)[:, None, None], dtype=np.float32)
 
 
 def propagate_video(
@@ -83,7 +88,7 @@ def propagate_video(
     """Yield the soft labels (C, h, w) of every frame, from those of the first one.
 
     Labels are handed on as they are, without an argmax in between. Features and labels of 1 + `previous` frames are in
-    memory.
+    memory, three times while a frame is computed.
 
     Args:
         frames: features (D, h, w) of each frame, in order; they may be computed while this runs.
@@ -163,7 +168,10 @@ def propagate_frame(
 
 def _weighted(similarity: torch.Tensor, labels: torch.Tensor, settings: Propagation) -> torch.Tensor:
     """Return the mean (Q, C) of labels (C, N), weighted by the softmax of the largest similarities (Q, N)."""
-    largest = similarity.topk(min(settings.topk, similarity.shape[1]), dim=1).values
+    largest, cells = similarity.topk(min(settings.topk, similarity.shape[1]), dim=1)
+    if not settings.all_ties:
+        weights = (largest / settings.temperature).softmax(dim=1).to(labels.dtype)
+        return torch.einsum("qk,cqk->qc", weights, labels[:, cells])
     logits = similarity.masked_fill(similarity < largest[:, -1:], -math.inf) / settings.temperature
     return logits.softmax(dim=1).to(labels.dtype) @ labels.T
 

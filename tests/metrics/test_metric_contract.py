@@ -167,7 +167,7 @@ def blocks(quality, seed):
 
 
 def named(metrics, values):
-    return dict(zip((metric.name for metric in metrics), np.asarray(values).tolist(), strict=True))
+    return dict(zip((metric.name for metric in metrics), values.tolist(), strict=True))
 
 
 def values_of_label_maps(_, quality, seed):
@@ -218,7 +218,8 @@ def values_of_matched_maps(_, quality, seed):
     cluster = np.where(generator.random(4000) < quality, (label + 1) % CLASSES, generator.integers(0, CLASSES, 4000))
     table = np.bincount(label * CLASSES + cluster, minlength=CLASSES**2).reshape(CLASSES, CLASSES)
     areas = matching.assigned_areas(table, matching.one_to_one(table, "pixels"))
-    return named(matching.MATCHED, matching.matched_values(np.ones((1, 1)), areas[None])[0])
+    measure = matching.matched_measure(areas[None])
+    return named(measure.metrics, measure.statistic(np.ones((1, 1)))[0])
 
 
 def values_of_keypoints(_, quality, seed):
@@ -229,14 +230,9 @@ def values_of_keypoints(_, quality, seed):
         predicted = np.where(generator.random((8, 1)) < quality, target, generator.random((8, 2)) * 100)
         found.append(correspondence.hits(predicted, target, 100.0).sum(axis=0))
     pairs = correspondence.PairHits(np.array(found), np.full(20, 8), np.arange(20) % 3)
-    once = np.ones((1, 20))
     values = {}
-    for metrics, each in (
-        (correspondence.PCK_PER_IMAGE, pairs.per_image(once)),
-        (correspondence.PCK_PER_POINT, pairs.per_point(once)),
-        (correspondence.PCK_PER_CLASS, pairs.per_class(once)),
-    ):
-        values |= named(metrics, each[0])
+    for measure in correspondence.pck_measures(pairs, Units.of(20, None)):
+        values |= named(measure.metrics, measure.statistic(np.ones((1, 20)))[0])
     return values
 
 
@@ -244,10 +240,8 @@ def values_of_matches(_, quality, seed):
     generator = np.random.default_rng(seed)
     far = generator.random(200) * 50
     errors = correspondence.MatchErrors(np.where(generator.random(200) < quality, 1e-4, far), np.arange(200) % 5)
-    once = np.ones((1, 5))
-    return named(correspondence.MATCH_RECALL, errors.recall(once)[0]) | named(
-        correspondence.MATCH_AUC, errors.auc(once)[0]
-    )
+    measure = correspondence.match_measure(errors)
+    return named(measure.metrics, measure.statistic(np.ones((1, 5)))[0])
 
 
 def values_of_tracks(_, quality, seed):
@@ -256,7 +250,8 @@ def values_of_tracks(_, quality, seed):
     truth[:, 10:30, 10:30] = 1
     found = np.stack([np.roll(frame, round((1 - quality) * 3 * t), axis=1) for t, frame in enumerate(truth)])
     scores = video.semi_supervised(truth, found, boundary=1)
-    return named(video.TRACKING, video.object_values(scores)[0])
+    measure = video.tracking_measure(video.object_values(scores))
+    return named(measure.metrics, measure.statistic(np.ones((1, 1)))[0])
 
 
 def values_of_discoveries(_, quality, seed):
@@ -266,7 +261,8 @@ def values_of_discoveries(_, quality, seed):
     right = generator.random(40) < quality
     located = [discovery.is_located([5, 5, 15, 15] if r else [12, 12, 22, 22], [[5, 5, 15, 15]]) for r in right]
     ious = [discovery.mask_iou(mask[0] if r else np.roll(mask[0], 8, axis=1), mask) for r in right]
-    return named(discovery.DISCOVERY, [np.mean(located), np.mean(ious)])
+    measure = discovery.discovery_measure(np.column_stack([located, ious]))
+    return named(measure.metrics, measure.statistic(np.ones((1, 40)))[0])
 
 
 def values_of_saliency(_, quality, seed):
@@ -275,12 +271,21 @@ def values_of_saliency(_, quality, seed):
     truth[5:12, 5:12] = True
     maps = [quality * truth + (1 - quality) * generator.random(truth.shape) for _ in range(10)]
     found = [discovery.saliency_values(each, truth) for each in maps]
-    best = discovery.max_f(np.ones((1, 10)), np.stack([value.f for value in found]))[0, 0]
-    means = np.mean([[value.iou, value.accuracy] for value in found], axis=0)
-    return named(discovery.SALIENCY, [*means, best])
+    measure = discovery.saliency_measure(found)
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
 
 
-BEYOND = ("silhouette", "AR1", "AR10", "mask_AR1", "error_increase", "relative_mce", "effective_robustness")
+BEYOND = (
+    "silhouette",
+    "AR1",
+    "AR10",
+    "mask_AR1",
+    "error_increase",
+    "relative_mce",
+    "effective_robustness",
+    "j_decay",
+    "f_decay",
+)
 """Metrics whose bound perfect predictions of these inputs do not reach."""
 INPUTS = {
     ("scores", "single"): values_of_scores,

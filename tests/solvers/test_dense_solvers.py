@@ -49,7 +49,7 @@ def test_flips_are_mirrored_back_and_padding_can_be_cut_off():
     torch.testing.assert_close(found, image * (left_half + left_half.flip(-1)) / 2)
     padded, (rows, columns) = windows.centre_padded(image, 4)
     assert padded.shape[-2:] == (12, 12) and torch.equal(padded[..., rows, columns], image)
-    assert padded.sum() == image.sum() and rows == slice(1, 10) and columns == slice(0, 11)
+    assert padded.count_nonzero() == image.count_nonzero() and rows == slice(1, 10) and columns == slice(0, 11)
     assert windows.stretched(image, 4).shape[-2:] == (12, 12) and windows.resized(image, (9, 11)) is image
 
 
@@ -58,7 +58,7 @@ def test_heads():
     head = heads.LinearHead(64, 50, dropout=0.1, generator=generator)
     again = heads.LinearHead(64, 50, generator=torch.Generator().manual_seed(0))
     assert torch.equal(head.classifier.weight, again.classifier.weight) and not head.classifier.bias.any()
-    assert head.classifier.weight.std() == pytest.approx(0.01, rel=0.1)
+    assert head.classifier.weight.std().item() == pytest.approx(0.01, rel=0.1)
     assert head(torch.rand(2, 64, 4, 5)).shape == (2, 50, 4, 5)
     assert not any("norm" in name for name, _ in heads.LinearHead(8, 2, normalised=False).named_parameters())
     grid, token = torch.rand(1, 4, 3, 3), torch.rand(1, 4)
@@ -71,7 +71,9 @@ def test_heads():
 def test_bins_reach_from_the_lower_to_the_upper_limit(spacing):
     bins = heads.depth_bins(64, 0.5, 8.0, spacing=spacing)
     steps = bins.log().diff() if spacing == "logarithmic" else bins.diff()
-    assert bins[[0, -1]].tolist() == pytest.approx([0.5, 8.0]) and steps.max() == pytest.approx(steps.min(), rel=1e-3)
+    assert bins[[0, -1]].tolist() == pytest.approx([0.5, 8.0]) and steps.max().item() == pytest.approx(
+        steps.min().item(), rel=1e-3
+    )
     for how in ("linear", "softmax", "sigmoid"):
         sure = torch.full((1, 64, 1, 1), -1e4)
         sure[:, 40] = 1e4

@@ -34,8 +34,11 @@ def slow(video, first, settings):
                     )
                     if inside or not windowed:
                         found.append((frames[t][:, y, x] @ frames[s][:, v, u], labels[s][:, v, u]))
-            last = sorted((value for value, _ in found), reverse=True)[: settings.topk][-1]
-            kept = [(math.exp(value / settings.temperature), label) for value, label in found if value >= last]
+            found.sort(key=lambda pair: -pair[0])
+            number = settings.topk
+            while settings.all_ties and number < len(found) and found[number][0] == found[number - 1][0]:
+                number += 1
+            kept = [(math.exp(value / settings.temperature), label) for value, label in found[:number]]
             own[:, y, x] = sum(w * label for w, label in kept) / sum(w for w, _ in kept)
         labels.append(own)
     return labels

@@ -55,11 +55,14 @@ def boundary_counts(
         label: (H, W), 0 to C - 1 or an ignored value.
         n_classes: C.
         ignore: labels of pixels that do not count; () if all count.
-        tolerance: largest distance, in pixels between centres, of boundary pixels that agree.
+        tolerance: largest distance, in pixels between centres, of boundary pixels that agree; at least 1.
 
     Returns:
         Rows: predicted boundary pixels; those within the tolerance of a labelled one of the same class; labelled ones;
         those within the tolerance of a predicted one.
+
+    Raises:
+        ValueError: the shapes differ, or a boundary pixel has a label or a prediction outside the classes.
 
     >>> label = np.array([[0, 0, 0, 1, 1, 1]])
     >>> boundary_counts(np.array([[0, 0, 1, 1, 1, 1]]), label, 2, ignore=(), tolerance=1).tolist()
@@ -69,16 +72,17 @@ def boundary_counts(
         raise ValueError(f"a prediction of {prediction.shape} for a label map of {label.shape}")
     counted = counted_pixels(label, ignore)
     outlines = [_boundaries(values, counted) for values in (prediction, label)]
-    counts = np.zeros((4, n_classes), dtype=np.int64)
-    classes = np.unique(np.concatenate([prediction[outlines[0]], label[outlines[1]]]))
-    if classes.size and not 0 <= classes[0] <= classes[-1] < n_classes:
-        raise ValueError(f"the maps have the classes {classes.tolist()}, which are not all below {n_classes}")
-    for number in classes.tolist():
-        predicted, labelled = outlines[0] & (prediction == number), outlines[1] & (label == number)
-        near_label, near_prediction = _dilated(labelled, tolerance), _dilated(predicted, tolerance)
-        regions = (predicted, predicted & near_label, labelled, labelled & near_prediction)
-        counts[:, number] = [np.count_nonzero(region) for region in regions]
-    return counts
+    classes = [values[outline].astype(np.int64) for values, outline in zip((prediction, label), outlines, strict=True)]
+    for name, found in zip(("prediction", "label"), classes, strict=True):
+        if found.size and not 0 <= found.min() <= found.max() < n_classes:
+            wrong = found.max() if found.max() >= n_classes else found.min()
+            raise ValueError(f"{name} {wrong} is none of the {n_classes} classes and is not ignored")
+    agreeing = [
+        _near(outlines[0], classes[0], outlines[1], classes[1], tolerance),
+        _near(outlines[1], classes[1], outlines[0], classes[0], tolerance),
+    ]
+    rows = (classes[0], classes[0][agreeing[0]], classes[1], classes[1][agreeing[1]])
+    return np.stack([np.bincount(row, minlength=n_classes) for row in rows]).astype(np.int64)
 
 
 def boundary_f(counts: npt.NDArray[np.number]) -> FloatArray:
@@ -118,13 +122,22 @@ def _boundaries(values: npt.NDArray[np.integer], counted: BoolArray) -> BoolArra
     return found
 
 
-def _dilated(region: BoolArray, radius: int) -> BoolArray:
-    """Return the pixels within a Euclidean distance of a region."""
-    import cv2
-
-    if not region.any():
-        return region
-    steps = np.arange(-radius, radius + 1)
-    disk = (steps[:, None] ** 2 + steps**2 <= radius**2).astype(np.uint8)
-    outside = {"borderType": cv2.BORDER_CONSTANT, "borderValue": 0}
-    return np.asarray(cv2.dilate(region.astype(np.uint8), disk, **outside) > 0)
+def _near(
+    outline: BoolArray, classes: IntArray, other_outline: BoolArray, other_classes: IntArray, tolerance: int
+) -> BoolArray:
+    """Return for each boundary pixel whether the other map has one of its class within the tolerance."""
+    width = outline.shape[1] + 2 * tolerance
+    padded = np.full((outline.shape[0] + 2 * tolerance, width), -1, dtype=np.int64)
+    padded[tolerance:-tolerance, tolerance:-tolerance][other_outline] = other_classes
+    rows, columns = np.nonzero(outline)
+    places = (rows + tolerance) * width + columns + tolerance
+    near = np.zeros(len(places), dtype=np.bool_)
+    left = np.arange(len(places))
+    steps = np.arange(-tolerance, tolerance + 1)
+    distance = steps[:, None] ** 2 + steps**2
+    for row, column in np.argwhere(distance <= tolerance**2)[np.argsort(distance[distance <= tolerance**2])]:
+        offset = (row - tolerance) * width + column - tolerance
+        hit = padded.ravel()[places[left] + offset] == classes[left]
+        near[left[hit]] = True
+        left = left[~hit]
+    return near

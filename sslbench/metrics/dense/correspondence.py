@@ -13,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics.dense.pooling import mean_over_classes, means, pooled, quotient
+from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import RATE, Metric
+from sslbench.metrics.summary import Measure
 
 ALPHAS = (0.01, 0.05, 0.1, 0.15)
 """Thresholds of PCK, as shares of the longer side of the target's box."""
@@ -88,7 +91,7 @@ def hits(
     """
     distance = np.linalg.norm(np.subtract(predicted, target, dtype=np.float64), axis=1)[:, None]
     limits = np.asarray(alphas) * side
-    return distance < limits if strict else distance <= limits
+    return np.asarray(distance < limits if strict else distance <= limits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,12 +118,11 @@ class PairHits:
         Args:
             weights: (R, N) R weightings of the pairs.
         """
-        weights = weights * (self.points > 0)
-        return _ratio(weights @ self._shares, weights.sum(axis=1, keepdims=True))
+        return means(_shares(self.found.astype(np.float64), self.points[:, None]), weights)
 
     def per_point(self, weights: FloatArray) -> FloatArray:
         """Return PCK over all points, (R, A)."""
-        return _ratio(weights @ self.found, (weights @ self.points)[:, None])
+        return _shares(pooled(self.found, weights), pooled(self.points, weights)[:, None])
 
     def of_classes(self, weights: FloatArray, average: Literal["image", "point"] = "image") -> FloatArray:
         """Return the PCK of each class, (R, C, A); NaN for a class without a pair.
@@ -136,12 +138,31 @@ class PairHits:
 
     def per_class(self, weights: FloatArray, average: Literal["image", "point"] = "image") -> FloatArray:
         """Return the mean over the classes that have a pair, (R, A); arguments as for `of_classes`."""
-        each = self.of_classes(weights, average)
-        return _ratio(np.nansum(each, axis=1), (~np.isnan(each)).sum(axis=1))
+        return mean_over_classes(np.swapaxes(self.of_classes(weights, average), 1, 2))
 
-    @property
-    def _shares(self) -> FloatArray:
-        return self.found / np.maximum(self.points, 1)[:, None]
+
+def pck_measures(pairs: PairHits, units: Units) -> list[Measure]:
+    """Return PCK at the thresholds `ALPHAS`, per image, point and class, as functions of the weights of the pairs.
+
+    >>> from sslbench.metrics.summary import with_intervals
+    >>> found = np.random.default_rng(0).integers(0, 9, (60, 4))
+    >>> pairs = PairHits(np.sort(found, axis=1), np.full(60, 8), np.arange(60) % 3)
+    >>> units = Units.of(60, None)
+    >>> (per_image, *_) = pck_measures(pairs, units)
+    >>> [round(value, 2) for value in with_intervals(per_image, units, 0, 200)["pck_per_image@0.1"]]
+    [0.65, 0.58, 0.71]
+
+    Args:
+        pairs: hits at the thresholds `ALPHAS`.
+        units: units of the pairs.
+    """
+    classes = range(int(pairs.classes.max(initial=-1)) + 1)
+    numbers = (units.having(np.flatnonzero((pairs.classes == c) & (pairs.points > 0))) for c in classes)
+    return [
+        Measure(PCK_PER_IMAGE, pairs.per_image),
+        Measure(PCK_PER_POINT, pairs.per_point),
+        Measure(PCK_PER_CLASS, pairs.per_class, class_units=tuple(number for number in numbers if number)),
+    ]
 
 
 def geometry_aware(parts: IntArray, visible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -158,7 +179,7 @@ def geometry_aware(parts: IntArray, visible: npt.NDArray[np.bool_]) -> npt.NDArr
     """
     same = (parts[:, None] == parts) & (parts[:, None] >= 0) & visible
     np.fill_diagonal(same, False)
-    return visible & same.any(axis=1)
+    return np.asarray(visible & same.any(axis=1))
 
 
 def swaps(
@@ -185,7 +206,7 @@ def swaps(
     near = np.linalg.norm(found[:, None] - true, axis=2) <= limit
     other = (parts[:, None] == parts) & (parts[:, None] >= 0) & visible
     np.fill_diagonal(other, False)
-    return visible & ~np.diagonal(near) & (near & other).any(axis=1)
+    return np.asarray(visible & ~np.diagonal(near) & (near & other).any(axis=1))
 
 
 class MatchErrors:
@@ -193,7 +214,7 @@ class MatchErrors:
 
     >>> errors = MatchErrors(np.array([0.5, 3.0, 9.0, 1.0]), np.array([0, 0, 1, 1]))
     >>> errors.recall(np.ones((1, 2)), (1, 5)).tolist(), errors.auc(np.ones((1, 2)), (5,)).round(3).tolist()
-    ([[0.5, 0.75]], [[0.562]])
+    ([[0.5, 0.75]], [[0.6]])
     """
 
     def __init__(self, errors: FloatArray, pairs: IntArray) -> None:
@@ -215,7 +236,7 @@ class MatchErrors:
         """
         each = weights[:, self._pairs]
         total = np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)
-        return _ratio(total[:, np.searchsorted(self._errors, limits, side="right")], total[:, -1:])
+        return _shares(total[:, np.searchsorted(self._errors, limits, side="right")], total[:, -1:])
 
     def auc(self, weights: FloatArray, limits: tuple[float, ...] = PIXELS) -> FloatArray:
         """Return the area below the recall up to each limit, divided by the limit, (R, L); NaN without matches.
@@ -236,6 +257,13 @@ class MatchErrors:
         return found
 
 
+def match_measure(errors: MatchErrors) -> Measure:
+    """Return recall and AUC of matches at the limits `PIXELS` as a function of the weights of the pairs."""
+    return Measure(
+        (*MATCH_RECALL, *MATCH_AUC), lambda weights: np.column_stack([errors.recall(weights), errors.auc(weights)])
+    )
+
+
 def apply_homography(homography: FloatArray, points: FloatArray) -> FloatArray:
     """Return points (K, 2) mapped by a homography (3, 3); infinite behind its horizon.
 
@@ -247,6 +275,6 @@ def apply_homography(homography: FloatArray, points: FloatArray) -> FloatArray:
     return np.where(depth > 0, mapped[:, :2] / np.where(depth > 0, depth, 1), np.inf)
 
 
-def _ratio(part: FloatArray, whole: npt.NDArray[np.number]) -> FloatArray:
-    whole = np.broadcast_to(whole, part.shape)
-    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
+def _shares(part: FloatArray, whole: npt.NDArray[np.number]) -> FloatArray:
+    """Return the quotients (N, A) of values (N, A) and (N, 1); NaN where the denominator is 0."""
+    return quotient(part, np.broadcast_to(whole, part.shape))

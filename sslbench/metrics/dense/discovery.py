@@ -5,12 +5,15 @@ from the F of each image at 255 thresholds (2 kB per image).
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
+from sslbench.metrics.dense.pooling import means
 from sslbench.metrics.metric import RATE, Metric
+from sslbench.metrics.summary import Measure
 
 Mask = npt.NDArray[np.bool_]
 
@@ -58,7 +61,7 @@ def overlaps(box: npt.ArrayLike, boxes: npt.ArrayLike) -> FloatArray:
     common = np.prod(np.maximum(high - low, 0), axis=1)
     union = np.prod(np.maximum(own[2:] - own[:2], 0)) + np.prod(np.maximum(others[:, 2:] - others[:, :2], 0), axis=1)
     union = union - common
-    return np.divide(common, union, out=np.zeros(len(others)), where=union > 0)
+    return np.asarray(np.divide(common, union, out=np.zeros(len(others)), where=union > 0))
 
 
 def is_located(box: npt.ArrayLike | None, boxes: npt.ArrayLike, overlap: float = OVERLAP) -> float:
@@ -91,6 +94,18 @@ def mask_iou(found: Mask, objects: npt.NDArray[np.bool_]) -> float:
     return float(((found & objects).sum(axis=(1, 2)) / np.maximum(union, 1)).max())
 
 
+def discovery_measure(values: FloatArray) -> Measure:
+    """Return the metrics `DISCOVERY` as means over the images that have an object.
+
+    >>> discovery_measure(np.array([[1.0, 0.6], [0.0, 0.2], [np.nan, np.nan]])).statistic(np.ones((1, 3))).tolist()
+    [[0.5, 0.4]]
+
+    Args:
+        values: (N, 2) values of `is_located` and `mask_iou` for each image, NaN for one without an object.
+    """
+    return Measure(DISCOVERY, lambda weights: means(values, weights))
+
+
 @dataclasses.dataclass(frozen=True)
 class SaliencyValues:
     """Scores of one saliency map.
@@ -121,7 +136,7 @@ def saliency_values(saliency: npt.NDArray[np.floating], truth: Mask) -> Saliency
     """
     found = saliency > 0.5
     union = np.count_nonzero(found | truth)
-    iou = np.count_nonzero(found & truth) / union if union else 1.0
+    iou = float(np.count_nonzero(found & truth) / union) if union else 1.0
     level = np.searchsorted(THRESHOLDS, saliency.ravel(), side="left")  # thresholds below the value
     number = len(THRESHOLDS) + 1
     above = np.cumsum(np.bincount(level, minlength=number)[::-1])[::-1][1:]
@@ -144,4 +159,11 @@ def max_f(weights: FloatArray, f: FloatArray) -> FloatArray:
     >>> max_f(np.ones((1, 2)), np.array([[0.2, 0.9], [0.8, 0.5]])).tolist()
     [[0.7]]
     """
-    return (weights @ f / weights.sum(axis=1, keepdims=True)).max(axis=1, keepdims=True)
+    return np.asarray(means(f, weights).max(axis=1, keepdims=True))
+
+
+def saliency_measure(values: Sequence[SaliencyValues]) -> Measure:
+    """Return the metrics `SALIENCY` of N maps as a function of their weights."""
+    each = np.array([[value.iou, value.accuracy] for value in values])
+    f = np.stack([value.f for value in values])
+    return Measure(SALIENCY, lambda weights: np.column_stack([means(each, weights), max_f(weights, f)]))

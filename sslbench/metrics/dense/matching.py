@@ -17,6 +17,7 @@ import numpy as np
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.dense.pooling import Absent, pooled
 from sslbench.metrics.dense.segmentation import MIOU, PIXEL_ACCURACY, segmentation_values
+from sslbench.metrics.summary import Measure
 
 MATCHED_MIOU = dataclasses.replace(
     MIOU,
@@ -65,7 +66,7 @@ def each_to_best(table: IntArray, by: Literal["precision", "iou"]) -> IntArray:
     >>> each_to_best(np.array([[1, 5, 4], [8, 0, 0]]), "precision").tolist()
     [1, 0, 0]
     """
-    return (table if by == "precision" else _ious(table)).argmax(axis=0).astype(np.int64)
+    return np.asarray((table if by == "precision" else _ious(table)).argmax(axis=0), dtype=np.int64)
 
 
 def assigned_areas(table: IntArray, assigned: IntArray) -> IntArray:
@@ -100,7 +101,12 @@ def matched_values(weights: FloatArray, areas: IntArray, *, absent: Absent = "om
     return segmentation_values(pooled(areas, weights), absent=absent)[:, : len(MATCHED)]
 
 
+def matched_measure(areas: IntArray, *, absent: Absent = "omit") -> Measure:
+    """Return the metrics `MATCHED` of N images as a function of the weights of the images; see `matched_values`."""
+    return Measure(MATCHED, lambda weights: matched_values(weights, areas, absent=absent))
+
+
 def _ious(table: IntArray) -> FloatArray:
     """Return the IoU of every class with every cluster, (C, P); 0 where both are empty."""
     union = table.sum(axis=1, keepdims=True) + table.sum(axis=0) - table
-    return np.divide(table, union, out=np.zeros(table.shape), where=union > 0)
+    return np.asarray(np.divide(table, union, out=np.zeros(table.shape), where=union > 0))

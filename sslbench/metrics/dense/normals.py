@@ -69,16 +69,14 @@ def angular_errors(prediction: Matrix, target: Matrix, valid: BoolArray) -> Floa
     >>> angular_errors(tilted[:, None, None], up[:, None, None], np.ones((1, 1), bool)).round(6).tolist()
     [45.0]
     """
-    units = []
-    for name, vectors in (("predicted", prediction), ("true", target)):
-        chosen = vectors[:, valid].astype(np.float64)
-        length = np.linalg.norm(chosen, axis=0)
-        if wrong := int(np.count_nonzero(~(np.isfinite(length) & (length > 0)))):
-            raise ValueError(f"{wrong} of {len(length)} {name} normals are zero or not finite")
-        units.append(chosen / length)
-    # The arcus cosine of a rounded product loses half of the digits of small angles.
-    apart, together = (np.linalg.norm(combined, axis=0) for combined in (units[0] - units[1], units[0] + units[1]))
-    return np.asarray(np.degrees(2 * np.arctan2(apart, together)))
+    (a, b, c), (x, y, z) = chosen = [vectors[:, valid].astype(np.float64) for vectors in (prediction, target)]
+    for name, vectors in zip(("predicted", "true"), chosen, strict=True):
+        usable = np.count_nonzero(np.isfinite(vectors).all(axis=0) & vectors.any(axis=0))
+        if wrong := vectors.shape[1] - usable:
+            raise ValueError(f"{wrong} of {vectors.shape[1]} {name} normals are zero or not finite")
+    # The arcus cosine of a rounded product would lose half of the digits of small angles.
+    sine = np.sqrt((b * z - c * y) ** 2 + (c * x - a * z) ** 2 + (a * y - b * x) ** 2)
+    return np.asarray(np.degrees(np.arctan2(sine, a * x + b * y + c * z)))
 
 
 def angle_sums(angles: FloatArray) -> FloatArray:
@@ -113,18 +111,21 @@ def normal_values(sums: FloatArray, median: FloatArray) -> FloatArray:
 
 
 def histogram_median(counts: FloatArray) -> FloatArray:
-    """Return the medians (R,) in degrees of histograms (R, BINS), interpolated within their bin; NaN if empty.
+    """Return the medians (R,) in degrees of histograms (R, BINS), to the width of a bin; NaN if empty.
+
+    The pixels of a bin are taken to be spread evenly over it.
 
     >>> histogram_median(np.eye(1, BINS, k=1000)).round(3).tolist()
     [10.005]
     """
-    total = counts.cumsum(axis=1)
-    half = total[:, -1:] / 2
-    place = np.argmax(total >= half, axis=1)
-    rows = np.arange(len(counts))
-    here = counts[rows, place]
-    part = quotient(half[:, 0] - (total[rows, place] - here), here)
-    return np.asarray((place + part) * (180 / BINS))
+    up_to = counts.cumsum(axis=1)
+    total, rows = up_to[:, -1], np.arange(len(counts))
+    middle = []
+    for rank in (np.floor((total + 1) / 2), np.ceil((total + 1) / 2)):  # one pixel, or the two in the middle
+        place = np.argmax(up_to >= rank[:, None], axis=1)
+        here = counts[rows, place]
+        middle.append(place + quotient(rank - 0.5 - (up_to[rows, place] - here), here))
+    return np.asarray((middle[0] + middle[1]) / 2 * (180 / BINS))
 
 
 def normal_measure(sums: FloatArray, histograms: npt.NDArray[np.int32], units: Units, averaging: Averaging) -> Measure:

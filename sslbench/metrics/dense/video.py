@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
+from sslbench.metrics.dense.pooling import means
 from sslbench.metrics.metric import CORRELATION, RATE, Metric
+from sslbench.metrics.summary import Measure
 
 Mask = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.integer]
@@ -67,7 +69,7 @@ def region_similarity(truth: Mask, found: Mask) -> float:
     0.5
     """
     union = np.count_nonzero(truth | found)
-    return np.count_nonzero(truth & found) / union if union else 1.0
+    return float(np.count_nonzero(truth & found) / union) if union else 1.0
 
 
 def boundary_measure(truth: Mask, found: Mask, *, boundary: float = BOUNDARY) -> float:
@@ -152,9 +154,9 @@ def unsupervised(
     for t, (true, own) in enumerate(zip(truth, found, strict=True)):
         masks = _masks(true, number), _masks(np.where(true == void, 0, own), proposals)
         scores[:, :, t] = _of_frame(*masks, pairs, _radius(true.shape, boundary))
-    scores = scores.reshape(2, number, proposals, -1)
-    objects, chosen = linear_sum_assignment(-scores.mean(axis=(0, 3)))
-    return VideoScores(*scores[:, objects, chosen]), chosen.astype(np.int64) + 1
+    of_pairs = scores.reshape(2, number, proposals, len(truth))
+    objects, chosen = linear_sum_assignment(-of_pairs.mean(axis=(0, 3)))
+    return VideoScores(*of_pairs[:, objects, chosen]), chosen.astype(np.int64) + 1
 
 
 def object_values(scores: VideoScores) -> FloatArray:
@@ -167,6 +169,15 @@ def object_values(scores: VideoScores) -> FloatArray:
     """
     j, f = _statistics(scores.j), _statistics(scores.f)
     return np.column_stack([(j[:, 0] + f[:, 0]) / 2, j, f])
+
+
+def tracking_measure(values: FloatArray) -> Measure:
+    """Return the metrics `TRACKING` as means over objects; the units of an interval are the videos.
+
+    Args:
+        values: (K, 7) values of the objects of all videos, see `object_values`.
+    """
+    return Measure(TRACKING, lambda weights: means(values, weights))
 
 
 def _statistics(values: FloatArray) -> FloatArray:
@@ -236,7 +247,7 @@ def _boundary_measure(truth: _Boundary, found: _Boundary) -> float:
         return float(truth.length == found.length)
     precision = np.count_nonzero(found.line & truth.reach) / found.length
     recall = np.count_nonzero(truth.line & found.reach) / truth.length
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
 
 
 def _radius(shape: tuple[int, ...], boundary: float) -> int:

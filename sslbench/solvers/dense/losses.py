@@ -12,7 +12,7 @@ Average = Literal["scored", "all"]
 _EPSILON = 1e-3  # added to depths before the logarithm, as in DINOv2 and DINOv3
 _MEAN_WEIGHT = 0.15
 _LEAST_CONCENTRATION = 1.01
-_MOST_COSINE = 1 - 1e-7  # the derivative of the arcus cosine is infinite at 1
+_MOST_COSINE = 0.9999  # as in probe3d: the derivative of the arcus cosine is infinite at 1
 
 
 def pixel_cross_entropy(
@@ -117,7 +117,8 @@ def gradient_loss(
 def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentration: Tensor | None = None) -> Tensor:
     """Return the mean angle in radians between normals, or its negative log-likelihood with a predicted concentration.
 
-    Bae et al., "Estimating and exploiting the aleatoric uncertainty in surface normal estimation", ICCV 2021.
+    Bae et al., "Estimating and exploiting the aleatoric uncertainty in surface normal estimation", ICCV 2021. Angles
+    below 0.8 degrees count as 0.8 degrees, without a gradient.
 
     Args:
         prediction: (N, 3, H, W), of any length.

@@ -22,6 +22,7 @@ def centre_padded(x: Tensor, multiple: int) -> tuple[Tensor, tuple[slice, slice]
     Half of the padding is on each side, an odd row or column at the lower or right edge. DINOv2 and DINOv3 pad so for
     depth and stretch the map of the padded image to the size of the image, which shifts it; cut it out instead.
 
+    >>> import torch
     >>> padded, (rows, columns) = centre_padded(torch.zeros(1, 3, 30, 37), 14)
     >>> tuple(padded.shape), rows, columns
     ((1, 3, 42, 42), slice(6, 36, None), slice(2, 39, None))
@@ -60,6 +61,7 @@ def sliding_logits(forward: Forward, images: Tensor, *, window: tuple[int, int],
         window: height and width.
         stride: step between windows, vertical and horizontal.
 
+    >>> import torch
     >>> sliding_logits(lambda x: x.mean(1, keepdim=True), torch.ones(1, 3, 5, 7), window=(4, 4), stride=(2, 2)).shape
     torch.Size([1, 1, 5, 7])
     """
@@ -81,6 +83,7 @@ def flip_averaged(forward: Forward, images: Tensor) -> Tensor:
 
     Let the function return probabilities (segmentation) or depths: DINOv2 and DINOv3 average these, not logits.
 
+    >>> import torch
     >>> flip_averaged(lambda x: x, torch.tensor([[[[1.0, 3.0]]]])).tolist()
     [[[[1.0, 3.0]]]]
     """
