@@ -15,8 +15,8 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.dense.pooling import mean_over_classes, means, pooled, quotient
 from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
-from sslbench.metrics.summary import Measure
 
 ALPHAS = (0.01, 0.05, 0.1, 0.15)
 """Thresholds of PCK, as shares of the longer side of the target's box."""

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.dense.pooling import means
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
-from sslbench.metrics.summary import Measure
 
 Mask = npt.NDArray[np.bool_]
 

@@ -17,7 +17,7 @@ import numpy as np
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.dense.pooling import Absent, pooled
 from sslbench.metrics.dense.segmentation import MIOU, PIXEL_ACCURACY, segmentation_values
-from sslbench.metrics.summary import Measure
+from sslbench.metrics.measure import Measure
 
 MATCHED_MIOU = dataclasses.replace(
     MIOU,

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.dense.pooling import means
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import CORRELATION, RATE, Metric
-from sslbench.metrics.summary import Measure
 
 Mask = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.integer]
