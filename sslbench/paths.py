@@ -33,6 +33,11 @@ def search_path(kind: DataFolder) -> list[Path]:
     return [entry / kind for entry in entries if (entry / kind).is_dir()] + [builtin_dir(kind)]
 
 
+def data_dir() -> Path:
+    """Return the folder of the data that benchmarks name: $SSLBENCH_DATA, else ./data."""
+    return Path(os.environ.get("SSLBENCH_DATA") or "data").expanduser()
+
+
 def cache_dir() -> Path:
     """Return the cache folder for features, file hashes and floors: $SSLBENCH_CACHE or the platform's cache folder."""
     import platformdirs

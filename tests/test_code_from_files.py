@@ -37,6 +37,8 @@ PLACES = {
     "detection/detectron2/library.py": {"import_module"},
     # a backbone: the user's word; files go through build.check_recorded, recipes through recipes._mark_code
     "backbones/families/user.py": {"find_object"},
+    # the same one, built already, for the digest of its code
+    "pretraining/prepare.py": {"find_object"},
     # decoders: files' names are NamedByFile
     "data/decode/handlers.py": {"find_object"},
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location

@@ -9,9 +9,18 @@ from sslbench.errors import UsageError
 def test_every_kind_lists_what_is_there():
     kinds = "augment benchmark format launcher method optimizer preset protocol schedule source suite"
     assert list(names.KINDS) == kinds.split()
-    assert {"clustering", "geometry", "knn", "linear", "low-shot", "lsr", "retrieval", "robustness", "svm"} <= set(
-        names.list_names("protocol")
-    )
+    assert {
+        "clustering",
+        "geolocation",
+        "geometry",
+        "knn",
+        "linear",
+        "low-shot",
+        "lsr",
+        "retrieval",
+        "robustness",
+        "svm",
+    } <= set(names.list_names("protocol"))
     assert {"coco", "folder", "table", "tar", "torchvision", "voc", "zip"} <= set(names.list_names("source"))
     assert {"simclr", "moco_v1", "moco_v2", "swav", "rotnet"} <= set(names.list_names("method"))
     assert {"simclr", "small"} <= set(names.list_names("augment"))

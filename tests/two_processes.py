@@ -25,16 +25,30 @@ def run(function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> 
         seconds: after which a process that has not answered counts as hanging.
     """
     port = _free_port()
-    futures = [_pool().submit(_joined, rank, port, function, arguments) for rank in range(2)]
-    return [future.result(timeout=seconds) for future in futures]
+    futures = [_process(rank).submit(_joined, rank, port, function, arguments) for rank in range(2)]
+    try:
+        return [future.result(timeout=seconds) for future in futures]
+    except BaseException:
+        _end()  # one of them may wait for the other, for ever
+        raise
 
 
 @functools.cache
-def _pool() -> concurrent.futures.ProcessPoolExecutor:
+def _process(rank: int) -> concurrent.futures.ProcessPoolExecutor:
+    """The process of a rank, always the same: what PyTorch caches about a mesh belongs to one rank."""
     context = multiprocessing.get_context("spawn")
     return concurrent.futures.ProcessPoolExecutor(
-        2, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+        1, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     )
+
+
+def _end() -> None:
+    """Kill both processes; the next call starts others."""
+    for rank in range(2):
+        for process in (_process(rank)._processes or {}).values():
+            process.kill()
+        _process(rank).shutdown(wait=False, cancel_futures=True)
+    _process.cache_clear()
 
 
 def _joined(rank: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

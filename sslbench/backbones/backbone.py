@@ -51,6 +51,7 @@ class Backbone:
         vissl_pools: alias -> the pool VISSL's linear benchmark uses there, for backbones it has a table for.
         classifiers: module paths of the classifiers that were left out; tensors below them in a file belong to heads.
         heads: heads of the weights file by name, in the order of the forward pass; empty unless they were asked for.
+        gem_power: learnt power of GeM in the weights file; None if it has none.
         stems: module paths of the convolutions applied to the image; () is the first convolution.
         usual_input: images that such networks are usually trained on, where that is not `preprocessing`.
         report: loaded, missing and ignored tensors; None for random weights.
@@ -67,6 +68,7 @@ class Backbone:
     vissl_pools: Mapping[str, str] = dataclasses.field(default_factory=dict)
     classifiers: tuple[str, ...] = ()
     heads: Mapping[str, nn.Sequential] = dataclasses.field(default_factory=dict)
+    gem_power: float | None = None
     stems: tuple[str, ...] = ()
     usual_input: InputImages | None = None
     report: LoadReport | None = None

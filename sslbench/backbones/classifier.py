@@ -1,7 +1,8 @@
 """Classifier on a layer of a backbone: the head that finetuning trains and a weights file may hold.
 
 The file has the head's tensors in `heads` and everything else in `metadata.classifier`: the layer, the normalisation,
-the kind of the labels and the names of the classes.
+the kind of the labels and the names of the classes. Files of supervised pretraining number the layers of their heads
+(`head.0.weight`).
 """
 
 import dataclasses
@@ -158,7 +159,7 @@ def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
     """Return the classifier in a file, or None if it has none.
 
     Args:
-        file: sslbench's own file; those of other formats have no such entry.
+        file: sslbench's own file or checkpoint; those of other formats have no such entry.
         backbone: loaded from it.
 
     Raises:
@@ -166,7 +167,7 @@ def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
     """
     metadata = file.content.get("metadata")
     entry = metadata.get("classifier") if isinstance(metadata, Mapping) else None
-    if file.content.get("format") != save.FORMAT or entry is None:
+    if file.content.get("format") not in (save.FORMAT, save.CHECKPOINT_FORMAT) or entry is None:
         return None
     where = f"{file.path}: metadata.classifier"
     try:
@@ -176,12 +177,17 @@ def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
         raise WeightsError(error.message, error.remedy) from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{where} should be JSON: {' '.join(str(error).split())[:200]}") from error
-    tensors = file.content.get("heads")
-    weight = tensors.get("head.weight") if isinstance(tensors, Mapping) else None
-    if not isinstance(tensors, Mapping) or not isinstance(weight, Tensor) or weight.ndim != 2:
+    heads = file.content.get("heads")
+    tensors = {_unnumbered(name): tensor for name, tensor in heads.items()} if isinstance(heads, Mapping) else {}
+    weight = tensors.get("head.weight")
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise WeightsError(f"{file.path} names a classifier but has no matrix heads.head.weight")
     if weight.shape[0] != len(info.classes):
         raise WeightsError(f"{where} names {len(info.classes):,} classes, but the head has {weight.shape[0]:,}")
     head = ClassifierHead(weight.shape[1], weight.shape[0], info.norm)
-    fill(head, dict(tensors), what=f"{file.path}: heads")
+    fill(head, tensors, what=f"{file.path}: heads")
     return Classifier(head.eval().requires_grad_(False), layer, info)
+
+
+def _unnumbered(name: object) -> str:
+    return str(name).replace("head.0.", "head.", 1)

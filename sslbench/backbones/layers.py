@@ -139,6 +139,8 @@ def _resolve(backbone: Backbone, spec: str) -> Layer:
     pool = parse_pool(pool_text) if pool_text else None
     if pool is not None and pool.name == "vissl":
         pool = _vissl_pool(backbone, name)
+    elif pool is not None and pool.needs_file_power:
+        pool = _with_file_power(backbone, pool, spec)
     text = f"{name}:{pool}" if pool else name
     return Layer(text, target, "input" if at else "output", pool)
 
@@ -174,6 +176,16 @@ def _vissl_pool(backbone: Backbone, name: str) -> Pool | None:
         raise BackboneError(f"VISSL defines no pool for layer '{name}' of {backbone.name}", remedy)
     text = backbone.vissl_pools[name]
     return parse_pool(text) if text else None
+
+
+def _with_file_power(backbone: Backbone, pool: Pool, spec: str) -> Pool:
+    """Return a GeM pool with the power that was learnt with the network."""
+    if backbone.gem_power is None:
+        raise BackboneError(
+            f"layer '{spec}': the weights have no learnt power of GeM",
+            "Give a number: gem(3). Files of cirtorch have a learnt one.",
+        )
+    return dataclasses.replace(pool, arguments=(backbone.gem_power,))
 
 
 def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -> dict[str, Tensor]:

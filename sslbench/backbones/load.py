@@ -24,6 +24,7 @@ from sslbench.weights import save
 from sslbench.weights.fill import LoadReport, fill
 from sslbench.weights.formats.recognise import Recognised, recognise, refuse_undecided
 from sslbench.weights.formats.schema import Strides
+from sslbench.weights.formats.tables import load_table
 from sslbench.weights.heads import load_heads
 from sslbench.weights.reading import files
 
@@ -156,8 +157,30 @@ def load_file(
         preprocessing, told = trained_on(built, recognised, named=backbone is not None)
     preprocessing = preprocessing.for_channels(built.preprocessing.channels)
     report = dataclasses.replace(report, note="; ".join(filter(None, (report.note, told))))
-    built = dataclasses.replace(built, report=report, format=recognised.format, preprocessing=preprocessing)
+    built = dataclasses.replace(
+        built,
+        report=report,
+        format=recognised.format,
+        preprocessing=preprocessing,
+        gem_power=_learnt_gem_power(recognised, weights),
+    )
     return dataclasses.replace(built, heads=load_heads(file, recognised)) if heads else built
+
+
+def _learnt_gem_power(recognised: Recognised, weights: str) -> float | None:
+    """Return the power of GeM that was learnt with the network, to six digits; None if the file has none.
+
+    Raises:
+        WeightsError: it is not one positive number.
+    """
+    key = load_table(recognised.format).file.gem_power
+    tensor = recognised.heads.get(key)
+    if tensor is None:
+        return None
+    power = float(tensor) if tensor.numel() == 1 else math.nan
+    if not 0 < power < math.inf:
+        raise WeightsError(f"{weights}: '{key}', the power of GeM, should be one positive number")
+    return float(f"{power:g}")  # as the pool's name in results shows it
 
 
 def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, weights: str, seed: int) -> Backbone:

@@ -33,6 +33,9 @@ _ARGUMENTS = {
 }
 _MAP_POOLS = "avg, max, gem(p), rmac(levels), regions(levels), flatten, avg(kernel,stride), adaptive(h,w), grid(h,w)"
 GEM_POWER = 3.0  # Radenovic et al. 2018, initial value
+FILE_POWER = "file"
+"""Argument of `gem` in place of a number: the power that was learnt with the network."""
+_POWERED = ("gem", "cls+gem")
 RMAC_LEVELS = 3.0  # Tolias et al. 2016
 _MOST_LEVELS = 8
 _DEFAULTS = {"gem": (GEM_POWER,), "cls+gem": (GEM_POWER,), "rmac": (RMAC_LEVELS,), "regions": (RMAC_LEVELS,)}
@@ -40,10 +43,18 @@ _DEFAULTS = {"gem": (GEM_POWER,), "cls+gem": (GEM_POWER,), "rmac": (RMAC_LEVELS,
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Pool, as written after a layer's name: `avg`, `avg(8,3)`, `cls+mean`."""
+    """Pool, as written after a layer's name: `avg`, `avg(8,3)`, `cls+mean`.
+
+    `gem` without an argument is `gem(file)`, before the power in the weights file replaces it.
+    """
 
     name: str
     arguments: tuple[float, ...] = ()
+
+    @property
+    def needs_file_power(self) -> bool:
+        """True for `gem(file)`, whose power is still to be taken from the weights file."""
+        return self.name in _POWERED and not self.arguments
 
     @property
     def regions(self) -> int:
@@ -53,7 +64,7 @@ class Pool:
         return most_regions(int(self.arguments[0])) if self.name == "regions" else 1
 
     def __str__(self) -> str:
-        numbers = ",".join(f"{a:g}" for a in self.arguments)
+        numbers = FILE_POWER if self.needs_file_power else ",".join(f"{a:g}" for a in self.arguments)
         return f"{self.name}({numbers})" if numbers else self.name
 
 
@@ -71,7 +82,7 @@ class Tokens:
 
 
 def parse_pool(text: str) -> Pool:
-    """Parse `NAME` or `NAME(numbers)`.
+    """Parse `NAME` or `NAME(numbers)`, or `gem(file)`.
 
     Example:
         >>> str(parse_pool("avg(8)"))
@@ -83,12 +94,14 @@ def parse_pool(text: str) -> Pool:
     found = re.fullmatch(r"([a-z+]+)(?:\(([^()]*)\))?", text.replace(" ", ""))
     if not found or found[1] not in _ARGUMENTS:
         raise UsageError(f"there is no pool '{text}'", did_you_mean(found[1] if found else text, _ARGUMENTS))
+    if found[1] in _POWERED and found[2] == FILE_POWER:
+        return Pool(found[1])
     try:
         numbers = tuple(float(n) for n in found[2].split(",")) if found[2] else ()
     except ValueError:
         raise UsageError(f"the pool '{text}' has an argument that is not a number") from None
     name, (fewest, most) = found[1], _ARGUMENTS[found[1]]
-    whole = name in ("gem", "cls+gem") or all(n == int(n) and n >= 0 for n in numbers)
+    whole = name in _POWERED or all(n == int(n) and n >= 0 for n in numbers)
     if name == "avg" and len(numbers) == 1:
         numbers = (numbers[0], numbers[0])  # AvgPool2d's default: stride = kernel
     positive = all(n > 0 for n in numbers[:2]) and (
@@ -96,8 +109,9 @@ def parse_pool(text: str) -> Pool:
     )
     if not fewest <= len(numbers) <= most or not whole or not positive:
         usage = (
-            "avg, avg(kernel), avg(kernel,stride), avg(kernel,stride,padding), adaptive(h,w), gem, gem(p), max, "
-            f"flatten, cls+gem(p), rmac(levels), regions(levels) of up to {_MOST_LEVELS} levels"
+            "avg, avg(kernel), avg(kernel,stride), avg(kernel,stride,padding), adaptive(h,w), gem, gem(p), "
+            "gem(file), max, flatten, cls+gem(p), cls+gem(file), "
+            f"rmac(levels), regions(levels) of up to {_MOST_LEVELS} levels"
         )
         raise UsageError(f"the pool '{text}' does not take these arguments", f"Valid forms: {usage}.")
     if name == "avg" and len(numbers) == 3 and numbers[2] == 0:

@@ -223,9 +223,19 @@ def _on_device(layer: Layer, device: torch.device) -> Layer:
 
 
 def _scaled(images: Tensor, scale: float) -> Tensor:
-    """Return images resized by a factor, bilinear without antialiasing, as the published code of retrieval does."""
+    """Return images resized by a factor, bilinear without antialiasing, as the published code of retrieval does.
+
+    Raises:
+        BackboneError: no pixel is left.
+    """
     if scale == 1.0:
         return images
+    height, width = images.shape[2:]
+    if int(min(height, width) * scale) < 1:
+        raise BackboneError(
+            f"images of {width} x {height} pixels have no pixel left at the scale {scale:g}",
+            "Give a larger scale with --scales, or larger images with --resize.",
+        )
     return F.interpolate(images.float(), scale_factor=scale, mode="bilinear", align_corners=False)
 
 

@@ -95,8 +95,12 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load a state from `optimizer_state` of the first process."""
     if is_sharded(module):
-        options = sharded.StateDictOptions(full_state_dict=True)
+        # Not strict: parameters that were frozen until the checkpoint have no state.
+        options = sharded.StateDictOptions(full_state_dict=True, strict=False)
         sharded.set_optimizer_state_dict(module, optimizer, state, options=options)
+        for name, parameter in module.named_parameters():
+            if name not in state["state"]:
+                optimizer.state.pop(parameter, None)  # torch's initial state counts a step already
     else:
         optimizer.load_state_dict(state)
 

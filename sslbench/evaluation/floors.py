@@ -176,6 +176,7 @@ def _folder() -> Path:
 def write(result: Result, scores: records.Scores, folder: Path) -> Result:
     """Write a record with its scores; return it as written."""
     further: dict[str, Any] = {"groups": scores.groups, "draws": scores.draws, "places": scores.places}
+    further["means"] = scores.means
     return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
 
 

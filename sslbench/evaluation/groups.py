@@ -94,16 +94,20 @@ def _without_groups(result: Result, groups: Mapping[str, tuple[str, ...]]) -> Re
 def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequence[str]) -> Result:
     metric = result.headline
     try:
-        found = group_metrics.by_group(
-            metric,
-            result.data.labels,
-            scores.labels,
-            scores.scores,
-            column,
-            seed=result.seed,
-            probabilities=result.probabilities,
-            together=scores.groups,
-        )
+        if scores.means is not None and metric in scores.means.metrics:
+            values = scores.means.values(metric)
+            found = group_metrics.means_by_group(metric, values, column, together=scores.groups)
+        else:
+            found = group_metrics.by_group(
+                metric,
+                result.data.labels,
+                scores.labels,
+                scores.scores,
+                column,
+                seed=result.seed,
+                probabilities=result.probabilities,
+                together=scores.groups,
+            )
     except KeyError:
         return _without_groups(result, {name: tuple(column)})
     groups = tuple(

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,9 @@ from sslbench.evaluation.record import Encoded
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
-from sslbench.metrics.intervals import Units
+from sslbench.metrics.catalog import find as find_metric
+from sslbench.metrics.intervals import Interval, Units
+from sslbench.metrics.sample_means import mean_of_rows
 from sslbench.metrics.summary import headline, one_measure, with_intervals
 from sslbench.results import MetricValue, Overlaps, Result, as_recorded, percent, records
 
@@ -148,16 +149,21 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
     if not len(labels):
         return None, ()
     name = result.headline
+    if scores.means is not None and name in scores.means.metrics:
+        interval = mean_of_rows(find_metric(name), scores.means.values(name), np.flatnonzero(remaining), scores.groups)
+        return MetricValue(**_recorded(name, interval), n=len(labels)), ()
     try:
         units = Units.of(len(labels), None if scores.groups is None else scores.groups[remaining])
         measure = one_measure(name, kind, labels, values, units, result.probabilities)
     except KeyError:
         return None, ()
     ends = with_intervals(measure, units, result.seed, _RESAMPLES)[name]
-    parts: Mapping[str, float | None] = {
-        part: as_recorded(name, value, ()) for part, value in zip(("value", "low", "high"), ends, strict=True)
-    }
-    return MetricValue(**parts, n=len(labels)), _first_draw(result, scores)
+    return MetricValue(**_recorded(name, ends), n=len(labels)), _first_draw(result, scores)
+
+
+def _recorded(name: str, interval: Interval) -> dict[str, float | None]:
+    """Return value, low and high of a metric as records hold them."""
+    return {part: as_recorded(name, value, ()) for part, value in zip(("value", "low", "high"), interval, strict=True)}
 
 
 def _first_draw(result: Result, scores: records.Scores) -> tuple[str, ...]:

@@ -99,23 +99,6 @@ def load_with_heads(request: Request, run: RunSettings) -> tuple[files.WeightsFi
     return file, for_request(loaded, request, run)[0]
 
 
-def read_class_names(path: Path) -> list[str]:
-    """Return the names of classes in a text file, one per line; empty lines at the end do not count.
-
-    A name may occur twice: ImageNet has two classes called crane.
-
-    Raises:
-        UsageError: the file cannot be read, or has no names or empty ones.
-    """
-    try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8").rstrip().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the class names in {path}: {error}") from error
-    if not names or not all(names):
-        raise UsageError(f"{path}: line {names.index('') + 1 if names else 1} is empty", "Write one name per line.")
-    return names
-
-
 def predictions(
     backbone: Backbone, classifier: Classifier, source: Source, run: RunSettings, progress: Progress | None = None
 ) -> Iterator[PredictedBatch]:

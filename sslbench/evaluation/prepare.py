@@ -32,13 +32,14 @@ from sslbench.data.splits import (
 )
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
+from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.features.array import Features
 from sslbench.labels import LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
-from sslbench.protocols import MAPS, ImageSet, OnFeatures, OnImages, OnObjects, OnSets
+from sslbench.protocols import MAPS, FileClassifier, ImageSet, OnFeatures, OnImages, OnObjects, OnSets
 
 
 def needs_labels(task: Task) -> bool:
@@ -60,7 +61,7 @@ def has_own_classes(tasks: Sequence[Task]) -> bool:
 def only_part(task: Task) -> str | None:
     """Return 'train' or 'test' where a protocol, with these settings, uses one part of the data only, else None."""
     kind = protocols.find(task.protocol).kind
-    return kind.part(task.settings) if isinstance(kind, OnFeatures) else None
+    return kind.part(task.settings) if isinstance(kind, OnFeatures | OnSets) else None
 
 
 def without_useless_labels(data: TrainTest) -> TrainTest:
@@ -117,6 +118,7 @@ class Prepared:
         preprocessing_origins: where each value of it comes from.
         findings: warnings and notes about the data.
         sets: for each task of the request the further sets of images that it scores, by name.
+        classifier: the one in the weights file, whose classes the data then have; None: protocols train their own.
     """
 
     request: Request
@@ -128,6 +130,7 @@ class Prepared:
     preprocessing_origins: dict[str, str]
     findings: tuple[samples.Finding, ...]
     sets: tuple[Mapping[str, ImageSet], ...] = ()
+    classifier: FileClassifier | None = None
 
 
 def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = None) -> Prepared:
@@ -161,12 +164,32 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     if not own_classes and (labels or data.train.labels.labelled):
         train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
         data = dataclasses.replace(data, train=train, test=test)
+    classifier = load_file_classifier(request, run, data)
+    if classifier is not None:
+        layers, data = resolve_layers(backbone, (classifier.layer,)), labelled_by(data, classifier)
     if data.whole is not None and all(only_part(task) for task in request.tasks):
         log.info(f"{len(data.whole)} samples, not split")
     else:
         log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}")
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
+    _check_tasks(request, run, backbone, layers, data)
+    tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
+    request = dataclasses.replace(request, tasks=tasks)
+    if classifier is not None and (part := only_part(tasks[0])) is not None:
+        data = one_part(data, part)
+    sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
+    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier)
+
+
+def _check_tasks(
+    request: Request, run: RunSettings, backbone: Backbone, layers: Sequence[Layer], data: TrainTest
+) -> None:
+    """Refuse protocols whose settings do not go together with the data, the layers or each other.
+
+    Raises:
+        SslbenchError: they do not.
+    """
     check_shares(request.noise, data.train.labels)
     for task in request.tasks:
         kind = sample_kind(task.protocol)
@@ -181,10 +204,6 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         if isinstance(kind, OnImages):
             _check_single(task, backbone, layers)
             kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
-    tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
-    request = dataclasses.replace(request, tasks=tasks)
-    sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
-    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets)
 
 
 def open_sets(

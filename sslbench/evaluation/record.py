@@ -18,6 +18,7 @@ from sslbench.config import result_settings
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, subset
 from sslbench.evaluation.costs import measured
+from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
 from sslbench.evaluation.prepare import Prepared, is_on_images
 from sslbench.evaluation.references import compare_references
@@ -215,6 +216,7 @@ def recorded(
         outcome.draws,
         _places(outcome, test),
         outcome.neighbours,
+        outcome.means,
     )
     return with_details(result, scores, {}), scores
 
@@ -304,7 +306,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     request = prepared.request
     own = backbone is prepared.backbone
     given = request.weights if own else ("pixels" if backbone.kind.pixels else "random")
-    weights = weights_at(layer, backbone, weights_used(backbone, given))
+    weights = with_classifier(weights_at(layer, backbone, weights_used(backbone, given)), prepared.classifier)
     data = prepared.data
     parts = [
         DataPart(

@@ -39,7 +39,16 @@ from sslbench.evaluation.prepare import (
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
 from sslbench.evaluation.request import Request, RunSettings, Task
-from sslbench.evaluation.sets import NO_PIXELS, NO_UNTRAINED, EncodedSets, is_on_sets, rows_of_set, score_sets, sets_of
+from sslbench.evaluation.sets import (
+    NO_OTHER_CLASSIFIER,
+    NO_PIXELS,
+    NO_UNTRAINED,
+    EncodedSets,
+    is_on_sets,
+    rows_of_set,
+    score_sets,
+    sets_of,
+)
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
@@ -165,6 +174,9 @@ def _evaluate_on_features(
     prepared: Prepared, tasks: Sequence[Task], store: Path, out: Path, command: str, progress: Progress | None
 ) -> list[Result]:
     """Encode the images once, then run every protocol on every layer."""
+    parts = {only_part(task) for task in tasks}
+    if len(parts) == 1 and (part := parts.pop()) is not None:
+        prepared = dataclasses.replace(prepared, data=one_part(prepared.data, part))
     floor_backbones = _floor_backbones(prepared)
     with contextlib.ExitStack() as stack:
         backbones = {"": prepared.backbone, **floor_backbones.found}
@@ -324,9 +336,10 @@ def _encode(
     """
     whole = data.whole
     parts = [("all", whole)] if whole is not None else [("train", data.train), ("test", data.test)]
+    parts = parts[1:] if data.train is data.test and whole is None else parts  # one part stands for both
     with measured(run.torch_device()) as meter:
         extractions = [_extract(backbone, part, layers, run, store, split, progress) for split, part in parts]
-    cut = extractions * 2 if whole is not None else extractions
+    cut = extractions * 2 if len(extractions) == 1 else extractions
     if this_process().rank != 0:
         return Encoded({}, {}, (), 0.0, 0)
     both = [
@@ -454,6 +467,8 @@ def _missing_beside_sets(prepared: Prepared, beside: floors.FloorBackbones) -> d
     """Return the floors that protocols on several sets lack, with the reasons."""
     if not prepared.run.floors or prepared.backbone.kind.pixels:
         return {}
+    if prepared.classifier is not None:
+        return {"pixels": NO_OTHER_CLASSIFIER, "untrained": NO_OTHER_CLASSIFIER}
     missing = {"pixels": NO_PIXELS}
     if prepared.request.weights == "random":
         return missing
@@ -502,7 +517,8 @@ def _measure_sets(
     for name, (backbone, parts, of_sets) in encoded.items():
         subject, train, test = _describe_parts(prepared, backbone, layer, parts, task, command)
         subject = dataclasses.replace(subject, timings={**subject.timings, "further sets": round(of_sets.seconds, 3)})
-        found[name] = score_sets(subject, task, (train, test), sets_of(prepared, task), of_sets)
+        sets = sets_of(prepared, task)
+        found[name] = score_sets(subject, task, (train, test), sets, of_sets, prepared.classifier)
     results = []
     for row, (result, scores) in found[""].items():
         own_groups = describe(prepared, prepared.backbone, layer, encoded[""][1], command).groups if not row else {}

@@ -13,10 +13,11 @@ from sslbench.evaluation.prepare import Prepared
 from sslbench.evaluation.record import Subject, recorded
 from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
-from sslbench.protocols import ImageSet, OnSets
-from sslbench.results import DataPart, ExcludedImage, Result, records
+from sslbench.protocols import FileClassifier, ImageSet, OnSets
+from sslbench.results import DataPart, DataUsed, ExcludedImage, Result, records
 
 NO_PIXELS = "the images of this floor have 8 x 8 pixels, too few to be changed"
+NO_OTHER_CLASSIFIER = "the classifier of the weights file takes features of its own backbone only"
 NO_UNTRAINED = "baseline=true also encodes all sets with the untrained backbone, in twice the time"
 
 
@@ -58,17 +59,23 @@ def row_subjects(subject: Subject, task: Task, sets: Mapping[str, ImageSet]) -> 
     kind = _kind(task)
     for name, each in sets.items():
         if each.recorded:
+            settings = kind.of_a_set(task.settings)
+            data = _data_of_set(subject, name, each.source, alone=kind.part(settings) == "test")
             rows[name] = (
-                dataclasses.replace(subject, data=_data_of_set(subject, name, each.source), groups={}, members={}),
-                dataclasses.replace(task, settings=kind.of_a_set(task.settings), benchmark=None, preset=None),
+                dataclasses.replace(subject, data=data, groups={}, members={}),
+                dataclasses.replace(task, settings=settings, benchmark=None, preset=None),
             )
     return rows
 
 
-def _data_of_set(subject: Subject, name: str, source: Source) -> Any:
+def _data_of_set(subject: Subject, name: str, source: Source, *, alone: bool) -> DataUsed:
+    """Return a set as the test part of its own record; `alone`: it stands for train too, which is not used."""
     part = DataPart(
         name=name, fingerprint=source.fingerprint(), n=len(source), n_used=len(source), classes=source.labels.classes
     )
+    if alone:
+        how = f"{name} ({source.name}) alone"
+        return dataclasses.replace(subject.data, train=part, test=part, how=how, unreadable=())
     how = f"{subject.data.train.name} against {name} ({source.name})"
     return dataclasses.replace(subject.data, test=part, how=how, unreadable=())
 
@@ -79,6 +86,7 @@ def score_sets(
     parts: tuple[Features, Features],
     sets: Mapping[str, ImageSet],
     encoded: EncodedSets,
+    classifier: FileClassifier | None = None,
 ) -> dict[str, tuple[Result, records.Scores]]:
     """Run a protocol on several sets and return its records by name; nothing is written yet.
 
@@ -88,12 +96,16 @@ def score_sets(
         parts: features of train and test.
         sets: the further sets.
         encoded: features of the further sets.
+        classifier: that of the weights file, where the task chooses it.
     """
     train, test = parts
     features = {name: layers[subject.layer] for name, layers in encoded.features.items()}
     run = subject.run
     with measured(run.torch_device()) as meter:
-        outcomes = _kind(task).run(train, test, features, task.settings, seed=run.seed, device=str(run.torch_device()))
+        device = str(run.torch_device())
+        outcomes = _kind(task).run(
+            train, test, features, task.settings, seed=run.seed, device=device, classifier=classifier
+        )
     found = {}
     for name, (own, own_task) in row_subjects(subject, task, sets).items():
         scored = test if not name else features[name]
@@ -101,7 +113,9 @@ def score_sets(
         data = dataclasses.replace(own.data, further=further)
         if name:
             used = dataclasses.replace(data.test, n_used=len(scored))
-            data = dataclasses.replace(data, test=used, unreadable=encoded.unreadable[name])
+            alone = data.train == data.test
+            train_part = used if alone else data.train
+            data = dataclasses.replace(data, train=train_part, test=used, unreadable=encoded.unreadable[name])
         own = dataclasses.replace(own, data=data)
         seconds = meter.stage.seconds
         found[name] = recorded(own, own_task, outcomes[name], train, scored, seconds=seconds, stage=meter.stage)

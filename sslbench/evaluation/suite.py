@@ -10,6 +10,7 @@ from typing import Any, cast
 from sslbench.backbones.backbone import Backbone
 from sslbench.distributed import this_process
 from sslbench.errors import ResultError, SslbenchError
+from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.images import row_names
 from sslbench.evaluation.prepare import Prepared, is_on_images, load, one_part, only_part, prepare
 from sslbench.evaluation.record import Encoded, asked, describe, measurement, weights_at
@@ -131,7 +132,8 @@ def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Resul
         layers = tuple(layer.text for layer in seen.layers)
         for row in row_names(seen, task, seen.backbone) if is_on_images(task) else layers:
             used = dataclasses.replace(subject.weights, code=seen.backbone.identity)
-            subject = dataclasses.replace(subject, layer=row, weights=weights_at(row, seen.backbone, used))
+            used = with_classifier(weights_at(row, seen.backbone, used), seen.classifier)
+            subject = dataclasses.replace(subject, layer=row, weights=used)
             rows = row_subjects(subject, task, sets_of(prepared, task)) if is_on_sets(task) else {"": (subject, task)}
             for own, own_task in rows.values():
                 path = before.get(record_id(measurement(own, own_task)))

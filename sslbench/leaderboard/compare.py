@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import FloatArray
 from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
 from sslbench.leaderboard.flags import is_floor
 from sslbench.leaderboard.grouping import UNSET, groups_of, newest_of_each
 from sslbench.metrics.catalog import find
-from sslbench.metrics.differences import Predictions, difference, holm
+from sslbench.metrics.differences import PairedDifference, Predictions, difference, difference_of_means, holm
 from sslbench.names import did_you_mean
 from sslbench.results import Result
 from sslbench.results.records import Scores, read_scores, scores_path
@@ -150,12 +151,13 @@ def compare_all(
             raise ResultError(
                 f"the stored scores of {_called(first)} and {_called(result)} are of different test samples or groups"
             )
-    kind, labels = first.data.labels, scores.labels
-    answers = [Predictions.together([_answers(*one) for one in each]) for each in (a, b)]
+    if find(first.headline).needs == "places" != find(metric).needs:  # degrees are no numbers to average
+        raise _not_computable(first, scores, metric)
     try:
-        found = difference(
-            metric, kind, labels, answers[0], answers[1], groups=scores.groups, seed=seed, resamples=resamples
-        )
+        if all(each.means is not None and metric in each.means.metrics for _, each in (*a, *b)):
+            found = difference_of_means(_values(a, metric), _values(b, metric), groups=scores.groups)
+        else:
+            found = _difference_of_scores(a, b, metric, seed, resamples)
     except (KeyError, ValueError) as error:
         raise _not_computable(first, scores, metric) from error
     factor = find(metric).scale
@@ -172,6 +174,29 @@ def compare_all(
         high=factor * found.high,
         p_mcnemar=found.p,
         verdict=_verdict(metric, found.low, found.high),
+    )
+
+
+def _values(records: Sequence[Scored], metric: str) -> dict[str, FloatArray]:
+    """Return the value of each sample, for each record of one model, by a metric that is a mean over samples."""
+    return {f"seed {result.seed}": each.means.values(metric) for result, each in records if each.means is not None}
+
+
+def _difference_of_scores(
+    a: Sequence[Scored], b: Sequence[Scored], metric: str, seed: int, resamples: int
+) -> PairedDifference:
+    """Return the difference of a metric that is computed from the scores of the classes."""
+    (first, scores), *_ = a
+    answers = [Predictions.together([_answers(*one) for one in each]) for each in (a, b)]
+    return difference(
+        metric,
+        first.data.labels,
+        scores.labels,
+        answers[0],
+        answers[1],
+        groups=scores.groups,
+        seed=seed,
+        resamples=resamples,
     )
 
 
@@ -193,8 +218,9 @@ def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
             "their scores were too large to store",
             "Give --metric top1 or top5.",
         )
-    metrics = (name for name in result.metrics if find(name).needs in ("scores", "probabilities"))
+    metrics = (name for name in result.metrics if find(name).needs in ("scores", "probabilities", "places"))
     able = [name for name in metrics if name != metric and "(" not in name]
+    able += [name for name in (scores.means.metrics if scores.means is not None else ()) if "(" not in name]
     return ResultError(
         f"{_called(result)}: '{metric}' cannot be computed from its per-sample scores", did_you_mean(metric, able)
     )

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,7 +135,7 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
         return benchmark.data, test_data
     if not benchmark.folder:
         raise UsageError(f"{benchmark.name} needs --data: {benchmark.title}")
-    root = Path(os.environ.get("SSLBENCH_DATA") or "data").expanduser()
+    root = paths.data_dir()
     wanted = [root / name for name in (benchmark.folder, benchmark.test_folder) if name]
     missing = [path.absolute() for path in wanted if not path.exists()]
     if missing:
@@ -150,6 +149,7 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
 
 
 _MERGED = ("settings", "preprocessing")
+_OF_PRESETS = ("settings", "layers", "preprocessing")  # taken from a preset that a benchmark extends
 
 
 def source_text(name: str) -> tuple[Path, str]:
@@ -203,6 +203,8 @@ def _base(file: Path, name: str) -> dict[str, Any]:
     if found is None:
         raise UsageError(f"{file}: extends '{name}', which does not exist")
     base = read_yaml(found)
+    if name.startswith("presets/"):
+        base = {key: value for key, value in base.items() if key in _OF_PRESETS}
     if "extends" in base:
         raise UsageError(f"{file}: extends {found}, which itself extends another file; only one level is allowed")
     return base

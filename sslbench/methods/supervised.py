@@ -23,6 +23,7 @@ class Method(method.Method[Config]):
     """Linear classifier of the data's classes on the backbone."""
 
     config_type = Config
+    has_classifier = True
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:

@@ -10,6 +10,7 @@ from sslbench.metrics import (
     classification,
     clustering,
     dense,
+    geolocation,
     ranking,
     regression,
     retrieval,
@@ -20,7 +21,18 @@ from sslbench.metrics import detection as objects
 from sslbench.metrics.metric import ANY, Metric
 
 FAMILIES = (
-    *(classification, ranking, calibration, regression, clustering, spectrum, retrieval, robustness, objects),
+    *(
+        classification,
+        ranking,
+        calibration,
+        regression,
+        geolocation,
+        clustering,
+        spectrum,
+        retrieval,
+        robustness,
+        objects,
+    ),
     dense,
 )
 
@@ -42,6 +54,8 @@ def known(name: str) -> Metric | None:
 
     >>> known("corruption_error(fog,3)").text
     '%, less is better'
+    >>> known("worst_group(continent).accuracy@25km").text
+    '%, more is better'
     """
     if name in METRICS:
         return METRICS[name]

@@ -7,7 +7,7 @@ that only one model has right are no significant difference.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -146,6 +146,29 @@ def difference(
     extra = _other_trainings(dict(zip(a.trainings, each[0], strict=True)), dict(zip(b.trainings, each[1], strict=True)))
     low, high = value - math.hypot(value - low, extra), value + math.hypot(high - value, extra)
     return PairedDifference(float(np.mean(each[0])), float(np.mean(each[1])), value, low, high, p)
+
+
+def difference_of_means(
+    a: Mapping[str, FloatArray], b: Mapping[str, FloatArray], *, groups: IntArray | None = None
+) -> PairedDifference:
+    """Compare two models by a metric that is a mean over the samples; several trainings as in `difference`.
+
+    Args:
+        a: name of each training of one model -> value (N,) of each sample.
+        b: the same of the other model, for the same samples in the same order.
+        groups: (N,) the group of each sample; None: each stands for itself.
+
+    >>> errors, fewer = np.ones(20), np.zeros(20)
+    >>> found = difference_of_means({"seed 0": errors}, {"seed 0": fewer})
+    >>> found.difference, found.low > 0
+    (1.0, True)
+    """
+    each = [{name: float(values.mean()) for name, values in model.items()} for model in (a, b)]
+    first, second = (np.mean(list(model.values()), axis=0) for model in (a, b))
+    value, low, high = paired_difference(first, second, Units.of(len(first), groups))
+    extra = _other_trainings(*each)
+    low, high = value - math.hypot(value - low, extra), value + math.hypot(high - value, extra)
+    return PairedDifference(float(first.mean()), float(second.mean()), value, low, high)
 
 
 def paired_difference(

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import IntArray
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LabelKind
+from sslbench.metrics.catalog import find
 from sslbench.metrics.intervals import Units
+from sslbench.metrics.sample_means import mean_of_rows
 from sslbench.metrics.summary import Probabilities, one_measure, with_intervals
 
 _FEW = 20  # samples, below which a group is reported as small
@@ -71,6 +73,30 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
         value, low, high = with_intervals(measure, units, seed, resamples)[metric]
         found.append(GroupScore(name, len(rows), value, low, high))
     return sorted(found, key=lambda score: (np.isnan(score.value), sign * score.value, score.name))
+
+
+def means_by_group(
+    metric: str, values: FloatArray, groups: Sequence[str], *, together: IntArray | None = None
+) -> list[GroupScore]:
+    """Return a metric that is a mean over samples on every group, in the order of `by_group`.
+
+    Args:
+        metric: its name.
+        values: (N,), one per sample.
+        groups: the group of each of the N samples.
+        together: as for `by_group`.
+
+    >>> errors = means_by_group("corruption_error", np.array([0.0, 0.2, 1.0]), ["a", "a", "b"])
+    >>> [(group.name, group.n, round(group.value, 2)) for group in errors]
+    [('b', 1, 1.0), ('a', 2, 0.1)]
+    """
+    names, number = np.unique(np.asarray(groups, dtype=np.str_), return_inverse=True)
+    record = find(metric)
+    found = []
+    for i, name in enumerate(names.tolist()):
+        rows = np.flatnonzero(number == i)
+        found.append(GroupScore(name, len(rows), *mean_of_rows(record, values, rows, together)))
+    return sorted(found, key=lambda score: (record.sign * score.value, score.name))
 
 
 def warning(column: str, worst: GroupScore) -> str | None:

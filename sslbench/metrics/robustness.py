@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sslbench.metrics.intervals import Interval, Statistic, Units, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.metric import ANY, CORRELATION, LOSS, RATE, Metric
+from sslbench.metrics.sample_means import SampleMeans
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -73,9 +74,33 @@ COSINE = Metric(
     bounds=CORRELATION,
     needs="versions",
 )
+FLIP_PROBABILITY = Metric(
+    name="flip_probability",
+    title="probability that the predicted class changes between frames of a perturbed image",
+    unit="%",
+    direction=-1,
+    bounds=RATE,
+    needs="videos",
+)
+FLIP_RATE = Metric(
+    name="flip_rate",
+    title="flip probability, relative to a reference classifier",
+    unit="%",
+    direction=-1,
+    bounds=LOSS,
+    needs="videos",
+)
+TOP5_DISTANCE = Metric(
+    name="top5_distance",
+    title="places by which the five first classes fall below the fifth between frames of a perturbed image",
+    unit="places",
+    direction=-1,
+    bounds=(0.0, 15.0),
+    needs="videos",
+)
 UNKNOWN_AUROC = Metric(
     name="unknown_auroc",
-    title="area under the ROC curve of telling unknown from known samples",
+    title="area under the ROC curve of the detection of unknown classes",
     unit="%",
     direction=1,
     bounds=RATE,
@@ -84,7 +109,7 @@ UNKNOWN_AUROC = Metric(
 )
 UNKNOWN_AUPR = Metric(
     name="unknown_aupr",
-    title="average precision of telling unknown from known samples",
+    title="average precision of the detection of unknown classes",
     unit="%",
     direction=1,
     bounds=RATE,
@@ -92,7 +117,7 @@ UNKNOWN_AUPR = Metric(
 )
 UNKNOWN_FPR95 = Metric(
     name="unknown_fpr95",
-    title="share of known samples taken for unknown where 95 % of the unknown ones are found",
+    title="false-positive rate at 95 % recall of the detection of unknown classes",
     unit="%",
     direction=-1,
     bounds=RATE,
@@ -108,21 +133,6 @@ def part(metric: Metric, *of: str | int) -> Metric:
     'corruption_error(fog,3)'
     """
     return dataclasses.replace(metric, name=f"{metric.name}({','.join(map(str, of))})")
-
-
-def means(values: Mapping[Metric, FloatArray], units: Units) -> dict[str, Interval]:
-    """Return metrics that are means of one value (N,) per sample, with their 95 % intervals.
-
-    >>> found = means({CORRUPTION_ERROR: np.array([0.0, 0.5, 1.0])}, Units.of(3, None))
-    >>> [round(value, 2) for value in found["corruption_error"]]
-    [0.5, 0.04, 0.96]
-    """
-    columns = np.stack([np.asarray(each, dtype=np.float64) for each in values.values()], axis=1)
-    errors = mean_errors(columns, units)
-    found = {}
-    for metric, mean, error in zip(values, columns.mean(axis=0).tolist(), errors.tolist(), strict=True):
-        found[metric.name] = (mean, *ends(mean, error, size=units.number, bounds=metric.bounds))
-    return found
 
 
 def corruption_error(errors: Sequence[float], reference: Sequence[float]) -> float:
@@ -152,34 +162,48 @@ def relative_corruption_error(
     return float(growth / np.sum(np.asarray(reference) - reference_clean))
 
 
-def corruption_values(
+def corruption_means(
     wrong: BoolArray,
     clean: BoolArray,
+    named: Sequence[str],
+    severities: Sequence[int],
     reference: FloatArray | None = None,
     reference_clean: float | None = None,
-) -> dict[Metric, FloatArray]:
-    """Return, for each image, the values whose means are the metrics of corruptions.
+) -> SampleMeans:
+    """Return the metrics of corruptions as means over images: of all, of each corruption, and of each severity.
 
-    mCE is a mean over images too: each of its errors is one, and the errors of the reference are constants.
+    mCE is such a mean too: each of its errors is one, and the errors of the reference are constants.
 
     Args:
         wrong: (N, C, S), True where an image is misclassified under a corruption and severity.
         clean: (N,), True where it is misclassified without.
+        named: names of the C corruptions.
+        severities: the S severities.
         reference: (C, S) errors of the reference classifier; None: no mCE.
         reference_clean: its error on clean images; None: no relative mCE.
 
-    >>> found = corruption_values(np.array([[[True, False]]]), np.array([False]), np.array([[0.5, 0.5]]))
-    >>> {metric.name: values.tolist() for metric, values in found.items()}
+    >>> wrong, clean = np.array([[[True, False]]]), np.array([False])
+    >>> found = corruption_means(wrong, clean, ["fog"], [1, 2], np.array([[0.5, 0.5]]))
+    >>> {name: found.values(name).tolist() for name in found.metrics[:3]}
     {'corruption_error': [0.5], 'error_increase': [0.5], 'mce': [1.0]}
+    >>> found.metrics[3:]
+    ('corruption_error(fog)', 'corruption_error(fog,1)', 'corruption_error(fog,2)')
     """
-    error = wrong.mean(axis=(1, 2))
-    found = {CORRUPTION_ERROR: error, ERROR_INCREASE: error - clean}
+    n, c, s = wrong.shape
+    each = np.eye(c * s + 1)[: c * s].reshape(c, s, -1)  # weights of one error; the last outcome is `clean`
+    on_clean = np.eye(c * s + 1)[-1]
+    weights = {CORRUPTION_ERROR: each.mean(axis=(0, 1))}
+    weights[ERROR_INCREASE] = weights[CORRUPTION_ERROR] - on_clean
     if reference is not None:
-        found[MCE] = (wrong.sum(axis=2) / reference.sum(axis=1)).mean(axis=1)
+        weights[MCE] = (each.sum(axis=1) / reference.sum(axis=1)[:, None]).mean(axis=0)
     if reference is not None and reference_clean is not None:
-        growth = (wrong.astype(np.float64) - clean[:, None, None]).sum(axis=2)
-        found[RELATIVE_MCE] = (growth / (reference - reference_clean).sum(axis=1)).mean(axis=1)
-    return found
+        growth = (each - on_clean).sum(axis=1)
+        weights[RELATIVE_MCE] = (growth / (reference - reference_clean).sum(axis=1)[:, None]).mean(axis=0)
+    weights |= {part(CORRUPTION_ERROR, name): each[i].mean(axis=0) for i, name in enumerate(named)}
+    for i, name in enumerate(named):
+        weights |= {part(CORRUPTION_ERROR, name, severity): each[i, j] for j, severity in enumerate(severities)}
+    outcomes = np.concatenate([wrong.reshape(n, c * s), clean[:, None]], axis=1)
+    return SampleMeans(tuple(metric.name for metric in weights), np.stack(list(weights.values())), outcomes)
 
 
 def cosine_of_others(unit: FloatArray, units: Units, *, seed: int, resamples: int = 1000) -> Interval:
@@ -268,7 +292,7 @@ def in_label_sets(predictions: IntArray, labels: Sequence[IntArray]) -> BoolArra
 
 
 def unknown_detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating]) -> tuple[float, float, float]:
-    """Return AUROC, AUPR and FPR at 95 % recall of telling samples of unknown classes from known ones.
+    """Return AUROC, AUPR and FPR at 95 % recall of the detection of samples of unknown classes.
 
     The unknown are the positives. FPR95 is taken at the lowest threshold whose recall is nearest to 0.95, as in the
     code of Hendrycks and Gimpel (ICLR 2017): of equal recalls the largest false-positive rate, but the smallest where
@@ -368,7 +392,7 @@ class ConfidenceBins:
 
 
 def confidence_bins(confidence: FloatArray, correct: BoolArray, size: int = 100) -> ConfidenceBins:
-    """Return bins of `size` samples by rising confidence; what is left over joins the last one.
+    """Return bins of `size` samples by rising confidence; the remainder joins the last bin.
 
     The code published with ImageNet-A and -R leaves the last bin, the most confident one, out of the sums; here all
     count.
@@ -480,7 +504,7 @@ def challenge_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int
     Args:
         logits: (N, 1000) of the ImageNet classes in the order of their synsets.
         mapping: ImageNet class -> ObjectNet class.
-        k: how many.
+        k: number of classes.
     """
     table = np.full(logits.shape[1], -1)
     table[list(mapping)] = list(mapping.values())
@@ -495,7 +519,7 @@ def overlap_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int, 
     Args:
         logits: (N, 1000) of the ImageNet classes in the order of their synsets.
         mapping: ImageNet class -> ObjectNet class.
-        k: how many.
+        k: number of classes.
     """
     own = np.array(sorted(mapping))
     best = np.argsort(-logits[:, own], axis=1, kind="stable")[:, :k]

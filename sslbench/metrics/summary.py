@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LABELS, LabelKind
-from sslbench.metrics import calibration, classification, ranking, regression
+from sslbench.metrics import calibration, classification, geolocation, ranking, regression
 from sslbench.metrics.dense import segmentation
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.measure import Measure
@@ -132,6 +132,46 @@ def _areas(scores: npt.NDArray[np.floating]) -> IntArray:
     return np.asarray(scores.reshape(len(scores), 3, -1), dtype=np.int64)
 
 
+def place_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> list[Measure]:
+    """Return the metrics of predicted places; both are latitude and longitude (N, 2) in degrees."""
+    distances = geolocation.great_circle_distances(values, predicted)
+    within = geolocation.located_within(distances)
+    return [
+        dataclasses.replace(_means(geolocation.ACCURACY, list(within.T)), binary=True),
+        _means((geolocation.MEAN_ERROR,), [distances]),
+        Measure((geolocation.MEDIAN_ERROR,), lambda weights: geolocation.weighted_medians(distances, weights)[:, None]),
+    ]
+
+
+def summarise_places(
+    values: npt.NDArray[np.floating],
+    predicted: npt.NDArray[np.floating],
+    *,
+    seed: int,
+    resamples: int = 1000,
+    groups: IntArray | None = None,
+) -> Values:
+    """Return the metrics of predicted places with their 95 % intervals: name -> value, low and high end.
+
+    Args:
+        values: (N, 2), latitude and longitude in degrees.
+        predicted: the same shape.
+        seed: seed of the half-samples.
+        resamples: number of half-samples.
+        groups: as for `summarise`.
+
+    >>> true = np.array([[48.86, 2.35], [51.51, -0.13]])
+    >>> found = summarise_places(true, np.array([[48.86, 2.35], [48.86, 2.35]]), seed=0)
+    >>> found["accuracy@200km"][0], round(found["mean_error_km"][0])
+    (0.5, 172)
+    """
+    units = Units.of(len(values), groups)
+    found: Values = {}
+    for measure in place_measures(values, predicted):
+        found |= with_intervals(measure, units, seed, resamples)
+    return {metric.name: found[metric.name] for metric in geolocation.PLACES}
+
+
 def _single(
     values: npt.NDArray[np.int64],
     scores: npt.NDArray[np.floating],
@@ -209,10 +249,15 @@ def one_measure(
 ) -> Measure:
     """Return the measure of a metric; arguments as for `measures`.
 
+    A metric of places takes two numbers per sample for latitude and longitude.
+
     Raises:
         KeyError: there is no such metric for these labels and scores.
     """
-    for measure in measures(kind, values, scores, units, probabilities):
+    of_places = kind == "value" and values.shape[1:] == (2,) and metric in {m.name for m in geolocation.PLACES}
+    for measure in (
+        place_measures(values, scores) if of_places else measures(kind, values, scores, units, probabilities)
+    ):
         if metric in measure.names:
             return measure
     raise KeyError(metric)

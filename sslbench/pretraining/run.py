@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
 from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, module_state
 from sslbench.errors import DataError
@@ -255,6 +256,9 @@ class _PretrainingRun:
         }
         if heads:
             metadata[HEADS] = dict(heads)
+        if "head" in heads and self.state.method.has_classifier:
+            classes = self.prepared.source.labels.classes
+            metadata["classifier"] = classifier_metadata(ClassifierInfo("output", "none", "single", classes))
         if self.prepared.changes:
             metadata["changes"] = dict(self.prepared.changes)
         return metadata

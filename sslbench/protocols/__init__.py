@@ -4,9 +4,30 @@ from typing import Any
 
 from sslbench import names
 from sslbench.errors import UsageError
-from sslbench.protocols.protocol import MAPS, ImageSet, OnFeatures, OnImages, OnObjects, OnSets, Protocol
+from sslbench.protocols.protocol import (
+    MAPS,
+    FileClassifier,
+    FileClassifierChoice,
+    ImageSet,
+    OnFeatures,
+    OnImages,
+    OnObjects,
+    OnSets,
+    Protocol,
+)
 
-__all__ = ["MAPS", "ImageSet", "OnFeatures", "OnImages", "OnObjects", "OnSets", "Protocol", "find"]
+__all__ = [
+    "MAPS",
+    "FileClassifier",
+    "FileClassifierChoice",
+    "ImageSet",
+    "OnFeatures",
+    "OnImages",
+    "OnObjects",
+    "OnSets",
+    "Protocol",
+    "find",
+]
 
 
 def find(name: str) -> Protocol[Any]:

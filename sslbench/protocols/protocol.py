@@ -13,6 +13,7 @@ from typing import Generic, Literal, TypeVar
 from sslbench.labels import LabelKind
 
 if typing.TYPE_CHECKING:
+    from sslbench.arrays import FloatArray, Matrix
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
     from sslbench.data.source import Labels, Source
@@ -90,6 +91,36 @@ class ImageSet:
     recorded: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class FileClassifierChoice:
+    """Choice of the classifier in the weights file, in place of one that the protocol trains.
+
+    Attributes:
+        class_names: file with the names of its classes, one per line; '': the file's own, else names found by number.
+    """
+
+    class_names: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FileClassifier:
+    """Classifier of a weights file: a head of the file, or that of a finetuned network.
+
+    Attributes:
+        description: file, number of classes and layer, for notes and messages.
+        layer: text of the layer whose features it takes.
+        classes: names of the C classes; train and test are labelled with these.
+        sha256: digest of its structure and tensors.
+        logits: function from features (N, D) of that layer to (N, C).
+    """
+
+    description: str
+    layer: str
+    classes: tuple[str, ...]
+    sha256: str
+    logits: "Callable[[Matrix], FloatArray]"
+
+
 class OpenImageSets(typing.Protocol[S_contra]):
     """Signature of `open_sets` of a protocol on several sets of images."""
 
@@ -119,12 +150,21 @@ class RunOnSets(typing.Protocol[S_contra]):
         *,
         seed: int,
         device: str = "cpu",
+        classifier: FileClassifier | None = None,
     ) -> "Mapping[str, Outcome]":
-        """Learn from train, score test and the sets; return the outcome on test as '', and those of recorded sets."""
+        """Learn from train, score test and the sets; return the outcome on test as '', and those of recorded sets.
+
+        `classifier` is that of the weights file, where the settings choose it.
+        """
 
 
 def both_parts(settings: object) -> Part | None:
     """Return None: train and test are used, whatever the settings."""
+    return None
+
+
+def trains_own_classifier(settings: object) -> FileClassifierChoice | None:
+    """Return None: the classifier of the weights file is not used, whatever the settings."""
     return None
 
 
@@ -185,6 +225,8 @@ class OnSets(Generic[S]):
         run: from features to the outcome on test, and one for each set that has a record of its own.
         of_a_set: the settings that the record of a set depends on, the others at their defaults.
         label_kinds: as for `OnFeatures`.
+        part: as for `OnFeatures`.
+        file_classifier: choice of the classifier in the weights file; None: these settings train one.
     """
 
     check: "Callable[[S, Labels], None]"
@@ -192,6 +234,8 @@ class OnSets(Generic[S]):
     run: RunOnSets[S]
     of_a_set: Callable[[S], S]
     label_kinds: frozenset[LabelKind] = CLASSES
+    part: Callable[[S], Part | None] = both_parts
+    file_classifier: Callable[[S], FileClassifierChoice | None] = trains_own_classifier
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from sslbench.labels import LabelKind
 from sslbench.metrics import catalog
 from sslbench.metrics.intervals import Interval
+from sslbench.metrics.sample_means import SampleMeans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,6 +343,8 @@ class Outcome:
         neighbours: first images found by a few queries, for a sheet of pictures.
         chance: expected metrics of a random answer, of protocols that predict no classes; None: chance is that of
             guessing classes.
+        means: metrics that are means over the test samples, with the outcomes of each sample; None where there are
+            none beside those computed from `scores`.
     """
 
     metrics: dict[str, Interval]
@@ -359,6 +362,7 @@ class Outcome:
     weights: NetworkWeights | None = None
     chance: Mapping[str, float] | None = None
     neighbours: tuple[Neighbours, ...] = ()
+    means: SampleMeans | None = None
 
 
 SCHEMA = 1

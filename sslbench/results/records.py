@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
+from sslbench.metrics.sample_means import SampleMeans
 from sslbench.paths import files_below
 from sslbench.results import SCHEMA, Neighbours, Result, plain
 
@@ -51,6 +52,8 @@ class Scores:
         places: uint16 (R, N), number of classes ranked before the true one in each draw, for single labels; None where
             there are no draws.
         neighbours: first images found by a few queries; not stored, but drawn beside the record.
+        means: metrics that are means over the samples, with the outcomes of each, one bit per outcome in the file; None
+            where there are none.
     """
 
     ids: tuple[str, ...]
@@ -61,9 +64,10 @@ class Scores:
     draws: tuple[npt.NDArray[np.float32], ...] = ()
     places: npt.NDArray[np.uint16] | None = None
     neighbours: tuple[Neighbours, ...] = ()
+    means: SampleMeans | None = None
 
 
-def write(
+def write(  # noqa: PLR0913  the parts of a file of scores
     result: Result,
     scores: npt.NDArray[np.float32],
     ids: Sequence[str],
@@ -73,6 +77,7 @@ def write(
     groups: npt.NDArray[np.int64] | None = None,
     draws: Sequence[npt.NDArray[np.float32]] = (),
     places: npt.NDArray[np.uint16] | None = None,
+    means: SampleMeans | None = None,
 ) -> Result:
     """Write a record and its per-sample scores to `<folder>/<protocol>/<weights>-<id>.json` and `.scores.npz`.
 
@@ -89,6 +94,7 @@ def write(
         groups: int64 (N,), or None.
         draws: scores (N, C) of every draw; of more than 256 MB only `places` are written.
         places: uint16 (R, N), see `Scores`.
+        means: see `Scores`.
 
     Returns:
         The record with its `file` and `scores_file`, as `read` returns it.
@@ -113,6 +119,7 @@ def write(
         arrays |= {} if groups is None else {"groups": groups}
         arrays |= {f"draw{i}": draw.astype(np.float32, copy=False) for i, draw in enumerate(kept) if i}
         arrays |= {} if places is None else {"places": places}
+        arrays |= {} if means is None else _packed(means)
         save(file, scores=scores.astype(np.float32, copy=False), labels=labels, **arrays)
 
     return _write(dataclasses.replace(result, scores_file=stem + _SCORES), folder, write_scores)
@@ -124,6 +131,28 @@ def _columns(result: Result) -> tuple[str, ...]:
     if result.data.labels != "map":
         return classes
     return tuple(f"{area} {name}" for area in ("intersection", "prediction", "label") for name in classes)
+
+
+def _packed(means: SampleMeans) -> dict[str, Any]:
+    """Return the arrays of a file of scores that hold metrics that are means."""
+    return {
+        "means_metrics": np.asarray(means.metrics, np.str_),
+        "means_weights": means.weights,
+        "means_outcomes": np.packbits(means.outcomes, axis=1),
+    }
+
+
+def _unpacked(arrays: np.lib.npyio.NpzFile, n: int) -> SampleMeans | None:
+    """Return the metrics that are means of a file of n samples; None where it has none."""
+    if "means_metrics" not in arrays.files:
+        return None
+    metrics, weights, packed = (arrays[f"means_{name}"] for name in ("metrics", "weights", "outcomes"))
+    if weights.ndim != 2 or len(weights) != len(metrics) or packed.shape != (n, -(-weights.shape[1] // 8)):
+        raise ValueError(
+            f"means of {len(metrics)} metrics, weights {weights.shape}, outcomes {packed.shape} of {n} ids"
+        )
+    outcomes = np.unpackbits(packed, axis=1, count=weights.shape[1]).astype(np.bool_)
+    return SampleMeans(tuple(metrics.tolist()), weights.astype(np.float64), outcomes)
 
 
 def write_without_scores(result: Result, folder: Path) -> Result:
@@ -291,6 +320,7 @@ def read_scores(path: Path) -> Scores:
             arrays.get("groups"),
             (arrays["scores"], *further) if further else (),
             arrays.get("places"),
+            means=_unpacked(arrays, len(ids)),
         )
         if {draw.shape for draw in (found.scores, *further)} != {(len(ids), len(classes))} or len(found.labels) != len(
             ids

@@ -132,11 +132,14 @@ class Method(nn.Module, Generic[ConfigT]):
 
     Attributes:
         config_type: frozen dataclass of the method's settings.
+        has_classifier: true if 'head' of `heads` is a classifier of the data's classes on the backbone's output; the
+            weights file then names the classes.
         backbone: network that is pretrained.
         config: settings.
     """
 
     config_type: ClassVar[type[Any]]
+    has_classifier: ClassVar[bool] = False
     backbone: nn.Module
 
     def __init__(self, backbone: nn.Module, config: ConfigT, setup: Setup) -> None:

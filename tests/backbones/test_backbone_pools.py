@@ -115,6 +115,7 @@ def test_a_text_that_is_no_pool_is_refused(text):
         ("avg(4)", "avg(4,4)"),
         ("gem", "gem(3)"),
         ("gem(2.5)", "gem(2.5)"),
+        ("cls+gem( file )", "cls+gem(file)"),
     ],
 )
 def test_the_same_pool_is_always_written_the_same(text, canonical):

@@ -19,6 +19,8 @@ SHIPPED = {
     "finetune/swav_1pct",
     "finetune/vissl",
     "finetune/vtab1k",
+    "geolocation/fine",
+    "geolocation/vissl",
     "knn/dino",
     "knn/dinov2",
     "knn/npid",

@@ -16,7 +16,8 @@ from sslbench.names import list_names
 
 GEOMETRY = {"resize", "crop", "interpolation"}
 SHORTER = {
-    "finetune": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
+    "finetune": {"updates": 1, "batch_size": 2, "warmup_epochs": 0},
+    "geolocation": {"max_images": 8, "min_images": 4},
     "knn": {"k": [3]},
     "linear": {},
     "linear-online": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
@@ -43,14 +44,17 @@ SORTED = sorted(list_names("preset"), key=lambda name: load_preset(name).publish
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Two classes of pictures that are wider than high, so that a squash and a crop differ."""
+    """Two classes of pictures that are wider than high, so that a squash and a crop differ; places.csv: a city each."""
     folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    lines = ["image,split,lat,lon"]
     for split, n in (("train", 8), ("val", 2)):
         for c, name in enumerate(("dark", "bright")):
             (folder / split / name).mkdir(parents=True)
             for i in range(n):
                 pixels = rng.integers(0, 90, (30, 40, 3)) + 150 * c
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / split / name / f"{i}.png")
+                lines.append(f"{split}/{name}/{i}.png,{split},{(48.9, -33.9)[c]},{(2.3, 151.2)[c]}")
+    (folder / "places.csv").write_text("\n".join(lines) + "\n")
     return folder
 
 
@@ -65,14 +69,15 @@ def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photo
     preset = load_preset(name)
     shorter = SHORTER[preset.protocol] | {key: FEW[key] for key in FEW if key in preset.settings}
     small = {"k", "draws", "updates", "batch_size", "warmup_epochs", "components", "corrupt", "severities"}
-    assert set(shorter) <= {*small, *FEW}
+    assert set(shorter) <= {*small, *FEW, "max_images", "min_images"}
     preprocessing = dict(preset.preprocessing)
     # Large images on small patches or three scales take minutes.
     preprocessing["resize"] = SMALLER_IMAGES.get(str(preprocessing["resize"]), preprocessing["resize"])
     task = make_task(preset.protocol, shorter, preset=preset)
     request = Request(
         weights="random",
-        data=str(photos),
+        data=str(photos / "places.csv" if preset.protocol == "geolocation" else photos),
+        value_columns=("lat", "lon") if preset.protocol == "geolocation" else (),
         tasks=(task,),
         backbone=preset.published_for,
         layers=preset.layers,

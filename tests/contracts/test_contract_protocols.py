@@ -30,6 +30,8 @@ ON_SAMPLES = [name for name, protocol in ALL.items() if not isinstance(protocol.
 ON_IMAGES = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnImages)]
 ON_SETS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnSets)]
 PROTOCOLS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnFeatures)]
+OF_PLACES = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds == {"value"}]
+CITIES = np.array([[48.86, 2.35], [-33.87, 151.21], [40.71, -74.01], [-1.29, 36.82]])
 
 
 def sample(n, seed, kind="single", classes=4):
@@ -39,18 +41,30 @@ def sample(n, seed, kind="single", classes=4):
     x[np.arange(n), y] += 4
     if kind == "single":
         values = y.astype(np.int64)
+    elif kind == "value":
+        values = CITIES[y]
     else:
         values = np.zeros((n, classes), dtype=np.int8)
         values[np.arange(n), y] = 1
         values[np.arange(n), (y + 1) % classes] = rng.integers(-1, 2, n)
     x.setflags(write=False)
-    labels = Labels(kind, tuple(f"class {c}" for c in range(classes)), values)
+    names = ("lat", "lon") if kind == "value" else tuple(f"class {c}" for c in range(classes))
+    labels = Labels(kind, names, values)
     return Features(x, labels, tuple(f"{seed}-{i:04d}" for i in range(n)))
+
+
+def train_sample(name, kind="single"):
+    """Enough samples of labels that the protocol takes: a cell of the globe needs fifty."""
+    return sample(240, 1, "value") if name in OF_PLACES else sample(80, 1, kind)
+
+
+def sample_of_test(name, kind="single"):
+    return sample(40, 2, "value" if name in OF_PLACES else kind)
 
 
 def run(name, kind="single", seed=0, train=None, test=None):
     protocol = ALL[name]
-    train, test = train or sample(80, 1, kind), test or sample(40, 2, kind)
+    train, test = train or train_sample(name, kind), test or sample_of_test(name, kind)
     return protocol.kind.run(train, test, protocol.settings(), seed=seed)
 
 
@@ -83,7 +97,15 @@ def test_settings_are_frozen_documented_and_have_defaults(name):
 
 @pytest.mark.parametrize("name", ON_SAMPLES)
 def test_the_default_settings_pass_the_check(name):
-    ALL[name].kind.check(ALL[name].settings(), sample(80, 1).labels)
+    ALL[name].kind.check(ALL[name].settings(), train_sample(name).labels)
+
+
+@pytest.mark.parametrize("name", OF_PLACES)
+def test_an_outcome_of_places_is_complete_and_good_on_separated_cities(name):
+    outcome = run(name)
+    assert outcome.headline == "accuracy@200km" and outcome.metrics["accuracy@200km"][0] > 0.8
+    assert outcome.scores.shape == (40, 2) and outcome.scores.dtype == np.float32
+    assert set(outcome.chance) <= set(outcome.metrics) and outcome.chance["accuracy@200km"] == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if "multi" not in ALL[name].kind.label_kinds])
@@ -121,7 +143,7 @@ def test_the_same_input_and_seed_give_the_same_outcome(name):
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_test_labels_decide_nothing(name):
     """Scores and what was selected are the same whatever the test labels are: nothing is chosen on test."""
-    train, test = sample(80, 1), sample(40, 2)
+    train, test = train_sample(name), sample_of_test(name)
     shuffled = np.random.default_rng(0).permutation(test.labels.values)
     other = dataclasses.replace(test, labels=dataclasses.replace(test.labels, values=shuffled))
     first, second = run(name, train=train, test=test), run(name, train=train, test=other)
@@ -133,7 +155,7 @@ def test_test_labels_decide_nothing(name):
 def test_every_outcome_is_complete(name):
     outcome = run(name)
     assert outcome.headline in outcome.metrics and len(outcome.scores) == 40 and outcome.scores.dtype == np.float32
-    assert outcome.scores.shape[1] in (0, 4)
+    assert outcome.scores.shape[1] == 2 if name in OF_PLACES else outcome.scores.shape[1] in (0, 4)
     for value, low, high in outcome.metrics.values():
         assert np.isnan(value) or low - 1e-9 <= value <= high + 1e-9
     assert all(note.endswith(".") for note in outcome.notes)
@@ -152,7 +174,7 @@ def test_what_needs_no_labels_gives_the_same_without(name):
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_features_that_are_not_finite_are_refused_with_their_ids(name):
-    train = sample(80, 1)
+    train = train_sample(name)
     x = np.array(train.x)
     x[7, 2] = np.nan
     with pytest.raises(DataError, match="1-0007"):

@@ -244,6 +244,61 @@ def test_ucf101(tmp_path):
         prepare("ucf101", [rar, lists], root=tmp_path / "other", verify=False)
 
 
+def stanford_online_products(path, train, test):
+    """Write the archive: two lists of `number class superclass path` below a line of names, and the images."""
+    with zipfile.ZipFile(path, "w") as packed:
+        for name, rows in (("bicycle_final/111_0.JPG", train), ("chair_final/222_0.JPG", test)):
+            packed.writestr(f"Stanford_Online_Products/{name}", picture(len(rows)))
+        packed.writestr("Stanford_Online_Products/chair_final/333_1.JPG", picture(33))
+        for part, rows in (("train", train), ("test", test)):
+            lines = ["image_id class_id super_class_id path", *rows]
+            packed.writestr(f"Stanford_Online_Products/Ebay_{part}.txt", "\n".join(lines))
+        packed.writestr("__MACOSX/Stanford_Online_Products/bicycle_final/._111_0.JPG", b"x")
+
+
+def test_sop(tmp_path):
+    path = tmp_path / "Stanford_Online_Products.zip"
+    test = ["59552 11319 2 chair_final/222_0.JPG", "59553 11319 2 chair_final/333_1.JPG"]
+    stanford_online_products(path, ["1 1 1 bicycle_final/111_0.JPG"], test)
+    folder = prepare("sop", [path], root=tmp_path / "data", verify=False)
+    assert tree(folder) == ["test/11319/222_0.JPG", "test/11319/333_1.JPG", "train/00001/111_0.JPG"]
+    assert (folder / "test/11319/333_1.JPG").read_bytes() == picture(33)
+    with pytest.raises(DataError, match=r"train: 1 images, expected 59,551"):
+        prepare("sop", [path], root=tmp_path / "other")
+    stanford_online_products(path, ["1 1 1 ../../evil.JPG"], test)
+    with pytest.raises(DataError, match=r"Ebay_train.txt, line 2: '1 1 1 ../../evil.JPG' is not"):
+        prepare("sop", [path], root=tmp_path / "other", verify=False)
+
+
+def test_cub200(tmp_path):
+    names = ["001.Black_footed_Albatross/a_1.jpg", "100.Brown_Pelican/b_2.jpg", "101.White_Pelican/c_3.jpg"]
+    images = {f"CUB_200_2011/images/{name}": picture(i) for i, name in enumerate(names)}
+    other = {"attributes.txt": b"1 x", "CUB_200_2011/images.txt": b"1 x", "CUB_200_2011/images/._001.jpg": b"x"}
+    tar(tmp_path / "CUB_200_2011.tgz", other | images, "w:gz")
+    folder = prepare("cub200", [tmp_path], root=tmp_path / "data", verify=False)
+    assert tree(folder) == [f"test/{names[2]}", f"train/{names[0]}", f"train/{names[1]}"]
+    assert (folder / "test" / names[2]).read_bytes() == picture(2)
+
+
+def test_cars196(tmp_path):
+    tar(tmp_path / "car_ims.tgz", {f"car_ims/{i:06d}.jpg": picture(i) for i in range(1, 5)}, "w:gz")
+    kind = [("relative_im_path", "O"), ("bbox_x1", "O"), ("class", "O"), ("test", "O")]
+    rows = [(f"car_ims/{i:06d}.jpg", 1, number, i % 2) for i, number in ((1, 1), (2, 98), (3, 99), (4, 196))]
+    labels = tmp_path / "cars_annos.mat"
+    scipy.io.savemat(labels, {"annotations": np.array(rows, dtype=kind)[None], "class_names": ["AM", "BM"]})
+    folder = prepare("cars196", [tmp_path], root=tmp_path / "data", verify=False)
+    assert tree(folder) == [
+        "test/099/000003.jpg", "test/196/000004.jpg", "train/001/000001.jpg", "train/098/000002.jpg"
+    ]  # fmt: skip
+    assert (folder / "test/099/000003.jpg").read_bytes() == picture(3)
+    scipy.io.savemat(labels, {"annotations": np.array([("../x.jpg", 1, 1, 0)], dtype=kind)})
+    with pytest.raises(DataError, match=r"'../x.jpg' of class 1 is not an image"):
+        prepare("cars196", [tmp_path], root=tmp_path / "other", verify=False)
+    labels.write_bytes(b"MATLAB 5.0 of something")
+    with pytest.raises(DataError, match=r"cars_annos.mat does not hold the annotations"):
+        prepare("cars196", [tmp_path], root=tmp_path / "other", verify=False)
+
+
 class TestCommand:
     def test_lists_what_it_knows(self):
         lines = CliRunner().invoke(command, ["prepare"]).output.splitlines()

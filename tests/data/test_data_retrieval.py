@@ -9,6 +9,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from sslbench.data.decode.handlers import picture_decoder
+from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
 from sslbench.data.queries import Answers
 from sslbench.errors import DataError, UsageError
@@ -64,6 +65,24 @@ def test_queries_are_cut_to_their_boxes_and_may_be_whole(revisited):
     cut, whole = (open_data(f"{revisited}{options}")["all"] for options in ("", "?queries=whole"))
     assert sizes(cut) == [(6, 8)] * 4 + [(4, 4), (3, 3)] and sizes(whole) == [(6, 8)] * 6
     assert cut.fingerprint() != whole.fingerprint()
+
+
+@pytest.mark.parametrize("entry", [{"easy": [0], "hard": [0], "junk": []}, {"easy": [0], "hard": [], "junk": [0]}])
+def test_an_image_is_once_among_the_answers_to_a_query(revisited, entry):
+    """A positive that is also ignored would have a negative rank."""
+    other = {**GROUND_TRUTH, "gnd": [{**entry, "bbx": [0.0, 0.0, 3.0, 3.0]}, GROUND_TRUTH["gnd"][1]]}
+    (revisited / "gnd_toy.pkl").write_bytes(pickle.dumps(other))
+    with pytest.raises(DataError, match="a_1 is twice among the positives and ignored images of query/a_0"):
+        open_data(str(revisited))
+
+
+def test_a_box_outside_of_its_image_is_an_unreadable_query(revisited):
+    wrong = {**GROUND_TRUTH["gnd"][1], "bbx": [8.0, 0.0, 12.0, 3.0]}
+    other = {**GROUND_TRUTH, "gnd": [GROUND_TRUTH["gnd"][0], wrong]}
+    (revisited / "gnd_toy.pkl").write_bytes(pickle.dumps(other))
+    source = open_data(str(revisited))["all"]
+    (bad,) = scan(source, np.arange(len(source)), workers=0)
+    assert bad[0] == 5 and bad[2] == "has no pixel in its box 8 0 12 3: the image is 8 x 6 pixels"
 
 
 def test_answers_are_part_of_the_fingerprint(revisited):

@@ -78,6 +78,12 @@ def test_features_of_several_scales_are_averaged(backbone, source, tmp_path):
     assert np.abs(run(backbone, source, tmp_path / "store", "res5:gem(3)")["res5:gem(3)"].x - wanted).max() > 1e-2
 
 
+def test_a_scale_that_leaves_no_pixel_is_one_message(backbone, source, tmp_path):
+    several, _ = with_preprocessing(backbone, {"scales": [1, 0.02]})
+    with pytest.raises(BackboneError, match=r"images of 64 x 40 pixels have no pixel left at the scale 0.02"):
+        run(several, source, tmp_path / "store", "res5:gem(3)")
+
+
 def test_joined_layers_follow_each_other(backbone, source, tmp_path):
     found = run(backbone, source, tmp_path / "store", "concat(res4:gem,res5:max)", "res4:gem", "res5:max")
     joined = found.pop("concat(res4:gem(3),res5:max)").x

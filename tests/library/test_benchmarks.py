@@ -21,18 +21,20 @@ from sslbench.protocols import find
 
 FILES = {
     "detection": 15,
-    "knn": 42,
-    "linear": 42,
+    "finetune": 27,
+    "geolocation": 2,
+    "knn": 44,
+    "linear": 44,
     "linear_online": 26,
     "low_shot": 7,
     "lsr": 6,
     "retrieval": 12,
-    "robustness": 2,
+    "robustness": 12,
     "svm": 4,
 }
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
-DATA_SETS = 49
-SUITES = "digits imagenet small transfer vissl vtab_natural vtab_specialized vtab_structured".split()
+DATA_SETS = 51
+SUITES = "digits imagenet small transfer vissl vtab1k vtab_natural vtab_specialized vtab_structured".split()
 PUBLISHED = {"dinov2.csv": 16, "lightly.csv": 28, "mmpretrain.csv": 14, "solo_learn.csv": 3, "vissl.csv": 76}
 NAMES = list_names("benchmark")
 
@@ -64,7 +66,7 @@ def test_every_shipped_benchmark_is_complete(name):
 def test_what_a_benchmark_says_about_its_data_is_plausible(name):
     benchmark = load_benchmark(name)
     has_queries = benchmark.protocol == "retrieval" and set(benchmark.samples) == {"test"}
-    assert has_queries or benchmark.classes >= 2
+    assert has_queries or benchmark.classes >= 2 or benchmark.protocol == "geolocation", "places are no classes"
     assert benchmark.data == "sklearn:digits" or has_queries or set(benchmark.samples) == {"train", "test"}
     assert all(n >= 2 * benchmark.classes or benchmark.test_classes != "same" for n in benchmark.samples.values())
     if benchmark.data:
@@ -90,9 +92,12 @@ def test_a_leading_metric_is_one_that_single_labels_have():
 
     ranked = [name for name in on_features() if load_benchmark(name).protocol == "retrieval"]
     assert {load_benchmark(name).metric for name in ranked} == {"", "recall@1", "micro_AP"}
-    wanted = {load_benchmark(name).metric for name in on_features() if name not in ranked} - {""}
+    several_right = [name for name in on_features() if load_benchmark(name).protocol == "robustness"]
+    assert {load_benchmark(name).metric for name in several_right} == {"", "top1(imagenet-real)", "top1(objectnet)"}
+    rest = [name for name in on_features() if name not in (*ranked, *several_right)]
+    wanted = {load_benchmark(name).metric for name in rest} - {""}
     metrics, _, _ = summarise("single", ("a", "b"), np.array([0, 1]), np.eye(2), seed=0, resamples=10)
-    assert wanted == {"balanced_accuracy"} <= set(metrics)
+    assert wanted == {"balanced_accuracy", "top1"} <= set(metrics)
     assert load_benchmark("linear/pets").metric == "balanced_accuracy" and load_benchmark("linear/cars").metric == ""
 
 
@@ -132,6 +137,26 @@ def test_the_suite_of_vissl_trains_its_linear_heads_by_sgd_on_its_layers_and_spl
         assert linear[f"linear_online/{name}_vissl"].folder == f"vissl/{name}", "the split is one that VISSL drew"
     places = suite["low_shot/places205_vissl"]
     assert places.settings["metric"] == "mAP" == load_preset("low_shot/vissl_places").settings["metric"]
+
+
+def test_finetuning_has_the_settings_of_its_presets():
+    for preset in ("vissl", "mae", "beit", "dino"):
+        benchmark, published = load_benchmark(f"finetune/imagenet1k_{preset}"), load_preset(f"finetune/{preset}")
+        assert (benchmark.settings, benchmark.layers, benchmark.preprocessing) == (
+            published.settings,
+            published.layers,
+            published.preprocessing,
+        )
+    for share, file in (("1", "1percent"), ("10", "10percent")):
+        for authors in ("simclr", "swav"):
+            settings = load_benchmark(f"finetune/imagenet1k_{share}pct_{authors}").settings
+            listed = {"fractions": [], "train_list": f"imagenet_subsets/{file}.txt"}
+            assert settings == {**load_preset(f"finetune/{authors}_{share}pct").settings, **listed}
+    tasks, preset = [load_benchmark(name) for name in load_suite("vtab1k")], load_preset("finetune/vtab1k")
+    assert len(tasks) == 19 and all(name.startswith("finetune/") for name in load_suite("vtab1k"))
+    for task in tasks:
+        assert (task.settings, task.preprocessing) == (preset.settings, preset.preprocessing)
+        assert task.metric in ("", "top1"), "VTAB reports accuracy"
 
 
 def test_a_mistyped_suite_is_answered_with_the_nearest():

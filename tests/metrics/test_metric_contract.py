@@ -33,7 +33,8 @@ from sslbench.metrics.detection import Detections, Truth, coco_ap, masks, voc_ap
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
-from sslbench.metrics.summary import summarise
+from sslbench.metrics.sample_means import means
+from sslbench.metrics.summary import summarise, summarise_places
 
 N, CLASSES, DRAWS, FALSE_ALARM = 240, 6, 60, 1e-6
 NAMES = tuple("abcdef")
@@ -62,6 +63,18 @@ def values_of_scores(kind, quality, seed):
         scores = noise
     how = "softmax" if kind == "single" else None
     found, _, _ = summarise(kind, NAMES[: perfect.shape[1]], labels, scores, seed=0, resamples=2, probabilities=how)
+    return {name: value for name, (value, _, _) in found.items()}
+
+
+def values_of_places(_, quality, seed):
+    """Places of which a share `quality` is right, the others anywhere on the sphere."""
+    generator = np.random.default_rng(seed)
+    true, other = (
+        np.column_stack([np.degrees(np.arcsin(generator.uniform(-1, 1, N))), generator.uniform(-180, 180, N)])
+        for _ in range(2)
+    )
+    right = np.arange(N) < N * quality
+    found = summarise_places(true, np.where(right[:, None], true, other), seed=0, resamples=2)
     return {name: value for name, (value, _, _) in found.items()}
 
 
@@ -132,16 +145,29 @@ def values_of_rankings(_, quality, seed):
     return values | dict(zip((metric.name for metric in retrieval.COPIES), micro, strict=True))
 
 
+CORRUPTIONS = (robustness.CORRUPTION_ERROR, robustness.ERROR_INCREASE, robustness.MCE, robustness.RELATIVE_MCE)
+
+
 def values_of_versions(_, quality, seed):
     """Images that are wrong under a corruption with a probability that falls with quality."""
     generator = np.random.default_rng(seed)
     wrong, clean = generator.random((40, 3, 5)) > quality, generator.random(40) > quality
-    found = robustness.corruption_values(wrong, clean, np.full((3, 5), 0.8), 0.4)
+    errors = robustness.corruption_means(wrong, clean, "abc", range(1, 6), np.full((3, 5), 0.8), 0.4)
+    found = {metric: errors.values(metric.name) for metric in CORRUPTIONS}
     found[robustness.COSINE] = generator.uniform(-1, 1, 40) * (1 - quality) + quality
     accuracy = 0.5 + (generator.uniform(-0.4, 0.4, 40) * (1 - quality) + 0.5 * quality)
     found[robustness.EFFECTIVE_ROBUSTNESS] = accuracy - 0.5
-    values = robustness.means(found, Units.of(40, None))
+    values = means(found, Units.of(40, None))
     return {name: value for name, (value, _, _) in values.items()}
+
+
+def values_of_videos(_, quality, seed):
+    """Frames whose logits move by noise, the less the higher quality is."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(20, 1, 8)) + (1 - quality) * generator.normal(size=(20, 6, 8))
+    flips = robustness.flip_probability(logits.argmax(2), noise=False)
+    top5, _ = robustness.ranking_distances(logits, noise=False)
+    return {"flip_probability": flips, "flip_rate": flips / 0.5, "top5_distance": top5}
 
 
 def values_of_confidence(_, quality, seed):
@@ -291,10 +317,12 @@ INPUTS = {
     ("scores", "single"): values_of_scores,
     ("scores", "multi"): values_of_scores,
     ("scores", "value"): values_of_scores,
+    ("places", ""): values_of_places,
     ("clusters", ""): values_of_clusters,
     ("features", ""): values_of_features,
     ("rankings", ""): values_of_rankings,
     ("versions", ""): values_of_versions,
+    ("videos", ""): values_of_videos,
     ("novelty", ""): values_of_novelty,
     ("confidence", ""): values_of_confidence,
     ("boxes", ""): values_of_objects,

@@ -1,5 +1,6 @@
 """A run as a user sees it: what lies in the folder, how it stops, how it goes on, what it refuses."""
 
+import csv
 import dataclasses
 import importlib
 import os
@@ -17,14 +18,19 @@ import runs
 import torch
 import yaml
 from PIL import Image
+from torch.nn import functional
 
-from sslbench.backbones.load import load_backbone
+import sslbench
+from sslbench.backbones.classifier import read_classifier
+from sslbench.backbones.load import load_backbone, load_file
 from sslbench.errors import SslbenchError, UsageError
+from sslbench.evaluation import RunSettings
 from sslbench.pretraining import PretrainRequest, pretrain
 from sslbench.pretraining.settings import FREE, ROUNDING
 from sslbench.runtime.signals import StoppedError
 from sslbench.train import checkpoints
 from sslbench.train.loop import NotFiniteError
+from sslbench.weights.reading import files
 from sslbench.weights.save import save
 
 
@@ -531,3 +537,27 @@ def test_residual_branches_begin_at_zero_and_the_weights_hold_the_plain_architec
     assert torch.equal(conv(pretrain(request, command="test")), conv(undisturbed[0])), "loaded weights stay"
     with pytest.raises(UsageError, match="zero_init_residual sets random initial weights"):
         load_backbone(str(zero.weights), backbone=backbone)
+
+
+def test_supervised_training_writes_a_classifier_with_the_names_of_its_classes(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("cat", "owl"):
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        for i in range(12):
+            Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8)).save(folder / f"{i}.png")
+    settings = runs.settings("supervised", epochs=1, batch_size=8)
+    pretrain(PretrainRequest(settings, data=str(tmp_path / "photos"), out=tmp_path / "run"), command="test")
+    x = torch.randn(3, 3, 32, 32)
+    for path in (tmp_path / "run" / "weights.torch", checkpoints.newest(tmp_path / "run" / "checkpoints")):
+        file = files.read(path)
+        backbone = load_file(file)
+        classifier = read_classifier(file, backbone)
+        assert classifier.info.classes == ("cat", "owl")
+        heads = file.content["heads"]
+        with torch.no_grad():
+            wanted = functional.linear(backbone.module(x), heads["head.0.weight"], heads["head.0.bias"])
+            torch.testing.assert_close(classifier.scores(backbone.module, x), wanted)
+    sslbench.predict(path, tmp_path / "photos", tmp_path / "out.csv", run=RunSettings(device="cpu", workers=0))
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert {row["class"] for row in csv.DictReader(file)} <= {"cat", "owl"}

@@ -29,7 +29,7 @@ from sslbench.runtime.signals import StoppedError
 from sslbench.train.method import Setup
 from sslbench.train.optimizers import parameter_groups
 
-QUICK = finetune.Settings(epochs=3, batch_size=16, lr=(0.5,), flip=0.0, scale=(0.5, 1.0))
+QUICK = finetune.Settings(epochs=3, batch_size=16, lr=(0.5,), head_lr_factor=1.0, flip=0.0, scale=(0.5, 1.0))
 ENGINE = ExtractSettings(torch.device("cpu"), workers=0, batch_size=16)
 
 
@@ -135,8 +135,24 @@ def test_a_run_that_is_stopped_continues_to_the_same_bits(tmp_path):
 
 
 def in_two(rank, folder, settings):
-    outcomes = run(Path(folder), settings, backbone=small(Bare()))
+    return scores(run(Path(folder), settings, backbone=small(Bare())))
+
+
+def scores(outcomes):
     return {row: outcome.scores for row, outcome in outcomes.items()}
+
+
+def crashed_and_continued(rank, folder, settings):
+    """Both processes end without a last checkpoint, four updates after the one of the first epoch."""
+
+    def crash(stage, done, total):
+        if "finetuning" in stage and done == 160:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(Path(folder), settings, backbone=small(Bare()), progress=crash)
+    assert [path.name for path in Path(folder).rglob("final/step_*")] == ["step_000000006.ckpt"]
+    return in_two(rank, folder, settings)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -144,9 +160,56 @@ def test_two_processes_train_the_same_as_one(tmp_path, strategy):
     settings = changed(lr=(0.2, 0.5), ema=0.5, probe_epochs=1.0, accumulate=2, strategy=strategy)
     first, second = two_processes.run(in_two, str(tmp_path / "two"), settings)
     assert second == {}, "the first process has the result"
-    one = run(tmp_path / "one", settings, backbone=small(Bare()))
+    one = scores(run(tmp_path / "one", settings, backbone=small(Bare())))
     assert first.keys() == one.keys()
-    np.testing.assert_allclose(first["output"], one["output"].scores, atol=1e-4)
+    np.testing.assert_allclose(first["output"], one["output"], atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_that_crash_continue_to_the_same_bits(tmp_path, strategy):
+    settings = dataclasses.replace(EVERYTHING, optimizer="adamw", nesterov=True, lr=(0.01,), norm="none")
+    settings = dataclasses.replace(settings, strategy=strategy)
+    whole, _ = two_processes.run(in_two, str(tmp_path / "whole"), settings)
+    again, _ = two_processes.run(crashed_and_continued, str(tmp_path / "crashed"), settings)
+    assert np.array_equal(again["output"], whole["output"])
+
+
+def test_tensorboard_has_every_training_and_a_continued_one_repeats_no_update(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed (pip install tensorboard)")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    plain = only(run(tmp_path / "plain", changed(epochs=8, lr=(0.1, 0.5))))
+    settings = changed(epochs=8, lr=(0.1, 0.5), tensorboard=True, histograms=True)
+
+    def crash(stage, done, total):
+        if "finetuning" in stage and done == 640:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(tmp_path / "w-1.checkpoints", settings, progress=crash)
+    outcome = only(run(tmp_path / "w-1.checkpoints", settings))
+    assert np.array_equal(outcome.scores, plain.scores), "observers change nothing"
+    rates = [f"lr={lr}_weight_decay=0.0001" for lr in (0.1, 0.5)]
+    folders = {path.name: path for path in (tmp_path / "w-1.logs").iterdir()}
+    assert set(folders) == {f"w-1-0.0-{name}" for name in (*rates, "final")}
+    events = EventAccumulator(str(folders["w-1-0.0-final"])).Reload()
+    assert [each.step for each in events.Scalars("Training/Loss")] == [10, 20, 30, 40, 48]
+    assert "Parameters/head.head.weight" in events.Tags()["histograms"]
+    assert not (tmp_path / "plain.logs").exists()
+
+
+def test_wandb_has_a_run_of_its_own_for_every_training(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed (pip install wandb)")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run(tmp_path / "w-1.checkpoints", changed(epochs=1, wandb="mine"))
+    (folder,) = (tmp_path / "w-1.logs").iterdir()
+    assert len(list((folder / "wandb").glob("offline-run-*"))) == 1
+
+
+def test_histograms_need_tensorboard():
+    with pytest.raises(UsageError, match="histograms needs TensorBoard"):
+        finetune.check(changed(histograms=True), pictures(8, 1).labels)
 
 
 def test_several_labels_per_image_leave_unknown_ones_out(tmp_path):
@@ -245,7 +308,7 @@ def test_what_does_not_go_together_is_refused_before_any_training(tmp_path):
     assert "are 6 updates, of 4 in all" in refused(changed(updates=4, probe_epochs=1.0))
     assert "does not fit into" in refused(changed(updates=4, warmup_epochs=2.0))
     assert "several labels each" in refused(changed(sampler="balanced"), train=pictures(96, 1, "multi"))
-    assert "cannot read" in refused(changed(train_list=str(tmp_path / "none.txt")))
+    assert "there is no file" in refused(changed(train_list=str(tmp_path / "none.txt")))
     wide = small(preprocessing=dataclasses.replace(PLAIN, crop=(10, 8)))
     assert "10 x 8 pixels" in refused(QUICK, wide)
 
@@ -264,7 +327,7 @@ def test_parts_of_train_are_results_of_their_own(tmp_path):
     )
 
 
-def test_a_published_list_is_matched_by_file_name(tmp_path):
+def test_a_published_list_is_matched_by_file_name(tmp_path, monkeypatch):
     train = pictures(96, 1)
     folders = tuple(f"class/{name}.png" for name in train.ids)
     train = dataclasses.replace(train, ids=folders)
@@ -277,6 +340,9 @@ def test_a_published_list_is_matched_by_file_name(tmp_path):
     assert portion.text.startswith("32 images of published.txt (")
     file.write_text("\n".join([*chosen[:-1], "class/1-0001.png"]))
     assert portions(settings, train)[0].text != portion.text, "another list is another result"
+    monkeypatch.setenv("SSLBENCH_DATA", str(tmp_path))
+    (in_data_folder,) = portions(changed(train_list="published.txt"), train)
+    assert in_data_folder.text == portions(settings, train)[0].text
     file.write_text("n01440764_1.JPEG\n")
     with pytest.raises(DataError, match=r"1 of the 1 images in .* are not in train: n01440764_1.JPEG"):
         portions(settings, train)
@@ -385,6 +451,14 @@ def test_layer_decay_gives_the_published_rates():
     decays = {name: group["weight_decay_factor"] for group in groups for name in group["names"]}
     assert not decays["backbone.norm.weight"] and not decays["backbone.blocks.0.attn.qkv.bias"]
     assert decays["backbone.blocks.0.attn.qkv.weight"] == 1
+
+
+@pytest.mark.parametrize(("optimizer", "factor"), [("sgd", 10), ("adamw", 1)])
+def test_the_head_learns_faster_than_the_backbone_by_default(optimizer, factor):
+    settings = finetune.Settings(optimizer=optimizer)
+    assert optimizer_settings(settings, Rates_(0.01, 0.0)).head_lr_factor == factor
+    with pytest.raises(UsageError, match="head_lr_factor should be above 0"):
+        finetune.check(changed(head_lr_factor=0.0), pictures(8, 1).labels)
 
 
 def test_only_the_last_blocks_train_and_frozen_statistics_stay():

@@ -43,6 +43,8 @@ def test_the_rate_at_given_epochs_is_the_published_one(name):
         assert factor(epoch / epochs) * peak == pytest.approx(rate, rel=1e-5, abs=1e-12), epoch
     if name in HEADS:
         assert peak * options.head_lr_factor == pytest.approx(HEADS[name])
+    else:
+        assert options.head_lr_factor == 1, "published with one rate for all layers"
 
 
 def test_the_published_augmentation_and_decay():

@@ -95,7 +95,7 @@ def test_images_without_a_positive_are_searched_but_no_queries():
     test = features(x, [0, 0, 1], 2)
     found = retrieval.run(test, test, Settings(), seed=0)
     assert values(found)["recall@1"] == 0 and values(found)["retrieval_mAP"] == 0.5
-    assert found.notes == ("1 of 3 test images have no positive: they are searched, but are no queries.",)
+    assert found.notes == ("1 of 3 test images have no positive in the database and are not queries.",)
     with pytest.raises(DataError, match="none of the 3 test images has another image of its label"):
         alone = dataclasses.replace(test, labels=single_labels(["a", "b", "c"]))
         retrieval.run(alone, alone, Settings(), seed=0)
@@ -232,7 +232,7 @@ def slow_landmark(similarity, test, name, kept):
         ap = sum((j / r if r else 1.0) + (j + 1) / (r + 1) for j, r in enumerate(places.tolist())) / 2 / len(places)
         shortened = [min(places.max() + 1, k) for k in (1, 5, 10)]
         rows.append([ap, *((places < k).sum() / k for k in shortened)])
-    return dict(zip([f"{name}.{metric.name}" for metric in LANDMARK], np.mean(rows, axis=0)[:kept], strict=True))
+    return dict(zip([f"{metric.name}({name})" for metric in LANDMARK], np.mean(rows, axis=0)[:kept], strict=True))
 
 
 def test_ground_truth_equals_the_published_formulas(blobs):
@@ -307,6 +307,8 @@ def test_micro_average_precision_is_that_of_one_list(blobs):
     normalised = retrieval.run(train, test, Settings(predictions=60, normalise_scores=True), seed=0)
     assert values(normalised)["micro_AP"] != values(found)["micro_AP"]
     assert retrieval.part(Settings(predictions=5, normalise_scores=True)) is None
+    with pytest.raises(DataError, match="needs the 3 nearest images of train, which has 2"):
+        retrieval.run(train.select(np.arange(2)), test, Settings(predictions=5, normalise_scores=True), seed=0)
 
 
 def test_more_components_than_images_are_refused_and_fewer_images_than_features_are_enough(blobs):
@@ -314,6 +316,18 @@ def test_more_components_than_images_are_refused_and_fewer_images_than_features_
     with pytest.raises(UsageError, match="5 training images of 9 features have 4 components"):
         retrieval.run(train, test, Settings(whiten=True, components=5), seed=0)
     assert np.isfinite(values(retrieval.run(train, test, Settings(whiten=True), seed=0))["retrieval_mAP"])
+    alone = train.select(np.zeros(1, int))
+    with pytest.raises(DataError, match="1 training images do not suffice to learn whitening"):
+        retrieval.run(alone, test, Settings(whiten=True), seed=0)
+
+
+def test_features_that_are_not_finite_are_named(blobs):
+    _, test = blobs(5, 40)
+    x = test.x.copy()
+    x[7, 2] = np.nan
+    test = dataclasses.replace(test, x=x)
+    with pytest.raises(DataError, match=f"features of 1 of 40 test samples are not finite numbers: {test.ids[7]}"):
+        retrieval.run(test, test, Settings(), seed=0)
 
 
 def test_several_labels_per_sample_are_refused():

@@ -23,6 +23,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
 from sslbench.metrics import robustness as measures
 from sslbench.metrics.intervals import Units
+from sslbench.metrics.sample_means import means
 from sslbench.paths import builtin_dir
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find
@@ -386,9 +387,10 @@ def test_novelties_are_those_of_their_definitions():
 
 def test_the_interval_of_the_mean_error_is_that_of_groups_where_there_are_any():
     wrong = np.repeat(np.random.default_rng(0).random((20, 2, 3)) < 0.5, 5, axis=0)
-    values = measures.corruption_values(wrong, wrong[:, 0, 0])
+    errors = measures.corruption_means(wrong, wrong[:, 0, 0], ["fog", "snow"], [1, 2, 3])
+    values = {measures.CORRUPTION_ERROR: errors.values("corruption_error")}
     groups = np.repeat(np.arange(20), 5)
-    alone, together = (measures.means(values, Units.of(100, g))["corruption_error"] for g in (None, groups))
+    alone, together = (means(values, Units.of(100, g))["corruption_error"] for g in (None, groups))
     assert alone[0] == together[0] and together[2] - together[1] > 1.5 * (alone[2] - alone[1])
 
 

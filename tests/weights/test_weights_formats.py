@@ -21,9 +21,9 @@ VIT_FORMATS = set(
 )
 # Formats of a ResNet-50, by the name of its key list.
 RESNET50 = (
-    "barlow_twins byol byol_deepmind caffe2_resnet caffe2_resnet.no_blobs caffe2_resnet_jigsaw classyvision detectron2 "
-    "detectron2.fpn detectron2.moco detectron2_c4 detectron2_caffe2 huggingface_resnet lightly lightly.momentum "
-    "mmpretrain mmpretrain.mmselfsup mmpretrain.moco moco moco.query_only moco_v3 simsiam solo_learn "
+    "barlow_twins byol byol_deepmind caffe2_resnet caffe2_resnet.no_blobs caffe2_resnet_jigsaw cirtorch classyvision "
+    "detectron2 detectron2.fpn detectron2.moco detectron2_c4 detectron2_caffe2 huggingface_resnet lightly "
+    "lightly.momentum mmpretrain mmpretrain.mmselfsup mmpretrain.moco moco moco.query_only moco_v3 simsiam solo_learn "
     "solo_learn.momentum swav swav.deepclusterv2 vicreg vissl vissl.linear_evaluation"
 ).split()
 ALEXNET = "caffe2_alexnet caffe2_alexnet_jigsaw deepcluster_alexnet rotnet vissl_alexnet".split()

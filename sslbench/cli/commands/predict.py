@@ -62,7 +62,8 @@ def command(
     from sslbench.cli import terminal
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
-    from sslbench.evaluation.prediction import predict, read_class_names
+    from sslbench.evaluation.file_classifier import read_class_names
+    from sslbench.evaluation.prediction import predict
 
     terminal.show_messages()
     names = {str(parameter.name) for parameter in ctx.command.params}

@@ -79,7 +79,8 @@ class Crops:
         """Decode the whole image and cut out the box with its margin, clipped to the image.
 
         Raises:
-            UnreadableImage: the image cannot be decoded, or is of another size than its boxes are for.
+            UnreadableImage: the image cannot be decoded, is of another size than its boxes are for, or has no pixel
+                in the box.
             OSError: its file cannot be read.
         """
         whole = self._whole(int(self.rows[index]), decoder)
@@ -87,6 +88,10 @@ class Crops:
         said = tuple(self.sizes[index].tolist())
         if said not in ((0, 0), (height, width)):
             reason = f"is {width} x {height} pixels, but its boxes are for {said[1]} x {said[0]}"
+            raise UnreadableImage(self.path(index), reason)
+        x1, y1, x2, y2 = self.boxes[index].tolist()
+        if x1 >= width or y1 >= height or x2 <= 0 or y2 <= 0:
+            reason = f"has no pixel in its box {x1:g} {y1:g} {x2:g} {y2:g}: the image is {width} x {height} pixels"
             raise UnreadableImage(self.path(index), reason)
         left, top, right, bottom = _grown(self.boxes[index], self.margin, height, width)
         # Interleaved channels, the memory layout of decoders, make resizing fast.

@@ -11,19 +11,22 @@ from typing import Any
 
 from sslbench import paths
 from sslbench.config import read_yaml
-from sslbench.data.prepare import dsprites, imagenet, places205, small_norb, ucf101, unpacked
+from sslbench.data.prepare import dsprites, imagenet, metric_learning, places205, small_norb, ucf101, unpacked
 from sslbench.data.prepare.layout import Layout, LayoutPlan, prepare_folder, refuse_existing
 from sslbench.data.prepare.official import Official, find_archives
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], LayoutPlan]]] = {
+    "cars196": (metric_learning.CARS_ARCHIVES, metric_learning.cars196),
+    "cub200": (metric_learning.CUB_ARCHIVES, metric_learning.cub200),
     "dsprites_location": (dsprites.ARCHIVES, dsprites.location),
     "dsprites_orientation": (dsprites.ARCHIVES, dsprites.orientation),
     "imagenet1k": (imagenet.ARCHIVES, imagenet.plan),
     "places205": (places205.ARCHIVES, places205.plan),
     "small_norb_azimuth": (small_norb.ARCHIVES, small_norb.azimuth),
     "small_norb_elevation": (small_norb.ARCHIVES, small_norb.elevation),
+    "sop": (metric_learning.SOP_ARCHIVES, metric_learning.sop),
     "ucf101": (ucf101.ARCHIVES, ucf101.plan),
     **{name: (kind.archives, kind.plan) for name, kind in unpacked.SETS.items()},
 }
@@ -45,7 +48,7 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
     """Write a data set's folder and return it.
 
     Args:
-        name: of the data set, as in benchmarks/data.
+        name: of the data set, as in benchmarks/data or benchmarks/retrieval.
         archives: files, or folders that hold them, under their official names.
         root: parent of the folder; None: the benchmarks' data folder, $SSLBENCH_DATA or ./data.
         verify: compare checksums, where they are published, and the number of images; off for a part of a data set.
@@ -68,10 +71,11 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """Return the data set's file in benchmarks/data; the user's has precedence."""
+    """Return the data set's file in benchmarks/data or benchmarks/retrieval; the user's has precedence."""
     for root in paths.search_path("benchmarks"):
-        if (file := root / "data" / f"_{name}.yaml").is_file():
-            return read_yaml(file)
+        for file in (root / "data" / f"_{name}.yaml", root / "retrieval" / f"{name}.yaml"):
+            if file.is_file():
+                return read_yaml(file)
     raise UsageError(f"benchmarks/data/_{name}.yaml is missing")
 
 

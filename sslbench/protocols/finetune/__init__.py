@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuse settings and labels that cannot work, before anything else is opened.
+    """Raise an error for impossible settings and for labels without a loss; images are not opened.
 
     Raises:
-        UsageError: settings that are not possible, or have no effect.
-        DataError: labels that a network cannot be trained on.
+        UsageError: a setting is impossible or has no effect.
+        DataError: the training samples have no labels.
     """
-    from sslbench.protocols.finetune.plan import check_settings
+    from sslbench.protocols.finetune.observers import make_observers
+    from sslbench.protocols.finetune.plan import candidates, check_settings
 
     check_settings(settings, train)
+    make_observers(settings, candidates(settings)[0], Path())
     if not train.labelled:
         raise DataError(
             "finetune: the train samples have no labels",
@@ -42,21 +44,21 @@ def check(settings: Settings, train: Labels) -> None:
 def check_images(
     backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
 ) -> tuple[str, ...]:
-    """Refuse backbone, layer and settings that do not fit, before training; return the names of the results.
+    """Return the names of the results; raise an error if backbone, layer, settings and data do not fit.
 
     Args:
-        backbone: to be finetuned.
-        layers: the one that the head takes.
-        train: the samples to train on.
+        backbone: pretrained network.
+        layers: a single layer, the input of the head.
+        train: training samples.
         settings: see `Settings`.
-        seed: of draws and hold-outs.
+        seed: seed of draws and hold-outs.
 
     Returns:
-        The layer, with the part of train where that is not all of it.
+        Name of the layer, followed by the part of train if it is not all.
 
     Raises:
-        UsageError: several layers, or settings that do not fit the backbone or the data.
-        DataError: too few images, or a list that names others.
+        UsageError: there are several layers, or a setting does not fit the backbone or the data.
+        DataError: there are too few images, or the list names images that train does not have.
     """
     from sslbench.protocols.finetune.run import checked_rows
 
@@ -79,26 +81,27 @@ def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
     folder: Path,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Outcome]:
-    """Train on train, score test; with several processes (`process_group`) every one of them calls this.
+    """Train on train, score test; every process of a distributed run (`process_group`) calls this.
 
     Args:
-        backbone: stays as it is; a copy is trained.
-        layers: the one that the head takes.
-        train: labelled images.
-        test: labelled images that are scored.
+        backbone: pretrained network; a copy of it is trained.
+        layers: a single layer, the input of the head.
+        train: labelled training images.
+        test: labelled test images.
         settings: see `Settings`.
-        seed: of draws, hold-outs, the head's first weights, the order, the augmentation and the intervals.
-        engine: device, precision, images per forward pass when scoring, workers.
-        folder: for checkpoints: the same call continues from the newest one there.
-        progress: called with what, images done and images in all.
+        seed: seed of draws, hold-outs, the head's initial weights, order, augmentation and intervals.
+        engine: device, precision, batch size of the evaluation, workers.
+        folder: folder of the checkpoints; the same call continues from the newest. The logs for TensorBoard and W&B
+            are beside it, in a folder with the suffix '.logs'.
+        progress: called with the stage, the images done and their total number.
 
     Returns:
-        Row (see `check_images`) -> outcome. Empty on processes other than the first.
+        Name of the result (see `check_images`) -> outcome; {} on processes other than the first.
 
     Raises:
         DataError: an image cannot be read.
         NotFiniteError: the training diverged.
-        StoppedError: a signal was received; everything is saved.
+        StoppedError: a signal was received; a checkpoint was saved.
     """
     from sslbench.protocols.finetune.run import FinetuneRun
 
@@ -110,7 +113,7 @@ def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
 
 
 PROTOCOL = Protocol(
-    version=1,
+    version=2,
     summary="The whole network trained on the labels of train, with a linear classifier.",
     settings=Settings,
     kind=OnImages(check, check_images, run_on_images, label_kinds=CLASSES | {"value"}),

@@ -33,10 +33,10 @@ _STEM = ("conv1.", "bn1.")
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """Labels as a network is trained on them.
+    """Training targets.
 
     Attributes:
-        kind: of the labels.
+        kind: kind of the labels.
         values: single: int64 (N,); multi: float32 (N, C) of 1, 0 and -1 (ignored); value: float32 (N, C), standardised.
         shift: (C,), mean of the numbers; 0 for classes.
         scale: (C,), standard deviation of the numbers; 1 for classes.
@@ -49,7 +49,7 @@ class Targets:
 
     @classmethod
     def of(cls, labels: Labels) -> "Targets":
-        """Return the targets of training samples."""
+        """Return the targets of labels; numbers are standardised."""
         n = len(labels.classes)
         if labels.kind == "single":
             return cls(labels.kind, torch.from_numpy(labels.values.astype(np.int64)), torch.zeros(n), torch.ones(n))
@@ -63,11 +63,11 @@ class Targets:
 
 
 class FinetunedNetwork(method.Method[Settings]):
-    """Backbone and head, trained together.
+    """Backbone with a classifier, trained together.
 
     Attributes:
-        head: from pooled features to scores.
-        probe_updates: number of first updates in which the backbone is frozen.
+        head: classifier on the pooled features.
+        probe_updates: number of updates at the start in which the backbone is frozen.
     """
 
     config_type = Settings
@@ -86,11 +86,11 @@ class FinetunedNetwork(method.Method[Settings]):
         self.train()
 
     def averaged(self) -> nn.Module:
-        """Return backbone and head."""
+        """Return the whole network."""
         return self
 
     def train(self, mode: bool = True) -> "FinetunedNetwork":
-        """Set the mode; BatchNorm with frozen statistics or parameters stays in evaluation mode."""
+        """Set the mode; BatchNorm layers with frozen statistics or parameters stay in evaluation mode."""
         super().train(mode)
         for part in self.backbone.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and self._is_frozen(part):
@@ -144,20 +144,20 @@ def _initialise(linear: nn.Linear, init: str) -> None:
 
 
 def _mix(settings: Settings, classes: int) -> nn.Module | None:
-    """Return mixup, CutMix, or the choice of one of them per batch; None for neither."""
-    ways: list[nn.Module] = []
+    """Return mixup or CutMix, or a random choice between both for each batch; None without either."""
+    transforms: list[nn.Module] = []
     if settings.mixup:
-        ways.append(v2.MixUp(alpha=settings.mixup, num_classes=classes))
+        transforms.append(v2.MixUp(alpha=settings.mixup, num_classes=classes))
     if settings.cutmix:
-        ways.append(v2.CutMix(alpha=settings.cutmix, num_classes=classes))
-    return v2.RandomChoice(ways) if len(ways) > 1 else ways[0] if ways else None
+        transforms.append(v2.CutMix(alpha=settings.cutmix, num_classes=classes))
+    return v2.RandomChoice(transforms) if len(transforms) > 1 else transforms[0] if transforms else None
 
 
 def check_backbone(backbone: Backbone, settings: Settings) -> None:
-    """Refuse a backbone that cannot be trained with these settings.
+    """Raise an error if the settings do not fit the backbone.
 
     Raises:
-        UsageError: it has no parameters, no stochastic depth or no numbered blocks.
+        UsageError: the backbone has no parameters, no stochastic depth or no numbered blocks.
     """
     if not any(True for _ in backbone.module.parameters()):
         raise UsageError(f"finetune: {backbone.name} has no trainable parameters", "Name a network with --backbone.")
@@ -173,36 +173,36 @@ def check_backbone(backbone: Backbone, settings: Settings) -> None:
 
 
 def trainable_backbone(backbone: Backbone, settings: Settings) -> nn.Module:
-    """Return a copy of the backbone's module to train, with stochastic depth where that is set.
+    """Return a copy of the backbone's module, with stochastic depth if `drop_path` is set.
 
     Raises:
         UsageError: the backbone has no stochastic depth.
     """
     if not settings.drop_path:
         return copied(backbone.module)
-    none = UsageError(f"finetune: {backbone.name} has no stochastic depth", "Leave out drop_path=.")
+    unsupported = UsageError(f"finetune: {backbone.name} has no stochastic depth", "Leave out drop_path=.")
     if not backbone.kind.tags or backbone.kind.in_memory:  # models of timm have tags
-        raise none
+        raise unsupported
     module = build(f"{backbone.name},drop_path_rate={settings.drop_path:g}").module
     if not any(isinstance(part, DropPath) and part.drop_prob for part in module.modules()):
-        raise none
+        raise unsupported
     fill(module, backbone.module.state_dict(), what=backbone.name)
     return module
 
 
 def feature_width(module: nn.Module, layer: Layer, sides: Sequence[int], channels: int, *, name: str) -> int:
-    """Return the length of the layer's vectors, which must be the same for views and evaluation pictures.
+    """Return the dimension of the layer's features, which must be equal for training views and test images.
 
     Args:
-        module: of the backbone, in any mode; it stays as it is.
-        layer: of it.
-        sides: of the views and of the evaluation pictures.
-        channels: of the images.
-        name: of the backbone, for messages.
+        module: module of the backbone.
+        layer: input of the head.
+        sides: sides of the views and of the test images, in pixels.
+        channels: number of channels of the images.
+        name: name of the backbone, for messages.
 
     Raises:
-        UsageError: it differs.
-        BackboneError: the backbone cannot take such images.
+        UsageError: the dimensions differ.
+        BackboneError: the backbone does not accept images of these sizes.
     """
     widths = {}
     mode = module.training
@@ -222,7 +222,7 @@ def feature_width(module: nn.Module, layer: Layer, sides: Sequence[int], channel
 
 
 def freeze_unused(module: nn.Module, layer: Layer, side: int, channels: int) -> None:
-    """Freeze the parameters that the layer's features do not depend on, as data-parallel training needs it."""
+    """Freeze the parameters that do not influence the layer; DistributedDataParallel fails on unused ones."""
     mode = module.training
     module.eval().requires_grad_(True)
     features = forward_layers(module, torch.zeros(1, channels, side, side), (layer,))[layer.text]
@@ -235,11 +235,11 @@ def freeze_unused(module: nn.Module, layer: Layer, side: int, channels: int) -> 
 
 @dataclasses.dataclass(frozen=True)
 class LayerNumbers:
-    """Depth of the parameters of a network.
+    """Depths of the parameters, for layer-wise learning rates.
 
     Attributes:
         backbone: name of a parameter of the backbone -> 0 for the stem, 1, 2, ... for blocks or stages.
-        head: number of the head and of what else follows the blocks.
+        head: depth of the head and of the other layers after the blocks.
     """
 
     backbone: Mapping[str, int]
@@ -247,13 +247,13 @@ class LayerNumbers:
 
 
 def layer_numbers(backbone: Backbone) -> LayerNumbers:
-    """Return the depth of each parameter.
+    """Return the depths of the parameters of a backbone.
 
     Vision transformers are numbered by blocks (as in BEiT and MAE), ResNets by stages (as in VISSL), other models of
     timm as timm does.
 
     Raises:
-        UsageError: the backbone has no such parts.
+        UsageError: the backbone has neither blocks nor stages.
     """
     module = backbone.module
     names = [name for name, _ in module.named_parameters()]
@@ -278,13 +278,13 @@ def layer_numbers(backbone: Backbone) -> LayerNumbers:
 
 
 def _is_matched(name: str, patterns: Mapping[str, Any]) -> bool:
-    """Return True if one of timm's patterns (expressions, or lists of (expression, number)) matches a name."""
-    each = [[entry] if isinstance(entry, str) else [first for first, _ in entry] for entry in patterns.values()]
-    return any(re.match(expression, name) for expressions in each for expression in expressions)
+    """Return True if a pattern of timm (an expression, or a list of (expression, number)) matches a name."""
+    alternatives = [[entry] if isinstance(entry, str) else [first for first, _ in entry] for entry in patterns.values()]
+    return any(re.match(expression, name) for expressions in alternatives for expression in expressions)
 
 
 def freeze_first(module: nn.Module, layers: LayerNumbers, train_blocks: int) -> None:
-    """Freeze all but the last blocks and what follows them."""
+    """Freeze all parameters before the last `train_blocks` blocks."""
     for key, parameter in module.named_parameters():
         if layers.backbone[key] < layers.head - train_blocks:
             parameter.requires_grad_(False)
@@ -304,14 +304,14 @@ def make_network(
     """Return the network to train, on the CPU.
 
     Args:
-        backbone: pretrained; it stays as it is.
-        layer: that the head takes.
-        targets: of the training samples.
-        settings: of the protocol.
+        backbone: pretrained network; a copy of it is trained.
+        layer: input of the head.
+        targets: targets of the training samples.
+        settings: settings of the protocol.
         setup: facts about the run.
-        probe: number of first updates that train the head only.
-        side: of the views.
-        seed: of the head's first weights.
+        probe: number of updates at the start that train the head only.
+        side: side of the views in pixels.
+        seed: seed of the head's initial weights.
 
     Raises:
         UsageError: a setting does not fit the backbone.

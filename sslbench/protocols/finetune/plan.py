@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
+from sslbench import paths
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
@@ -26,12 +27,12 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.images import rate_schedule
 from sslbench.protocols._parts.selection import holdout_rows, no_holdout, percent
-from sslbench.protocols.finetune.settings import LR, Settings
+from sslbench.protocols.finetune.settings import HEAD_LR_FACTOR, LR, Settings
 from sslbench.train.optimizers import OptimizerSettings
 
 NAME = "finetune"
 CHECKPOINTS = 20
-"""Largest number of checkpoints that a training writes, apart from interruptions."""
+"""Largest number of checkpoints of a training, without those of interruptions."""
 _MAGNITUDES = 31  # of torchvision's RandAugment: 0 to 30, of which 10 steps of the publications are 0, 3, ..., 30
 
 
@@ -49,15 +50,15 @@ class Rates:
 
 
 def candidates(settings: Settings) -> tuple[Rates, ...]:
-    """Return the rates to choose from, in the order of the settings."""
+    """Return the candidates of the selection, every learning rate with every weight decay."""
     return tuple(Rates(lr, decay) for lr in settings.lr or (LR[settings.optimizer],) for decay in settings.weight_decay)
 
 
 def check_settings(settings: Settings, labels: Labels) -> None:
-    """Refuse settings that are not possible, whatever the data and the backbone.
+    """Raise an error for settings that are impossible or have no effect, for any backbone.
 
     Raises:
-        UsageError: they are.
+        UsageError: the message names the setting.
     """
     _check_numbers(settings)
     for name in ("lr", "weight_decay", "fractions", "images", "per_class"):
@@ -96,7 +97,7 @@ def check_settings(settings: Settings, labels: Labels) -> None:
 def _check_numbers(settings: Settings) -> None:
     for name in ("epochs", "batch_size", "accumulate", "head_lr_factor", "draws"):
         value = getattr(settings, name)
-        _check(math.isfinite(value) and value > 0, f"{name} should be above 0, not {value}")
+        _check(value is None or (math.isfinite(value) and value > 0), f"{name} should be above 0, not {value}")
     for name in ("probe_epochs", "mixup", "cutmix"):
         value = getattr(settings, name)
         _check(math.isfinite(value) and value >= 0, f"{name} should be 0 or more, not {value}")
@@ -139,10 +140,10 @@ def _check(right: bool, message: str) -> None:
 
 
 def optimizer_settings(settings: Settings, rates: Rates) -> OptimizerSettings:
-    """Return the optimizer's settings.
+    """Return the settings of the optimizer.
 
     Raises:
-        UsageError: values that are not possible.
+        UsageError: a value is out of range.
     """
     return OptimizerSettings(
         name=settings.optimizer,
@@ -155,16 +156,16 @@ def optimizer_settings(settings: Settings, rates: Rates) -> OptimizerSettings:
         decay_norm=settings.decay_norm,
         decay_bias=settings.decay_bias,
         no_decay=settings.no_decay,
-        head_lr_factor=settings.head_lr_factor,
+        head_lr_factor=settings.head_lr_factor or HEAD_LR_FACTOR[settings.optimizer],
         layer_decay=settings.layer_decay,
     )
 
 
 def schedule(settings: Settings, epochs: float) -> Callable[[float], float]:
-    """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
+    """Return the factor of the learning rates as a function of the progress in [0, 1].
 
     Raises:
-        UsageError: no such schedule, or the warm-up is longer than training.
+        UsageError: there is no such schedule, or the warm-up is longer than the training.
     """
     return rate_schedule(
         settings.schedule,
@@ -177,7 +178,14 @@ def schedule(settings: Settings, epochs: float) -> Callable[[float], float]:
 
 @dataclasses.dataclass(frozen=True)
 class Portion:
-    """Part of train to train on: all of it, a share, k images per class, or the images of a list."""
+    """Part of train: all of it, a share, k images per class, or the images of a list.
+
+    Attributes:
+        text: name of the part in results; empty for all of train.
+        fraction: share of train; 0 if it is not drawn by share.
+        k: images per class; 0 if they are not drawn per class.
+        rows: rows of the listed images, ascending; None without a list.
+    """
 
     text: str = ""
     fraction: float = 0.0
@@ -185,7 +193,7 @@ class Portion:
     rows: IntArray | None = None
 
     def draw(self, labels: Labels, groups: IntArray | None, seed: int) -> IntArray | None:
-        """Return the rows drawn with a seed, ascending; None for all."""
+        """Return the rows of a draw, ascending; None for all."""
         if self.fraction:
             return few_shot.share(labels, self.fraction, seed, stratified=True, groups=groups).rows
         if self.k:
@@ -193,22 +201,22 @@ class Portion:
         return self.rows
 
     def of(self, train: Source, seed: int) -> Source:
-        """Return the samples drawn with a seed."""
+        """Return the samples of a draw."""
         rows = self.draw(train.labels, source_groups(train), seed)
         return train if rows is None else train.select(rows)
 
     @property
     def is_drawn(self) -> bool:
-        """True if another seed gives other samples."""
+        """True if the samples depend on the seed."""
         return bool(self.k or 0 < self.fraction < 1)
 
 
 def portions(settings: Settings, train: Source) -> tuple[Portion, ...]:
-    """Return the parts of train that a result is made for each.
+    """Return the parts of train by the settings; each gives a result.
 
     Raises:
         UsageError: a class has too few images, or the list cannot be read.
-        DataError: the list names images that are not in train.
+        DataError: the list names images that train does not have.
     """
     if settings.train_list is not None:
         return (_listed(Path(settings.train_list), train),)
@@ -218,17 +226,25 @@ def portions(settings: Settings, train: Source) -> tuple[Portion, ...]:
             raise UsageError(f"finetune: train has too few images for per_class={k}: {why}", f"The largest is {most}.")
     if settings.images and max(settings.images) > len(train):
         raise UsageError(f"finetune: images={max(settings.images):,}, and {train.name} has {len(train):,}")
-    found = [Portion(f"{percent(fraction)} of train", fraction=fraction) for fraction in settings.fractions]
-    found += [Portion(f"{n:,} images", fraction=n / len(train)) for n in settings.images]
-    found += [Portion(f"{k} per class", k=k) for k in settings.per_class]
-    return tuple(found) or (Portion(),)
+    parts = [Portion(f"{percent(fraction)} of train", fraction=fraction) for fraction in settings.fractions]
+    parts += [Portion(f"{n:,} images", fraction=n / len(train)) for n in settings.images]
+    parts += [Portion(f"{k} per class", k=k) for k in settings.per_class]
+    return tuple(parts) or (Portion(),)
 
 
 def _listed(path: Path, train: Source) -> Portion:
+    places = [path.expanduser(), paths.data_dir() / path]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise UsageError(
+            f"train_list: there is no file {' or '.join(map(str, dict.fromkeys(places)))}",
+            "Give train_list=FILE, the name of an image per line, or put the file into the folder of the data "
+            "($SSLBENCH_DATA).",
+        )
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        text = found.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"train_list: cannot read {path}: {error}") from error
+        raise UsageError(f"train_list: cannot read {found}: {error}") from error
     names = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
     if not names:
         raise UsageError(f"train_list: {path} is empty", "Give a file with the name of an image per line.")
@@ -239,14 +255,14 @@ def _listed(path: Path, train: Source) -> Portion:
     rows: list[int] = []
     missing: list[str] = []
     for name in names:
-        own = [by_id[name]] if name in by_id else by_file.get(name.rpartition("/")[2], [])
-        if len(own) > 1:
+        matches = [by_id[name]] if name in by_id else by_file.get(name.rpartition("/")[2], [])
+        if len(matches) > 1:
             raise DataError(
-                f"train_list: {path} names '{name}', and {len(own)} train images have that file name",
-                "Write names with their folder, as in train: " + train.ids[own[0]],
+                f"train_list: {path} names '{name}', and {len(matches)} train images have that file name",
+                "Write names with their folder, as in train: " + train.ids[matches[0]],
             )
-        rows += own
-        missing += [] if own else [name]
+        rows += matches
+        missing += [] if matches else [name]
     if missing:
         some = ", ".join(missing[:3])
         raise DataError(
@@ -259,7 +275,7 @@ def _listed(path: Path, train: Source) -> Portion:
 
 
 def split(source: Source, settings: Settings, seed: int) -> tuple[Source, Source] | None:
-    """Return the part to train candidates on and the part held out for their choice; None for a single candidate.
+    """Return the parts that train and score the candidates of the selection; None for a single candidate.
 
     Raises:
         UsageError: the source is too small, or has too few groups.
@@ -279,10 +295,10 @@ def split(source: Source, settings: Settings, seed: int) -> tuple[Source, Source
 
 
 def view(settings: Settings, size: int) -> View:
-    """Return the recipe of the crop of an image.
+    """Return the recipe of the random crop.
 
     Raises:
-        UsageError: values that are not possible.
+        UsageError: a value is out of range.
     """
     return View(
         size=size, scale=settings.scale, ratio=settings.ratio, interpolation=settings.interpolation, flip=settings.flip
@@ -290,7 +306,7 @@ def view(settings: Settings, size: int) -> View:
 
 
 def _transform(settings: Settings, size: int, preprocessing: Preprocessing) -> Callable[[Tensor], Tensor]:
-    """Return the picklable function from a picture to its view."""
+    """Return the augmentation of a decoded image; it can be pickled."""
     if settings.augment == "none":
         crop = evaluation_view(preprocessing, settings.flip)
     else:
@@ -316,8 +332,8 @@ def _randaugment(operations: int, magnitude: float, fill: tuple[float, ...]) -> 
     return v2.RandAugment(operations, step, _MAGNITUDES, v2.InterpolationMode.BILINEAR, fill=list(fill))
 
 
-def pictures_channels(preprocessing: Preprocessing) -> int:
-    """Return the channels of decoded pictures: three for one channel too, which is computed from them."""
+def decoded_channels(preprocessing: Preprocessing) -> int:
+    """Return the number of channels of decoded images; a single channel is computed from three."""
     return 3 if preprocessing.channels == 1 else preprocessing.channels
 
 
@@ -330,20 +346,20 @@ def make_batches(
     seed: int,
     engine: ExtractSettings | None,
 ) -> EpochBatches:
-    """Return this process's training batches.
+    """Return the training batches of this process.
 
     Args:
-        source: the samples to train on.
-        preprocessing: the evaluation transform.
-        settings: of the protocol.
-        size: side of the views.
-        seed: of order and augmentation.
-        engine: workers; None for none.
+        source: training samples.
+        preprocessing: evaluation transform.
+        settings: settings of the protocol.
+        size: side of the views in pixels.
+        seed: seed of order and augmentation.
+        engine: workers; None decodes in this process.
 
     Raises:
-        UsageError: the batch does not divide into the processes and passes, or an augmentation needs RGB.
+        UsageError: the batch size is no multiple of processes and passes, or an augmentation needs RGB.
     """
-    process, channels = this_process(), pictures_channels(preprocessing)
+    process, channels = this_process(), decoded_channels(preprocessing)
     if settings.randaugment and channels != 3:
         raise UsageError(f"finetune: randaugment is for RGB images, and the backbone takes {channels} channels")
     passes = process.world * settings.accumulate

@@ -1,4 +1,4 @@
-"""Finetuning from end to end: choose the rates, train, score."""
+"""Finetuning from end to end: selection of the rates, training, scores."""
 
 import dataclasses
 import json
@@ -44,14 +44,14 @@ Scores = npt.NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    """Network trained on one draw of train.
+    """Training on one draw of train, and its scores.
 
     Attributes:
-        network: trained.
-        rows: of train that it was trained on.
-        scores: (N_test, C).
+        network: trained network.
+        rows: training samples.
+        scores: scores of test, (N_test, C).
         train: leading metric on training samples.
-        selected: choice of the rates; empty where there was none.
+        selected: selected rates with the scores of all candidates; empty without a selection.
     """
 
     network: Finetuned
@@ -62,7 +62,7 @@ class _Trial:
 
 
 class FinetuneRun:
-    """Parts that all trainings of a run share."""
+    """Run of the protocol: all trainings and their outcomes."""
 
     def __init__(
         self,
@@ -81,29 +81,29 @@ class FinetuneRun:
         self.seed, self.folder, self.progress = seed, folder, progress
 
     def outcomes(self) -> dict[str, Outcome]:
-        """Return the outcome of every portion of train; {} on processes other than the first."""
-        found = {}
+        """Return the outcome of each part of train by name; {} on processes other than the first."""
+        outcomes = {}
         with preserved_random_states():
             for number, portion in enumerate(portions(self.settings, self.whole)):
                 draws = self.settings.draws if portion.is_drawn else 1
                 seeds = few_shot.seeds(self.seed, draws)
                 trials = [self._trial(portion, each, self.folder / f"{number}.{i}") for i, each in enumerate(seeds)]
                 if rank() == 0:
-                    found[row_name(self.layer, portion)] = self._outcome(portion, seeds, trials)
-        return found
+                    outcomes[row_name(self.layer, portion)] = self._outcome(portion, seeds, trials)
+        return outcomes
 
     def _trial(self, portion: Portion, seed: int, folder: Path) -> _Trial:
         source = portion.of(self.whole, seed)
         rates, selected = self._choose(source, seed, folder)
         network = self._train(source, rates, seed, folder / "final", "finetuning on")
         scores = self._score(network, self.test, "scoring")
-        sample = _sample(source, len(self.test), seed)
+        sample = _random_sample(source, len(self.test), seed)
         on_train = self._score(network, sample, "scoring a part of")
         train = headline(sample.labels.kind, sample.labels.values, on_train)
         return _Trial(network, source, scores, train, selected)
 
     def _choose(self, source: Source, seed: int, folder: Path) -> tuple[Rates, dict[str, Any]]:
-        """Return the candidate with the best score on held-out samples of the source, of equal ones the first."""
+        """Return the first candidate with the best score on held-out samples, and the record of the selection."""
         tried, parts = candidates(self.settings), split(source, self.settings, seed)
         if parts is None:
             return tried[0], {}
@@ -148,21 +148,27 @@ class FinetuneRun:
             seed=seed,
             engine=self.engine,
             folder=folder,
+            logs=self._logs(folder),
             progress=report,
         )
 
+    def _logs(self, folder: Path) -> Path:
+        """Return the folder of the logs of a training, which stay beside the record: NAME.logs/NAME-0.0-final."""
+        name = "-".join((self.folder.stem, *folder.relative_to(self.folder).parts))
+        return self.folder.with_suffix(".logs") / name
+
     def _score(self, network: Finetuned, source: Source, title: str) -> Scores:
-        """Return the scores (N, C) of a network; every process takes its share, and all get the whole."""
+        """Return the scores (N, C) of a network; each process computes a share and receives all."""
         report = stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}")
         engine, preprocessing = self.engine, self.backbone.preprocessing
         encode = prepare_encoder(network.backbone, (self.layer,), device=engine.device, precision=engine.precision)
         head = network.head.to(engine.device)
-        found = torch.zeros((len(source), len(source.labels.classes)), device=engine.device)
-        mine = np.arange(rank(), len(source), world_size())
+        scores = torch.zeros((len(source), len(source.labels.classes)), device=engine.device)
+        share = np.arange(rank(), len(source), world_size())
         done = 0
         for batch in loader.batches(
             source,
-            mine,
+            share,
             preprocessing,
             batch_size=engine.batch_size,
             workers=engine.workers,
@@ -172,11 +178,11 @@ class FinetuneRun:
                 raise unreadable_images(source, preprocessing, engine)
             images = normalise(batch.images.to(engine.device, non_blocking=True), preprocessing, encode.dtype)
             with torch.inference_mode():
-                found[torch.from_numpy(batch.indices).to(engine.device)] = head(encode(images)[self.layer.text])
+                scores[torch.from_numpy(batch.indices).to(engine.device)] = head(encode(images)[self.layer.text])
             done += len(batch.indices)
             if report is not None:
                 report(min(done * world_size(), len(source)), len(source))
-        return sum_(found).cpu().numpy()
+        return sum_(scores).cpu().numpy()
 
     def _outcome(self, portion: Portion, seeds: Sequence[int], trials: Sequence[_Trial]) -> Outcome:
         first, labels = trials[0], self.test.labels
@@ -185,7 +191,7 @@ class FinetuneRun:
             "samples; the last epoch counts.",
         ]
         notes += [f"The metrics are means over {len(trials)} draws of {portion.text}."] if len(trials) > 1 else []
-        notes += _edges(self.settings, first.selected)
+        notes += _edge_notes(self.settings, first.selected)
         weights = self._weights(first)
         if len(trials) > 1:
             return self._mean(portion, seeds, trials, notes, weights)
@@ -238,7 +244,7 @@ class FinetuneRun:
         return dataclasses.replace(outcome, weights=weights)
 
     def _weights(self, trial: _Trial) -> NetworkWeights | None:
-        """Return the finetuned network for a weights file; None for a module in memory, which no file can name."""
+        """Return the finetuned network for a weights file; None for a module in memory, which has no name to load."""
         backbone, labels = trial.network.backbone, self.test.labels
         if backbone.kind.in_memory or labels.kind == "none":
             return None
@@ -256,7 +262,7 @@ class FinetuneRun:
 
 
 class _ScoreFile:
-    """Held-out scores of finished candidates, so that a run that continues does not train them again."""
+    """File of the held-out scores of finished candidates, for a run that continues."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -264,20 +270,20 @@ class _ScoreFile:
 
     def _read(self) -> dict[str, float | None]:
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            content = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     def get(self, name: str) -> float | None:
-        """Return the score of a finished candidate (NaN: it diverged), or None."""
+        """Return the score of a finished candidate, NaN if it diverged; None for an unfinished one."""
         if name not in self.scores:
             return None
         score = self.scores[name]
         return math.nan if score is None else score
 
     def put(self, name: str, score: float) -> None:
-        """Add the score of a candidate."""
+        """Store the score of a candidate."""
         self.scores[name] = None if math.isnan(score) else score
         if rank() == 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -286,35 +292,35 @@ class _ScoreFile:
 
 
 def checked_rows(backbone: Backbone, layer: Layer, train: Source, settings: Settings, *, seed: int) -> tuple[str, ...]:
-    """Return the names of the results, once nothing stands in the way of their trainings.
+    """Return the names of the results, after all checks that need no training.
 
     Raises:
-        UsageError: settings that do not fit the backbone or the data.
-        DataError: too few images, or a list that names others.
+        UsageError: a setting does not fit the backbone or the data.
+        DataError: there are too few images, or the list names images that train does not have.
     """
     check_backbone(backbone, settings)
-    found = portions(settings, train)
-    for portion in found:
+    parts = portions(settings, train)
+    for portion in parts:
         source = portion.of(train, few_shot.seeds(seed, settings.draws)[0])
-        parts = split(source, settings, seed)
-        prepare(backbone, layer, source if parts is None else parts[0], settings, seed=seed, engine=None)
-    return tuple(row_name(layer, portion) for portion in found)
+        halves = split(source, settings, seed)
+        prepare(backbone, layer, source if halves is None else halves[0], settings, seed=seed, engine=None)
+    return tuple(row_name(layer, portion) for portion in parts)
 
 
 def row_name(layer: Layer, portion: Portion) -> str:
-    """Return the name of a result: the layer, and the part of train unless it is all."""
+    """Return the name of a result: the layer, and the part of train if it is not all."""
     return f"{layer.text}, {portion.text}" if portion.text else layer.text
 
 
-def _sample(source: Source, most: int, seed: int) -> Source:
-    """Return a random sample of a source: enough to see whether the network fits its training data."""
+def _random_sample(source: Source, most: int, seed: int) -> Source:
+    """Return at most `most` random samples of a source, for the training score."""
     if len(source) <= most:
         return source
     return source.select(np.sort(np.random.default_rng(seed).choice(len(source), most, replace=False)))
 
 
-def _edges(settings: Settings, selected: dict[str, Any]) -> list[str]:
-    """Return a note if the selected learning rate is the smallest or largest one tried."""
+def _edge_notes(settings: Settings, selected: dict[str, Any]) -> list[str]:
+    """Return a note if the selected learning rate is the smallest or largest candidate, else []."""
     tried = sorted(settings.lr)
     if not selected or len(tried) < 3 or selected["lr"] not in (tried[0], tried[-1]):
         return []

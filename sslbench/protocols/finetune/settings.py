@@ -6,7 +6,9 @@ from typing import Any, Literal
 from sslbench.config import setting
 
 LR = {"sgd": 0.05, "adamw": 0.0005}
-"""Learning rate for 256 images per update, where none is given."""
+"""Optimizer -> learning rate for 256 images per update, where none is given."""
+HEAD_LR_FACTOR = {"sgd": 10.0, "adamw": 1.0}
+"""Optimizer -> learning rate of the head relative to that of the backbone, where none is given."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,9 @@ class Settings:
     lr_scaling: Literal["linear", "sqrt", "none"] = setting(
         "linear", "scaling of lr, given for 256 images per update, with batch_size"
     )
-    head_lr_factor: float = setting(1.0, "learning rate of the head relative to lr")
+    head_lr_factor: float | None = setting(
+        None, "learning rate of the head relative to lr; null: 10 for sgd, 1 for adamw"
+    )
     layer_decay: float | None = setting(
         None, "learning rate of each block of the backbone (ResNet: stage) relative to the next; null: 1"
     )
@@ -86,3 +90,8 @@ class Settings:
     strategy: Literal["ddp", "fsdp"] = setting(
         "ddp", "several processes: ddp, or fsdp: shard parameters, gradients and optimizer state", changes_result=False
     )
+    tensorboard: bool = setting(False, "write scalars for TensorBoard beside the record", changes_result=False)
+    histograms: bool = setting(
+        False, "with tensorboard: histograms of parameters and gradients each epoch", changes_result=False
+    )
+    wandb: str | None = setting(None, "Weights & Biases project to log to", changes_result=False)

@@ -1,10 +1,10 @@
-"""One training: from a backbone and labelled images to the finetuned network."""
+"""Training of a backbone with a classifier on labelled images."""
 
 import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ from sslbench.protocols.finetune.network import (
     layer_numbers,
     make_network,
 )
+from sslbench.protocols.finetune.observers import make_observers
 from sslbench.protocols.finetune.plan import CHECKPOINTS, NAME, Rates, make_batches, optimizer_settings, schedule
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.runtime.progress import StageProgress
@@ -37,6 +38,7 @@ from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError, TrainingPlan
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Setup, Step
+from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.optimizers import scaled_lr
 from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.schedules import scaled
@@ -51,12 +53,12 @@ LINE_SECONDS = 30.0  # between log lines
 
 @dataclasses.dataclass(frozen=True)
 class Finetuned:
-    """Finetuned network.
+    """Finetuned network, on the CPU, in evaluation mode and without gradients.
 
     Attributes:
-        backbone: in evaluation mode, without gradients, on the CPU.
-        head: likewise; from the layer's pooled features to scores.
-        epochs: that it was trained for.
+        backbone: finetuned backbone.
+        head: classifier on the pooled features of the layer.
+        epochs: length of the training.
     """
 
     backbone: Backbone
@@ -65,16 +67,16 @@ class Finetuned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
-    """Facts about a training, known before it starts.
+class PreparedTraining:
+    """Data and length of a training.
 
     Attributes:
         data: batches of the training samples.
-        side: of the views, in pixels.
-        width: length of the features.
-        updates: of the training.
-        probe: number of first updates that train the head only.
-        factor: schedule of the learning rate.
+        side: side of the views in pixels.
+        width: dimension of the features.
+        updates: number of updates.
+        probe: number of updates at the start that train the head only.
+        factor: factor of the learning rates as a function of the progress in [0, 1].
     """
 
     data: EpochBatches
@@ -86,17 +88,17 @@ class Prepared:
 
     @property
     def epochs(self) -> float:
-        """Epochs of the training."""
+        """Length of the training in epochs."""
         return self.updates / self.data.steps_per_epoch
 
 
 def prepare(
     backbone: Backbone, layer: Layer, fit: Source, settings: Settings, *, seed: int, engine: ExtractSettings | None
-) -> Prepared:
-    """Return the facts about a training; refuse what does not fit, before any image but the first is decoded.
+) -> PreparedTraining:
+    """Return data and length of a training, after all checks; at most one image is decoded.
 
     Raises:
-        UsageError: settings, backbone and data do not go together.
+        UsageError: settings, backbone and data do not fit.
         BackboneError: the layer has no features for a head.
     """
     side = evaluation_side(fit, backbone.preprocessing, NAME)
@@ -112,7 +114,7 @@ def prepare(
             "Give fewer, or more epochs; linear-online trains heads alone.",
         )
     factor = schedule(settings, updates / data.steps_per_epoch)
-    return Prepared(data, size, width, updates, probe, factor)
+    return PreparedTraining(data, size, width, updates, probe, factor)
 
 
 def finetune(  # noqa: PLR0913  network, data, settings and how it runs
@@ -125,50 +127,54 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
     seed: int,
     engine: ExtractSettings,
     folder: Path,
+    logs: Path,
     progress: StageProgress | None,
 ) -> Finetuned:
     """Train a copy of the backbone with a new head; every process of a run calls this.
 
     Args:
-        backbone: stays as it is.
-        layer: that the head takes.
-        fit: labelled images to train on.
+        backbone: pretrained network; a copy of it is trained.
+        layer: input of the head.
+        fit: labelled training images.
         rates: learning rate and weight decay.
-        settings: of the protocol.
-        seed: of the head, the order, the augmentation and stochastic depth.
+        settings: settings of the protocol.
+        seed: seed of the head, the order, the augmentation and stochastic depth.
         engine: device, precision and workers.
-        folder: of the checkpoints: the same call continues from the newest one.
-        progress: called with images done and images in all.
+        folder: folder of the checkpoints; the same call continues from the newest.
+        logs: folder of the logs for TensorBoard and W&B.
+        progress: called with the images done and their total number.
 
     Raises:
         NotFiniteError: the training diverged.
-        StoppedError: a signal was received; everything is saved.
+        StoppedError: a signal was received; a checkpoint was saved.
         DataError: an image cannot be read.
     """
-    found = prepare(backbone, layer, fit, settings, seed=seed, engine=engine)
-    data = found.data
+    prepared = prepare(backbone, layer, fit, settings, seed=seed, engine=engine)
+    data = prepared.data
     targets = Targets.of(fit.labels)
     setup = Setup(
-        feature_dim=found.width,
-        sizes=(found.side,),
+        feature_dim=prepared.width,
+        sizes=(prepared.side,),
         batch_size=data.batch_size // world_size() // settings.accumulate,
         images_per_update=data.batch_size,
         world=world_size(),
         samples=len(fit),
         classes=len(fit.labels.classes),
-        steps=found.updates,
+        steps=prepared.updates,
         steps_per_epoch=data.steps_per_epoch,
         backbone=backbone.name,
         channels=backbone.preprocessing.channels,
         loaded=backbone.report is not None,
     )
-    network = make_network(backbone, layer, targets, settings, setup, probe=found.probe, side=found.side, seed=seed)
+    network = make_network(
+        backbone, layer, targets, settings, setup, probe=prepared.probe, side=prepared.side, seed=seed
+    )
     options = optimizer_settings(settings, rates)
     peak = scaled_lr(options, data.batch_size)
     plan = TrainingPlan(
-        steps=found.updates,
+        steps=prepared.updates,
         per_epoch=data.steps_per_epoch,
-        lr=scaled(found.factor, peak),
+        lr=scaled(prepared.factor, peak),
         peak_lr=peak,
         weight_decay=None,
         momentum=None,
@@ -177,9 +183,9 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         clip_norm=settings.clip_norm,
         precision=engine.precision,
         average_decay=settings.ema or 0.0,
-        frozen={"backbone.": found.probe} if found.probe else {},
+        frozen={"backbone.": prepared.probe} if prepared.probe else {},
         log_every=LOG_EVERY,
-        save_every=max(data.steps_per_epoch, -(-found.updates // CHECKPOINTS)),
+        save_every=max(data.steps_per_epoch, -(-prepared.updates // CHECKPOINTS)),
     )
     with exclusive(folder):
         state = new_state(
@@ -190,16 +196,24 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
             precision=engine.precision,
             strategy=settings.strategy,
             averaged=settings.ema is not None,
-            layers=_numbers(backbone, network, settings),
+            layers=_depths(backbone, network, settings),
         )
-        run = _Training(state, plan, fit, data, folder, progress)
+        observers = make_observers(settings, rates, logs) if rank() == 0 else []
+        run = _Training(state, plan, fit, data, folder, observers, progress)
         run.resume()
+        if observers:
+            logs.mkdir(parents=True, exist_ok=True)
+        info = RunInfo(logs, network, plan.steps, plan.per_epoch, state.step, data.batch_size)
+        for observer in observers:
+            observer.started(info)
         run.train(backbone, engine)
-    return _trained(state, backbone, network, targets, found.epochs)
+        for observer in observers:
+            observer.finished()
+    return _trained(state, backbone, network, targets, prepared.epochs)
 
 
-def _numbers(backbone: Backbone, network: FinetunedNetwork, settings: Settings) -> dict[str, int] | None:
-    """Return the layer of every parameter of the network, where the rates differ by it."""
+def _depths(backbone: Backbone, network: FinetunedNetwork, settings: Settings) -> dict[str, int] | None:
+    """Return the depth of each parameter of the network; None without layer-wise learning rates."""
     if settings.layer_decay is None:
         return None
     layers = layer_numbers(backbone)
@@ -210,7 +224,7 @@ def _numbers(backbone: Backbone, network: FinetunedNetwork, settings: Settings) 
 
 
 class _Training:
-    """The callbacks of the loop."""
+    """Callbacks of the training loop."""
 
     def __init__(
         self,
@@ -219,14 +233,15 @@ class _Training:
         source: Source,
         data: EpochBatches,
         folder: Path,
+        observers: Sequence[Observer],
         progress: StageProgress | None,
     ) -> None:
         self.state, self.plan, self.source, self.data, self.folder = state, plan, source, data, folder
-        self.progress = progress
+        self.observers, self.progress = observers, progress
         self.reported = time.perf_counter()
 
     def resume(self) -> None:
-        """Restore the newest checkpoint, if there is one."""
+        """Restore the newest checkpoint, if any."""
         found = newest_whole(self.folder)
         if found is not None:
             path, content = found
@@ -261,6 +276,8 @@ class _Training:
                 ) from error
 
     def _log(self, line: LogRecord) -> None:
+        for observer in self.observers:
+            observer.line(line)
         size, last = self.data.batch_size, line.step == self.plan.steps
         if self.progress is not None:
             self.progress(line.step * size, self.plan.steps * size)
@@ -284,11 +301,11 @@ class _Training:
 
 
 def _no_evaluation(step: Step) -> None:
-    """Evaluate nothing during training: the last epoch counts."""
+    """Do nothing: the last epoch counts."""
 
 
 def _trained(state: State, backbone: Backbone, network: FinetunedNetwork, targets: Targets, epochs: float) -> Finetuned:
-    """Return the trained network, or its moving average, on the CPU."""
+    """Return the trained network on the CPU, or its moving average if there is one."""
     if world_size() > 1:
         broadcast_buffers(state.method)  # statistics of BatchNorm differ between processes
     tensors = module_state(state.average if state.average is not None else state.method)

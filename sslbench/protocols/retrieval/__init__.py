@@ -31,12 +31,19 @@ from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.intervals import Interval, Units, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
-from sslbench.protocols._parts.selection import check_features
+from sslbench.protocols._parts.selection import check_features, check_finite
 from sslbench.protocols.protocol import OnFeatures, Part, Protocol
 from sslbench.protocols.retrieval.descriptors import aggregate_regions, expand_queries, subtract_background, unit_length
 from sslbench.protocols.retrieval.search import positive_ranks
 from sslbench.protocols.retrieval.settings import Settings
-from sslbench.protocols.retrieval.tasks import Family, Search, Task, by_ground_truth, by_label, rows_by_number
+from sslbench.protocols.retrieval.tasks import (
+    MetricSet,
+    RetrievalTask,
+    Search,
+    by_ground_truth,
+    by_label,
+    rows_by_number,
+)
 from sslbench.results import Neighbours, Outcome
 from sslbench.solvers.neighbours import Engine, Scope, nearest
 from sslbench.solvers.whitening import Whitening, fit_whitening
@@ -53,10 +60,10 @@ def part(settings: Settings) -> Part | None:
 
 
 def check(settings: Settings, train: Labels) -> None:
-    """Refuse settings that cannot work, before any feature is computed.
+    """Refuse impossible or ineffective settings and labels, before any feature is computed.
 
     Raises:
-        UsageError: settings that are not possible, or have no effect.
+        UsageError: a setting is impossible, or has no effect.
         DataError: labels that are not one per sample.
     """
     if train.kind != "single":
@@ -80,7 +87,7 @@ def check(settings: Settings, train: Labels) -> None:
 
 
 def check_test(settings: Settings, test: Source) -> None:
-    """Refuse settings that do not go with the test part, before any image is decoded.
+    """Refuse settings that contradict the queries of the test part, before any image is decoded.
 
     Raises:
         UsageError: see `check_queries`.
@@ -89,7 +96,7 @@ def check_test(settings: Settings, test: Source) -> None:
 
 
 def check_queries(settings: Settings, queries: Queries | None) -> None:
-    """Refuse settings that do not go with the queries.
+    """Refuse settings that contradict the queries of a retrieval set.
 
     Raises:
         UsageError: images of an augmented database would contain the queries that look for them; or train should be
@@ -127,6 +134,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         DataError: features that are not finite, labels that are not one per sample, or no query with a positive.
         UsageError: settings that are not possible.
     """
+    check_finite(test, "test")  # before train, which may be the same samples
     check_features(train, test)
     check(settings, train.labels)
     check_queries(settings, test.queries)
@@ -136,30 +144,37 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         if test.queries is not None
         else by_label(test, test if same_part else train, same_part=same_part)
     )
-    described = _Descriptors(train, test, search, settings, device)
+    index = _SearchIndex(train, test, search, settings, device)
     first = search.tasks[0]
     metrics: dict[str, Interval] = {}
     chance: dict[str, float] = {}
-    measured = [_measure(task, test, described) for task in search.tasks]
-    for found in measured:
+    evaluated = [_evaluate_task(task, test, index) for task in search.tasks]
+    for found in evaluated:
         metrics |= found.metrics
         chance |= found.chance
     if settings.predictions:
-        metrics |= _micro(first, described, train, settings, seed)
+        metrics |= _micro_metrics(first, index, train, settings, seed)
     return Outcome(
         metrics=metrics,
-        headline=_name(first, first.family.headline.name),
+        headline=_metric_name(first, first.metric_set.headline.name),
         scores=np.zeros((len(test), 0), dtype=np.float32),
-        per_class=measured[0].per_class,
+        per_class=evaluated[0].per_class,
         notes=search.notes,
         chance=chance,
-        neighbours=_shown(first, measured[0].leading, described),
+        neighbours=_example_rankings(first, evaluated[0].leading, index),
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Measured:
-    """Metrics of one task, their chance levels, and the leading one of each query and of the queries of each label."""
+class _TaskResult:
+    """Metrics of one task.
+
+    Attributes:
+        metrics: name -> mean over the queries with its interval.
+        chance: name -> expected value for databases in random order.
+        per_class: label of queries -> their mean leading metric.
+        leading: (Q,) leading metric of each query with a positive.
+    """
 
     metrics: dict[str, Interval]
     chance: dict[str, float]
@@ -167,33 +182,33 @@ class _Measured:
     leading: FloatArray
 
 
-def _name(task: Task, metric: str) -> str:
+def _metric_name(task: RetrievalTask, metric: str) -> str:
     return f"{metric}({task.name})" if task.name else metric
 
 
-def _measure(task: Task, test: Features, described: "_Descriptors") -> _Measured:
-    """Search for the queries of a task that have a positive."""
-    chosen, family = task.with_positives(), task.family
+def _evaluate_task(task: RetrievalTask, test: Features, index: "_SearchIndex") -> _TaskResult:
+    """Rank the database for the queries of a task that have a positive, and average their metrics."""
+    chosen, metric_set = task.with_positives(), task.metric_set
     rows = task.rows[chosen]
-    ranks = described.ranks(rows, lambda i: task.answers(int(chosen[i])))
-    values = np.array([family.values(found) for found in ranks])
+    ranks = index.ranks(rows, lambda i: task.answers(int(chosen[i])))
+    values = np.array([metric_set.values(found) for found in ranks])
     truths = (task.answers(int(i)) for i in chosen)
-    sizes = np.array([(len(t.positives), described.n_searched - len(t.ignored)) for t in truths])
-    metrics = _means(values, family, None if test.groups is None else test.groups[rows])
-    expected = _chance(sizes, family).tolist()
+    sizes = np.array([(len(t.positives), index.n_searched - len(t.ignored)) for t in truths])
+    metrics = _mean_metrics(values, metric_set, None if test.groups is None else test.groups[rows])
+    expected = _expected_in_random_order(sizes, metric_set).tolist()
     labels = test.labels.select(rows)
-    leading = values[:, family.metrics.index(family.headline)]
+    leading = values[:, metric_set.metrics.index(metric_set.headline)]
     per_class = {labels.classes[n]: float(leading[own].mean()) for n, own in rows_by_number(labels.values).items()}
-    return _Measured(
-        {_name(task, name): value for name, value in metrics.items()},
-        {_name(task, metric.name): value for metric, value in zip(family.metrics, expected, strict=True)},
+    return _TaskResult(
+        {_metric_name(task, name): value for name, value in metrics.items()},
+        {_metric_name(task, metric.name): value for metric, value in zip(metric_set.metrics, expected, strict=True)},
         per_class,
         leading,
     )
 
 
-class _Descriptors:
-    """Descriptors of the database, ready to be searched: 4 bytes per dimension and image. Queries follow on demand."""
+class _SearchIndex:
+    """Descriptors of the database, 4 bytes per dimension and image, and of queries on demand."""
 
     def __init__(self, train: Features, test: Features, search: Search, settings: Settings, device: str) -> None:
         self.settings, self.device, self.search = settings, device, search
@@ -212,7 +227,7 @@ class _Descriptors:
             self.database = self._expanded(self.database, self.database, settings.augmentation, own)
 
     def queries(self, rows: IntArray) -> Matrix:
-        """Return the descriptors of test rows as queries, expanded if that was asked for."""
+        """Return the descriptors of test rows as queries, (Q, D), with query expansion if it is set."""
         number, in_test, groups = self.settings.query_expansion, self.search.in_test, self.search.groups
         whole = in_test is not None and in_test.all() and not self.settings.augmentation
         if not number:
@@ -245,14 +260,16 @@ class _Descriptors:
         return found.astype(np.float32)
 
 
-def _micro(task: Task, described: _Descriptors, train: Features, settings: Settings, seed: int) -> dict[str, Interval]:
+def _micro_metrics(
+    task: RetrievalTask, index: _SearchIndex, train: Features, settings: Settings, seed: int
+) -> dict[str, Interval]:
     """Return the metrics of all predicted pairs in one list, with the interval over queries."""
-    queries, database = described.queries(task.rows), described.database
+    queries, database = index.queries(task.rows), index.database
     if settings.normalise_scores:
-        background = descriptors(train, described.whitening)
+        background = descriptors(train, index.whitening)
         queries, database = subtract_background(queries, database, background)
     truths = [task.answers(i) for i in range(len(task.rows))]
-    found = _first(queries, database, truths, settings.predictions, described)
+    found = _nearest_images(queries, database, truths, settings.predictions, index)
     correct = [np.isin(places, truth.positives) for (_, places), truth in zip(found, truths, strict=True)]
     of_query = [np.full(len(places), i) for i, (_, places) in enumerate(found)]
     pairs = np.array([len(truth.positives) for truth in truths], dtype=np.float64)
@@ -268,37 +285,37 @@ def _micro(task: Task, described: _Descriptors, train: Features, settings: Setti
     }
 
 
-def _first(
-    queries: Matrix, database: Matrix, truths: Sequence[GroundTruth], number: int, described: _Descriptors
+def _nearest_images(
+    queries: Matrix, database: Matrix, truths: Sequence[GroundTruth], number: int, index: _SearchIndex
 ) -> list[tuple[FloatArray, IntArray]]:
-    """Return scores and places of the first images of each query; ignored ones, such as itself, are passed over."""
+    """Return scores and database rows of the nearest images of each query, without its ignored images."""
     most = max(len(truth.ignored) for truth in truths)
     k = min(number + most, len(database))
-    memory, engine = described.settings.max_memory, described.engine
+    memory, engine = index.settings.max_memory, index.engine
     scores, places = nearest(database, queries, k, metric="dot", max_memory=memory, engine=engine)
     kept = [np.flatnonzero(~np.isin(row, t.ignored))[:number] for row, t in zip(places, truths, strict=True)]
     return [(scores[i, own], places[i, own]) for i, own in enumerate(kept)]
 
 
-def _shown(task: Task, per_query: FloatArray, described: _Descriptors) -> tuple[Neighbours, ...]:
-    """Return the first images of a few queries, from the worst average precision to the best.
+def _example_rankings(task: RetrievalTask, per_query: FloatArray, index: _SearchIndex) -> tuple[Neighbours, ...]:
+    """Return the nearest images of a few queries, from the worst average precision to the best.
 
     Args:
         task: the queries.
         per_query: (Q,) average precision of the queries with a positive.
-        described: the descriptors.
+        index: the descriptors.
     """
     chosen = task.with_positives()
     spread = np.unique(np.linspace(0, len(chosen) - 1, _SHOWN_QUERIES).round().astype(int))
     some = chosen[np.argsort(per_query, kind="stable")[spread]]
     truths = [task.answers(int(i)) for i in some]
-    found = _first(described.queries(task.rows[some]), described.database, truths, _SHOWN_IMAGES, described)
+    found = _nearest_images(index.queries(task.rows[some]), index.database, truths, _SHOWN_IMAGES, index)
     shown = []
     for i, truth, (_, places) in zip(some, truths, found, strict=True):
         right = np.isin(places, truth.positives).tolist()
-        images = tuple(described.ids[place] for place in places)
-        query, answers = described.test_ids[task.rows[i]], tuple(zip(images, right, strict=True))
-        shown.append(Neighbours(query, answers, described.settings.database))
+        images = tuple(index.ids[place] for place in places)
+        query, answers = index.test_ids[task.rows[i]], tuple(zip(images, right, strict=True))
+        shown.append(Neighbours(query, answers, index.settings.database))
     return tuple(shown)
 
 
@@ -309,8 +326,8 @@ def descriptors(features: Features, whitening: Whitening | None = None, rows: In
 
     Args:
         features: read in blocks, so that they may be larger than the memory.
-        whitening: None: descriptors are not whitened.
-        rows: that are described, in this order; None: all.
+        whitening: applied to vectors of unit length; None: not whitened.
+        rows: rows to describe, in this order; None: all.
     """
     x, regions = features.x, features.regions
     rows = np.arange(len(x)) if rows is None else rows
@@ -328,7 +345,12 @@ def descriptors(features: Features, whitening: Whitening | None = None, rows: In
 
 
 def _whitening(train: Features, settings: Settings) -> Whitening:
-    """Learn the whitening on the descriptors of train, or on those of all its regions."""
+    """Learn the whitening on the descriptors of train, or on those of all its regions.
+
+    Raises:
+        UsageError: more components than the descriptors have.
+        DataError: one image, or equal images only.
+    """
     if train.regions > 1:
         x = _all_regions(train)
         n, what = len(x), f"{len(x):,} regions of {len(train):,} training images"
@@ -342,7 +364,12 @@ def _whitening(train: Features, settings: Settings) -> Whitening:
             f"not {settings.components}"
         )
     # Of fewer images than dimensions, further directions have no variance: whitening would blow up rounding errors.
-    return fit_whitening(x, settings.components or max(most, 1), covariance=settings.covariance)
+    try:
+        return fit_whitening(x, settings.components or max(most, 1), covariance=settings.covariance)
+    except ValueError as error:
+        raise DataError(
+            f"retrieval: {what} do not suffice to learn whitening: {error}", "Give more images as --data."
+        ) from error
 
 
 def _all_regions(train: Features) -> Matrix:
@@ -355,25 +382,25 @@ def _all_regions(train: Features) -> Matrix:
     return np.concatenate(parts)
 
 
-def _means(values: FloatArray, family: Family, groups: IntArray | None) -> dict[str, Interval]:
+def _mean_metrics(values: FloatArray, metric_set: MetricSet, groups: IntArray | None) -> dict[str, Interval]:
     """Return the means over the queries of metrics (Q, M), with intervals."""
     units = Units.of(len(values), groups)
     errors = mean_errors(values, units)
     found = {}
-    for metric, mean, error in zip(family.metrics, values.mean(axis=0).tolist(), errors.tolist(), strict=True):
+    for metric, mean, error in zip(metric_set.metrics, values.mean(axis=0).tolist(), errors.tolist(), strict=True):
         found[metric.name] = (mean, *ends(mean, error, size=units.number, bounds=metric.bounds))
     return found
 
 
-def _chance(sizes: IntArray, family: Family) -> FloatArray:
+def _expected_in_random_order(sizes: IntArray, metric_set: MetricSet) -> FloatArray:
     """Return the expected means of the metrics for databases in random order.
 
     Args:
         sizes: (Q, 2) numbers of positives and of ranked images of the queries.
-        family: the metrics.
+        metric_set: the metrics.
     """
     pairs, counts = np.unique(sizes, axis=0, return_counts=True)
-    expected = np.array([family.chance(int(r), int(m)) for r, m in pairs])
+    expected = np.array([metric_set.chance(int(r), int(m)) for r, m in pairs])
     return np.asarray(counts @ expected / counts.sum())
 
 

@@ -6,6 +6,7 @@ Shapes: N images, R regions of an image, D dimensions of a descriptor, all array
 import numpy as np
 
 from sslbench.arrays import Matrix
+from sslbench.errors import DataError
 from sslbench.solvers.neighbours import Engine, Scope, nearest
 from sslbench.solvers.whitening import Whitening
 
@@ -25,6 +26,9 @@ def aggregate_regions(regions: Matrix, whitening: Whitening | None = None) -> Ma
 
     Each region is brought to unit length, whitened and brought to unit length again, then the regions are summed
     (Tolias et al., ICLR 2016, section 3.2). Regions of zeros, such as padding, are left out.
+
+    >>> aggregate_regions(np.array([[[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]]])).round(3).tolist()
+    [[0.707, 0.707]]
     """
     x = unit_length(regions)
     if whitening is not None:
@@ -91,7 +95,20 @@ def subtract_background(
         weight: of the mean that is subtracted.
         first: place of the first neighbour in the mean.
         last: place of the last.
+
+    Raises:
+        DataError: the background set has no image at the last place.
+
+    >>> background = np.array([[0.8, 0.6], [0.8, -0.6], [0.8, 0.6]])
+    >>> queries, database = subtract_background(np.array([[1.0, 0.0]]), np.eye(2), background)
+    >>> (queries @ database.T).round(3).tolist()
+    [[0.2, -0.8]]
     """
+    if len(background) <= last:
+        raise DataError(
+            f"score normalisation needs the {last + 1} nearest images of train, which has {len(background)}",
+            "Give more images as --data.",
+        )
     similarity, _ = nearest(background, queries, last + 1, metric="dot", max_memory=1.0)
     offset = -weight * similarity[:, first : last + 1].mean(axis=1, keepdims=True)
     ones = np.ones((len(database), 1), database.dtype)

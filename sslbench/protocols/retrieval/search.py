@@ -4,7 +4,8 @@ Similarities are float64 products of unit-length float32 descriptors, rounded to
 size of the blocks, the number of threads or the device, and copies of an image are exact ties.
 
 Q queries and N images of D dimensions take 2 Q N D floating-point operations. Memory beside the descriptors is
-`max_memory`, never Q x N. 60,502 x 60,502 descriptors of 2,048 dimensions (Stanford Online Products) are 15 TFLOP.
+`max_memory`, never Q x N. Indexes of faiss are of no use here: they return the first k images of a query, not the ranks
+of all its positives. 60,502 x 60,502 descriptors of 2,048 dimensions (Stanford Online Products) are 15 TFLOP.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,11 +48,14 @@ def positive_ranks(
     import torch
 
     device = "cpu" if device == "mps" else device  # Apple's GPUs have no float64
-    columns = max(1, min(_MOST_ROWS, int(max_memory * 1e9 / 4 / (8 * database.shape[1])), len(database)))
-    rows = max(1, min(_MOST_ROWS, int(max_memory * 1e9 / 4 / (8 * (len(database) + queries.shape[1])))))
+    # One block of queries is compared with all images: the more queries, the less often these are converted.
+    memory = max_memory * 1e9 / 8  # numbers in float64
+    columns = max(1, min(_MOST_ROWS, int(memory / 8 / database.shape[1]), len(database)))
+    rows = max(1, min(_MOST_ROWS, int(memory * 3 / 4 / (len(database) + columns + queries.shape[1]))))
+    buffer = np.empty((min(rows, len(queries)), len(database)))
     for start in range(0, len(queries), rows):
         block = _as_tensor(queries[start : start + rows], device)
-        similarity = np.empty((len(block), len(database)))
+        similarity = buffer[: len(block)]
         for first in range(0, len(database), columns):
             part = slice(first, first + columns)
             similarity[:, part] = torch.matmul(block, _as_tensor(database[part], device).T).cpu().numpy()

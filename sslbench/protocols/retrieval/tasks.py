@@ -24,7 +24,7 @@ from sslbench.metrics.retrieval import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class MetricSet:
     """Metrics of rankings that are reported together.
 
     Attributes:
@@ -40,41 +40,42 @@ class Family:
     headline: Metric
 
 
-BY_LABEL = Family(RANKING, ranking_values, random_order_values, RETRIEVAL_MAP)
-BY_GROUND_TRUTH = Family(LANDMARK, landmark_values, random_order_landmark_values, TRAPEZOID_MAP)
+BY_LABEL = MetricSet(RANKING, ranking_values, random_order_values, RETRIEVAL_MAP)
+BY_GROUND_TRUTH = MetricSet(LANDMARK, landmark_values, random_order_landmark_values, TRAPEZOID_MAP)
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """Queries with their answers.
+class RetrievalTask:
+    """Retrieval task: queries with their answers.
 
     Attributes:
-        name: prefix of its metrics; '' for an only task.
+        name: in parentheses behind its metrics, `mAP_trapezoid(medium)`; '' for an only task.
         rows: (Q,) test rows of the queries, also those without positives.
-        answers: function from a place in `rows` to the answers, as places in the database.
-        family: metrics.
+        answers: function from a position in `rows` to the answers, as rows of the database.
+        metric_set: reported metrics.
     """
 
     name: str
     rows: IntArray
     answers: Callable[[int], GroundTruth]
-    family: Family
+    metric_set: MetricSet
 
     def with_positives(self) -> IntArray:
-        """Return the places in `rows` of the queries with a positive.
+        """Return the positions in `rows` of the queries with a positive.
 
         Raises:
             DataError: there are none.
         """
         found = np.array([len(self.answers(i).positives) > 0 for i in range(len(self.rows))], dtype=bool)
         if not found.any():
-            what = (
-                f"the {len(self.rows)} queries{f' of {self.name}' if self.name else ''} has a positive in the database"
+            of_task = f" of {self.name}" if self.name else ""
+            nothing = (
+                "test images has another image of its label"
+                if self.metric_set is BY_LABEL
+                else f"queries{of_task} has a positive"
             )
-            if self.family is BY_LABEL:
-                what = f"the {len(self.rows)} test images has another image of its label to find"
             raise DataError(
-                f"retrieval: none of {what}",
+                f"retrieval: none of the {len(self.rows):,} {nothing} in the database",
                 "Give data with several images of an instance or class; images of one group do not find each other.",
             )
         return np.flatnonzero(found)
@@ -85,15 +86,15 @@ class Search:
     """Images that are searched, and the tasks on them.
 
     Attributes:
-        in_test: (N_test,) test rows that form the database; None: train is the database.
-        groups: (N_test,) groups whose images never find each other; None: every image but itself may be found.
-        tasks: the first leads.
-        notes: remarks.
+        in_test: (N_test,) mask of the test rows that form the database; None: train is the database.
+        groups: (N_test,) numbers of groups whose images are ignored for each other; None: queries are not searched.
+        tasks: tasks; the first one has the leading metric.
+        notes: notes for the record.
     """
 
     in_test: BoolArray | None
     groups: IntArray | None
-    tasks: tuple[Task, ...]
+    tasks: tuple[RetrievalTask, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -103,7 +104,7 @@ def by_label(test: Features, database: Features, *, same_part: bool) -> Search:
     Args:
         test: images that query.
         database: images that are ranked.
-        same_part: they are the same images: a query finds none of its own group, and not itself.
+        same_part: queries and database are the same images; a query ignores itself and its group.
     """
     groups = None
     if same_part:
@@ -119,9 +120,9 @@ def by_label(test: Features, database: Features, *, same_part: bool) -> Search:
         own = of_group[int(groups[row])]
         return GroundTruth(np.setdiff1d(same, own, assume_unique=True), own)
 
-    task = Task("", np.arange(len(test)), answers, BY_LABEL)
+    task = RetrievalTask("", np.arange(len(test)), answers, BY_LABEL)
     without = len(test) - len(task.with_positives())
-    note = f"{without:,} of {len(test):,} test images have no positive: they are searched, but are no queries."
+    note = f"{without:,} of {len(test):,} test images have no positive in the database and are not queries."
     searched = np.ones(len(test), bool) if same_part else None
     return Search(searched, groups, (task,), (note,) if without else ())
 
@@ -140,7 +141,7 @@ def by_ground_truth(test: Features) -> Search:
     for name, answers in queries.tasks.items():
         known = [query for query in test.ids if query in answers]
         rows = np.array([row_of[query] for query in known], dtype=np.int64)
-        task = Task(name, rows, _lookup(known, answers, place), BY_GROUND_TRUTH)
+        task = RetrievalTask(name, rows, _lookup(known, answers, place), BY_GROUND_TRUTH)
         title = name or "ground truth"
         lost = sum(i not in place for each in answers.values() for i in each.positives)
         if lost or len(known) < len(answers):
@@ -159,7 +160,7 @@ def by_ground_truth(test: Features) -> Search:
 def _lookup(
     queries: Sequence[str], answers: Mapping[str, Answers], place: Mapping[str, int]
 ) -> Callable[[int], GroundTruth]:
-    """Return the function from the place of a query to its answers, as places in the database."""
+    """Return the function from the position of a query to its answers, as rows of the database."""
 
     def places(ids: tuple[str, ...]) -> IntArray:
         return np.array([place[i] for i in ids if i in place], dtype=np.int64)

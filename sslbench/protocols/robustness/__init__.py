@@ -1,14 +1,16 @@
-"""Robustness of a linear classifier of frozen features: corruptions, other test sets, unknown classes, geometry.
+"""Robustness of a classifier of frozen features: corruptions, other test sets, unknown classes, geometry.
 
-The classifier is that of the protocol linear, trained once on the unchanged training images; nothing is chosen on any
-of the sets that are scored. The outcome on test holds:
+The classifier is that of the protocol linear, trained once on the unchanged training images, or the one in the weights
+file (a supervised head, a finetuned network), as it is. Nothing is chosen on any of the sets that are scored. The
+outcome on test holds:
 
-- corruptions (Hendrycks and Dietterich, ICLR 2019) of the test images, made at the size that the backbone takes: the
+- corruptions (Hendrycks and Dietterich, ICLR 2019) of the test images, at the size that the backbone takes: the
   error of each corruption and severity, their mean, and with the errors of a reference classifier mCE and relative mCE.
   They are means over test images, so that each has the interval of such a mean;
 - rotations, scales and crops of the test images: the cosine similarity of changed and unchanged features, beside that
   of different images, below which a change hides more than the identity of the image;
 - detection of images of unknown classes: softmax probability, energy, Mahalanobis distance, distance to neighbours;
+- stability over the frames of videos of perturbed images (ImageNet-P);
 - the accuracy on further test sets, each of which has a record of its own, too.
 """
 
@@ -25,17 +27,17 @@ from sslbench.features.array import Features
 from sslbench.identity import digest
 from sslbench.labels import LABELS
 from sslbench.metrics import robustness as measures
+from sslbench.metrics.catalog import find as find_metric
 from sslbench.metrics.classification import TOP1, TOP5
 from sslbench.metrics.intervals import Interval, Units
 from sslbench.metrics.metric import Metric
+from sslbench.metrics.sample_means import SampleMeans, means
 from sslbench.metrics.spectrum import unit_length
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.selection import check_features, check_finite
-from sslbench.protocols.linear import LinearProbe, train_probe
 from sslbench.protocols.linear import check as check_linear
-from sslbench.protocols.linear.settings import Settings as LinearSettings
-from sslbench.protocols.protocol import ImageSet, OnSets, Protocol
+from sslbench.protocols.protocol import FileClassifier, ImageSet, OnSets, Protocol
 from sslbench.protocols.robustness.changes import (
     check_changes,
     check_pictures,
@@ -45,6 +47,13 @@ from sslbench.protocols.robustness.changes import (
     geometric_changes,
     reference_errors,
 )
+from sslbench.protocols.robustness.classifier import (
+    ScoredClassifier,
+    classifier_of,
+    file_classifier,
+    linear_settings,
+    used_part,
+)
 from sslbench.protocols.robustness.further_sets import (
     REAL,
     missing_classes,
@@ -53,7 +62,15 @@ from sslbench.protocols.robustness.further_sets import (
     open_unknown,
     with_real_labels,
 )
+from sslbench.protocols.robustness.locations import located
 from sslbench.protocols.robustness.objectnet import OBJECTNET, open_objectnet
+from sslbench.protocols.robustness.perturbations import (
+    check_perturbations,
+    is_perturbed,
+    open_perturbed,
+    perturbation_metrics,
+    perturbation_notes,
+)
 from sslbench.protocols.robustness.settings import Settings
 from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 from sslbench.results import Outcome
@@ -77,8 +94,10 @@ def check(settings: Settings, train: Labels) -> None:
             f"robustness: errors need one class per sample, and these samples have {LABELS[train.kind].text}",
             "Name the column of classes with --label-col.",
         )
-    check_linear(_linear(settings), train)
+    _check_classifier(settings)
+    check_linear(linear_settings(settings), train)
     check_changes(settings)
+    check_perturbations(settings)
     if settings.neighbours < 1:
         raise UsageError(f"robustness: neighbours should be at least 1, not {settings.neighbours}")
     for setting in ("neighbours", "known"):
@@ -89,14 +108,26 @@ def check(settings: Settings, train: Labels) -> None:
             f"robustness: there are {len(train)} training images, fewer than neighbours={settings.neighbours}"
         )
     own = {VERSIONS, UNKNOWN, "", *(corruption_name(n, s) for n in corruptions(settings) for s in settings.severities)}
-    if reserved := own & set(settings.sets or {}):
-        raise UsageError(f"robustness: a set cannot be called '{reserved.pop()}'")
+    for name in settings.sets or {}:
+        if name in own or is_perturbed(name):
+            raise UsageError(f"robustness: a set cannot be called '{name}'")
     for name in settings.lines or {}:
         if name not in (settings.sets or {}) or name in SEVERAL_RIGHT:
             raise UsageError(f"robustness: the line of {name} has no effect without that set", f"Add {name} to sets=.")
     changed = settings.corrupt or settings.rotations or settings.scales or settings.crops
-    if not (changed or settings.sets or settings.unknown):
-        raise UsageError("robustness: nothing is left to measure", "Name corruptions, sets or unknown images.")
+    if not (changed or settings.perturbations or settings.sets or settings.unknown):
+        raise UsageError("robustness: nothing is left to measure", "Name corruptions, sets, videos or unknown images.")
+
+
+def _check_classifier(settings: Settings) -> None:
+    """Refuse settings of the classifier that is not chosen."""
+    if settings.classifier == "linear" and settings.class_names:
+        raise UsageError("robustness: class_names has no effect on a linear probe", "Add classifier=file.")
+    for setting in ("c", "holdout"):
+        if settings.classifier == "file" and getattr(settings, setting) != getattr(Settings(), setting):
+            raise UsageError(
+                f"robustness: {setting} has no effect with classifier=file: nothing is trained", "Leave it out."
+            )
 
 
 def open_sets(
@@ -128,13 +159,16 @@ def open_sets(
     if settings.corrupted:
         for name in corruptions(settings):
             for severity in settings.severities:
-                source = open_corrupted(settings.corrupted, name, severity, test)
+                source = open_corrupted(located(settings.corrupted), name, severity, test)
                 fitted = _resized_to_crop(preprocessing)
                 found[corruption_name(name, severity)] = ImageSet(source, fitted, source.fingerprint())
+    for name, frames in open_perturbed(settings, limited).items():
+        found[name] = ImageSet(frames, _resized_to_crop(preprocessing), frames.fingerprint())
     if settings.unknown:
-        unknown = limited(open_unknown(settings.unknown, train, settings.known))
+        unknown = limited(open_unknown(located(settings.unknown), train, settings.known))
         found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
-    for name, location in (settings.sets or {}).items():
+    for name, given in (settings.sets or {}).items():
+        location = located(given)
         if name == REAL:
             source = with_real_labels(test, location, train)
         elif name == OBJECTNET:
@@ -160,16 +194,19 @@ def run(
     *,
     seed: int,
     device: str = "cpu",
+    classifier: FileClassifier | None = None,
 ) -> dict[str, Outcome]:
-    """Fit on train, score test and the sets.
+    """Score test and the sets by a linear probe trained on train, or by the classifier of the weights file.
 
     Args:
-        train: features and labels to fit on; a part is held out while c is chosen.
+        train: features and labels that a probe is trained on (a part is held out while c is chosen), and that unknown
+            images are compared with.
         test: features and labels of the unchanged test images.
         sets: features of the sets that `open_sets` returns.
         settings: see `Settings`.
         seed: of the held-out part and of the intervals.
         device: of the search of neighbours; the result is the same.
+        classifier: that of the weights file, whose classes are train's; None: a probe is trained.
 
     Raises:
         DataError: features that are not finite, or fewer than two classes in train.
@@ -177,39 +214,46 @@ def run(
     check_features(train, test)
     for name, each in sets.items():
         check_finite(each, name)
-    probe = train_probe(train, _linear(settings), seed=seed)
+    scored = classifier_of(settings, train, classifier, seed=seed)
     labels = test.labels
-    scores = probe.scores(test.x, labels)
+    scores = scored.logits(test.x)
     metrics, headline, per_class = summarise(
         "single",
         labels.classes,
         labels.values,
         scores,
         seed=seed,
-        probabilities="softmax" if probe.gives_logits(labels) else None,
+        probabilities="softmax" if scored.gives_probabilities else None,
         groups=test.groups,
     )
     chance = {"top1": 1 / len(labels.classes)}
-    notes = list(probe.notes)
+    notes = list(scored.notes)
     units = Units.of(len(test), test.groups)
     rows = _VersionRows(settings, test, sets)
     metrics |= _cosines(rows, test, units, settings, seed)
+    errors = None
     if settings.corrupt:
-        metrics |= _corruption_metrics(rows, probe, test, scores, units, settings)
+        errors = _corruption_means(rows, scored, test, scores, settings)
+        metrics |= means({find_metric(name): errors.values(name) for name in errors.metrics}, units)
         headline = measures.CORRUPTION_ERROR.name
         chance |= {headline: 1 - chance["top1"], measures.ERROR_INCREASE.name: 0.0}
         notes += _corruption_notes(settings)
+    flips = perturbation_metrics(sets, scored, settings)
+    if flips:
+        metrics |= flips
+        headline = headline if settings.corrupt else measures.FLIP_PROBABILITY.name
+        notes += perturbation_notes(sets)
     if UNKNOWN in sets:
-        found, by_guessing = _unknown_metrics(probe, train, test, sets[UNKNOWN], settings, seed)
+        found, by_guessing = _unknown_metrics(scored, train, test, sets[UNKNOWN], settings, seed)
         metrics, chance = metrics | found, chance | by_guessing
-        headline = headline if settings.corrupt else "unknown_auroc(msp)"
+        headline = headline if settings.corrupt or flips else "unknown_auroc(msp)"
     outcomes = {}
     right = scores.argmax(axis=1) == labels.values
     for name in settings.sets or {}:
         if name in SEVERAL_RIGHT:
-            metrics |= _several_right_metrics(name, probe, train, sets[name])
+            metrics |= _several_right_metrics(name, scored, sets[name])
             continue
-        outcomes[name] = _outcome_on_set(name, probe, train, sets[name], seed)
+        outcomes[name] = _outcome_on_set(name, scored, train, sets[name], seed)
         metrics |= {f"{metric}({name})": outcomes[name].metrics[metric] for metric in ("top1", "top5")}
         if line := (settings.lines or {}).get(name):
             own = outcomes[name].scores.argmax(axis=1) == sets[name].labels.values
@@ -222,22 +266,23 @@ def run(
         headline=headline,
         scores=scores.astype(np.float32),
         per_class=per_class,
-        train=probe.on_train if headline == "top1" else float("nan"),
-        selected=probe.selected,
-        converged=probe.model.converged,
+        train=scored.on_train if headline == "top1" else float("nan"),
+        selected=scored.selected,
+        converged=scored.converged,
         notes=tuple(notes),
-        probabilities="softmax" if probe.gives_logits(labels) else None,
+        probabilities="softmax" if scored.gives_probabilities else None,
         chance=chance,
+        means=errors,
     )
     return {"": outcome, **outcomes}
 
 
-def _outcome_on_set(name: str, probe: LinearProbe, train: Features, part: Features, seed: int) -> Outcome:
+def _outcome_on_set(name: str, classifier: ScoredClassifier, train: Features, part: Features, seed: int) -> Outcome:
     """Return the outcome on a further test set, on which only its own classes compete."""
     number = {each: i for i, each in enumerate(train.labels.classes)}
     columns = np.array([number[each] for each in part.labels.classes], dtype=np.int64)
-    scores = probe.scores(part.x, train.labels)[:, columns]
-    logits = bool(np.isin(columns, probe.usable).all())
+    scores = classifier.logits(part.x)[:, columns]
+    logits = bool(np.isin(columns, classifier.usable).all())
     labels = part.labels
     metrics, headline, per_class = summarise(
         "single",
@@ -260,20 +305,20 @@ def _outcome_on_set(name: str, probe: LinearProbe, train: Features, part: Featur
         headline=headline,
         scores=scores.astype(np.float32),
         per_class=per_class,
-        selected=probe.selected,
-        converged=probe.model.converged,
-        notes=(*probe.notes, *filter(None, notes)),
+        selected=classifier.selected,
+        converged=classifier.converged,
+        notes=(*classifier.notes, *filter(None, notes)),
         probabilities="softmax" if logits else None,
     )
 
 
-def _several_right_metrics(name: str, probe: LinearProbe, train: Features, part: Features) -> dict[str, Interval]:
+def _several_right_metrics(name: str, classifier: ScoredClassifier, part: Features) -> dict[str, Interval]:
     """Return top-1 and top-5 on images with several right classes.
 
     Images without one are left out, and classes with the label -1 do not compete. ObjectNet's challenge scores all
     images by all classes.
     """
-    scores, labels = probe.scores(part.x, train.labels), part.labels.values
+    scores, labels = classifier.logits(part.x), part.labels.values
     competing = np.where(labels[:1] < 0, -np.inf, scores)
     scored: BoolArray = np.asarray((labels > 0).any(axis=1))
     found = _top_metrics((name,), competing[scored], labels[scored], part.groups, scored)
@@ -295,22 +340,22 @@ def _top_metrics(
         measures.part(metric, *of): np.asarray(right[:, :k].any(axis=1), dtype=np.float64)
         for metric, k in ((TOP1, 1), (TOP5, 5))
     }
-    return measures.means(values, units)
+    return means(values, units)
 
 
 def _unknown_metrics(
-    probe: LinearProbe, train: Features, test: Features, unknown: Features, settings: Settings, seed: int
+    classifier: ScoredClassifier, train: Features, test: Features, unknown: Features, settings: Settings, seed: int
 ) -> tuple[dict[str, Interval], dict[str, float]]:
     """Return the detection of unknown images by four kinds of novelty, and the same by guessing."""
     competing = unknown.labels.values[0] >= 0
     if not competing.all():
         rows = np.flatnonzero(competing[test.labels.values])
         test = test.select(rows)
-    usable = probe.usable[competing[probe.usable]]
+    usable = classifier.usable[competing[classifier.usable]]
     mahalanobis = MahalanobisNovelty(train.x, train.labels.values)
     novelty: dict[str, list[FloatArray]] = {name: [] for name in ("msp", "energy", "mahalanobis", "neighbours")}
     for part in (test, unknown):
-        logits = probe.scores(part.x, train.labels)[:, usable]
+        logits = classifier.logits(part.x)[:, usable]
         near, _ = nearest(train.x, part.x, settings.neighbours, metric="cosine", max_memory=_MEMORY)
         each = (softmax_novelty(logits), energy_novelty(logits), mahalanobis(part.x), -near[:, -1])
         for found, values in zip(novelty.values(), each, strict=True):
@@ -345,7 +390,7 @@ class _VersionRows:
             raise _other_images(VERSIONS)
 
     def of(self, name: str) -> Matrix:
-        """Return the features (N, D) of the version of that name: one that was made, or a set of files."""
+        """Return the features (N, D) of the version of that name: a change of the test images, or a set of files."""
         if name in self._place:
             start = self._place[name] * len(self._ids)
             return self._sets[VERSIONS].x[start : start + len(self._ids)]
@@ -361,23 +406,19 @@ def _other_images(name: str) -> DataError:
     )
 
 
-def _corruption_metrics(
-    rows: _VersionRows, probe: LinearProbe, test: Features, clean: FloatArray, units: Units, settings: Settings
-) -> dict[str, Interval]:
+def _corruption_means(
+    rows: _VersionRows, classifier: ScoredClassifier, test: Features, clean: FloatArray, settings: Settings
+) -> SampleMeans:
     """Return the errors under corruptions: of each and severity, of each, and of all."""
     named, labels = corruptions(settings), test.labels
     wrong = np.empty((len(test), len(named), len(settings.severities)), dtype=np.bool_)
     for i, name in enumerate(named):
         for j, severity in enumerate(settings.severities):
-            scores = probe.scores(rows.of(corruption_name(name, severity)), labels)
+            scores = classifier.logits(rows.of(corruption_name(name, severity)))
             wrong[:, i, j] = scores.argmax(axis=1) != labels.values
     reference, reference_clean = reference_errors(settings, named)
-    all_of_them = measures.corruption_values(wrong, clean.argmax(axis=1) != labels.values, reference, reference_clean)
-    each = {measures.part(measures.CORRUPTION_ERROR, name): wrong[:, i].mean(axis=1) for i, name in enumerate(named)}
-    for i, name in enumerate(named):
-        for j, severity in enumerate(settings.severities):
-            each[measures.part(measures.CORRUPTION_ERROR, name, severity)] = wrong[:, i, j].astype(np.float64)
-    return measures.means({**all_of_them, **each}, units)
+    wrong_clean = clean.argmax(axis=1) != labels.values
+    return measures.corruption_means(wrong, wrong_clean, named, settings.severities, reference, reference_clean)
 
 
 def _corruption_notes(settings: Settings) -> list[str]:
@@ -398,21 +439,27 @@ def _cosines(rows: _VersionRows, test: Features, units: Units, settings: Setting
         for name, change in changes.items()
     }
     others = measures.part(measures.COSINE, "other images").name
-    return measures.means(values, units) | {others: measures.cosine_of_others(own, units, seed=seed)}
-
-
-def _linear(settings: Settings) -> LinearSettings:
-    return LinearSettings(c=settings.c, holdout=settings.holdout)
+    return means(values, units) | {others: measures.cosine_of_others(own, units, seed=seed)}
 
 
 def of_a_set(settings: Settings) -> Settings:
     """Return the settings that the record of one set depends on: those of the classifier."""
-    return Settings(corrupt=(), rotations=(), scales=(), crops=(), c=settings.c, holdout=settings.holdout)
+    kept = ("classifier", "class_names", "c", "holdout")
+    own = {name: getattr(settings, name) for name in kept}
+    return Settings(corrupt=(), rotations=(), scales=(), crops=(), **own)
 
 
 PROTOCOL = Protocol(
-    version=1,
-    summary="Robustness of a linear classifier: corruptions, other test sets, unknown classes, geometry.",
+    version=2,
+    summary="Robustness of a classifier: corruptions, other test sets, unknown classes, geometry.",
     settings=Settings,
-    kind=OnSets(check, open_sets, run, of_a_set, label_kinds=frozenset({"single"})),
+    kind=OnSets(
+        check,
+        open_sets,
+        run,
+        of_a_set,
+        label_kinds=frozenset({"single"}),
+        part=used_part,
+        file_classifier=file_classifier,
+    ),
 )

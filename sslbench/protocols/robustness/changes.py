@@ -104,8 +104,8 @@ def check_changes(settings: Settings) -> None:
         raise UsageError("robustness: corrupted has no effect without corruptions", "Name some: corrupt=[main].")
     if settings.severities != SEVERITIES and not settings.corrupt:
         raise UsageError("robustness: severities has no effect without corruptions", "Name some: corrupt=[main].")
-    made = bool(settings.corrupt) and not settings.corrupted
-    if settings.change_seed and not (made or settings.crops):
+    corrupts = bool(settings.corrupt) and not settings.corrupted
+    if settings.change_seed and not (corrupts or settings.crops):
         raise UsageError(
             "robustness: change_seed has no effect: no image is corrupted or cropped at random",
             "Name corruptions or crops, or leave change_seed out.",
@@ -132,7 +132,7 @@ def _check_reference(settings: Settings) -> None:
 
 
 def check_pictures(settings: Settings, preprocessing: Preprocessing) -> None:
-    """Refuse images that changes are not defined for.
+    """Refuse images that the changes cannot be applied to.
 
     Raises:
         UsageError: other channels than RGB or grey, or corruptions of pictures that are too small.

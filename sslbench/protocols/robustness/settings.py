@@ -1,6 +1,7 @@
 """Settings of robustness."""
 
 import dataclasses
+from typing import Literal
 
 from sslbench.config import setting
 from sslbench.data.corruptions import SEVERITIES
@@ -13,13 +14,22 @@ ONE_OF_EACH_FAMILY = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg
 class Settings:
     """Settings of robustness."""
 
+    classifier: Literal["linear", "file"] = setting(
+        "linear", "linear: a linear probe trained on train; file: the classifier in the weights file, as it is"
+    )
+    class_names: str = setting(
+        "",
+        "names of the file's classes, one per line in the order of its outputs, where the file has none; "
+        "empty: train's classes in the order of their names, or ImageNet's synsets",
+        changes_result=False,
+    )
     corrupt: tuple[str, ...] = setting(
         ONE_OF_EACH_FAMILY,
         "corruptions of the test images; main: the 15 of ImageNet-C; extra: the other four; []: none",
     )
     corrupted: str = setting(
         "",
-        "folder of corrupted test images, CORRUPTION/SEVERITY/..., as the files of ImageNet-C; empty: they are made",
+        "folder of corrupted test images, CORRUPTION/SEVERITY/..., as of ImageNet-C; empty: corrupt the test images",
         changes_result=False,
     )
     severities: tuple[int, ...] = setting(SEVERITIES, "severities of each corruption, 1 (weak) to 5 (strong)")
@@ -27,9 +37,24 @@ class Settings:
     reference: dict[str, tuple[float, ...]] | None = setting(
         None, "errors (0 to 1) of a reference classifier, for mCE: corruption -> severities 1 to 5; clean -> one number"
     )
-    rotations: tuple[float, ...] = setting((15.0, 90.0, 180.0), "rotations by which features may move", unit="degrees")
-    scales: tuple[float, ...] = setting((0.5, 0.75, 1.5), "sizes of the picture's content by which features may move")
-    crops: tuple[float, ...] = setting((0.5, 0.75), "sides of random crops by which features may move, as shares")
+    rotations: tuple[float, ...] = setting(
+        (15.0, 90.0, 180.0), "rotations of the test images, for the similarity of features", unit="degrees"
+    )
+    scales: tuple[float, ...] = setting(
+        (0.5, 0.75, 1.5), "scales of the content of the test images, for the similarity of features"
+    )
+    crops: tuple[float, ...] = setting(
+        (0.5, 0.75), "sides of random crops of the test images, as shares, for the similarity of features"
+    )
+    perturbations: str = setting(
+        "",
+        "folder of videos of perturbed images, PERTURBATION/CLASS/VIDEO.mp4, as the files of ImageNet-P",
+        changes_result=False,
+    )
+    frame_step: int = setting(1, "distance of the frames compared, for perturbations other than noise", unit="frames")
+    reference_flips: dict[str, float] | None = setting(
+        None, "flip probabilities (0 to 1) of a reference classifier, for the flip rate: perturbation -> probability"
+    )
     sets: dict[str, str] | None = setting(
         None, "further test sets with train's classes or some of them: name -> location", changes_result=False
     )
@@ -37,13 +62,13 @@ class Settings:
         None, "for effective robustness: set -> slope and intercept of logit(accuracy there) on logit(accuracy on test)"
     )
     unknown: str = setting(
-        "", "images of other classes than train's, to be told from test images", changes_result=False
+        "", "images of other classes than train's, to be detected among test images", changes_result=False
     )
     known: str = setting(
         "", "published list of the classes that are known (imagenet-o); others and their test images are left out"
     )
     neighbours: int = setting(50, "novelty by the cosine distance of this nearest training image; needs unknown=")
     c: tuple[float, ...] = setting(
-        GRID, "linear classifier: candidates of the inverse regularisation, as for the protocol linear"
+        GRID, "linear probe: candidates of the inverse regularisation, as for the protocol linear"
     )
-    holdout: float = setting(0.2, "linear classifier: share of train held out to select c")
+    holdout: float = setting(0.2, "linear probe: share of train held out to select c")

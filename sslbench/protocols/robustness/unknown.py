@@ -1,4 +1,4 @@
-"""Novelty of samples: how unlike the training data a sample is, four ways; higher is less familiar."""
+"""Novelty of samples by four scores of their distance from the training data; higher is less familiar."""
 
 import numpy as np
 

@@ -156,6 +156,7 @@ class TableFile:
         heads: patterns of head keys, which are left out of the backbone and kept on request.
         head_layers: layers of the heads that `--layers head.0` evaluates: `head` (projection head or classifier) and
             `predictor`, which follows it.
+        gem_power: key, among the heads, of the learnt power of GeM pooling; '' if the format has none.
         drop: patterns of full keys (with any prefix) outside the backbone: queues, momentum copies.
         fallback: tried only if no other table matches.
         needs_backbone: usable only if the backbone's own names are known and most of them are in the file.
@@ -178,6 +179,7 @@ class TableFile:
     note: str = ""
     heads: tuple[str, ...] = ()
     head_layers: dict[str, HeadLayers] = dataclasses.field(default_factory=dict)
+    gem_power: str = ""
     drop: tuple[str, ...] = ()
     fallback: bool = False
     needs_backbone: bool = False

@@ -69,6 +69,15 @@ class EvalCommand(click.Command):
 @options.preprocessing_options
 @options.run_options
 @click.option("--max-memory", help="Memory of the search of neighbours: 8GB, 500MB; the same as max_memory=8.")
+@click.option(
+    "--tensorboard",
+    is_flag=True,
+    help="finetune: write scalars for TensorBoard below --out; the same as tensorboard=true.",
+)
+@click.option(
+    "--histograms", is_flag=True, help="finetune: write histograms of parameters and gradients (--tensorboard)."
+)
+@click.option("--wandb", metavar="PROJECT", help="finetune: Weights & Biases project to log to.")
 @click.option("--no-floors", is_flag=True, help="Skip chance, pixels and the untrained backbone.")
 @click.option("--no-overlaps", is_flag=True, help="Skip the search for test images that also occur in train.")
 @click.option(

@@ -42,6 +42,9 @@ class EvalOptions:
     test_features: str | None
     test_labels: str | None
     max_memory: str | None
+    tensorboard: bool
+    histograms: bool
+    wandb: str | None
     no_floors: bool
     no_overlaps: bool
     limit_iters: int | None
@@ -83,10 +86,15 @@ class EvalOptions:
     def protocol_settings(self) -> dict[str, Any]:
         """Return the settings of protocols among the options that were given."""
         typed = {name: vars(self)[name] for name in _PROTOCOL_SETTINGS}
-        return {name: _PROTOCOL_SETTINGS[name](value) for name, value in typed.items() if value is not None}
+        return {name: _PROTOCOL_SETTINGS[name](value) for name, value in typed.items() if value not in (None, False)}
 
 
-_PROTOCOL_SETTINGS: Mapping[str, Callable[[Any], Any]] = {"max_memory": options.gigabytes}
+_PROTOCOL_SETTINGS: Mapping[str, Callable[[Any], Any]] = {
+    "max_memory": options.gigabytes,
+    "tensorboard": bool,
+    "histograms": bool,
+    "wandb": str,
+}
 """Options that change a protocol setting of the same name -> conversion of the typed value.
 
 They have an effect on the protocols with that setting.
@@ -126,6 +134,7 @@ _REASONS = {
     **dict.fromkeys(("feature_dtype", "store"), "Protocols on images store no features."),
     "noise": "It needs --weights and --data, and a protocol that trains on frozen features.",
     "no_overlaps": "Protocols on images do not search for overlaps.",
+    **dict.fromkeys(("tensorboard", "histograms", "wandb"), "It logs the training of finetune."),
     "max_memory": "It limits the memory of the search of neighbours: knn, retrieval.",
 }
 _UNLABELLED = "It needs --labels: a .csv with a column 'label', one line per row of the features."

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> None:
     """Print the plan of one evaluation; nothing has been decoded."""
-    from sslbench.evaluation.prepare import is_on_images
+    from sslbench.evaluation.prepare import is_on_images, one_part, only_part
     from sslbench.features.extract import store_key
     from sslbench.features.store import open_entry, what_changed
 
@@ -29,6 +29,7 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
     section("preprocessing", rows)
     fixed = [p for p in _published(request) if p.layers and p.layers == request.layers]
     given = _published_name(fixed[0]) if fixed else "flag --layers" if request.layers else "the backbone's default"
+    given = given if prepared.classifier is None else "the classifier's"
     section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
     sizes = [
         (part.name, f"{len(part)} images, {len(part.labels.classes)} classes, {part.labels.kind} label", "")
@@ -47,7 +48,11 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
         section("features", [(part.name, "none: heads are trained on images", "") for part in (data.train, data.test)])
         return
     rows = []
-    sources = [(backbone, part) for part in ([data.whole] if data.whole is not None else [data.train, data.test])]
+    used = {only_part(task) for task in request.tasks}
+    if len(used) == 1 and (part_used := used.pop()) is not None:
+        data = one_part(data, part_used)
+    encoded = [data.test] if data.train is data.test else [data.train, data.test]
+    sources = [(backbone, part) for part in (encoded if data.whole is None else [data.whole])]
     for sets in prepared.sets:
         sources += [
             (dataclasses.replace(backbone, preprocessing=each.preprocessing), each.source) for each in sets.values()

@@ -106,7 +106,7 @@ def _parts(result: Result) -> "Table | None":
             continue
         if part:
             found[part[1], part[2].replace(",", " ")] = value
-        elif find(name).needs == "versions" and name != result.headline:
+        elif find(name).needs in ("versions", "videos") and name != result.headline:
             found[name, "all"] = value
     severities = errors_by_severity(result)
     if not found:

@@ -177,7 +177,7 @@ def open_oxford(path: Path, options: RetrievalOptions) -> Source:
     named = sorted({*images.values(), *(i for each in answers.values() for i in each.positives + each.ignored)})
     ids = dict(zip(named, matched(named, folder, str(path)), strict=True))
     tasks = {
-        query: Answers(tuple(ids[i] for i in each.positives), tuple(ids[i] for i in each.ignored))
+        query: Answers(tuple(dict.fromkeys(ids[i] for i in each.positives)), tuple(ids[i] for i in each.ignored))
         for query, each in answers.items()
     }
     files = {**database, **{query: folder / ids[image] for query, image in images.items()}}

@@ -109,8 +109,14 @@ def assembled(
         distractors: folder of further images of the database; '' for none.
 
     Raises:
-        DataError: two images have one id.
+        DataError: an image is twice among the answers to a query, or a name is not UTF-8.
     """
+    for answers in tasks.values():
+        for query, each in answers.items():
+            listed = each.positives + each.ignored
+            if len(set(listed)) < len(listed):
+                twice = next(image for i, image in enumerate(listed) if image in listed[:i])
+                raise DataError(f"{name}: {twice} is twice among the positives and ignored images of {query}")
     files, labels = dict(files), dict(labels)
     if distractors:
         for path, file in images_below(Path(distractors).expanduser()).items():

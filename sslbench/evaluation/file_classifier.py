@@ -1,0 +1,184 @@
+"""Classifier of the weights file, for protocols that score one without training: loading, and names of its classes."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from sslbench import protocols
+from sslbench.arrays import FloatArray, Matrix
+from sslbench.backbones.classifier import Classifier, find_classifier, read_classifier
+from sslbench.backbones.load import load_file
+from sslbench.backbones.stems import parse_rule
+from sslbench.data.labels import present_classes
+from sslbench.data.source import Labels, Source
+from sslbench.data.splits import TrainTest, match_classes
+from sslbench.errors import UsageError
+from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.protocols import FileClassifier, FileClassifierChoice, OnSets
+from sslbench.results import WeightsUsed
+from sslbench.weights.reading import files
+
+_ROWS = 8192
+
+
+def read_class_names(path: Path) -> list[str]:
+    """Return the names of classes in a text file, one per line; empty lines at the end do not count.
+
+    A name may occur twice: ImageNet has two classes called crane.
+
+    Raises:
+        UsageError: the file cannot be read, or has no names or empty ones.
+    """
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8").rstrip().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the class names in {path}: {error}") from error
+    if not names or not all(names):
+        raise UsageError(f"{path}: line {names.index('') + 1 if names else 1} is empty", "Write one name per line.")
+    return names
+
+
+def choice_of(task: Task) -> FileClassifierChoice | None:
+    """Return a task's choice of the classifier in the weights file; None where the protocol trains its own."""
+    kind = protocols.find(task.protocol).kind
+    return kind.file_classifier(task.settings) if isinstance(kind, OnSets) else None
+
+
+def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) -> FileClassifier | None:
+    """Return the classifier of the weights file that the tasks choose; None where they train their own.
+
+    Its classes are those that the file or `class_names` names; else the sorted classes of train or, of 1,000 outputs,
+    ImageNet's synsets.
+
+    Args:
+        request: weights and tasks.
+        run: its floors are checked.
+        data: its classes name the outputs of a classifier without names.
+
+    Raises:
+        UsageError: another task or layer beside it, an untrained floor, or classes without names.
+        WeightsError: the file has no classifier.
+    """
+    chosen = [choice for choice in map(choice_of, request.tasks) if choice is not None]
+    if not chosen:
+        return None
+    setting = "classifier=file"
+    if len(request.tasks) > 1:
+        raise UsageError(
+            f"{setting} labels the data by the classes of the weights file, and other protocols do not", "Run it alone."
+        )
+    if not Path(request.weights).is_file():
+        raise UsageError(f"{setting}: '{request.weights}' has no classifier", "Give a weights file: --weights FILE.")
+    if run.baseline:
+        raise UsageError(f"baseline has no effect with {setting}: the classifier is that of the trained backbone")
+    classifier, named = _load(request, chosen[0])
+    if classifier.info.labels != "single":
+        raise UsageError(f"{setting}: the classifier of {request.weights} does not predict one class per image")
+    layer = classifier.layer.text
+    if request.layers and request.layers != (layer,):
+        raise UsageError(f"--layers has no effect with {setting}: the classifier takes {layer}", "Leave it out.")
+    classes = classifier.info.classes if named else _names_by_number(len(classifier.info.classes), data)
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise UsageError(f"{setting}: two classes are called '{twice}'", "Give different names: class_names=FILE.")
+    name = Path(request.weights).name
+    description = f"the classifier in {name}, {len(classes):,} classes on the layer {layer}"
+    return FileClassifier(description, layer, classes, _sha256(classifier), _logits(classifier.head))
+
+
+def _load(request: Request, choice: FileClassifierChoice) -> tuple[Classifier, bool]:
+    """Return the classifier of the weights file, and whether its classes have names."""
+    file = files.read(Path(request.weights), trust_pickle=request.trust_pickle)
+    loaded = load_file(
+        file,
+        backbone=request.backbone,
+        format=request.format,
+        allow_partial=request.allow_partial,
+        stem=parse_rule(request.stem) if request.stem is not None else None,
+        heads=True,
+    )
+    names = read_class_names(Path(choice.class_names)) if choice.class_names else None
+    own = read_classifier(file, loaded)
+    if own is not None and names is not None:
+        raise UsageError(f"class_names has no effect: {file.path} names its classes itself", "Leave it out.")
+    return own or find_classifier(file, loaded, names), own is not None or names is not None
+
+
+def _names_by_number(count: int, data: TrainTest) -> tuple[str, ...]:
+    """Return the names of a classifier's outputs, known by number only.
+
+    Raises:
+        UsageError: neither train nor ImageNet-1k has classes that fit.
+    """
+    numbers = tuple(map(str, range(count)))
+    known = data.train.labels.classes
+    if set(known) <= set(numbers):
+        return numbers
+    if len(known) == count:
+        return tuple(sorted(known))
+    if count == 1000:
+        from timm.data.imagenet_info import ImageNetInfo
+
+        synsets = tuple(ImageNetInfo("imagenet-1k").label_names())  # type: ignore[no-untyped-call]
+        present = present_classes(data.test.labels).tolist()
+        if {name for name, has in zip(data.test.labels.classes, present, strict=True) if has} <= set(synsets):
+            return synsets
+    raise UsageError(
+        f"classifier=file: its {count:,} classes have no names, and {data.train.name} has {len(known):,} classes",
+        "Name them in the order of the outputs: class_names=FILE, one per line.",
+    )
+
+
+def _sha256(classifier: Classifier) -> str:
+    """Return a digest of the classifier's structure, layer and tensors."""
+    found = hashlib.sha256(f"{classifier.layer.text}\n{classifier.head}".encode())
+    for name, tensor in sorted(classifier.head.state_dict().items()):
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        found.update(np.ascontiguousarray(tensor.cpu().double().numpy()).tobytes())
+    return found.hexdigest()[:32]
+
+
+def _logits(head: nn.Module) -> Callable[[Matrix], FloatArray]:
+    """Return the function from features (N, D) to the head's logits (N, C), computed on the processor."""
+
+    def logits(x: Matrix) -> FloatArray:
+        blocks = []
+        for start in range(0, len(x), _ROWS):
+            block = torch.from_numpy(np.array(x[start : start + _ROWS], dtype=np.float32))
+            with torch.inference_mode():
+                blocks.append(head(block).double().numpy())
+        return np.concatenate(blocks)
+
+    return logits
+
+
+def labelled_by(data: TrainTest, classifier: FileClassifier) -> TrainTest:
+    """Return the data with labels among the classes of the classifier, matched by name.
+
+    Raises:
+        DataError: the data have a class that the classifier lacks.
+    """
+    return dataclasses.replace(
+        data,
+        train=_relabelled(data.train, classifier),
+        test=_relabelled(data.test, classifier),
+        whole=None if data.whole is None else _relabelled(data.whole, classifier),
+    )
+
+
+def _relabelled(part: Source, classifier: FileClassifier) -> Source:
+    none = np.zeros(0, dtype=np.int64)
+    known = Source(classifier.description, (), Labels("single", classifier.classes, none), part.images.select(none))
+    return match_classes(known, part)[1]
+
+
+def with_classifier(weights: WeightsUsed, classifier: FileClassifier | None) -> WeightsUsed:
+    """Return the weights of a record with the digest of the classifier that was scored, if it is the file's."""
+    if classifier is None:
+        return weights
+    return dataclasses.replace(weights, code={**weights.code, "classifier": classifier.sha256})
