@@ -220,7 +220,7 @@ def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -
 
 def _joined(parts: Sequence[Tensor], regions: int) -> Tensor:
     """Return the features of several layers (B, R * C_i) one after the other within each region, (B, R * sum C_i)."""
-    return torch.cat([part.unflatten(1, (regions, -1)) for part in parts], dim=2).flatten(1)
+    return torch.cat([part.reshape(len(part), regions, -1) for part in parts], dim=2).flatten(1)
 
 
 def run(module: nn.Module, images: Tensor) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
 from sslbench.data.maps.label_map import IGNORED
 from sslbench.data.source import Labels, PixelLabels
@@ -64,8 +64,8 @@ class PatchMemory:
         left_out: patches that the memory has no room for.
     """
 
-    x: FloatArray
-    labels: FloatArray
+    x: Matrix
+    labels: Matrix
     pixels: IntArray
     places: FloatArray
     left_out: int
@@ -133,8 +133,8 @@ def patch_memory(train: Features, most: int, seed: int) -> PatchMemory:
     n_classes, cells = len(train.labels.classes), grid[0] * grid[1]
     generator = np.random.default_rng(seed)
     room = cells if len(train) * cells <= most else max(1, most // len(train))
-    kept: list[FloatArray] = []
-    labels: list[FloatArray] = []
+    kept: list[Matrix] = []
+    labels: list[Matrix] = []
     pixels, places, left_out = np.zeros(n_classes, dtype=np.int64), np.zeros((cells, n_classes)), 0
     for index in range(len(train)):
         counts = class_counts(maps.read_map(index).semantic, grid, n_classes, ignore=(IGNORED,))
@@ -171,7 +171,7 @@ def _areas(memory: PatchMemory, test: Features, settings: Settings, device: str)
             yield _score(found.reshape(*grid, n_classes), maps, start + i)
 
 
-def _score(scores: FloatArray, maps: PixelLabels, index: int) -> IntArray:
+def _score(scores: Matrix, maps: PixelLabels, index: int) -> IntArray:
     """Return the areas (3, C) of the classes of highest score (h, w, C) at the size of an image's label map."""
     label = maps.read_map(index).semantic
     height, width = label.shape
