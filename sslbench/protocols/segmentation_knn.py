@@ -26,6 +26,7 @@ from sslbench.data.maps.label_map import IGNORED
 from sslbench.data.source import Labels, PixelLabels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
+from sslbench.labels import LABELS
 from sslbench.metrics.dense import segmentation
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.selection import check_finite
@@ -76,7 +77,13 @@ def check(settings: Settings, train: Labels) -> None:
 
     Raises:
         UsageError: a number is out of its range.
+        DataError: labels that are not label maps of two classes or more.
     """
+    if train.kind != "map":
+        raise DataError(
+            f"segmentation-knn: needs a class for every pixel, and these samples have {LABELS[train.kind].text}",
+            "Give data with label maps: images/ and masks/, ADE20K, Cityscapes, Pascal VOC, a manifest with masks.",
+        )
     for name, least in (("k", 1), ("memory", 1)):
         if getattr(settings, name) < least:
             raise UsageError(f"segmentation-knn: {name} must be at least {least}, not {getattr(settings, name)}")
@@ -211,7 +218,7 @@ def _named(areas: IntArray) -> dict[str, float]:
 
 PROTOCOL = Protocol(
     version=1,
-    summary="semantic segmentation by the labels of the nearest patches, without training",
+    summary="semantic segmentation by the labels of the nearest training patches, without training.",
     settings=Settings,
     kind=OnFeatures(check=check, run=run, label_kinds=MAPS),
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sample_maps import map_sample
 from scipy.stats import binom
 from torch import nn
 
@@ -31,6 +32,7 @@ ON_IMAGES = [name for name, protocol in ALL.items() if isinstance(protocol.kind,
 ON_SETS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnSets)]
 PROTOCOLS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnFeatures)]
 OF_PLACES = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds == {"value"}]
+OF_MAPS = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds == {"map"}]
 CITIES = np.array([[48.86, 2.35], [-33.87, 151.21], [40.71, -74.01], [-1.29, 36.82]])
 
 
@@ -55,10 +57,14 @@ def sample(n, seed, kind="single", classes=4):
 
 def train_sample(name, kind="single"):
     """Enough samples of labels that the protocol takes: a cell of the globe needs fifty."""
+    if name in OF_MAPS:
+        return map_sample(80, 1)
     return sample(240, 1, "value") if name in OF_PLACES else sample(80, 1, kind)
 
 
 def sample_of_test(name, kind="single"):
+    if name in OF_MAPS:
+        return map_sample(40, 2)
     return sample(40, 2, "value" if name in OF_PLACES else kind)
 
 
@@ -106,6 +112,14 @@ def test_an_outcome_of_places_is_complete_and_good_on_separated_cities(name):
     assert outcome.headline == "accuracy@200km" and outcome.metrics["accuracy@200km"][0] > 0.8
     assert outcome.scores.shape == (40, 2) and outcome.scores.dtype == np.float32
     assert set(outcome.chance) <= set(outcome.metrics) and outcome.chance["accuracy@200km"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("name", OF_MAPS)
+def test_an_outcome_of_maps_is_complete_and_good_on_separated_classes(name):
+    outcome = run(name)
+    assert outcome.headline == "mIoU" and 0.7 < outcome.metrics["mIoU"][0] <= 1
+    assert outcome.scores.shape == (40, 3 * 4) and set(outcome.per_class) == {f"class {c}" for c in range(4)}
+    assert outcome.chance["mIoU"] < 0.1 and set(outcome.chance) == set(outcome.metrics)
 
 
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if "multi" not in ALL[name].kind.label_kinds])
