@@ -15,7 +15,6 @@ import torch
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run, single_layers
 from sslbench.backbones.pools import Pool
-from sslbench.data.decode.picture import Wanted
 from sslbench.errors import BackboneError, UsageError
 
 _LAST_MAPS = ("last", "res5", "conv5")
@@ -50,8 +49,7 @@ def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int
 def _shapes(backbone: Backbone, layers: Sequence[Layer], size: tuple[int, int]) -> dict[str, tuple[int, int]]:
     """Return the height and width of each single layer's grid for images of this size."""
     found: dict[str, tuple[int, int]] = {}
-    channels = Wanted.by(backbone.preprocessing).channels
-    images = torch.zeros(1, channels, *size)
+    images = torch.zeros(1, backbone.preprocessing.channels, *size)
 
     def take(layer: Layer, value: Any) -> None:
         value, tokens = map_of(backbone.module, layer, value, images)

@@ -169,7 +169,8 @@ def test_test_labels_decide_nothing(name):
 def test_every_outcome_is_complete(name):
     outcome = run(name)
     assert outcome.headline in outcome.metrics and len(outcome.scores) == 40 and outcome.scores.dtype == np.float32
-    assert outcome.scores.shape[1] == 2 if name in OF_PLACES else outcome.scores.shape[1] in (0, 4)
+    columns = (2,) if name in OF_PLACES else (12,) if name in OF_MAPS else (0, 4)
+    assert outcome.scores.shape[1] in columns
     for value, low, high in outcome.metrics.values():
         assert np.isnan(value) or low - 1e-9 <= value <= high + 1e-9
     assert all(note.endswith(".") for note in outcome.notes)

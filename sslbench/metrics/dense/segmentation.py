@@ -23,6 +23,7 @@ MIOU = Metric(
     unit="%",
     direction=1,
     bounds=RATE,
+    labels=("map",),
     needs="label_maps",
 )
 PIXEL_ACCURACY = dataclasses.replace(MIOU, name="aAcc", title="Pixel accuracy")
