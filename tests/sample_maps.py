@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from sslbench.data.maps.label_map import LabelMap
+from sslbench.data.label_map import LabelMap
 from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.features.array import Features

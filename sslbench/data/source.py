@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.maps.label_map import LabelMap
+from sslbench.data.label_map import LabelMap
 from sslbench.data.queries import Queries
 from sslbench.data.wording import printable
 from sslbench.labels import LabelKind

@@ -22,7 +22,7 @@ import torch
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
-from sslbench.data.maps.label_map import IGNORED
+from sslbench.data.label_map import IGNORED
 from sslbench.data.source import Labels, PixelLabels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features

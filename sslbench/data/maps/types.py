@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.maps.label_map import IGNORED, UNKNOWN, Grid, LabelMap
+from sslbench.data.label_map import IGNORED, UNKNOWN, Grid, LabelMap
 from sslbench.data.maps.sizes import check_same_size, size_and_turn
 from sslbench.data.source import Images
 from sslbench.data.wording import some
