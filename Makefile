@@ -13,7 +13,7 @@ demo: .venv/installed  ## pretrain a small ResNet on bundled digits and evaluate
 	$(BIN)/sslbench demo
 
 test: .venv/installed  ## all tests; two processes with one thread each are quicker than one with two
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: .venv/installed  ## format, lint, types, tests
 	$(BIN)/ruff format --check .

@@ -79,7 +79,8 @@ def folder(tmp_path, monkeypatch):
     return write
 
 
-def assert_used_or_refused(before, option):
+def assert_used_or_refused(before, usual, option):
+    """The plan of the words `before` and of an option differs from the `usual` one of `before`, or is refused."""
     extra = typed(option)
     if option.name == "weights" and "--weights" in before:
         before = [word for word in before if word not in NETWORK[:2]]
@@ -93,23 +94,26 @@ def assert_used_or_refused(before, option):
         assert error.exit_code == 2
         assert "does not go with" in error.message and option.opts[0] in str(error), error
         return
-    assert changed != plan(before), f"{option.opts[0]} changes nothing and is not refused"
+    assert changed != usual, f"{option.opts[0]} changes nothing and is not refused"
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_option_is_used_or_refused(protocol, option, folder):
+def test_every_option_is_used_or_refused(protocol, folder):
     folder(protocol)
-    assert_used_or_refused((protocol, *NETWORK), option)
+    before = (protocol, *NETWORK)
+    usual = plan(before)
+    for option in OPTIONS:
+        assert_used_or_refused(before, usual, option)
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 @pytest.mark.parametrize("labels", [True, False])
-def test_an_option_beside_embeddings_is_used_or_refused(labels, option, folder):
+def test_every_option_beside_embeddings_is_used_or_refused(labels, folder):
     folder("geometry")
     before = ("geometry", *EMBEDDINGS) if labels else ("geometry", *EMBEDDINGS[:2])
-    if labels or option.name != "labels":
-        assert_used_or_refused(before, option)
+    usual = plan(before)
+    for option in OPTIONS:
+        if labels or option.name != "labels":
+            assert_used_or_refused(before, usual, option)
 
 
 @pytest.mark.parametrize("protocol", ON_FEATURES)

@@ -74,7 +74,7 @@ def test_the_record_has_intervals_and_floors_and_the_file_gives_its_scores(photo
     images = torch.stack([torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) for path in paths])
     with torch.no_grad():
         own = classifier.scores(backbone.module, normalise(images, backbone.preprocessing))
-    np.testing.assert_allclose(own, scores.scores, atol=1e-4)
+    np.testing.assert_allclose(own, scores.scores, rtol=1e-4, atol=1e-4)
     assert file.content["metadata"]["record"] == result.id and file.content["metadata"]["init"] == str(weights)
 
 

@@ -12,6 +12,7 @@ from sklearn.svm import LinearSVC
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics import ranking
 from sslbench.metrics.intervals import student_half_width
+from sslbench.metrics.metric import ANY, LOSS
 from sslbench.protocols import low_shot
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.few_shot import combine, statistics
@@ -219,6 +220,16 @@ def test_the_interval_over_draws_covers_the_mean_as_often_as_it_says():
     assert combine([(0.5, 0.41, 0.58)]) == pytest.approx((0.5, 0.41, 0.58))
     assert combine([(0.9, 0.5, 0.99), (0.1, 0.0, 0.5)])[1:] == (0.0, 1.0)
     assert np.isnan(student_half_width([0.5])) and statistics([0.5])["mean"] == 0.5
+
+
+def test_intervals_over_draws_are_clipped_to_the_bounds_of_the_metric():
+    errors = [(30.0, 25.0, 36.0), (34.0, 29.0, 41.0)]
+    half = student_half_width([30.0, 34.0])
+    assert combine(errors, LOSS) == pytest.approx((32.0, max(32.0 - np.hypot(5, half), 0), 32.0 + np.hypot(6.5, half)))
+    mean, low, high = combine([(-1.4, -2.0, -0.9), (-1.6, -2.2, -1.1)], ANY)
+    assert low < mean < high < 0
+    found = statistics([-1.4, -1.6], ANY)
+    assert found["low"] < found["mean"] < found["high"]
 
 
 @pytest.mark.parametrize("classifier", ["svm", "logistic"])

@@ -21,7 +21,9 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
+from sslbench.metrics.catalog import find
 from sslbench.metrics.intervals import Units, student_half_width
+from sslbench.metrics.metric import RATE, Bounds
 from sslbench.metrics.summary import headline, one_measure, summarise
 from sslbench.protocols._parts.selection import class_sizes, folds_of
 from sslbench.results import Outcome
@@ -229,13 +231,13 @@ class Fitted:
     notes: tuple[str, ...] = ()
 
 
-def statistics(values: Sequence[float]) -> dict[str, float]:
-    """Return mean, min, max, std (R - 1) and the 95 % interval of the mean; NaN where one draw is too few."""
+def statistics(values: Sequence[float], bounds: Bounds = RATE) -> dict[str, float]:
+    """Return mean, min, max, std (R - 1) and the 95 % interval of the mean, within bounds; NaN with one draw."""
     finite = _finite_values(values)
     if not len(finite):
         return dict.fromkeys(("mean", "min", "max", "std", "low", "high"), math.nan)
     half = student_half_width(values)
-    low, high = _cut(float(finite.mean()) - half, float(finite.mean()) + half)
+    low, high = _clipped(float(finite.mean()) - half, float(finite.mean()) + half, bounds)
     return {
         "mean": float(finite.mean()),
         "min": float(finite.min()),
@@ -255,9 +257,10 @@ def _mean(values: Sequence[float]) -> float:
     return float(finite.mean()) if len(finite) else math.nan
 
 
-def _cut(low: float, high: float) -> tuple[float, float]:
-    """Clip an interval to 0..1; NaN stays."""
-    return (low if math.isnan(low) else max(low, 0.0)), (high if math.isnan(high) else min(high, 1.0))
+def _clipped(low: float, high: float, bounds: Bounds) -> tuple[float, float]:
+    """Return an interval clipped to the bounds of its metric; NaN stays."""
+    least, most = bounds
+    return (low if math.isnan(low) else max(low, least)), (high if math.isnan(high) else min(high, most))
 
 
 def leading_metric(metric: str, labels: Labels) -> str:
@@ -298,7 +301,7 @@ class LearningCurve:
 
     def add(self, name: str, draws: Sequence[Draw], fitted: Sequence[Fitted]) -> None:
         """Add one point of the curve: 'k=4' with the classifiers of all draws."""
-        found = statistics([leading(self._metric, self._test, one.scores) for one in fitted])
+        found = statistics([leading(self._metric, self._test, one.scores) for one in fitted], find(self._metric).bounds)
         mean = found.pop("mean")
         rest = {f"{self._metric}_{key}": value for key, value in found.items()}
         self.variants[name] = {self._metric: mean, **rest, "train": _mean([one.train for one in fitted])}
@@ -317,7 +320,7 @@ class LearningCurve:
             summarise(kind, classes, values, one.scores, seed=seed, resamples=resamples, groups=self._groups)
             for one in self._last
         ]
-        metrics = {name: combine([found[0][name] for found in each]) for name in each[0][0]}
+        metrics = {name: combine([found[0][name] for found in each], find(name).bounds) for name in each[0][0]}
         per_class = {name: _mean([found[2][name] for found in each]) for name in classes}
         draws = {"seeds": list(seeds), "samples_sha256": self.drawn}
         scores = [one.scores.astype(np.float32) for one in self._last]
@@ -336,13 +339,14 @@ class LearningCurve:
         )
 
 
-def combine(values: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """Return the mean over the draws with its interval for other draws and another test set."""
+def combine(values: Sequence[tuple[float, float, float]], bounds: Bounds = RATE) -> tuple[float, float, float]:
+    """Return the mean over the draws with its interval for other draws and another test set, within bounds."""
     means = [value for value, _, _ in values]
     below, above = _mean([value - low for value, low, _ in values]), _mean([high - value for value, _, high in values])
     half = student_half_width(means)
     draws = 0.0 if math.isnan(half) else half
-    return _mean(means), *_cut(_mean(means) - math.hypot(below, draws), _mean(means) + math.hypot(above, draws))
+    mean = _mean(means)
+    return mean, *_clipped(mean - math.hypot(below, draws), mean + math.hypot(above, draws), bounds)
 
 
 def usable_k(

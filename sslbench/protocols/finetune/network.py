@@ -257,14 +257,16 @@ def layer_numbers(backbone: Backbone) -> LayerNumbers:
     """
     module = backbone.module
     names = [name for name, _ in module.named_parameters()]
-    if any(name.startswith("blocks.") for name in names):
+    matcher = getattr(module, "group_matcher", None)  # of models of timm only
+    # EfficientNets of timm have blocks too, after a stem that only timm numbers.
+    is_transformer = any(name.startswith("patch_embed.") for name in names)
+    if any(name.startswith("blocks.") for name in names) and (is_transformer or not callable(matcher)):
         found = numbered_layers([f"backbone.{name}" for name in names])
         return LayerNumbers({name: found[f"backbone.{name}"] for name in names}, max(found.values()))
     stages = {name: int(match[1]) for name in names if (match := _STAGE.match(name))}
     if stages:
         last = max(stages.values()) + 1
         return LayerNumbers({name: stages.get(name, 0 if name.startswith(_STEM) else last) for name in names}, last)
-    matcher = getattr(module, "group_matcher", None)  # of models of timm only
     if callable(matcher):
         patterns = matcher(coarse=False)
         found = group_parameters(module, patterns, reverse=True)

@@ -255,7 +255,8 @@ def _listed(path: Path, train: Source) -> Portion:
     rows: list[int] = []
     missing: list[str] = []
     for name in names:
-        matches = [by_id[name]] if name in by_id else by_file.get(name.rpartition("/")[2], [])
+        same_file = by_file.get(name.rpartition("/")[2], [])
+        matches = [by_id[name]] if name in by_id else [row for row in same_file if _is_same(name, train.ids[row])]
         if len(matches) > 1:
             raise DataError(
                 f"train_list: {path} names '{name}', and {len(matches)} train images have that file name",
@@ -272,6 +273,11 @@ def _listed(path: Path, train: Source) -> Portion:
     chosen = torch.tensor(sorted(set(rows))).numpy()
     digest = hashlib.sha256("\n".join(train.ids[row] for row in chosen).encode()).hexdigest()[:8]
     return Portion(f"{len(chosen):,} images of {path.name} ({digest})", rows=chosen)
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Return True if one path is the end of the other: 'cat/1.png' of 'train/cat/1.png', not of 'dog/1.png'."""
+    return f"/{one}".endswith(f"/{other}") or f"/{other}".endswith(f"/{one}")
 
 
 def split(source: Source, settings: Settings, seed: int) -> tuple[Source, Source] | None:
