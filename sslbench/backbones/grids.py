@@ -38,12 +38,21 @@ def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int
             f"{backbone.name}: grids of features need images of one size",
             "Give --resize HEIGHTxWIDTH --crop none, such as --resize 448x448 --crop none.",
         )
-    names = specs or [next((name for name in _LAST_MAPS if name in backbone.aliases), "")]
-    if not names[0]:
-        raise UsageError(f"{backbone.name} has no layer that is known to have a grid", "Name one with --layers.")
-    layers = resolve_layers(backbone, [name.removesuffix(":grid") for name in names])
+    layers = resolve_layers(backbone, [name.removesuffix(":grid") for name in specs or [last_map(backbone)]])
     shapes = _shapes(backbone, layers, size)
     return tuple(_with_grid(layer, shapes) for layer in layers)
+
+
+def last_map(backbone: Backbone) -> str:
+    """Return the name of the last layer with a map.
+
+    Raises:
+        UsageError: no layer is known to have one.
+    """
+    for name in _LAST_MAPS:
+        if name in backbone.aliases:
+            return name
+    raise UsageError(f"{backbone.name} has no layer that is known to have a grid", "Name one with --layers.")
 
 
 def _shapes(backbone: Backbone, layers: Sequence[Layer], size: tuple[int, int]) -> dict[str, tuple[int, int]]:

@@ -293,15 +293,10 @@ def gigabytes(text: str) -> float:
     return size
 
 
-def default_data(*, maps: bool = False) -> str:
-    """Return the data set used without --data, and tell the user; for `maps`, one with a class for every pixel."""
-    from sslbench.data.open import DEFAULT_OBJECTS
-
-    data, name = "sklearn:digits", "the handwritten digits bundled with scikit-learn"
-    if maps:
-        data, name = DEFAULT_OBJECTS, "kwcoco's toy shapes"
+def default_data(data: str = "sklearn:digits", title: str = "the handwritten digits bundled with scikit-learn") -> str:
+    """Return the data set used without --data, and tell the user."""
     if this_process().rank == 0:
-        echo(f"no --data: using {name} ({data})", err=True)
+        echo(f"no --data: using {title} ({data})", err=True)
     return data
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from sslbench import names, protocols
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.grids import resolve_grids
 from sslbench.backbones.layers import Layer, names_head, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.sizes import built_for
@@ -27,19 +26,20 @@ from sslbench.data.splits import (
     match_classes,
     name_numbered,
     train_test,
-    train_test_maps,
+    train_test_of,
     unite_classes,
 )
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
+from sslbench.evaluation.dense import DATA, dense_kind, dense_layers, takes_own_sizes, whole_image
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.features.array import Features
-from sslbench.labels import LabelKind
+from sslbench.labels import LABELS, LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
-from sslbench.protocols import MAPS, FileClassifier, ImageSet, OnFeatures, OnImages, OnObjects, OnSets
+from sslbench.protocols import FileClassifier, ImageSet, OnFeatures, OnImages, OnObjects, OnSets
 
 
 def needs_labels(task: Task) -> bool:
@@ -327,8 +327,8 @@ def load(request: Request, run: RunSettings) -> Backbone:
 
 def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     """Train and test part of the data, classes matched by name, limited if that was asked for."""
-    if takes_maps(request.tasks):
-        data = _label_maps(request, run)
+    if (kind := dense_kind(request.tasks)) is not None:
+        data = _dense_data(kind, request, run)
     else:
         refuse_label_maps(request.data)
         data = train_test(
@@ -350,54 +350,25 @@ def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
 
 
-def _label_maps(request: Request, run: RunSettings) -> TrainTest:
-    """Return train and test images with label maps, which have no columns.
+def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTest:
+    """Return train and test images of a protocol on places in images, whose data have no columns.
 
     Raises:
         UsageError: a column was named.
     """
     named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
     if named:
-        raise UsageError(f"label maps have no columns, so {named[0]} has no effect", "Leave it out.")
-    return train_test_maps(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
+        raise UsageError(f"{request.data} has {LABELS[kind].text} and no columns, so {named[0]} has no effect")
+    return train_test_of(
+        DATA[kind].open, request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction
+    )
 
 
 def _layers(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
-    """Return the layers of a request; of protocols on label maps, with a vector for every patch or cell."""
-    if takes_maps(request.tasks):
-        return resolve_grids(backbone, request.layers, output_size(backbone.preprocessing))
+    """Return the layers of a request; of protocols on label maps, those with a map."""
+    if dense_kind(request.tasks) is not None:
+        return dense_layers(backbone, request.tasks, request.layers)
     return resolve_layers(backbone, request.layers or (backbone.default_layer,))
-
-
-def takes_maps(tasks: Sequence[Task]) -> bool:
-    """Return whether the protocols take images with a class for every pixel.
-
-    Raises:
-        UsageError: some do, others take other labels.
-    """
-    dense = [task.protocol for task in tasks if sample_kind(task.protocol).label_kinds == MAPS]
-    others = [task.protocol for task in tasks if task.protocol not in dense]
-    if dense and others:
-        raise UsageError(
-            f"{dense[0]} takes label maps and {others[0]} takes other labels, so they cannot run together",
-            "Run them one after the other.",
-        )
-    return bool(dense)
-
-
-def whole_image(own: Preprocessing, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of a preprocessing that keep the whole image, whose every pixel has a label.
-
-    Without a size, the image is squashed to the size that the backbone takes.
-
-    Raises:
-        UsageError: a crop was asked for.
-    """
-    if values.get("crop") is not None:
-        raise UsageError("a crop would cut pixels off that have a label", "Give --resize HEIGHTxWIDTH --crop none.")
-    if "resize" in values:
-        return {"crop": None, **values}
-    return {"resize": own.crop or own.resize, **values, "crop": None}
 
 
 def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple[Backbone, dict[str, str]]:
@@ -409,9 +380,11 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
         UsageError: see `with_preprocessing` and `sizes.built_for`.
     """
     values = {**request.preprocessing, **run.decoding()}
-    if takes_maps(request.tasks):
-        values = whole_image(backbone.preprocessing, values)
+    if dense_kind(request.tasks) is not None:
+        values = whole_image(backbone.preprocessing, request.tasks, values)
     backbone, origins = with_preprocessing(backbone, values)
+    if takes_own_sizes(request.tasks):
+        return backbone, origins
     return built_for(backbone, output_size(backbone.preprocessing)), origins
 
 

@@ -22,6 +22,7 @@ from sslbench.errors import UsageError
 from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.corruption_curves import write_curves
 from sslbench.evaluation.costs import encoding_costs, measured
+from sslbench.evaluation.dense import dense_kind
 from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.neighbours import write_sheet
@@ -35,7 +36,6 @@ from sslbench.evaluation.prepare import (
     one_part_of_features,
     only_part,
     open_train_test,
-    takes_maps,
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
 from sslbench.evaluation.request import Request, RunSettings, Task
@@ -404,7 +404,7 @@ def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:
     if not prepared.run.floors or (only_sets and not prepared.run.baseline):
         return floors.FloorBackbones({}, {})
     found = floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
-    if takes_maps(prepared.request.tasks) and "pixels" in found.found:
+    if dense_kind(prepared.request.tasks) is not None and "pixels" in found.found:
         others = {name: backbone for name, backbone in found.found.items() if name != "pixels"}
         return floors.FloorBackbones(others, found.missing | {"pixels": "8 x 8 pixels are no grid of patches"})
     return found

@@ -1,7 +1,7 @@
 """Train and test parts of data: their own splits, or a seeded stratified split."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from sslbench.arrays import IntArray
 from sslbench.data.groups import choose_groups, source_groups, torn_classes
 from sslbench.data.labels import among_classes, present_classes, single_labels
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.open import open_data, open_maps_as_data
+from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
 from sslbench.data.splits.stratify import choose
 from sslbench.data.wording import some
@@ -85,12 +85,19 @@ def train_test(
     return TrainTest(train, test, f"{train.name} against {test.name}")
 
 
-def train_test_maps(data: str, test_data: str | None = None, *, seed: int = 0, test_fraction: float = 0.2) -> TrainTest:
-    """Open one location of label maps, or two, and return the train and the test part; see `train_test`."""
-    sources = open_maps_as_data(data)
+def train_test_of(
+    opener: Callable[[str], Mapping[str, Source]],
+    data: str,
+    test_data: str | None = None,
+    *,
+    seed: int = 0,
+    test_fraction: float = 0.2,
+) -> TrainTest:
+    """Open one location, or two, by a function from a location to its splits; see `train_test`."""
+    sources = opener(data)
     if test_data is None:
         return _from_one(data, sources, seed, test_fraction)
-    train, test = choose_train(data, sources), choose_test(test_data, open_maps_as_data(test_data))
+    train, test = choose_train(data, sources), choose_test(test_data, opener(test_data))
     return TrainTest(train, test, f"{train.name} against {test.name}")
 
 
@@ -121,7 +128,7 @@ def _part(spec: str, sources: Mapping[str, S], wanted: tuple[str, ...]) -> S:
     raise UsageError(f"{spec} has the splits {', '.join(sources)}, but none called {' or '.join(wanted[:-1])}")
 
 
-def _from_one(spec: str, sources: dict[str, Source], seed: int, test_fraction: float) -> TrainTest:
+def _from_one(spec: str, sources: Mapping[str, Source], seed: int, test_fraction: float) -> TrainTest:
     if len(sources) == 1:
         return _seeded(next(iter(sources.values())), seed, test_fraction)
     train = sources.get("train")
