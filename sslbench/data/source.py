@@ -23,11 +23,12 @@ class Labels:
 
     Attributes:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
-            (regression); 'map': a class for every pixel, in `Source.maps`; 'none': unlabelled.
+            (regression); 'map': a class for every pixel, in `Source.maps`; 'depth' and 'normals': numbers for every
+            pixel, in `Source.pixel_values`; 'none': unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
-            value: float64 (N, C), finite; map and none: int8 (N, 0).
+            value: float64 (N, C), finite; map, depth, normals and none: int8 (N, 0).
     """
 
     kind: LabelKind
@@ -52,9 +53,9 @@ class Labels:
     def text(self, index: int) -> str:
         """Return a sample's label as written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
 
-        Numbers are joined by ';' too. Label maps have no such text.
+        Numbers are joined by ';' too. Labels of pixels have no such text.
         """
-        if self.kind == "map":
+        if self.kind in ("map", "depth", "normals"):
             return ""
         if self.kind == "single":
             return self.classes[int(self.values[index])]
@@ -120,6 +121,31 @@ class PixelLabels(Protocol):
         ...
 
 
+class PixelValues(Protocol):
+    """Depth or surface normals of N images, read one by one, from any process (an implementation must be picklable)."""
+
+    def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
+        """Return float32 (H, W, K) of an image whose upright height and width are `size`; NaN where it is unknown.
+
+        Raises:
+            UnreadableImage: there are no complete values.
+            DataError: they do not fit the image, or are impossible.
+        """
+        ...
+
+    def path(self, index: int) -> str:
+        """Return the name of the values in messages."""
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "PixelValues":
+        """Return the values at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the values, 32 hex digits."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """N samples in order of their id.
@@ -138,6 +164,7 @@ class Source:
             relative to the others; empty: every image equally often.
         queries: of a retrieval data set: queries among the samples, and their answers; None: labels tell the answers.
         maps: of images with a class for every pixel: their label maps.
+        pixel_values: of images with depth (K = 1, in metres as a rule) or surface normals (K = 3) for every pixel.
     """
 
     name: str
@@ -150,6 +177,7 @@ class Source:
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     queries: Queries | None = None
     maps: PixelLabels | None = None
+    pixel_values: PixelValues | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.images):
@@ -174,7 +202,8 @@ class Source:
         images, labels = self.images.select(chosen), self.labels.select(chosen)
         attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
         maps = None if self.maps is None else self.maps.select(chosen)
-        further = attributes, self.grouped_by, self.weights, self.queries, maps
+        values = None if self.pixel_values is None else self.pixel_values.select(chosen)
+        further = attributes, self.grouped_by, self.weights, self.queries, maps, values
         return Source(name or self.name, ids, labels, images, self.notes, *further)
 
     def images_fingerprint(self) -> str:
@@ -188,7 +217,7 @@ class Source:
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:
-        """Return a hash of ids, image contents, labels, class names, groups, queries and maps, for keys of scores.
+        """Return a hash of ids, image contents, labels, class names, groups, queries and labels of pixels, for keys.
 
         32 hex digits.
         """
@@ -201,4 +230,6 @@ class Source:
             digest.update(("queries" + self.queries.digest()).encode())
         if self.maps is not None:
             digest.update(("maps" + self.maps.fingerprint()).encode())
+        if self.pixel_values is not None:
+            digest.update(("pixel values" + self.pixel_values.fingerprint()).encode())
         return digest.hexdigest()[:32]

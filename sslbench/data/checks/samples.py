@@ -159,8 +159,8 @@ def _numbers(train: Source, test: Source) -> list[Finding]:
 
 
 def _maps(train: Source, test: Source) -> list[Finding]:
-    """Return nothing: `sslbench check-data --label-maps` reads all maps."""
+    """Return nothing: `sslbench check-data` reads all maps, and protocols on depth and normals before they train."""
     return []
 
 
-_LABEL_CHECKS = {"map": _maps, "single": _single_classes, "multi": _multi_classes, "value": _numbers}
+_LABEL_CHECKS = {"map": _maps, "depth": _maps, "normals": _maps, "single": _single_classes, "multi": _multi_classes, "value": _numbers}
