@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-LabelKind = Literal["single", "multi", "value", "map", "depth", "normals", "none"]
-"""One class per sample, any number of classes per sample, numbers to predict (regression), a class, a depth or a surface
-normal for every pixel, or unlabelled."""
+LabelKind = Literal["single", "multi", "value", "map", "depth", "normals", "boxes", "mask", "none"]
+"""One class per sample, any number of classes per sample, numbers to predict (regression), a class, a depth or a
+surface normal for every pixel, boxes of objects, a mask of the foreground, or unlabelled."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,5 +33,7 @@ LABELS: Mapping[LabelKind, LabelFacts] = {
     "map": LabelFacts(text="a class for every pixel", metric="mIoU", classes=False, dtype="int8"),
     "depth": LabelFacts(text="a depth for every pixel", metric="depth_rmse", classes=False, dtype="int8"),
     "normals": LabelFacts(text="a surface normal for every pixel", metric="angle_mean", classes=False, dtype="int8"),
+    "boxes": LabelFacts(text="boxes of objects", metric="corloc", classes=False, dtype="int8"),
+    "mask": LabelFacts(text="a mask of the foreground", metric="saliency_max_f", classes=False, dtype="int8"),
     "none": LabelFacts(text="no labels", metric="", classes=False, dtype="int8"),
 }

@@ -29,7 +29,8 @@ from sslbench.data.format import (
     user_format,
 )
 from sslbench.data.location import PATTERN, SCHEME, locate
-from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside
+from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
@@ -171,6 +172,65 @@ def open_maps_as_data(spec: str) -> dict[str, Source]:
         )
         for split, found in open_label_maps(spec).items()
     }
+
+
+def open_boxes_as_data(spec: str) -> dict[str, Source]:
+    """Open images with boxes as sources; images without an object are left out. See `open_objects`.
+
+    Regions with many objects (COCO's iscrowd) are no objects.
+
+    Raises:
+        DataError: no image has an object.
+    """
+    found = open_objects(spec)
+    sources: dict[str, Source] = {}
+    for split, part in found.items():
+        kept = [i for i in range(len(part)) if len(part.boxes_of(i))]
+        notes = list(part.notes)
+        if len(kept) < len(part):
+            notes.append(
+                f"{part.name}: {len(part) - len(kept):,} of {len(part):,} images have no object and are left out"
+            )
+        if kept:
+            part = part.select(kept)
+            labels = Labels("boxes", part.classes, np.zeros((len(part), 0), dtype=np.int8))
+            sources[split] = Source(
+                part.name,
+                part.ids,
+                labels,
+                part.images,
+                tuple(notes),
+                attributes=part.attributes,
+                grouped_by=part.grouped_by,
+                objects=part,
+            )
+    if not sources:
+        total = sum(map(len, found.values()))
+        raise DataError(f"none of the {total:,} images of {spec} has an object", "Give images with boxes.")
+    return sources
+
+
+def open_masks_as_data(spec: str) -> dict[str, Source]:
+    """Open images with masks of the foreground as sources.
+
+    Args:
+        spec: a folder of images and one of binary masks (`ECSSD?images=images&maps=ground_truth_mask`), or label maps
+            with a class called background, of which everything else is foreground.
+
+    Raises:
+        UsageError: the location does not exist, or has no masks.
+        DataError: it is damaged, or has label maps without a background.
+    """
+    location = locate(spec)
+    options = config.build(LabelMapOptions, {**location.options}, f"the options of {location.text}")
+    folder = builtin_format("folder").maps
+    for reader in _label_map_readers():
+        if not reader.recognises(location.text, options):
+            continue
+        if reader is folder and coding_beside(Path(location.text), options) is None:
+            return binary_masks(location.text, options)
+        break
+    return foreground_of(open_label_maps(spec))
 
 
 def _notes_of_maps(found: LabelMapSource) -> tuple[str, ...]:

@@ -24,11 +24,12 @@ class Labels:
     Attributes:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
             (regression); 'map': a class for every pixel, in `Source.maps`; 'depth' and 'normals': numbers for every
-            pixel, in `Source.pixel_values`; 'none': unlabelled.
+            pixel, in `Source.pixel_values`; 'boxes': objects, in `Source.objects`; 'mask': a foreground, in
+            `Source.maps`; 'none': unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
-            value: float64 (N, C), finite; map, depth, normals and none: int8 (N, 0).
+            value: float64 (N, C), finite; map, depth, normals, boxes, mask and none: int8 (N, 0).
     """
 
     kind: LabelKind
@@ -53,9 +54,9 @@ class Labels:
     def text(self, index: int) -> str:
         """Return a sample's label as written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
 
-        Numbers are joined by ';' too. Labels of pixels have no such text.
+        Numbers are joined by ';' too. Labels of pixels and boxes have no such text.
         """
-        if self.kind in ("map", "depth", "normals"):
+        if self.kind in ("map", "depth", "normals", "boxes", "mask"):
             return ""
         if self.kind == "single":
             return self.classes[int(self.values[index])]
@@ -146,6 +147,30 @@ class PixelValues(Protocol):
         ...
 
 
+class ObjectLabels(Protocol):
+    """Objects of N images, in order; `data.objects.types.ObjectSource` has them."""
+
+    def boxes_of(self, index: int) -> npt.NDArray[np.float32]:
+        """Return the boxes of an image, (n, 4), in pixels of the upright image, without regions of many objects."""
+        ...
+
+    def bitmaps_of(self, index: int, height: int, width: int) -> npt.NDArray[np.bool_] | None:
+        """Return the masks of the same objects, (n, height, width); None if one of them has no mask.
+
+        Raises:
+            DataError: the image has another size than its objects were annotated in, or a mask is damaged.
+        """
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "ObjectLabels":
+        """Return the objects of the images at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the objects, 32 hex digits."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """N samples in order of their id.
@@ -165,6 +190,7 @@ class Source:
         queries: of a retrieval data set: queries among the samples, and their answers; None: labels tell the answers.
         maps: of images with a class for every pixel: their label maps.
         pixel_values: of images with depth (K = 1, in metres as a rule) or surface normals (K = 3) for every pixel.
+        objects: of images with boxes: their objects.
     """
 
     name: str
@@ -178,6 +204,7 @@ class Source:
     queries: Queries | None = None
     maps: PixelLabels | None = None
     pixel_values: PixelValues | None = None
+    objects: ObjectLabels | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.images):
@@ -203,7 +230,8 @@ class Source:
         attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
         maps = None if self.maps is None else self.maps.select(chosen)
         values = None if self.pixel_values is None else self.pixel_values.select(chosen)
-        further = attributes, self.grouped_by, self.weights, self.queries, maps, values
+        objects = None if self.objects is None else self.objects.select(chosen)
+        further = attributes, self.grouped_by, self.weights, self.queries, maps, values, objects
         return Source(name or self.name, ids, labels, images, self.notes, *further)
 
     def images_fingerprint(self) -> str:
@@ -217,7 +245,7 @@ class Source:
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:
-        """Return a hash of ids, image contents, labels, class names, groups, queries and labels of pixels, for keys.
+        """Return a hash of ids, image contents, labels of every kind, class names, groups and queries, for keys.
 
         32 hex digits.
         """
@@ -232,4 +260,6 @@ class Source:
             digest.update(("maps" + self.maps.fingerprint()).encode())
         if self.pixel_values is not None:
             digest.update(("pixel values" + self.pixel_values.fingerprint()).encode())
+        if self.objects is not None:
+            digest.update(("objects" + self.objects.fingerprint()).encode())
         return digest.hexdigest()[:32]

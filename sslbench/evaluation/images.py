@@ -20,7 +20,7 @@ from sslbench.distributed.collectives import gather_objects, process_group, rank
 from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
-from sslbench.evaluation.prepare import Prepared
+from sslbench.evaluation.prepare import Prepared, one_part, only_part
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded, weights_at
 from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
@@ -56,11 +56,15 @@ def evaluate_on_images(
         SslbenchError: as the protocol.
     """
     check_shared(prepared.backbone)
-    images = _ImageEvaluation(prepared, out, command, progress)
+    images: dict[str | None, _ImageEvaluation] = {}  # of each part that tasks use
     results = []
     with process_group(prepared.run.torch_device()):
         for task in tasks:
-            results += images.measure(task)
+            part = only_part(task)
+            if part not in images:
+                used = prepared if part is None else dataclasses.replace(prepared, data=one_part(prepared.data, part))
+                images[part] = _ImageEvaluation(used, out, command, progress)
+            results += images[part].measure(task)
     return results
 
 
@@ -86,6 +90,7 @@ class _ImageEvaluation:
         found = [self._readable(part) for part in (prepared.data.train, prepared.data.test)]
         self.train, self.test = found[0][0], found[1][0]
         self.unreadable = found[0][1] + found[1][1]
+        self._pictures: dict[str, bytes] = {}
         self._names: dict[tuple[int, int], tuple[str, ...]] = {}  # checked once for each task and backbone
         self._known: dict[int, Subject] = {}  # keyed by the backbone's id(); both live as long as this object
 
@@ -102,6 +107,7 @@ class _ImageEvaluation:
             result = with_details(result, scores, self._described(self.prepared.backbone, row).groups)
             found = {"untrained": baseline[row]} if row in baseline else {}
             results.append(finish(result, scores, found, missing, self.out))
+            records.write_picture(results[-1], self._pictures.get(row, b""))
         if rank() == 0:
             shutil.rmtree(self._folder(task, self.prepared.backbone), ignore_errors=True)
         return results
@@ -128,8 +134,10 @@ class _ImageEvaluation:
             result, scores = recorded(
                 subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage
             )
-            if outcome.weights is not None and backbone is self.prepared.backbone:
-                result = self._with_weights(result, outcome.weights)
+            if backbone is self.prepared.backbone:
+                self._pictures[row] = outcome.picture
+                if outcome.weights is not None:
+                    result = self._with_weights(result, outcome.weights)
             rows[row] = result, scores
         return rows
 
@@ -156,7 +164,9 @@ class _ImageEvaluation:
         backbone, run = self.prepared.backbone, self.prepared.run
         if not run.floors or backbone.kind.pixels:
             return {}, {}
+        trains = _kind(task).trains
         missing = {"pixels": f"{task.protocol} trains on views of images; its floor is the untrained backbone"}
+        missing = missing if trains else {}
         if self.prepared.request.weights == "random":
             return {}, missing
         untrained = self.untrained
@@ -168,7 +178,7 @@ class _ImageEvaluation:
         # The first process decides for all: others may have a different cache, or see the entry that it just wrote.
         complete = gather_objects(all(each is not None for each in found.values()))[0]
         stored = {row: each for row, each in found.items() if each is not None}
-        if not complete and not run.baseline:
+        if not complete and trains and not run.baseline:
             return {}, missing | {"untrained": _NO_BASELINE}
         if not complete:
             stored = self._rows(task, untrained)

@@ -61,6 +61,8 @@ def has_own_classes(tasks: Sequence[Task]) -> bool:
 def only_part(task: Task) -> str | None:
     """Return 'train' or 'test' where a protocol, with these settings, uses one part of the data only, else None."""
     kind = protocols.find(task.protocol).kind
+    if isinstance(kind, OnImages):
+        return None if kind.trains else kind.part(task.settings)
     return kind.part(task.settings) if isinstance(kind, OnFeatures | OnSets) else None
 
 

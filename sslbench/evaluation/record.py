@@ -223,9 +223,13 @@ def recorded(
 
 def _guessing(outcome: Outcome, train: Features, test: Features) -> dict[str, dict[str, float | None]]:
     """Return the floors that need no backbone: those that the protocol states, or those of guessing classes."""
-    if outcome.chance is None:
+    own = dict(outcome.floors) if outcome.chance is None else {**outcome.floors, "chance": outcome.chance}
+    if not own:
         return floors.guessing(train.labels, test.labels)
-    return {"chance": {name: as_recorded(name, value, outcome.absolute) for name, value in outcome.chance.items()}}
+    return {
+        floor: {name: as_recorded(name, value, outcome.absolute) for name, value in values.items()}
+        for floor, values in own.items()
+    }
 
 
 def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
+from sslbench.metrics.dense import discovery
 from sslbench.metrics.sample_means import SampleMeans
 from sslbench.paths import files_below
 from sslbench.results import SCHEMA, Neighbours, Result, plain
@@ -28,6 +29,8 @@ OVERLAPS = ".overlaps.csv"
 """Suffix of the list of suspected overlaps beside a record."""
 NEIGHBOURS = ".neighbours.jpg"
 """Suffix of the sheet of queries and their neighbours beside a record."""
+PICTURE = ".png"
+"""Suffix of the picture of some test images, with prediction and truth, beside a record."""
 WEIGHTS = ".weights.torch"
 """Suffix of the network that a protocol has trained, beside its record."""
 PREDICTIONS = ".predictions.json"
@@ -128,6 +131,8 @@ def write(  # noqa: PLR0913  the parts of a file of scores
 def _columns(result: Result) -> tuple[str, ...]:
     """Return the names of the columns of scores."""
     classes = result.data.test.classes
+    if result.data.labels in ("boxes", "mask"):
+        return discovery.columns(result.data.labels)
     if result.data.labels != "map":
         return classes
     return tuple(f"{area} {name}" for area in ("intersection", "prediction", "label") for name in classes)
@@ -183,7 +188,7 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
         for other in target.glob(f"*-{result.id}.json"):
             if other != path:
                 other.unlink(missing_ok=True)
-                for suffix in (_SCORES, OVERLAPS, WEIGHTS, NEIGHBOURS):
+                for suffix in (_SCORES, OVERLAPS, WEIGHTS, NEIGHBOURS, PICTURE):
                     other.with_suffix(suffix).unlink(missing_ok=True)
     except OSError as error:
         raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error
@@ -287,6 +292,26 @@ def read_tree(folder: Path) -> list[Result]:
 def neighbours_path(result: Result) -> Path | None:
     """Return the path of the sheet of neighbours of a record, which may not exist; None for a record not on disk."""
     return None if result.file is None else result.file.with_suffix(NEIGHBOURS)
+
+
+def picture_path(result: Result) -> Path | None:
+    """Return the path of the picture of a record, which may not exist; None for a record not on disk."""
+    return None if result.file is None else result.file.with_suffix(PICTURE)
+
+
+def write_picture(result: Result, picture: bytes) -> None:
+    """Write a PNG beside a record, unless it is empty.
+
+    Raises:
+        ResultError: it cannot be written.
+    """
+    path = picture_path(result)
+    if not picture or path is None:
+        return
+    try:
+        path.write_bytes(picture)
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def scores_path(result: Result) -> Path | None:

@@ -158,9 +158,14 @@ def _numbers(train: Source, test: Source) -> list[Finding]:
     return findings
 
 
-def _maps(train: Source, test: Source) -> list[Finding]:
-    """Return nothing: `sslbench check-data` reads all maps, and protocols on depth and normals before they train."""
+def _nothing(train: Source, test: Source) -> list[Finding]:
+    """Return nothing: `sslbench check-data` reads all maps and boxes, protocols theirs before they train."""
     return []
 
 
-_LABEL_CHECKS = {"map": _maps, "depth": _maps, "normals": _maps, "single": _single_classes, "multi": _multi_classes, "value": _numbers}
+_LABEL_CHECKS = {
+    "single": _single_classes,
+    "multi": _multi_classes,
+    "value": _numbers,
+    **dict.fromkeys(("map", "depth", "normals", "boxes", "mask"), _nothing),
+}
