@@ -44,7 +44,7 @@ class DenseInput:
         layers: maps that are joined along the channels, those of fewer cells resized to the finest, bilinear.
         normalised: the backbone's last norm is applied to the tokens of every layer, as DINOv2's
             `get_intermediate_layers(norm=True)` does.
-        cls: the class token of each layer is joined to each of its patches.
+        cls: the class token of each layer, or its facet, is joined to each of its patches.
         facet: part of the tokens; others than 'token' are taken from the layers `PATH.attn.qkv`.
     """
 
@@ -245,6 +245,7 @@ def _joined(each: DenseInput, taken: Sequence[tuple[Tensor, Tensor | None]], nor
     for layer, (patches, cls) in zip(each.layers, taken, strict=True):
         if each.facet != "token":
             patches = patches.chunk(3, dim=1)[_FACETS.index(each.facet)]
+            cls = None if cls is None else cls.chunk(3, dim=1)[_FACETS.index(each.facet)]
         if each.normalised and norm is not None:
             # The norm acts on each token by itself.
             patches = norm(patches.movedim(1, -1)).movedim(-1, 1)

@@ -6,6 +6,7 @@ TokenCut, whose time grows with the cube of the number of patches; both hold a f
 """
 
 import dataclasses
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,9 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 
 Mask = npt.NDArray[np.bool_]
+Ties = Literal["first", "torch"]
+"""Order of patches of equal degree: from the first on, or as torch's unstable sort leaves them, which the authors' code
+uses; that order depends on the processor and the version of torch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,40 +31,74 @@ class DiscoveredObject:
     region: Mask
     seed: int = -1
 
-    def box(self, patch: float, height: int, width: int) -> tuple[float, float, float, float]:
+    def box(self, patch: float | tuple[float, float], height: int, width: int) -> tuple[float, float, float, float]:
         """Return left, upper, right and lower end in pixels, within an image padded at its right and lower side.
 
         >>> DiscoveredObject(np.array([[False, True], [False, True]])).box(16, 30, 31)
         (16, 0, 31, 30)
 
         Args:
-            patch: side of a patch in pixels.
+            patch: side of a patch in pixels, or its height and width.
             height: height of the image without the padding.
             width: width of the image.
         """
+        down, across = patch if isinstance(patch, tuple) else (patch, patch)
         rows, columns = np.flatnonzero(self.region.any(axis=1)), np.flatnonzero(self.region.any(axis=0))
-        left, upper = patch * int(columns[0]), patch * int(rows[0])
-        return left, upper, min(patch * (int(columns[-1]) + 1), width), min(patch * (int(rows[-1]) + 1), height)
+        left, upper = across * int(columns[0]), down * int(rows[0])
+        return left, upper, min(across * (int(columns[-1]) + 1), width), min(down * (int(rows[-1]) + 1), height)
+
+    def pixels(self, patch: float | tuple[float, float], height: int, width: int) -> Mask:
+        """Return the region in pixels, (height, width), of an image padded at its right and lower side.
+
+        >>> DiscoveredObject(np.array([[False, True]])).pixels(2, 1, 3).tolist()
+        [[False, False, True]]
+
+        Args:
+            patch: see `box`.
+            height: see `box`.
+            width: see `box`.
+        """
+        sides = patch if isinstance(patch, tuple) else (patch, patch)
+        rows, columns = (
+            np.minimum(((np.arange(n) + 0.5) / side).astype(int), cells - 1)
+            for n, side, cells in zip((height, width), sides, self.region.shape, strict=True)
+        )
+        return np.asarray(self.region[rows][:, columns])
 
 
-def lost(features: npt.NDArray[np.floating], grid: tuple[int, int], *, k: int = 100) -> DiscoveredObject:
+def lost(
+    features: npt.NDArray[np.floating], grid: tuple[int, int], *, k: int = 100, ties: Ties = "first"
+) -> DiscoveredObject:
     """Return the object that LOST finds (Simeoni et al., BMVC 2021).
 
     The seed is the patch that correlates positively with the fewest others, as objects are smaller than backgrounds.
-    Degrees are integers with many ties, of which the first patch is taken here; the authors' code leaves it to an
-    unstable sort.
+    Degrees are integers with many ties.
 
     Args:
         features: (P, D) features, by default of LOST the keys of the last attention layer, not normalised.
         grid: rows and columns of patches.
         k: number of patches of lowest degree that the seed is expanded by.
+        ties: see `Ties`.
 
     >>> features = np.array([[1.0, 0.1], [1.0, 0.1], [1.0, 0.1], [-1.0, 0.1], [-1.0, 0.1], [1.0, 0.1]])
     >>> lost(features, (2, 3), k=2).region.tolist()
     [[False, False, False], [True, True, False]]
     """
     correlation = correlations(features)
-    return expand(correlation, np.argsort(degrees(correlation), kind="stable"), grid, k)
+    return expand(correlation, by_degree(degrees(correlation), ties), grid, k)
+
+
+def by_degree(degree: IntArray, ties: Ties = "first") -> IntArray:
+    """Return the patches by ascending degree.
+
+    >>> by_degree(np.array([3, 1, 1])).tolist()
+    [1, 2, 0]
+    """
+    if ties == "first":
+        return np.argsort(degree, kind="stable")
+    import torch
+
+    return np.asarray(torch.argsort(torch.from_numpy(-degree.astype(np.float32)), descending=True).numpy())
 
 
 def correlations(features: npt.NDArray[np.floating]) -> FloatArray:

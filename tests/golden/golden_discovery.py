@@ -20,6 +20,8 @@ def lost(case: Case) -> None:
     assert found.seed == int(expected["seed"])
     assert found.box(args["patch"], height, width) == tuple(expected["box"].tolist())
     own = discovery.lost(given["features"], grid, k=args["k_patches"])
+    same = discovery.by_degree(expected["degree"], "torch")
+    np.testing.assert_array_equal(expected["degree"][same], expected["degree"][expected["order"].astype(int)])
     if (degrees == expected["degree"].ravel()).all():
         assert own.seed in expected["seeds_of_lowest_degree"].tolist()
     assert not (found.region & ~expected["summed_positive"]).any()

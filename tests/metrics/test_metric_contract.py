@@ -287,8 +287,9 @@ def values_of_discoveries(_, quality, seed):
     right = generator.random(40) < quality
     located = [discovery.is_located([5, 5, 15, 15] if r else [12, 12, 22, 22], [[5, 5, 15, 15]]) for r in right]
     ious = [discovery.mask_iou(mask[0] if r else np.roll(mask[0], 8, axis=1), mask) for r in right]
-    measure = discovery.discovery_measure(np.column_stack([located, ious]))
-    return named(measure.metrics, measure.statistic(np.ones((1, 40)))[0])
+    measures = discovery.discovery_measures(np.column_stack([located, ious, ious]))
+    found = [named(measure.metrics, measure.statistic(np.ones((1, 40)))[0]) for measure in measures]
+    return {name: value for each in found for name, value in each.items()}
 
 
 def values_of_saliency(_, quality, seed):
@@ -297,8 +298,9 @@ def values_of_saliency(_, quality, seed):
     truth[5:12, 5:12] = True
     maps = [quality * truth + (1 - quality) * generator.random(truth.shape) for _ in range(10)]
     found = [discovery.saliency_values(each, truth) for each in maps]
-    measure = discovery.saliency_measure(found)
-    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+    measures = discovery.saliency_measures(np.stack([each.row for each in found]))
+    values = [named(measure.metrics, measure.statistic(np.ones((1, 10)))[0]) for measure in measures]
+    return {name: value for each in values for name, value in each.items()}
 
 
 BEYOND = (

@@ -5,12 +5,12 @@ from the F of each image at 255 thresholds (2 kB per image).
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
+from sslbench.labels import LabelKind
 from sslbench.metrics.dense.pooling import means
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
@@ -31,11 +31,17 @@ CORLOC = Metric(
     direction=1,
     bounds=RATE,
     needs="discoveries",
+    labels=("boxes",),
 )
-MASK_IOU = dataclasses.replace(CORLOC, name="discovery_mask_iou", title="IoU with the best object, mean over images")
-DISCOVERY = (CORLOC, MASK_IOU)
+BOX_IOU = dataclasses.replace(CORLOC, name="discovery_box_iou", title="IoU with the best box, mean over images")
+MASK_IOU = dataclasses.replace(CORLOC, name="discovery_mask_iou", title="IoU with the best mask, mean over images")
+DISCOVERY = (CORLOC, BOX_IOU, MASK_IOU)
 SALIENCY_IOU = dataclasses.replace(
-    CORLOC, name="saliency_iou", title="IoU of the salient region, mean over images", needs="saliency"
+    CORLOC,
+    name="saliency_iou",
+    title="IoU of the salient region, mean over images",
+    needs="saliency",
+    labels=("mask",),
 )
 SALIENCY_ACCURACY = dataclasses.replace(
     SALIENCY_IOU, name="saliency_accuracy", title="Pixel accuracy of the salient region, mean over images"
@@ -94,16 +100,50 @@ def mask_iou(found: Mask, objects: npt.NDArray[np.bool_]) -> float:
     return float(((found & objects).sum(axis=(1, 2)) / np.maximum(union, 1)).max())
 
 
-def discovery_measure(values: FloatArray) -> Measure:
-    """Return the metrics `DISCOVERY` as means over the images that have an object.
+def discovery_row(box: npt.ArrayLike | None, found: Mask, boxes: npt.ArrayLike, objects: Mask | None) -> FloatArray:
+    """Return the values (3,) of `DISCOVERY` of one image with objects.
 
-    >>> discovery_measure(np.array([[1.0, 0.6], [0.0, 0.2], [np.nan, np.nan]])).statistic(np.ones((1, 3))).tolist()
-    [[0.5, 0.4]]
+    >>> discovery_row([0, 0, 2, 1], np.array([[True, True]]), [[0, 0, 2, 1]], None).tolist()
+    [1.0, 1.0, nan]
 
     Args:
-        values: (N, 2) values of `is_located` and `mask_iou` for each image, NaN for one without an object.
+        box: the discovered box; None if there is none.
+        found: its region (H, W).
+        boxes: (G, 4) boxes of the objects; see `overlaps`.
+        objects: (G, H, W) masks of the objects; None where they are not known.
     """
-    return Measure(DISCOVERY, lambda weights: means(values, weights))
+    best = 0.0 if box is None else float(overlaps(box, boxes).max())
+    masks = float("nan") if objects is None else mask_iou(found, objects)
+    return np.array([is_located(box, boxes), best, masks])
+
+
+def discovery_measures(values: FloatArray) -> list[Measure]:
+    """Return the metrics `DISCOVERY` as means over N images; that of masks only where some are known.
+
+    >>> [measure.names for measure in discovery_measures(np.array([[1.0, 0.6, np.nan], [0.0, 0.2, np.nan]]))]
+    [('corloc',), ('discovery_box_iou',)]
+
+    Args:
+        values: (N, 3), see `discovery_row`.
+    """
+    found = [
+        Measure((CORLOC,), lambda weights: means(values[:, :1], weights), per_sample=values[:, :1], binary=True),
+        Measure((BOX_IOU,), lambda weights: means(values[:, 1:2], weights), per_sample=values[:, 1:2]),
+    ]
+    if not np.isnan(values[:, 2]).all():
+        found.append(Measure((MASK_IOU,), lambda weights: means(values[:, 2:], weights)))
+    return found
+
+
+def columns(kind: LabelKind) -> tuple[str, ...]:
+    """Return the names of the values of one image that records keep, for label kind 'boxes' or 'mask'.
+
+    >>> columns("boxes")
+    ('corloc', 'discovery_box_iou', 'discovery_mask_iou')
+    """
+    if kind == "boxes":
+        return tuple(metric.name for metric in DISCOVERY)
+    return (SALIENCY_IOU.name, SALIENCY_ACCURACY.name, *(f"f at {k}/255" for k in range(len(THRESHOLDS))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +159,11 @@ class SaliencyValues:
     iou: float
     accuracy: float
     f: FloatArray
+
+    @property
+    def row(self) -> FloatArray:
+        """Values (257,) that records keep of an image: IoU, accuracy and F at each threshold; see `columns`."""
+        return np.concatenate([[self.iou, self.accuracy], self.f])
 
 
 def saliency_values(saliency: npt.NDArray[np.floating], truth: Mask) -> SaliencyValues:
@@ -162,8 +207,18 @@ def max_f(weights: FloatArray, f: FloatArray) -> FloatArray:
     return np.asarray(means(f, weights).max(axis=1, keepdims=True))
 
 
-def saliency_measure(values: Sequence[SaliencyValues]) -> Measure:
-    """Return the metrics `SALIENCY` of N maps as a function of their weights."""
-    each = np.array([[value.iou, value.accuracy] for value in values])
-    f = np.stack([value.f for value in values])
-    return Measure(SALIENCY, lambda weights: np.column_stack([means(each, weights), max_f(weights, f)]))
+def saliency_measures(values: FloatArray) -> list[Measure]:
+    """Return the metrics `SALIENCY` of N maps.
+
+    >>> row = saliency_values(np.array([[0.9, 0.2]]), np.array([[True, True]])).row
+    >>> [round(float(each.statistic(np.ones((1, 1)))[0, -1]), 3) for each in saliency_measures(row[None])]
+    [0.5, 1.0]
+
+    Args:
+        values: (N, 257), see `SaliencyValues.row`.
+    """
+    each, f = values[:, :2], values[:, 2:]
+    return [
+        Measure((SALIENCY_IOU, SALIENCY_ACCURACY), lambda weights: means(each, weights), per_sample=each),
+        Measure((SALIENCY_MAX_F,), lambda weights: max_f(weights, f)),
+    ]
