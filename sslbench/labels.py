@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 LabelKind = Literal["single", "multi", "value", "map", "depth", "normals", "none"]
-"""One class per sample, any number of classes per sample, numbers to predict (regression), a class, a depth or a surface
-normal for every pixel, or unlabelled."""
+"""One class per sample, any number of classes per sample, numbers to predict (regression), a class, a depth or a
+surface normal for every pixel, or unlabelled."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -163,4 +163,11 @@ def _maps(train: Source, test: Source) -> list[Finding]:
     return []
 
 
-_LABEL_CHECKS = {"map": _maps, "depth": _maps, "normals": _maps, "single": _single_classes, "multi": _multi_classes, "value": _numbers}
+_LABEL_CHECKS = {
+    "map": _maps,
+    "depth": _maps,
+    "normals": _maps,
+    "single": _single_classes,
+    "multi": _multi_classes,
+    "value": _numbers,
+}
