@@ -12,7 +12,7 @@ squares in a window, gives the normal. Axes: x to the right, y down, z into the 
 import dataclasses
 import functools
 import hashlib
-from pathlib import Path
+import importlib.resources
 
 import numpy as np
 import numpy.typing as npt
@@ -94,13 +94,12 @@ def open_tiles(spec: str, quantity: Quantity) -> dict[str, Source]:
 @functools.cache
 def _scene() -> tuple[npt.NDArray[np.uint8], FloatArray]:
     """Return the left image (H, W, 3) and the inverse depth (H, W) in 1/m; NaN where it is unknown."""
-    import skimage
     from PIL import Image
 
-    folder = Path(skimage.__file__).parent / "data"
-    with Image.open(folder / "motorcycle_left.png") as picture:
+    folder = importlib.resources.files("skimage") / "data"
+    with (folder / "motorcycle_left.png").open("rb") as file, Image.open(file) as picture:
         image = np.asarray(picture.convert("RGB"))
-    with np.load(folder / "motorcycle_disp.npz") as arrays:
+    with (folder / "motorcycle_disp.npz").open("rb") as file, np.load(file) as arrays:
         disparity = arrays[arrays.files[0]].astype(np.float64)
     inverse = (disparity + _OFFSET) / (_BASELINE * _FOCAL)
     return image, np.where(np.isfinite(disparity), inverse, np.nan)
