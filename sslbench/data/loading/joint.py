@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import InterpolationMode, functional
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import DEFAULT, PictureDecoder, Reading, picture_decoder
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.decode.transforms import resize_and_crop
@@ -126,7 +126,7 @@ class WholeImage:
 class JointBatches:
     """Batches of crops of a source, over the ends of epochs: every image is seen once before any is seen again."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  source, reading, and stream
         self,
         source: Source,
         read: ReadTarget,
