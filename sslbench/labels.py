@@ -18,22 +18,28 @@ class LabelFacts:
         metric: name of the leading metric; empty for unlabelled samples.
         classes: True if labels are classes, whose samples can be counted, and not numbers.
         dtype: NumPy type of the label array.
+        pixels: True for labels of places in images (pixels, boxes), not of whole images.
     """
 
     text: str
     metric: str
     classes: bool
     dtype: Literal["int64", "int8", "float64"]
+    pixels: bool = False
 
 
 LABELS: Mapping[LabelKind, LabelFacts] = {
     "single": LabelFacts(text="one class each", metric="top1", classes=True, dtype="int64"),
     "multi": LabelFacts(text="several labels each", metric="mAP", classes=True, dtype="int8"),
     "value": LabelFacts(text="numbers as labels", metric="r2", classes=False, dtype="float64"),
-    "map": LabelFacts(text="a class for every pixel", metric="mIoU", classes=False, dtype="int8"),
-    "depth": LabelFacts(text="a depth for every pixel", metric="depth_rmse", classes=False, dtype="int8"),
-    "normals": LabelFacts(text="a surface normal for every pixel", metric="angle_mean", classes=False, dtype="int8"),
-    "boxes": LabelFacts(text="boxes of objects", metric="corloc", classes=False, dtype="int8"),
-    "mask": LabelFacts(text="a mask of the foreground", metric="saliency_max_f", classes=False, dtype="int8"),
+    "map": LabelFacts(text="a class for every pixel", metric="mIoU", classes=False, dtype="int8", pixels=True),
+    "depth": LabelFacts(text="a depth for every pixel", metric="depth_rmse", classes=False, dtype="int8", pixels=True),
+    "normals": LabelFacts(
+        text="a surface normal for every pixel", metric="angle_mean", classes=False, dtype="int8", pixels=True
+    ),
+    "boxes": LabelFacts(text="boxes of objects", metric="corloc", classes=False, dtype="int8", pixels=True),
+    "mask": LabelFacts(
+        text="a mask of the foreground", metric="saliency_max_f", classes=False, dtype="int8", pixels=True
+    ),
     "none": LabelFacts(text="no labels", metric="", classes=False, dtype="int8"),
 }

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sslbench.data.label_map import LabelMap
 from sslbench.data.queries import Queries
 from sslbench.data.wording import printable
-from sslbench.labels import LabelKind
+from sslbench.labels import LABELS, LabelKind
 
 ORIGIN = "origin"
 """Attribute of a joined source: the name of the source that each sample is from."""
@@ -56,7 +56,7 @@ class Labels:
 
         Numbers are joined by ';' too. Labels of pixels and boxes have no such text.
         """
-        if self.kind in ("map", "depth", "normals", "boxes", "mask"):
+        if LABELS[self.kind].pixels:
             return ""
         if self.kind == "single":
             return self.classes[int(self.values[index])]

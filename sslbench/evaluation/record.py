@@ -292,7 +292,8 @@ def finish(
     ):
         log.warning(warning)
         notes.append(warning)
-    result = dataclasses.replace(result, floors=floors_, missing_floors=dict(missing), notes=tuple(notes))
+    lacking = {name: reason for name, reason in missing.items() if name not in floors_}
+    result = dataclasses.replace(result, floors=floors_, missing_floors=lacking, notes=tuple(notes))
     return floors.write(result, scores, out)
 
 

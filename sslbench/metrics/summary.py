@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import calibration, classification, geolocation, ranking, regression
-from sslbench.metrics.dense import discovery, segmentation
+from sslbench.metrics.dense import depth, discovery, normals, segmentation
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import Metric
@@ -43,12 +43,13 @@ def summarise(
     """Return all metrics of one evaluation with their 95 % intervals.
 
     Args:
-        kind: 'single', 'multi', 'value', 'map', 'boxes' or 'mask'.
+        kind: 'single', 'multi', 'value', 'map', 'depth', 'normals', 'boxes' or 'mask'.
         classes: names of the C classes or numbers.
         values: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore; value: (N, C) numbers.
         scores: (N, C), higher means more likely; a class without a classifier has NaN. Value: the predictions.
-            Map: (N, 3 * C) pixels of intersection, prediction and label of each class, see `class_areas`. Boxes and
-            mask: (N, 3) and (N, 257), see `metrics.dense.discovery.columns`.
+            Map: (N, 3 * C) pixels of intersection, prediction and label of each class, see `class_areas`. Depth and
+            normals: (N, R) sums over pixels, see `depth.COLUMNS` and `normals.COLUMNS`. Boxes and mask: (N, 3) and
+            (N, 257), see `discovery.columns`.
         seed: seed of the half-samples.
         resamples: number of half-samples.
         probabilities: conversion of the scores to probabilities; None where there is none, and then there is no
@@ -72,11 +73,11 @@ def summarise(
     if kind == "value":
         each = map(float, regression.r2_each(values, scores))
         return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
+    if kind in ("depth", "normals", "boxes", "mask"):
+        return found, LABELS[kind].metric, {}
     if kind == "map":
         each = map(float, segmentation.iou(_areas(scores).sum(axis=0)))
         return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
-    if kind in ("boxes", "mask"):
-        return found, LABELS[kind].metric, {}
     if kind == "single":
         own = classification.per_class_recall(values.astype(np.int64), np.argmax(scores, axis=1), len(classes))
         return found, LABELS[kind].metric, dict(zip(classes, map(float, own), strict=True))
@@ -87,18 +88,17 @@ def summarise(
 def headline(kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> float:
     """Return the leading metric alone: top-1 accuracy, mean average precision (multi), R2 (value) or mIoU (map).
 
+    Of depth it is the root mean square error, of normals the mean angle, and less is better.
+
     >>> headline("value", np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [2.0]]))
     0.5
     """
     if kind == "value":
         return regression.r2(values, scores)
-    if kind in ("boxes", "mask"):
-        (measure,) = (
-            each
-            for each in measures(kind, values, scores, Units.of(len(scores), None))
-            if LABELS[kind].metric in each.names
-        )
-        return float(measure.statistic(np.ones((1, len(scores))))[0, -1])
+    if kind in ("depth", "normals", "boxes", "mask"):
+        units = Units.of(len(scores), None)
+        found = next(each for each in measures(kind, values, scores, units) if LABELS[kind].metric in each.names)
+        return float(found.statistic(np.ones((1, len(scores))))[0, found.names.index(LABELS[kind].metric)])
     if kind == "map":
         return float(segmentation.segmentation_values(_areas(scores).sum(axis=0))[0])
     if kind == "single":
@@ -123,6 +123,10 @@ def measures(
         ]
     if kind == "map":
         return segmentation.segmentation_measures(_areas(scores), units)
+    if kind == "depth":
+        return depth.measures_of_rows(scores.astype(np.float64), units)
+    if kind == "normals":
+        return normals.measures_of_rows(scores.astype(np.float64), units)
     if kind == "boxes":
         return discovery.discovery_measures(scores.astype(np.float64))
     if kind == "mask":

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
-from sslbench.metrics.dense import discovery
+from sslbench.metrics.dense import depth, discovery, normals
 from sslbench.metrics.sample_means import SampleMeans
 from sslbench.paths import files_below
 from sslbench.results import SCHEMA, Neighbours, Result, plain
@@ -90,7 +90,8 @@ def write(  # noqa: PLR0913  the parts of a file of scores
     Args:
         result: the record.
         scores: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores. Of
-            label maps (N, 3 * C): pixels of intersection, prediction and label of each class.
+            label maps (N, 3 * C): pixels of intersection, prediction and label of each class. Of depth and normals:
+            sums of errors of each image.
         ids: ids of the N test samples.
         labels: int64 (N,), or int8 (N, C).
         folder: root of the results; created if missing.
@@ -133,6 +134,8 @@ def _columns(result: Result) -> tuple[str, ...]:
     classes = result.data.test.classes
     if result.data.labels in ("boxes", "mask"):
         return discovery.columns(result.data.labels)
+    if result.data.labels in ("depth", "normals"):
+        return depth.COLUMNS if result.data.labels == "depth" else normals.COLUMNS
     if result.data.labels != "map":
         return classes
     return tuple(f"{area} {name}" for area in ("intersection", "prediction", "label") for name in classes)

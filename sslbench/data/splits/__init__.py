@@ -243,7 +243,7 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     if problems:
         raise DataError("\n".join(problems))
     notes = [note for note in (absent_from_test(train, test), not_listed(train, test)) if note is not None]
-    if train.labels.kind in ("map", "depth", "normals", "boxes", "mask"):
+    if LABELS[train.labels.kind].pixels:
         return train, test
     if train.labels.kind == "value":
         order = [test.labels.classes.index(name) for name in train.labels.classes]
@@ -320,9 +320,7 @@ def label_problems(train: Source, test: Source) -> list[str]:
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
     if train.labels.kind != test.labels.kind:
         return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]
-    if train.labels.kind in ("depth", "normals", "boxes", "mask"):
-        return []
-    if train.labels.kind == "map":
+    if LABELS[train.labels.kind].pixels:
         same = train.labels.classes == test.labels.classes
         both = [f"{part.name} has {some(part.labels.classes, 5)}" for part in (train, test)]
         return [] if same else [f"the classes of the maps differ: {'; '.join(both)}"]

@@ -45,6 +45,17 @@ SILOG = dataclasses.replace(ABS_REL, name="silog", title="Scale-invariant error:
 DEPTH = (D1, D2, D3, ABS_REL, SQ_REL, DEPTH_RMSE, DEPTH_MAE, RMSE_LOG, LOG10, SILOG)
 """Metrics in the order of `depth_values`."""
 
+COLUMNS = tuple(
+    f"{name}{aligned}"
+    for aligned in ("", " (median)", " (affine)")
+    for name in (
+        *("pixels", "below 1.25", "below 1.25^2", "below 1.25^3", "relative", "squared relative", "squared"),
+        *("absolute", "ln", "absolute ln", "squared ln"),
+    )
+)
+"""Columns of an image's row (33,): its sums as predicted, after alignment by medians, and by scale and shift."""
+
+_ALIGNED = ("", "(median)", "(affine)")
 _NYU_SIZE = (480, 640)
 _NYU = (slice(45, 471), slice(41, 601))
 _SHARES = {
@@ -180,6 +191,47 @@ def depth_sums(prediction: Matrix, target: Matrix, valid: BoolArray) -> FloatArr
         *(logarithm, np.abs(logarithm), logarithm**2),
     ]
     return np.array([column.sum() for column in columns], dtype=np.float64)
+
+
+def depth_row(
+    prediction: Matrix, target: Matrix, valid: BoolArray, *, low: float, high: float, alignment: Alignment = "none"
+) -> FloatArray:
+    """Return the sums of one image in the order of `COLUMNS`, those of other alignments 0.
+
+    Args:
+        prediction: (H, W), depths, clipped here to the range, also after alignment.
+        target: (H, W), true depths.
+        valid: (H, W), the pixels to score.
+        low: smallest depth.
+        high: largest depth.
+        alignment: 'median' or 'scale_shift', in addition to the depths as they are; 'none'.
+
+    >>> true = np.array([[2.0, 4.0]])
+    >>> row = depth_row(2 * true, true, true > 0, low=0.1, high=10.0, alignment="median")
+    >>> dict(zip(COLUMNS, row.tolist()))["relative"], dict(zip(COLUMNS, row.tolist()))["relative (median)"]
+    (2.0, 0.0)
+    """
+    row = np.zeros((len(_ALIGNED), len(COLUMNS) // len(_ALIGNED)))
+    row[0] = depth_sums(np.clip(prediction, low, high), target, valid)
+    if alignment != "none" and row[0, 0]:
+        scale, shift = align_depth(prediction, target, valid, alignment)
+        place = 1 if alignment == "median" else 2
+        row[place] = depth_sums(np.clip(scale * prediction + shift, low, high), target, valid)
+    return row.reshape(-1)
+
+
+def measures_of_rows(rows: FloatArray, units: Units) -> list[Measure]:
+    """Return the metrics of N images from their rows (N, 33), see `COLUMNS`, as means over images.
+
+    Those after alignment are called d1(median), d1(affine) and so on, and are there if a row has them.
+    """
+    blocks = np.split(rows, len(_ALIGNED), axis=1)
+    found = [depth_measure(blocks[0], units, "images")]
+    for name, sums in zip(_ALIGNED[1:], blocks[1:], strict=True):
+        if sums[:, 0].any():
+            named = tuple(dataclasses.replace(metric, name=f"{metric.name}{name}") for metric in DEPTH)
+            found.append(dataclasses.replace(depth_measure(sums, units, "images"), metrics=named))
+    return found
 
 
 def depth_values(sums: FloatArray) -> FloatArray:

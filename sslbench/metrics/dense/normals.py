@@ -48,6 +48,14 @@ ANGLE_BELOW = tuple(
 NORMALS = (ANGLE_MEAN, ANGLE_MEDIAN, ANGLE_RMSE, *ANGLE_BELOW)
 """Metrics in the order of `normal_values`."""
 
+STORED_BINS = 1_800
+"""Bins of the histogram in a row, 0.1 degrees each; between their ends the median is interpolated."""
+COLUMNS = (
+    *("pixels", "angles", "squared angles", *(f"below {limit:g}" for limit in BELOW), "median"),
+    *(f"{180 * place / STORED_BINS:g} degrees" for place in range(STORED_BINS)),
+)
+"""Columns of an image's row (1809,): its sums, see `angle_sums`, and its histogram."""
+
 _WEIGHTINGS = 64  # at a time: each takes a histogram
 
 
@@ -93,10 +101,35 @@ def angle_sums(angles: FloatArray) -> FloatArray:
     return np.array([len(angles), angles.sum(), np.sum(angles**2), *below, median], dtype=np.float64)
 
 
-def angle_histogram(angles: FloatArray) -> npt.NDArray[np.int32]:
-    """Return the histogram (BINS,) of the angles (P,) of one image, from which the median of many images follows."""
-    places = np.minimum((angles * (BINS / 180)).astype(np.int64), BINS - 1)
-    return np.bincount(places, minlength=BINS).astype(np.int32)
+def angle_histogram(angles: FloatArray, bins: int = BINS) -> npt.NDArray[np.int32]:
+    """Return the histogram (bins,) of the angles (P,) of one image, from which the median of many images follows."""
+    places = np.minimum((angles * (bins / 180)).astype(np.int64), bins - 1)
+    return np.bincount(places, minlength=bins).astype(np.int32)
+
+
+def normals_row(angles: FloatArray) -> FloatArray:
+    """Return the sums and the histogram of the angles (P,) of one image in the order of `COLUMNS`."""
+    sums = angle_sums(angles)
+    return np.concatenate([np.nan_to_num(sums), angle_histogram(angles, STORED_BINS)])
+
+
+def measures_of_rows(rows: FloatArray, units: Units) -> list[Measure]:
+    """Return the metrics of N images from their rows (N, 1809), see `COLUMNS`: of all pixels, and means over images.
+
+    The means over images are called angle_mean(images) and so on.
+
+    >>> rows = np.stack([normals_row(np.array([4.0, 8.0])), normals_row(np.array([30.0, 30.0, 30.0, 30.0]))])
+    >>> found = measures_of_rows(rows, Units.of(2, None))
+    >>> [dict(zip(each.names, each.statistic(np.ones((1, 2)))[0].tolist()))[each.names[0]] for each in found]
+    [22.0, 18.0]
+    """
+    sums, histograms = rows[:, : len(COLUMNS) - STORED_BINS].copy(), rows[:, -STORED_BINS:].astype(np.int32)
+    sums[sums[:, 0] == 0, -1] = np.nan  # no pixel, no median
+    named = tuple(dataclasses.replace(metric, name=f"{metric.name}(images)") for metric in NORMALS)
+    return [
+        normal_measure(sums, histograms, units, "pixels"),
+        dataclasses.replace(normal_measure(sums, histograms, units, "images"), metrics=named),
+    ]
 
 
 def normal_values(sums: FloatArray, median: FloatArray) -> FloatArray:
@@ -111,7 +144,7 @@ def normal_values(sums: FloatArray, median: FloatArray) -> FloatArray:
 
 
 def histogram_median(counts: FloatArray) -> FloatArray:
-    """Return the medians (R,) in degrees of histograms (R, BINS), to the width of a bin; NaN if empty.
+    """Return the medians (R,) in degrees of histograms (R, bins), to the width of a bin; NaN if empty.
 
     The pixels of a bin are taken to be spread evenly over it.
 
@@ -125,7 +158,7 @@ def histogram_median(counts: FloatArray) -> FloatArray:
         place = np.argmax(up_to >= rank[:, None], axis=1)
         here = counts[rows, place]
         middle.append(place + quotient(rank - 0.5 - (up_to[rows, place] - here), here))
-    return np.asarray((middle[0] + middle[1]) / 2 * (180 / BINS))
+    return np.asarray((middle[0] + middle[1]) / 2 * (180 / counts.shape[1]))
 
 
 def normal_measure(sums: FloatArray, histograms: npt.NDArray[np.int32], units: Units, averaging: Averaging) -> Measure:
@@ -133,7 +166,7 @@ def normal_measure(sums: FloatArray, histograms: npt.NDArray[np.int32], units: U
 
     Args:
         sums: (N, 9), see `angle_sums`.
-        histograms: (N, BINS), see `angle_histogram`.
+        histograms: (N, bins), see `angle_histogram`.
         units: units of the images.
         averaging: 'pixels': values of all pixels together, their median to 0.01 degrees. 'images': means of the images'
             values; images without a valid pixel are left out (probe3d counts them as 0).
